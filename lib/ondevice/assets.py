@@ -1,0 +1,97 @@
+"""Where every model, corpus and trace comes from, and where results go: the one module that knows paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL_DATA_VARIABLE = "ONDEVICE_DATA"
+FIGURES_VARIABLE = "ONDEVICE_FIGURES"
+
+
+def local_data() -> Path | None:
+    """The optional folder of raw inputs: $ONDEVICE_DATA, else a folder shared/data beside the repository, else None.
+
+    Raises FileNotFoundError when the variable names a folder that does not exist.
+    """
+    named = os.environ.get(LOCAL_DATA_VARIABLE)
+    if named:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{LOCAL_DATA_VARIABLE} names {named!r}, which is not a folder.")
+        return folder
+    beside = ROOT.parent / "shared" / "data"
+    return beside if beside.is_dir() else None
+
+
+def local_file(relative: str) -> Path | None:
+    """A file of the local data folder, or None when the folder or the file is absent."""
+    folder = local_data()
+    path = folder / relative if folder else None
+    return path if path and path.is_file() else None
+
+
+def paper_table(paper: str, stem: str) -> pd.DataFrame:
+    """A table of the paper as transcribed in data/paper/<paper>/<stem>.csv (quoted numbers)."""
+    return _read(ROOT / "data" / "paper" / paper / f"{stem}.csv")
+
+
+def paper_list(stem: str, paper: str) -> pd.DataFrame:
+    """The rows of one paper in data/paper/<stem>.csv (claims, exhibits or hyperparameters)."""
+    rows = _read(ROOT / "data" / "paper" / f"{stem}.csv")
+    rows = rows[rows["paper"] == paper].reset_index(drop=True)
+    if rows.empty:
+        raise ValueError(f"data/paper/{stem}.csv has no rows for paper {paper!r}.")
+    return rows
+
+
+def derived_trace(name: str) -> pd.DataFrame:
+    """A committed table of quantiles or fits, data/traces/<name>.csv."""
+    return _read(ROOT / "data" / "traces" / f"{name}.csv")
+
+
+def figures_folder(paper: str) -> Path:
+    """Folder of a paper's exhibits: figures/<paper>, or below $ONDEVICE_FIGURES when a runner sets it."""
+    return Path(os.environ.get(FIGURES_VARIABLE) or ROOT / "figures") / paper
+
+
+def cache_folder(name: str) -> Path:
+    """A folder below data/cache, which git ignores; created on first use."""
+    folder = ROOT / "data" / "cache" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; on success it replaces `path` in one step, on failure nothing of it is left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are as readable as any other file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file in one step."""
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.relative_to(ROOT)} is missing: is this a complete clone of the repository?")
+    return pd.read_csv(path)

@@ -1,0 +1,81 @@
+"""A dispatch policy: when each endpoint starts, as a function of the prompt's length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Constrained = Literal["device", "server"]
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class DispatchPolicy:
+    """Waits before each endpoint starts, per prompt length; an endpoint whose wait is infinite never starts.
+
+    An endpoint starts only if no first token has come when its wait is over. A length may carry two alternatives,
+    drawn by a coin, which is what spends a budget to the token: alternative 1 is taken with `chance`.
+
+    wait_device, wait_server: [2, N] seconds. chance: [N] in [0, 1]. Column min(l, N - 1) serves a prompt of l tokens.
+    constrained: the endpoint whose input tokens the budget limits. budget: b, a share of all input tokens.
+    """
+
+    name: str
+    constrained: Constrained
+    budget: float
+    wait_device: np.ndarray
+    wait_server: np.ndarray
+    chance: np.ndarray
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget)
+        for waits in (self.wait_device, self.wait_server):
+            if waits.shape != (2, len(self.chance)):
+                raise ValueError(f"Policy {self.name}: waits of shape {waits.shape} for {len(self.chance)} lengths.")
+            if np.isnan(waits).any() or (waits < 0).any():
+                raise ValueError(f"Policy {self.name}: a wait is negative or not a number.")
+        if np.isinf(np.minimum(self.wait_device, self.wait_server)).any():
+            raise ValueError(f"Policy {self.name}: at some length neither endpoint ever starts.")
+
+    def decider(self) -> Callable[[int, float], tuple[float, float]]:
+        """A fast function (length, coin in [0, 1)) -> (device wait, server wait), in seconds."""
+        first = list(zip(self.wait_device[0].tolist(), self.wait_server[0].tolist(), strict=True))
+        second = list(zip(self.wait_device[1].tolist(), self.wait_server[1].tolist(), strict=True))
+        chance = self.chance.tolist()
+        last = len(chance) - 1
+
+        def decide(length: int, coin: float) -> tuple[float, float]:
+            at = length if length < last else last
+            return second[at] if coin < chance[at] else first[at]
+
+        return decide
+
+
+def check_budget(budget: float) -> None:
+    """Raise ValueError unless 0 <= budget <= 1."""
+    if not 0.0 <= budget <= 1.0:
+        raise ValueError(f"A budget is a share of input tokens in [0, 1], not {budget!r}.")
+
+
+def single(
+    name: str, constrained: Constrained, budget: float, wait_device: np.ndarray, wait_server: np.ndarray
+) -> DispatchPolicy:
+    """A policy without coins. wait_device, wait_server: [N] seconds."""
+    return mixture(name, constrained, budget, (wait_device, wait_server), (wait_device, wait_server), 0.0)
+
+
+def mixture(
+    name: str,
+    constrained: Constrained,
+    budget: float,
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
+    chance: float | np.ndarray,
+) -> DispatchPolicy:
+    """Take `second` = (wait_device, wait_server), each [N], with `chance` ([N] or one number), else `first`."""
+    device = np.stack([first[0], second[0]])
+    server = np.stack([first[1], second[1]])
+    return DispatchPolicy(name, constrained, budget, device, server, np.broadcast_to(chance, device.shape[1:]).copy())

@@ -35,9 +35,9 @@ class DispatchPolicy:
         for waits in (self.wait_device, self.wait_server):
             if waits.shape != (2, len(self.chance)):
                 raise ValueError(f"Policy {self.name}: waits of shape {waits.shape} for {len(self.chance)} lengths.")
-            if np.isnan(waits).any() or (waits < 0).any():
+            if not waits.min() >= 0:  # a NaN is its array's minimum, and compares false
                 raise ValueError(f"Policy {self.name}: a wait is negative or not a number.")
-        if np.isinf(np.minimum(self.wait_device, self.wait_server)).any():
+        if np.minimum(self.wait_device, self.wait_server).max() == NEVER:
             raise ValueError(f"Policy {self.name}: at some length neither endpoint ever starts.")
 
     def decider(self) -> Callable[[int, float], tuple[float, float]]:
@@ -76,6 +76,6 @@ def mixture(
     chance: float | np.ndarray,
 ) -> DispatchPolicy:
     """Take `second` = (wait_device, wait_server), each [N], with `chance` ([N] or one number), else `first`."""
-    device = np.stack([first[0], second[0]])
-    server = np.stack([first[1], second[1]])
-    return DispatchPolicy(name, constrained, budget, device, server, np.broadcast_to(chance, device.shape[1:]).copy())
+    device = np.array([first[0], second[0]])
+    server = np.array([first[1], second[1]])
+    return DispatchPolicy(name, constrained, budget, device, server, np.full(device.shape[1], chance))

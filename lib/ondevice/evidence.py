@@ -1,6 +1,7 @@
-"""Exhibits (a figure or table with its numbers and where they come from) and claims (what the paper says, what we saw).
+"""Exhibits (a figure or table, its numbers and their source) and claims (what the paper says, what we saw).
 
-A notebook opens a `PaperRun`, saves each exhibit, judges each claim and finishes. Files are written whole or not at all.
+A notebook opens a `PaperRun`, saves each exhibit, judges each claim and finishes. Files are
+written whole or not at all.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class PaperRun:
             raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
         verdict = rule.verdict(value)
         self.verdicts[claim_id] = {"ours": _short(value), "kind": kind, "verdict": verdict, "note": note or rule.text}
-        claim = self.claims.loc[claim_id]
+        claim = pd.Series(self.claims.loc[claim_id])
         return f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)}, ours {_short(value)} ({kind})"
 
     def verdict_table(self) -> pd.DataFrame:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +27,7 @@ def use_style() -> None:
     })
 
 
-def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.5, **options: bool | str):
+def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.5, **options: Any) -> tuple[Figure, np.ndarray]:
     """A grid of axes, always [rows, columns]; width and height in inches a panel."""
     return plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False, **options)
 

@@ -162,12 +162,12 @@ def _share_beyond(server: Latency, wait: float) -> float:
 def _ramp(lengths: Lengths, server: Latency, budget: float, alpha: float) -> DispatchPolicy:
     """Eq. 1 with l_th = 0: w(l) = min(beta l, w_tail), beta by bisection on the budget that is really used."""
     size = len(lengths.counts)
-    l = np.arange(size)
-    mass = lengths.counts * l / (lengths.counts @ l)
+    tokens = np.arange(size)
+    mass = lengths.counts * tokens / (lengths.counts @ tokens)
     tail = server.quantile(1 - min(alpha, budget)) if budget > 0 else NEVER
 
     def waits(beta: float) -> np.ndarray:
-        return np.minimum(beta * l, tail)
+        return np.minimum(beta * tokens, tail)
 
     def use(beta: float) -> float:
         w = waits(beta)

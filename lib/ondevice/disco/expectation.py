@@ -1,4 +1,4 @@
-"""What a policy gives, exactly: mean and P99 TTFT and both endpoints' use, over independent lengths and server TTFTs."""
+"""What a policy gives, exactly: mean and P99 TTFT and both endpoints' use, lengths and server TTFTs independent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outcome:
 def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device) -> Outcome:
     """Expected mean and P99 TTFT and use of a policy; no sampling error.
 
-    TTFT = min(w_s + S, w_d + D(l)); an endpoint is started unless the other one's first token came before its wait ended.
+    TTFT = min(w_s + S, w_d + D(l)); an endpoint starts unless the other one's first token came before its wait ended.
     """
     at = np.minimum(lengths.support, len(policy.chance) - 1)
     wait_d, wait_s = policy.wait_device[:, at], policy.wait_server[:, at]  # [2, U]

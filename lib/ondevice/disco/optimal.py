@@ -144,7 +144,7 @@ def _solve(name: str, lengths: Lengths, budget: float, choices: _Choices) -> Dis
 
     finite = np.where(np.isfinite(choices.ttft), choices.ttft, 0.0)
     dear = 2.0 * finite.max() * _dearness(choices) * lengths.mean  # one use costs more than any TTFT
-    frugal, frugal_use = best(dear)
+    frugal, _ = best(dear)
     lavish, lavish_use = best(0.0)
     low = 0.0
     for _ in range(100):
@@ -153,7 +153,7 @@ def _solve(name: str, lengths: Lengths, budget: float, choices: _Choices) -> Dis
         middle = (low + dear) / 2
         pick, use = best(middle)
         if use <= budget:
-            dear, frugal, frugal_use = middle, pick, use
+            dear, frugal = middle, pick
         else:
             low, lavish, lavish_use = middle, pick, use
     if lavish_use <= budget:
@@ -170,7 +170,7 @@ def _dearness(choices: _Choices) -> float:
 def _mixed(
     name: str, lengths: Lengths, budget: float, choices: _Choices, frugal: np.ndarray, lavish: np.ndarray
 ) -> DispatchPolicy:
-    """Lengths from frugal to lavish until the budget is spent, the last with a coin. Both picks are optimal at a price."""
+    """Lengths from frugal to lavish until the budget is spent, the last with a coin; both picks are optimal."""
     rows = np.arange(len(frugal))
     low, high = choices.share[rows, frugal], choices.share[rows, lavish]
     extra = lengths.mass * (high - low)
@@ -189,7 +189,7 @@ def _mixed(
 def _cover(
     t: float, lengths: Lengths, server: Latency, device: Device, quantile: float
 ) -> tuple[np.ndarray, float]:
-    """Cheapest coverage [U] in [0, 1] that keeps P(TTFT > t) <= 1 - quantile, and its budget share (inf: impossible)."""
+    """Cheapest coverage [U] in [0, 1] with P(TTFT > t) <= 1 - quantile, and its budget share (inf: impossible)."""
     late = 1.0 - float(server.cdf(t))
     covered = np.zeros(len(lengths.support))
     if late <= 1 - quantile + 1e-12:

@@ -6,8 +6,8 @@ written whole or not at all.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -112,13 +112,8 @@ class PaperRun:
             "seconds": round(now - self._last, 2),
             **environment(),
         }
-        assets.write_text(folder / f"{stem}.csv", table.to_csv(index=False, float_format="%.6g"))
-        if figure is not None:
-            with assets.writing(folder / f"{stem}.png") as path:
-                figure.savefig(path, dpi=150)
-        assets.write_text(folder / f"{stem}.json", json.dumps(record, indent=1, default=_plain) + "\n")
+        file = _write_exhibit(folder, stem, table, figure, record)
         self._last = now
-        file = f"{stem}.png" if figure is not None else f"{stem}.csv"
         self.exhibits[stem] = {"exhibit": exhibit, "kind": kind, "file": file}
         return f"{exhibit}: {kind}, figures/{self.paper}/{file}"
 
@@ -134,9 +129,20 @@ class PaperRun:
         if isinstance(rule, Untested):
             raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
         verdict = rule.verdict(value)
-        self.verdicts[claim_id] = {"ours": _short(value), "kind": kind, "verdict": verdict, "note": note or rule.text}
+        self.verdicts[claim_id] = {
+            "ours": _short(value),
+            "kind": kind,
+            "verdict": verdict,
+            "note": note or rule.text,
+            "value": json.dumps(value, default=_plain),
+        }
         claim = pd.Series(self.claims.loc[claim_id])
         return f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)}, ours {_short(value)} ({kind})"
+
+    def leave(self, claim_id: str, why: str) -> str:
+        """Record that a claim which has a rule is not tested in this run, and why."""
+        self.verdicts[claim_id] = {"ours": "", "kind": "", "verdict": "untested", "note": why, "value": ""}
+        return f"{'untested':12} {claim_id}  {pd.Series(self.claims.loc[claim_id]).statement}. {why}"
 
     def verdict_table(self) -> pd.DataFrame:
         """Every claim with the paper's value, ours, the kind and the verdict, in the order of claims.csv."""
@@ -146,9 +152,16 @@ class PaperRun:
             row = self.verdicts.get(str(claim_id))
             if row is None:
                 why = rule.why if isinstance(rule, Untested) else "not judged in this run"
-                row = {"ours": "", "kind": "", "verdict": "untested", "note": why}
-            rows.append({"claim": claim_id, "exhibit": claim.exhibit, "statement": claim.statement,
-                         "paper": quoted(claim), **row})
+                row = {"ours": "", "kind": "", "verdict": "untested", "note": why, "value": ""}
+            rows.append(
+                {
+                    "claim": claim_id,
+                    "exhibit": claim.exhibit,
+                    "statement": claim.statement,
+                    "paper": quoted(claim),
+                    **row,
+                }
+            )
         return pd.DataFrame(rows)
 
     def finish(self) -> pd.DataFrame:
@@ -156,8 +169,11 @@ class PaperRun:
 
         Raises ValueError when an exhibit of the paper was neither saved nor skipped, or a testable claim not judged.
         """
-        needed = [name for name in self.known_exhibits.index if name.startswith(("fig_", "table_"))
-                  and self.known_exhibits.loc[name, "kind"] != "diagram"]
+        needed = [
+            name
+            for name in self.known_exhibits.index
+            if name.startswith(("fig_", "table_")) and self.known_exhibits.loc[name, "kind"] != "diagram"
+        ]
         missing = sorted(set(needed) - {row["exhibit"] for row in self.exhibits.values()})
         if missing:
             raise ValueError(f"Not saved and not skipped: {', '.join(missing)}.")
@@ -169,17 +185,15 @@ class PaperRun:
         assets.write_text(folder / "claims.csv", claims.to_csv(index=False))
         summary = self._summary(claims)
         assets.write_text(folder / "exhibits.csv", summary.to_csv(index=False))
-        result = os.environ.get(RESULT_VARIABLE)
-        if result:
-            record = {
+        _write_result(
+            {
                 "paper": self.paper,
                 "parameters": dict(self.parameters),
                 "exhibits": summary.to_dict("records"),
                 "verdicts": claims["verdict"].value_counts().to_dict(),
                 "seconds": round(time.perf_counter() - self._start, 1),
-                **environment(),
             }
-            assets.write_text(Path(result), json.dumps(record, indent=1, default=_plain) + "\n")
+        )
         return summary
 
     def _summary(self, claims: pd.DataFrame) -> pd.DataFrame:
@@ -187,8 +201,14 @@ class PaperRun:
         for entry in sorted(self.exhibits.values(), key=lambda e: (e["exhibit"], e["file"])):
             verdicts = claims.loc[claims["exhibit"] == entry["exhibit"], "verdict"].value_counts()
             counted = ", ".join(f"{verdicts[v]} {v}" for v in VERDICTS if v in verdicts)
-            rows.append({"exhibit": entry["exhibit"], "kind": entry["kind"], "file": entry["file"],
-                         "verdict": counted or ("untested" if entry["kind"] == "untested" else "no claim")})
+            rows.append(
+                {
+                    "exhibit": entry["exhibit"],
+                    "kind": entry["kind"],
+                    "file": entry["file"],
+                    "verdict": counted or ("untested" if entry["kind"] == "untested" else "no claim"),
+                }
+            )
         return pd.DataFrame(rows)
 
     def _exhibit_of(self, stem: str) -> str:
@@ -197,8 +217,55 @@ class PaperRun:
                 return str(name)
         if stem.startswith("beyond_"):
             return stem
-        raise ValueError(f"{stem!r} names no exhibit of {self.paper}; a stem starts with one of "
-                         f"{', '.join(self.known_exhibits.index)}, or with beyond_.")
+        raise ValueError(
+            f"{stem!r} names no exhibit of {self.paper}; a stem starts with one of "
+            f"{', '.join(self.known_exhibits.index)}, or with beyond_."
+        )
+
+
+def scoreboard() -> pd.DataFrame:
+    """Every paper's published verdicts (figures/<paper>/claims.csv), with a column `paper` in front.
+
+    The paper's own value is in the column `printed`.
+    """
+    tables = []
+    for path in sorted((assets.ROOT / "figures").glob("*/claims.csv")):
+        table = pd.read_csv(path, keep_default_na=False).rename(columns={"paper": "printed"})
+        table.insert(0, "paper", path.parent.name)
+        tables.append(table)
+    if not tables:
+        raise FileNotFoundError("No figures/<paper>/claims.csv: run a paper's notebook first.")
+    return pd.concat(tables, ignore_index=True)
+
+
+def save_scoreboard(counts: pd.DataFrame, figure: Figure, parameters: Mapping[str, Any]) -> pd.DataFrame:
+    """Write the scoreboard's own exhibit and result record; return its row of exhibit, kind, file and verdict."""
+    record = {"exhibit": "verdicts", "kind": "measured", "parameters": dict(parameters), **environment()}
+    file = _write_exhibit(assets.figures_folder("scoreboard"), "verdicts", counts, figure, record)
+    summary = pd.DataFrame([{"exhibit": "verdicts", "kind": "all", "file": file, "verdict": "no claim"}])
+    _write_result({"paper": "scoreboard", "parameters": dict(parameters), "exhibits": summary.to_dict("records")})
+    return summary
+
+
+def _write_exhibit(
+    folder: Path, stem: str, table: pd.DataFrame, figure: Figure | None, record: Mapping[str, Any]
+) -> str:
+    """Numbers, picture and provenance, in this order; returns the name of the file to look at."""
+    numbers = table.to_csv(index=False, float_format="%.6g")
+    record = {**record, "csv_sha256": hashlib.sha256(numbers.encode()).hexdigest()}
+    assets.write_text(folder / f"{stem}.csv", numbers)
+    if figure is not None:
+        with assets.writing(folder / f"{stem}.png") as path:
+            figure.savefig(path, dpi=150)
+    assets.write_text(folder / f"{stem}.json", json.dumps(record, indent=1, default=_plain) + "\n")
+    return f"{stem}.png" if figure is not None else f"{stem}.csv"
+
+
+def _write_result(record: Mapping[str, Any]) -> None:
+    """The record a runner asks for by $ONDEVICE_RESULT; without it, nothing."""
+    path = os.environ.get(RESULT_VARIABLE)
+    if path:
+        assets.write_text(Path(path), json.dumps({**record, **environment()}, indent=1, default=_plain) + "\n")
 
 
 def quoted(claim: pd.Series) -> str:
@@ -236,8 +303,11 @@ def _processor() -> str:
 
 
 def _short(value: Value) -> str:
+    """Three significant digits; of more than four values, their range."""
     numbers = np.atleast_1d(np.asarray(value, dtype=float))
-    return ", ".join("0" if x == 0 else f"{x:.{max(0, 2 - math.floor(math.log10(abs(x))))}f}" for x in numbers)
+    if numbers.size > 4:
+        return f"{_short(numbers.min())} to {_short(numbers.max())} ({numbers.size} values)"
+    return ", ".join(f"{0 if abs(x) < 1e-12 else x:.3g}" for x in numbers)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,71 @@
+# What is missing is installed into .venv on first use (.ci/setup), from pyproject.toml; a second call installs nothing.
+#
+# PYTHON=python3.12   which Python makes .venv (3.11 or later; default python3)
+# TORCH_ARGS=...      options to pip for PyTorch alone. The notebooks need only its CPU build; where the default package
+#                     index serves CUDA builds (gigabytes), pass the index that PyTorch's install page names for CPU:
+#                     make reproduce TORCH_ARGS="--index-url <that address>"
+# JOBS=2              notebooks that run at a time (default 1)
+# FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
+
+export PYTHON ?= python3
+JOBS ?= 1
+BIN := .venv/bin
+READY := .venv/.ready
+SCOREBOARD := notebooks/scoreboard.ipynb
+NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcard $(SCOREBOARD))
+ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help reproduce test lint lab notebooks bench clean
+
+help:
+	@echo "make reproduce   run every notebook in its quick form; figures/ and a table of verdicts"
+	@echo "make test        lint, unit, property, system and notebook tests"
+	@echo "make lint        ruff, import layers, types"
+	@echo "make lab         open the notebooks in JupyterLab"
+	@echo "make notebooks   run the notebooks in place, with stored outputs"
+	@echo "make bench       the measured numbers (tests/benchmarks)"
+	@echo "make clean       remove runs/ and caches (not .venv, not data/cache)"
+	@echo "Variables: see the head of the Makefile."
+
+$(READY): pyproject.toml .ci/setup
+	@bash .ci/setup $(TORCH_ARGS)
+	@touch $@
+
+reproduce: $(READY)
+	@echo "== Running the notebooks in their quick form (--jobs $(JOBS)); finished runs are kept"
+	@$(BIN)/python -m ondevice.run --jobs $(JOBS) --timeout 1800 $(if $(FORCE),--force)
+
+lint: $(READY)
+	@echo "== Style (ruff)"
+	@$(BIN)/ruff check lib tests notebooks
+	@echo "== Import layers (import-linter)"
+	@$(BIN)/lint-imports
+	@echo "== Types (mypy)"
+	@$(BIN)/mypy
+
+test: lint
+	@echo "== Tests (pytest); each notebook check runs a whole notebook and is skipped while nothing it uses has changed"
+	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest
+
+lab: $(READY)
+	@echo "== JupyterLab on notebooks/; Ctrl-C ends it"
+	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ROOT_FLAG)
+
+# record_timing=False keeps the times of each cell out of the stored notebook.
+notebooks: $(READY)
+	@set -e; for notebook in $(NOTEBOOKS); do \
+		echo "== Running $$notebook in place"; \
+		env -u MPLBACKEND -u ONDEVICE_FIGURES $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+			--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 $$notebook; \
+	done
+
+bench: $(READY)
+	@set -e; for script in $(wildcard tests/benchmarks/bench_*.py); do \
+		echo "== $$script"; $(BIN)/python $$script; \
+	done
+
+clean:
+	@echo "== Removing runs/ and caches"
+	@rm -rf runs build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	@find lib tests notebooks -name __pycache__ -prune -exec rm -rf {} +

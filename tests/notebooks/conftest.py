@@ -1,0 +1,54 @@
+"""What the notebook tests share: the committed notebooks, nbval, and the memory of what passed before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from validation import SANITIZE, Validation, validate
+
+from ondevice.evidence import environment
+from ondevice.run import Layout
+from ondevice.run.fingerprint import fingerprint
+
+LAYOUT = Layout()
+RECHECK = "ONDEVICE_RECHECK"  # set by `make test FORCE=1`
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def nbval(tmp_path: Path) -> Callable[[Path], Validation]:
+    """`nbval(notebook)` validates a notebook in a scratch folder."""
+    return lambda notebook: validate(notebook, tmp_path)
+
+
+@pytest.fixture
+def unless_unchanged(request: pytest.FixtureRequest):
+    """Skips a test of a notebook that passed with the same notebook, code, data and package versions; else notes it."""
+    paper = request.getfixturevalue("notebook").stem
+    key = f"ondevice/{request.node.originalname}/{paper}"
+    state = hashlib.sha256(LAYOUT.notebook(paper).read_bytes() + SANITIZE.read_bytes())
+    state.update(json.dumps([fingerprint(LAYOUT, paper), environment()]).encode())
+    if request.config.cache.get(key, None) == state.hexdigest() and not os.environ.get(RECHECK):
+        pytest.skip(f"{paper}: nothing has changed since this passed (make test FORCE=1 repeats it)")
+    yield
+    if request.node.stash.get(PASSED, False):
+        request.config.cache.set(key, state.hexdigest())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "notebook" in metafunc.fixturenames:
+        notebooks = [LAYOUT.notebook(paper) for paper in LAYOUT.papers()]
+        metafunc.parametrize("notebook", notebooks, ids=[notebook.stem for notebook in notebooks])

@@ -1,0 +1,206 @@
+"""What every committed notebook must be like; each rule is shown to find what it is for."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from ondevice.run import SCOREBOARD, Layout, plan
+from ondevice.run.parameters import ParameterError, read_parameters
+
+LAYOUT = Layout()
+MAX_BYTES = 1_500_000
+MAX_MEDIAN_LINES = 8
+MAX_FUNCTION_LINES = 3
+FORBIDDEN_TAGS = {"raises-exception", "nbval-raises-exception", "nbval-skip", "injected-parameters"}
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:home|root|Users|work|tmp|usr|opt|var|mnt|private)/|\b[A-Z]:\\\\?Users")
+READABLE_ID = re.compile(r"(?![0-9a-f]{8}(?:$|-))[a-z][a-z0-9_]*(-[a-z0-9_]+)*")  # nbformat's own ids: 8 random digits
+
+
+def problems(path: Path) -> list[str]:
+    """Everything that is wrong with a notebook, in words."""
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    try:
+        nbformat.validate(notebook)
+    except nbformat.ValidationError as error:
+        return [f"invalid: {error}"]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    found = [*of_file(path, notebook), *of_parameters(path, code), *of_metadata(notebook), *of_code(code)]
+    return found + [f"{cell.get('id')}: {text}" for cell in notebook.cells for text in of_cell(cell)]
+
+
+def of_file(path, notebook):
+    if (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
+        yield "is not nbformat 4.5"
+    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
+        yield "its kernel is not python3"
+    if path.stat().st_size >= MAX_BYTES:
+        yield f"has {path.stat().st_size} bytes"
+    if not any("nbval-check-output" in cell.metadata.get("tags", []) for cell in notebook.cells):
+        yield "no cell is tagged nbval-check-output"
+
+
+def of_parameters(path, code):
+    """papermill skips a parameter line that holds two equals signs, without an error."""
+    cells = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    if len(cells) != 1:
+        yield f"{len(cells)} cells are tagged parameters"
+        return
+    lines = [line for line in cells[0].source.splitlines() if line.strip() and not line.startswith("#")]
+    if any(line.count("=") != 1 for line in lines):
+        yield "a line of the parameters cell has not one equals sign"
+    names = {
+        node.id
+        for node in ast.walk(ast.parse(cells[0].source))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    try:
+        if set(read_parameters(path)) != names:
+            yield f"papermill does not find {sorted(names - set(read_parameters(path)))}"
+    except ParameterError as error:
+        yield str(error)
+
+
+def of_metadata(notebook):
+    if "papermill" in notebook.metadata:
+        yield "has papermill metadata"
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"its code cells are numbered {counts}"
+
+
+def of_code(code):
+    lengths = sorted(len(cell.source.splitlines()) for cell in code)
+    if lengths and lengths[len(lengths) // 2] > MAX_MEDIAN_LINES:
+        yield f"its median code cell has {lengths[len(lengths) // 2]} lines"
+
+
+def of_cell(cell):
+    tags = set(cell.metadata.get("tags", []))
+    if not READABLE_ID.fullmatch(cell.get("id", "")):
+        yield "its id does not read as words"
+    if tags & FORBIDDEN_TAGS:
+        yield f"is tagged {sorted(tags & FORBIDDEN_TAGS)}"
+    if {"papermill", "execution", "ExecuteTime"} & set(cell.metadata):
+        yield "has run metadata"
+    if ABSOLUTE_PATH.search(cell.source + stored_text(cell)):
+        yield "holds an absolute path"
+    if cell.cell_type == "code":
+        yield from of_code_cell(cell, tags)
+
+
+def of_code_cell(cell, tags):
+    if any(output.output_type == "error" for output in cell.outputs):
+        yield "stores an error"
+    if "NBVAL_" in cell.source:
+        yield "has an NBVAL comment, which wins over its tags"
+    if "nbval-check-output" in tags and not stored_text(cell).strip():
+        yield "is tagged nbval-check-output and stores nothing that nbval compares"
+    lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        long = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if long and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
+            yield f"defines {node.name} in more than {MAX_FUNCTION_LINES} lines"
+
+
+def stored_text(cell) -> str:
+    """The stored outputs without the images, whose base64 could spell anything."""
+    texts = []
+    for output in cell.get("outputs", []):
+        texts += [output.get("text", ""), *output.get("traceback", [])]
+        texts += [str(value) for kind, value in output.get("data", {}).items() if not kind.startswith("image/")]
+    return "\n".join("".join(text) for text in texts)
+
+
+def test_hygiene(notebook):
+    found = problems(notebook)
+    assert not found, "\n".join(found)
+
+
+def test_every_paper_with_a_package_has_a_notebook():
+    papers = {
+        paper
+        for paper in pd.read_csv(LAYOUT.data / "paper" / "exhibits.csv")["paper"]
+        if (LAYOUT.library / paper).is_dir()
+    }
+    assert set(LAYOUT.papers()) - {SCOREBOARD} == papers
+
+
+@pytest.mark.parametrize("file", sorted(LAYOUT.notebooks.glob("params/[!.]*")), ids=lambda path: path.name)
+def test_parameter_files_are_valid(file):
+    paper, name, suffix = file.name.split(".")
+    assert suffix == "yaml" and len(plan([paper], params=name)) == 1
+
+
+def test_pytest_collects_no_notebook_by_itself():
+    """With --nbval pytest runs every notebook below its paths, those of runs/ too."""
+    assert not list((LAYOUT.root / "tests").rglob("*.ipynb"))
+
+
+def good_notebook():
+    new = nbformat.v4
+    cells = [
+        new.new_code_cell(
+            "seed: int = 0  # of the random numbers",
+            id="parameters",
+            execution_count=1,
+            metadata={"tags": ["parameters"]},
+        ),
+        new.new_code_cell(
+            "print(seed + 1)",
+            id="print-seed",
+            execution_count=2,
+            metadata={"tags": ["nbval-check-output"]},
+            outputs=[new.new_output("stream", text="1\n")],
+        ),
+        new.new_markdown_cell("Words about a/tmp/path and https://a.b/usr/c.", id="words"),
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return new.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+
+
+def source(index, text):
+    return lambda n: n.cells[index].update(source=text)
+
+
+def printed(text):
+    return lambda n: n.cells[1].update(outputs=[nbformat.v4.new_output("stream", text=text)])
+
+
+DEFECTS = {
+    "not nbformat 4.5": lambda n: (n.update(nbformat_minor=4), [cell.pop("id") for cell in n.cells]),
+    "kernel is not python3": lambda n: n.metadata.kernelspec.update(name="conda-base"),
+    "bytes": source(2, "x" * MAX_BYTES),
+    "no cell is tagged nbval-check-output": lambda n: n.cells[1].metadata.clear(),
+    "0 cells are tagged parameters": lambda n: n.cells[0].metadata.clear(),
+    "not one equals sign": source(0, "seed: int = 0  # seed=0 is the default"),
+    "papermill does not find ['seed']": source(0, "seed: int | None = 0"),
+    "is no literal": source(0, "seed: int = 6 * 7"),
+    "has papermill metadata": lambda n: n.metadata.update(papermill={}),
+    "numbered [1, None]": lambda n: n.cells[1].update(execution_count=None),
+    "numbered [1, 3]": lambda n: n.cells[1].update(execution_count=3),
+    "median code cell has 9 lines": source(1, "\n".join(["1"] * 9)),
+    "its id does not read": lambda n: n.cells[1].update(id="0f3a9c1e"),
+    "is tagged ['raises-exception']": lambda n: n.cells[1].metadata.tags.append("raises-exception"),
+    "has run metadata": lambda n: n.cells[1].metadata.update(execution={"iopub.execute_input": "2026"}),
+    "holds an absolute path": source(1, "open('/home/me/file')"),
+    "print-seed: holds an absolute path": printed("saved /tmp/x.png\n"),
+    "stores an error": lambda n: n.cells[1].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="")),
+    "has an NBVAL comment": source(1, "print(1)  # NBVAL_IGNORE_OUTPUT"),
+    "stores nothing that nbval compares": lambda n: n.cells[1].update(outputs=[]),
+    "defines f in more": source(1, "%time\ndef f():\n    a = 1\n    b = 2\n    return a + b"),
+}
+
+
+@pytest.mark.parametrize("message", DEFECTS)
+def test_each_rule_finds_its_defect(tmp_path, message):
+    notebook = good_notebook()
+    nbformat.write(notebook, tmp_path / "good.ipynb")
+    assert problems(tmp_path / "good.ipynb") == []
+    DEFECTS[message](notebook)
+    (tmp_path / "bad.ipynb").write_text(json.dumps(notebook))
+    assert any(message in problem for problem in problems(tmp_path / "bad.ipynb"))

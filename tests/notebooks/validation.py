@@ -1,0 +1,50 @@
+"""nbval on a notebook, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SANITIZE = Path(__file__).with_name("sanitize.cfg")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What nbval said of a notebook: numbers of cells, and its output."""
+
+    passed: int
+    failed: int
+    output: str
+
+
+def validate(notebook: Path, scratch: Path) -> Validation:
+    """Run nbval on a notebook, with exhibits and pytest's own files in `scratch`; compares nbval-check-output cells."""
+    config = scratch / "pytest.ini"
+    config.write_text("[pytest]\n")  # not the repository's: Jupyter's own warnings are no errors here
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(config),
+        "--rootdir",
+        str(scratch),
+        "-p",
+        "no:cacheprovider",
+        "--nbval-lax",
+        "--nbval-current-env",
+        "--nbval-sanitize-with",
+        str(SANITIZE),
+        str(notebook),
+    ]
+    variables = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "PYTEST_ADDOPTS")}
+    variables |= {"ONDEVICE_FIGURES": str(scratch / "figures"), "ONDEVICE_RESULT": str(scratch / "result.json")}
+    output = subprocess.run(command, env=variables, capture_output=True, text=True, check=False).stdout
+    summary = output.strip().splitlines()[-1] if output.strip() else ""
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|xfailed)\b", summary)}
+    passed = counts.pop("passed", 0)
+    return Validation(passed, sum(counts.values()), output)

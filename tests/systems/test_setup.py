@@ -1,0 +1,59 @@
+"""The set-up stops with one clear sentence where it cannot go on."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ondevice.assets import ROOT
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "setup", tmp_path / ".ci")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def stopped(clone: Path, python: str | Path, path: str) -> str:
+    """The last line of a set-up that fails, with `python` to start from and only the tools in `path`."""
+    result = subprocess.run(
+        ["/bin/bash", ".ci/setup"],
+        cwd=clone,
+        env={"PYTHON": str(python), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1 and not (clone / ".venv").exists(), result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def fake_python(folder: Path, body: str) -> Path:
+    path = folder / "python-of-a-test"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_no_python(clone):
+    assert "there is no python9; install Python 3.11 or later" in stopped(clone, "python9", os.environ["PATH"])
+
+
+def test_an_old_python(clone):
+    old = fake_python(clone, 'case "$1" in --version) echo Python 3.9.2;; *) exit 1;; esac')
+    assert "Python 3.11 or later is needed and" in (line := stopped(clone, old, os.environ["PATH"]))
+    assert "is Python 3.9.2" in line
+
+
+def test_a_python_without_venv_and_no_way_to_install_it(clone):
+    """Debian's python3 has no ensurepip; here there is no apt-get either."""
+    bare = fake_python(clone, 'case "$2" in *ensurepip*) exit 1;; *print*) echo python3.11-venv;; esac')
+    tools = clone / "bin"
+    tools.mkdir()
+    for name in ("dirname", "env"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    assert "cannot make virtual environments (no ensurepip)" in stopped(clone, bare, str(tools))

@@ -1,0 +1,69 @@
+import os
+
+import pytest
+
+from ondevice import assets
+
+
+def test_writing_replaces_the_file_in_one_step(tmp_path):
+    path = tmp_path / "new" / "result.json"
+    with assets.writing(path) as temporary:
+        temporary.write_text("whole")
+        assert not path.exists() and temporary.suffix == ".json"
+    assert path.read_text() == "whole" and os.listdir(path.parent) == ["result.json"]
+
+
+def test_writing_leaves_nothing_of_a_failure(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("before")
+
+    def fail_halfway():
+        with assets.writing(path) as temporary:
+            temporary.write_text("ha")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_halfway()
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["result.json"]
+
+
+def test_written_files_are_readable_as_any_other(tmp_path):
+    before = os.umask(0o022)
+    try:
+        assets.write_text(tmp_path / "a.txt", "é")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "é"
+
+
+def test_the_local_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path))
+    (tmp_path / "trace.csv").write_text("a\n1\n")
+    assert assets.local_data() == tmp_path
+    assert assets.local_file("trace.csv") == tmp_path / "trace.csv" and assets.local_file("other.csv") is None
+    monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"ONDEVICE_DATA names '.*nowhere', which is not a folder"):
+        assets.local_data()
+
+
+def test_no_local_data_folder_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.delenv(assets.LOCAL_DATA_VARIABLE, raising=False)
+    monkeypatch.setattr(assets, "ROOT", tmp_path / "clone")
+    assert assets.local_data() is None and assets.local_file("trace.csv") is None
+
+
+def test_missing_tables_are_named(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="no rows for paper 'nobody'"):
+        assets.paper_list("claims", "nobody")
+    with pytest.raises(FileNotFoundError, match=r"data/paper/disco/table_99.csv is missing"):
+        assets.paper_table("disco", "table_99")
+    with pytest.raises(FileNotFoundError, match=r"data/traces/none.csv is missing"):
+        assets.derived_trace("none")
+
+
+def test_figures_go_where_the_runner_says(tmp_path, monkeypatch):
+    monkeypatch.delenv(assets.FIGURES_VARIABLE, raising=False)
+    assert assets.figures_folder("disco") == assets.ROOT / "figures" / "disco"
+    monkeypatch.setenv(assets.FIGURES_VARIABLE, str(tmp_path))
+    assert assets.figures_folder("disco") == tmp_path / "disco"

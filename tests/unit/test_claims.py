@@ -1,0 +1,90 @@
+"""The rules that judge the papers' claims: each can fail, and the published verdicts are what they say."""
+
+import hashlib
+import importlib
+import json
+
+import pandas as pd
+import pytest
+
+from ondevice import assets
+from ondevice.evidence import Rule, Untested, quoted
+
+PAPERS = sorted(path.parent.name for path in (assets.ROOT / "lib" / "ondevice").glob("*/claims.py"))
+FIGURES = assets.ROOT / "figures"
+JUDGED = {"reproduced", "trend", "contradicted"}
+PUBLISHED = [paper for paper in PAPERS if (FIGURES / paper / "claims.csv").is_file()]
+
+
+def rules_of(paper: str) -> dict[str, Rule | Untested]:
+    return importlib.import_module(f"ondevice.{paper}.claims").RULES
+
+
+RULES = [(claim, rule) for paper in PAPERS for claim, rule in rules_of(paper).items() if isinstance(rule, Rule)]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_claim_has_a_rule_or_a_reason(paper):
+    assert set(rules_of(paper)) == set(assets.paper_list("claims", paper)["claim_id"])
+    assert all(rule.why if isinstance(rule, Untested) else rule.text for rule in rules_of(paper).values())
+
+
+@pytest.mark.parametrize(("claim", "rule"), RULES, ids=[claim for claim, _ in RULES])
+def test_each_rule_rejects_its_wrong_value(claim, rule):
+    assert rule.verdict(rule.wrong) == "contradicted"
+
+
+def published(paper: str) -> pd.DataFrame:
+    return pd.read_csv(FIGURES / paper / "claims.csv", dtype=str, keep_default_na=False).set_index("claim")
+
+
+def disagreements(paper: str, rows: pd.DataFrame) -> list[str]:
+    """Claims whose published row is not what data/paper and the rules say."""
+    claims = assets.paper_list("claims", paper).set_index("claim_id")
+    wrong = sorted(set(rows.index) ^ set(claims.index))
+    for claim, row in rows.iterrows():
+        rule = rules_of(paper)[claim]
+        if row["verdict"] == "untested":
+            agrees = row["note"] and not row["ours"]
+        else:
+            agrees = isinstance(rule, Rule) and row["verdict"] == rule.verdict(json.loads(row["value"]))
+        if not agrees or row["paper"] != quoted(claims.loc[claim]):
+            wrong.append(claim)
+    return wrong
+
+
+@pytest.mark.parametrize("paper", PUBLISHED)
+def test_the_published_verdicts_are_the_rules(paper):
+    assert disagreements(paper, published(paper)) == []
+
+
+@pytest.mark.parametrize("paper", PUBLISHED)
+def test_a_changed_verdict_or_quoted_number_is_noticed(paper):
+    rows = published(paper)
+    for claim in rows.index[rows["verdict"] != "untested"]:
+        for other in JUDGED - {rows.loc[claim, "verdict"]}:
+            changed = rows.assign(verdict=rows["verdict"].where(rows.index != claim, other))
+            assert disagreements(paper, changed) == [claim]
+    claim = rows.index[rows["paper"].str.contains(r"\d")][0]
+    changed = rows["paper"].str.replace(r"^(\D*)\d", r"\g<1>999", regex=True)
+    assert disagreements(paper, rows.assign(paper=rows["paper"].where(rows.index != claim, changed))) == [claim]
+
+
+@pytest.mark.parametrize("paper", PUBLISHED)
+def test_the_published_summary_agrees_with_its_files(paper):
+    folder = FIGURES / paper
+    claims = pd.read_csv(folder / "claims.csv", keep_default_na=False)
+    for row in pd.read_csv(folder / "exhibits.csv", keep_default_na=False).itertuples():
+        counts = claims.loc[claims["exhibit"] == row.exhibit, "verdict"].value_counts()
+        if row.verdict not in ("no claim", "untested"):
+            assert dict(reversed(part.split()) for part in row.verdict.split(", ")) == counts.astype(str).to_dict()
+        if row.file:
+            stem = (folder / row.file).with_suffix("")
+            assert (folder / row.file).is_file() and len(pd.read_csv(stem.with_suffix(".csv"))) > 0
+            assert json.loads(stem.with_suffix(".json").read_text())["kind"] == row.kind
+
+
+@pytest.mark.parametrize("record", sorted(FIGURES.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_published_numbers_are_those_that_the_run_wrote(record):
+    numbers = record.with_suffix(".csv").read_bytes()
+    assert hashlib.sha256(numbers).hexdigest() == json.loads(record.read_text())["csv_sha256"]

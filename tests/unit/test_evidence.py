@@ -1,0 +1,188 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from ondevice import assets, evidence
+from ondevice.evidence import PaperRun, Rule, Untested, quoted
+
+CLAIMS = pd.DataFrame(
+    {
+        "paper": "tiny",
+        "claim_id": ["tiny-c01", "tiny-c02"],
+        "exhibit": ["fig_01", "table_01"],
+        "statement": ["it is faster", "it is cheaper"],
+        "value_low": [1.5, np.nan],
+        "value_high": [1.5, 80.0],
+        "unit": ["times", "percent"],
+    }
+)
+EXHIBITS = pd.DataFrame(
+    {
+        "paper": "tiny",
+        "exhibit": ["fig_01", "fig_02", "table_01", "equation_1"],
+        "title": ["Speed", "Parts", "Cost", "Sum"],
+        "kind": ["measured", "diagram", "simulated", "analytic"],
+    }
+)
+FASTER = Rule("at least 1.4; trend: above 1", wrong=0.5, reproduced=lambda v: v >= 1.4, trend=lambda v: v > 1)
+NUMBERS = pd.DataFrame({"x": [1, 2], "y": [0.123456789, 2.0]})
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a paper of two claims and three exhibits writes."""
+    tables = {"claims": CLAIMS, "exhibits": EXHIBITS}
+    monkeypatch.setattr(assets, "paper_list", lambda stem, paper: tables[stem])
+    monkeypatch.setenv(assets.FIGURES_VARIABLE, str(tmp_path / "figures"))
+    monkeypatch.setenv(evidence.RESULT_VARIABLE, str(tmp_path / "result.json"))
+    return tmp_path / "figures" / "tiny"
+
+
+@pytest.fixture
+def run(folder):
+    return PaperRun("tiny", {"seed": np.int64(3)}, {"tiny-c01": FASTER, "tiny-c02": Untested("no price list")})
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1.4, "reproduced"), (1.2, "trend"), (1.0, "contradicted")])
+def test_a_rule_gives_one_of_three_verdicts(value, verdict):
+    assert FASTER.verdict(value) == verdict
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, (1.0, np.nan)])
+def test_a_rule_does_not_judge_what_is_no_number(value):
+    with pytest.raises(ValueError, match="cannot be judged"):
+        FASTER.verdict(value)
+
+
+def test_a_rule_has_no_trend_unless_it_says_so():
+    assert Rule("above 1", wrong=0, reproduced=lambda v: v > 1).verdict(0.9) == "contradicted"
+
+
+def test_an_exhibit_is_numbers_picture_and_provenance(run, folder):
+    figure = Figure()
+    figure.add_subplot().plot([0, 1])
+    line = run.save("fig_01_speed", NUMBERS, figure, kind="measured+quoted", inputs=["trace"], note="one")
+    assert line == "fig_01: measured+quoted, figures/tiny/fig_01_speed.png"
+    assert files(folder) == ["fig_01_speed.csv", "fig_01_speed.json", "fig_01_speed.png"]
+    assert (folder / "fig_01_speed.csv").read_text() == "x,y\n1,0.123457\n2,2\n"
+    record = json.loads((folder / "fig_01_speed.json").read_text())
+    assert (record["title"], record["kind"], record["inputs"]) == ("Speed", "measured+quoted", ["trace"])
+    assert record["parameters"] == {"seed": 3} and {"versions", "machine", "seconds"} <= set(record)
+
+
+def test_a_picture_that_fails_leaves_no_half_of_it(run, folder, monkeypatch):
+    def fail(self, path, **options):
+        path.write_bytes(b"half a picture")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.save("fig_01_speed", NUMBERS, Figure(), kind="measured")
+    assert set(files(folder)) <= {"fig_01_speed.csv"} and not run.exhibits
+
+
+@pytest.mark.parametrize(
+    ("stem", "table", "kind", "message"),
+    [
+        ("fig_01_speed", NUMBERS, "guessed", r"Unknown kind \['guessed'\]; kinds are measured, simulated"),
+        ("fig_01_speed", NUMBERS, "measured+guessed", "Unknown kind"),
+        ("fig_09_other", NUMBERS, "measured", "names no exhibit of tiny; a stem starts with one of fig_01"),
+        ("fig_011", NUMBERS, "measured", "names no exhibit"),
+        ("fig_01_speed", NUMBERS[:0], "measured", "has no numbers"),
+    ],
+)
+def test_a_bad_exhibit_is_refused_and_writes_nothing(run, folder, stem, table, kind, message):
+    with pytest.raises(ValueError, match=message):
+        run.save(stem, table, kind=kind)
+    assert not folder.exists()
+
+
+def test_what_goes_beyond_the_paper_says_so(run):
+    line = run.save("beyond_optimum", NUMBERS, kind="analytic")
+    assert line == "beyond_optimum: analytic, figures/tiny/beyond_optimum.csv"
+
+
+def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
+    with pytest.raises(ValueError, match=r"Rules and claims differ: \['tiny-c02', 'tiny-c03'\]"):
+        PaperRun("tiny", {}, {"tiny-c01": FASTER, "tiny-c03": FASTER})
+
+
+def test_a_claim_is_shown_beside_the_paper(run):
+    line = run.judge("tiny-c01", 1.23456, kind="measured")
+    assert line == "trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 (measured)"
+    with pytest.raises(ValueError, match="tiny-c02 is declared untested"):
+        run.judge("tiny-c02", 80, kind="measured")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.000123456, "0.000123"),
+        (12345.6, "1.23e+04"),
+        (-2.5, "-2.5"),
+        (3e-15, "0"),
+        ((1, 20.04), "1, 20"),
+        ((1, -2, 3, 4, 5), "-2 to 5 (5 values)"),
+    ],
+)
+def test_our_value_is_shown_with_three_digits(run, value, text):
+    run.rules = {"tiny-c01": Rule("any value", wrong=0, reproduced=lambda v: True)}
+    assert f"ours {text} (" in run.judge("tiny-c01", value, kind="measured")
+
+
+def test_finish_needs_every_exhibit_and_every_verdict(run, folder):
+    with pytest.raises(ValueError, match="Not saved and not skipped: fig_01, table_01"):
+        run.finish()
+    run.save("fig_01_speed", NUMBERS, kind="measured")
+    run.skip("table_01", "the prices are not public")
+    with pytest.raises(ValueError, match="without a value: tiny-c01"):
+        run.finish()
+    assert not (folder / "claims.csv").exists()
+
+
+def test_finish_writes_verdicts_and_the_result_record(run, folder, tmp_path):
+    run.save("fig_01_speed", NUMBERS, kind="measured")
+    run.skip("table_01", "the prices are not public")
+    run.judge("tiny-c01", 1.5, kind="measured")
+    summary = run.finish()
+    assert summary.to_dict("records") == [
+        {"exhibit": "fig_01", "kind": "measured", "file": "fig_01_speed.csv", "verdict": "1 reproduced"},
+        {"exhibit": "table_01", "kind": "untested", "file": "", "verdict": "1 untested"},
+    ]
+    claims = pd.read_csv(folder / "claims.csv", keep_default_na=False)
+    assert claims["verdict"].tolist() == ["reproduced", "untested"]
+    assert claims["paper"].tolist() == ["1.5 times", "up to 80 percent"]
+    assert claims["note"].tolist() == [FASTER.text, "no price list"]
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["paper"] == "tiny" and record["exhibits"] == summary.to_dict("records")
+    assert record["verdicts"] == {"reproduced": 1, "untested": 1} and record["parameters"] == {"seed": 3}
+
+
+def test_a_claim_with_a_rule_can_be_left_with_a_reason(run):
+    run.leave("tiny-c01", "no server here")
+    row = run.verdict_table().set_index("claim").loc["tiny-c01"]
+    assert (row["verdict"], row["note"], row["ours"]) == ("untested", "no server here", "")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit", "text"),
+    [
+        (11, 52, "percent", "11 to 52 percent"),
+        (np.nan, 84, "percent", "up to 84 percent"),
+        (5, np.nan, "s", "5 s"),
+        (0.2, 0.2, "s", "0.2 s"),
+        (np.nan, np.nan, "s", "-"),
+        (0.37, 0.82, np.nan, "0.37 to 0.82"),
+        (1, 2, "trend", "1 to 2"),
+    ],
+)
+def test_the_papers_value_as_text(low, high, unit, text):
+    assert quoted(pd.Series({"value_low": low, "value_high": high, "unit": unit})) == text

@@ -8,7 +8,8 @@ from ondevice.disco.policy import check_budget
 class TokenBucket:
     """Accrues `budget` tokens per input token; a request is admitted only if the bucket holds all its tokens.
 
-    burst: most tokens the bucket can hold, which bounds how far unused allowance can be saved up.
+    burst: most tokens the bucket can hold, which bounds how far unused allowance can be saved up; a longer request
+    fills it to its own length at most.
     """
 
     def __init__(self, budget: float, burst: float = 2000.0) -> None:
@@ -19,7 +20,7 @@ class TokenBucket:
 
     def arrive(self, tokens: int) -> bool:
         """Credit a request of `tokens` and say whether the constrained endpoint may be started on it."""
-        self.level = min(self.burst, self.level + self.budget * tokens)
+        self.level = min(max(self.burst, tokens), self.level + self.budget * tokens)
         return self.level >= tokens * (1 - 1e-12)
 
     def spend(self, tokens: int) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ondevice import assets
+from ondevice.disco.policy import check_constrained
 
 Phase = Literal["prefill", "decode"]
 Form = Literal["printed", "fitted", "physical"]
@@ -51,8 +52,10 @@ def components(architecture: Architecture, length: int, phase: Phase, form: Form
     for nothing, and prefill needs the output projection once a prompt.
     """
     a, n, d = architecture, architecture.layers, architecture.d_model
-    if length < 1:
+    if not length >= 1:
         raise ValueError(f"A sequence has at least one token, not {length!r}.")
+    if phase not in ("prefill", "decode"):
+        raise ValueError(f"Unknown phase {phase!r}; there are prefill and decode.")
     if form == "physical":
         matrices = 3 if a.gated else 2
         context = length / 2 if phase == "prefill" else length
@@ -72,8 +75,13 @@ def components(architecture: Architecture, length: int, phase: Phase, form: Form
         attention = n * (4 * d**2 + 2 * length * d + quadratic)
     else:
         raise ValueError(f"Unknown form {form!r}; there are printed, fitted and physical.")
-    return {"embedding": float(a.vocabulary * d), "attention": float(attention), "ffn": float(n * 2 * d * a.ffn),
-            "layernorm": float(n * 8 * d), "output": float(a.vocabulary * d)}
+    return {
+        "embedding": float(a.vocabulary * d),
+        "attention": float(attention),
+        "ffn": float(n * 2 * d * a.ffn),
+        "layernorm": float(n * 8 * d),
+        "output": float(a.vocabulary * d),
+    }
 
 
 def flops_per_token(architecture: Architecture, length: int, phase: Phase, form: Form = "printed") -> float:
@@ -104,14 +112,15 @@ def device_prices(model: str, constrained: str, length: int = 32, form: Form | L
 
     table6: the printed numbers, interpolated in L and held constant outside 32 to 128.
     """
+    check_constrained(constrained)
     rate = ENERGY_TO_MONEY[constrained]
+    if model not in PRINTED:
+        raise ValueError(f"No device model {model!r}; there are {', '.join(PRINTED)}.")
     if form != "table6":
         shape = (PUBLISHED if form == "physical" else PRINTED)[model]
         return Prices(*(rate * flops_per_token(shape, length, phase, form) for phase in ("prefill", "decode")))
     table = assets.paper_table("disco", "table_06_flops_per_token")
     table = table[table["model"] == model]
-    if table.empty:
-        raise ValueError(f"Table 6 has no model {model!r}; it has {', '.join(PRINTED)}.")
 
     def flops(phase: str) -> float:
         rows = table[table["phase"] == phase].sort_values("sequence_length_tokens")

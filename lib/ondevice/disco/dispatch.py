@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ondevice.disco.distributions import Latency, Lengths
-from ondevice.disco.policy import NEVER, Constrained, DispatchPolicy, check_budget, mixture, single
+from ondevice.disco.policy import MOMENT, NEVER, Constrained, DispatchPolicy, check_budget, mixture, single
 
 DEFAULT_ALPHA = 0.2  # the paper gives no value; its LLaMA curve crosses the baseline's near 0.15 to 0.2
 
@@ -47,7 +47,7 @@ def disco_d(
         mass = lengths.counts * np.arange(size)
         mass = mass / mass.sum()
         spent = np.cumsum(mass) * (1 - alpha)
-        edge = int(np.searchsorted(spent, budget - alpha - 1e-12, side="right"))
+        edge = int(np.searchsorted(spent, budget - alpha, side="right"))
         waits[:edge] = sooner[:edge] = 0.0
         if edge < size:
             need = (1 - alpha) * mass[edge]
@@ -59,9 +59,7 @@ def disco_d(
     return mixture("DiSCo-D", "device", budget, (waits, always), (sooner, always), chance)
 
 
-def disco_s(
-    lengths: Lengths, budget: float, variant: Literal["corrected", "printed"] = "corrected"
-) -> DispatchPolicy:
+def disco_s(lengths: Lengths, budget: float, variant: Literal["corrected", "printed"] = "corrected") -> DispatchPolicy:
     """DiSCo-S: the device starts at once, the server only on prompts longer than l_th (section 4.2, Algorithm 3).
 
     Prompts under l_th hold a share 1 - b of all tokens (Eq. 3). corrected: prompts of exactly l_th tokens race with the
@@ -117,9 +115,7 @@ def race(lengths: Lengths, constrained: Constrained, budget: float) -> DispatchP
     return mixture(f"race-{constrained[0].upper()}", constrained, budget, alone, (at_once, at_once), budget)
 
 
-def scenario(
-    device: tuple[float, float], server: tuple[float, float]
-) -> Literal["device", "server", "mixed"]:
+def scenario(device: tuple[float, float], server: tuple[float, float]) -> Literal["device", "server", "mixed"]:
     """Which endpoint is constrained (Algorithm 1), from (prefill, decode) costs per token of each.
 
     device: both its costs exceed both of the server's. server: the mirror image. mixed: neither; the paper calls all of
@@ -131,32 +127,21 @@ def scenario(
 
 
 def _wait_for_share(server: Latency, share: float) -> tuple[float, float, float]:
-    """(late, early, chance of early): waits between which a coin makes P(S > wait) exactly `share`."""
-    n = server.samples.size
+    """(late, early, chance of early): neighbouring waits between which a coin makes P(S > wait) exactly `share`.
+
+    The waits are 0 (the device always starts), the distinct samples, and never.
+    """
+    samples, n = server.samples, server.samples.size
     beyond = share * n
-    late_count = int(np.floor(beyond + 1e-9))
-    late = _wait_with_beyond(server, late_count)
-    fraction = max(0.0, beyond - late_count)
-    if fraction < 1e-9:
-        return late, late, 0.0
-    early = _wait_with_beyond(server, late_count + 1)
-    # Equal samples move together, so the shares at the two waits need not be 1/n apart.
-    low, high = (_share_beyond(server, w) for w in (late, early))
-    return late, early, (share - low) / (high - low)
-
-
-def _wait_with_beyond(server: Latency, count: int) -> float:
-    """A wait that at most `count` samples exceed; with ties, the next that `count` or more exceed is 0 or a sample."""
-    n = server.samples.size
-    if count <= 0:
-        return NEVER
-    return float(server.samples[n - count - 1]) if count < n else 0.0
-
-
-def _share_beyond(server: Latency, wait: float) -> float:
-    if wait == 0.0:
-        return 1.0
-    return 1.0 - float(server.cdf(wait)) if wait < NEVER else 0.0
+    whole = int(np.floor(beyond + 1e-9))
+    if whole >= n:
+        return 0.0, 0.0, 0.0
+    pivot = samples[n - whole - 1]
+    below, up_to = (int(np.searchsorted(samples, pivot, side)) for side in ("left", "right"))
+    late = max(float(pivot), MOMENT) if up_to < n else NEVER
+    early = max(float(samples[below - 1]), MOMENT) if below else 0.0
+    chance = (beyond - (n - up_to)) / (up_to - below)  # equal samples are crossed together
+    return (late, early, chance) if chance > 1e-12 else (late, late, 0.0)
 
 
 def _ramp(lengths: Lengths, server: Latency, budget: float, alpha: float) -> DispatchPolicy:

@@ -67,7 +67,7 @@ class Lengths:
         if not tokens.size:
             raise ValueError("A length distribution needs at least one prompt.")
         if not np.issubdtype(tokens.dtype, np.integer):
-            if not np.all(np.equal(np.mod(tokens, 1), 0)):  # also rejects NaN
+            if not np.all(np.isfinite(tokens) & (tokens == np.floor(tokens))):
                 raise ValueError("Prompt lengths are whole numbers of tokens.")
             tokens = tokens.astype(np.int64)
         if tokens.min() < 1:
@@ -112,8 +112,8 @@ class Device:
     overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.prefill_rate <= 0 or self.decode_rate <= 0 or self.overhead < 0:
-            raise ValueError(f"Device {self.name}: rates must be positive and the overhead not negative.")
+        if not (self.prefill_rate > 0 and self.decode_rate > 0 and 0 <= self.overhead < float("inf")):
+            raise ValueError(f"Device {self.name}: rates must be positive numbers and the overhead not negative.")
 
     def ttft(self, length: ArrayLike) -> np.ndarray:
         """D(l) in seconds for l prompt tokens."""

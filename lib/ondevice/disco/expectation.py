@@ -38,8 +38,9 @@ def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
     wait_s = np.where(server_runs, wait_s, NEVER)
     with np.errstate(invalid="ignore"):  # inf - inf, where the value is not used
         patience = np.where(np.isfinite(wait_s), wait_d - wait_s, 0.0)
-        mean = np.where(np.isfinite(wait_s), wait_s + server.expected_minimum(np.maximum(0, device_at - wait_s)),
-                        device_at)
+        mean = np.where(
+            np.isfinite(wait_s), wait_s + server.expected_minimum(np.maximum(0, device_at - wait_s)), device_at
+        )
     late = np.where(patience > 0, 1 - server.cdf(patience), 1.0)
     device_runs = np.where(np.isfinite(wait_d), np.where(wait_d == 0, 1.0, late), 0.0)
     return Outcome(
@@ -71,12 +72,14 @@ def _quantile_real(q: float, weight: np.ndarray, wait_s: np.ndarray, device_at: 
     low, high = 0.0, float(reach[weight > 0].max())
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if 1 - _exceeds(middle, weight, wait_s, device_at, server) >= q - 1e-12 \
-            else (middle, high)
+        low, high = (
+            (low, middle) if 1 - _exceeds(middle, weight, wait_s, device_at, server) >= q - 1e-12 else (middle, high)
+        )
     return high
 
 
 def _exceeds(t: float, weight: np.ndarray, wait_s: np.ndarray, device_at: np.ndarray, server: Latency) -> float:
-    """P(TTFT > t)."""
+    """P(TTFT > t), with room for the rounding of a wait plus a sample."""
+    t *= 1 + 1e-12
     server_late = np.where(np.isfinite(wait_s), 1 - server.cdf(t - wait_s), 1.0)
     return float((weight * server_late * (device_at > t)).sum())

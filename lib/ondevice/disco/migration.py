@@ -27,7 +27,7 @@ def buffer_tokens(consumption_rate: float, migration_time: ArrayLike) -> np.ndar
 def expected_remaining(output_lengths: ArrayLike, cap: int) -> np.ndarray:
     """E[n - n0 | n > n0] for n0 = 0 .. cap - 1 tokens generated, with answers cut at `cap` tokens: [cap]."""
     n = np.minimum(np.asarray(output_lengths), cap)
-    if n.size == 0 or n.min() < 1:
+    if n.size == 0 or not n.min() >= 1:  # a NaN compares false
         raise ValueError("Output lengths are at least one token each.")
     n0 = np.arange(cap)[:, None]
     longer = n[None, :] > n0
@@ -57,12 +57,13 @@ class MigrationRule:
     def __post_init__(self) -> None:
         if self.handoff not in ("stop", "overlap"):
             raise ValueError(f"Unknown hand-off {self.handoff!r}; there are stop and overlap.")
-        if self.consumption_rate <= 0 or self.prefill_rate <= 0 or self.delay < 0 or self.margin < 0:
+        if not (self.consumption_rate > 0 and self.prefill_rate > 0 and self.delay >= 0 and self.margin >= 0):
             raise ValueError("Migration needs positive rates and delays that are not negative.")
 
     def migration_time(self, prompt: ArrayLike, generated: ArrayLike) -> np.ndarray:
         """t_m in seconds: prefill of prompt plus prefix, or the server's P99 TTFT."""
-        return (np.asarray(prompt, dtype=float) + generated) / self.prefill_rate + self.delay + self.margin
+        tokens = np.add(np.asarray(prompt, dtype=float), generated)
+        return tokens / self.prefill_rate + self.delay + self.margin
 
     def buffer(self, prompt: ArrayLike, generated: ArrayLike) -> np.ndarray:
         """B of Eq. 5 at this point of the stream, tokens."""
@@ -143,7 +144,7 @@ def stream(
     hand-over's real duration beyond the target's prefill (its overhead, or a server TTFT), seconds.
     In overlap the hand-over is called off when the target is later than the buffer lasts, and the source goes on.
     """
-    steps = np.arange(int(answer.max()))
+    steps = np.arange(int(answer.max(initial=1)))
     exists = steps < answer[:, None]
     generated = ttft[:, None] + steps * source_gap[:, None]
     n0, buffered = _handover(rule, prompt, answer, ttft, generated, source_gap, consumption_rate)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ondevice.disco.distributions import Device, Latency, Lengths
-from ondevice.disco.policy import NEVER, DispatchPolicy, check_budget, mixture
+from ondevice.disco.policy import MOMENT, NEVER, DispatchPolicy, check_budget, check_constrained, mixture
 
 CANDIDATES = 512  # waits considered at most; a trace of up to that many samples is solved exactly
 
@@ -34,6 +34,7 @@ def mean_optimal(
     Exact for server traces of up to CANDIDATES samples; on longer ones waits come from that many quantiles.
     """
     check_budget(budget)
+    check_constrained(constrained)
     if constrained == "server":
         return _server_knapsack(lengths, server, device, budget)
     return _solve("mean-optimal", lengths, budget, _choices(server, device.ttft(lengths.support)))
@@ -62,12 +63,11 @@ def deadline_optimal(
         affordable = _cover(middle_t, lengths, server, device, quantile)[1] <= budget + 1e-12
         bottom, t = (bottom, middle_t) if affordable else (middle_t, t)
     covered, _ = _cover(t, lengths, server, device, quantile)
-    size = len(lengths.counts)
-    never, waits, chance = np.full(size, NEVER), np.full(size, NEVER), np.zeros(size)
-    waits[lengths.support] = np.where(covered > 0, np.maximum(0.0, t - device.ttft(lengths.support)), NEVER)
-    chance[lengths.support] = covered
-    always = np.zeros(size)
-    return mixture("P99-optimal", "device", budget, (never, always), (waits, always), chance), t
+    waits = np.where(covered > 0, np.maximum(0.0, t - device.ttft(lengths.support)), NEVER)
+    never, always = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
+    return mixture(
+        "P99-optimal", "device", budget, (never, always), (_spread(lengths, waits), always), _spread(lengths, covered)
+    ), t
 
 
 def frontier(
@@ -75,15 +75,18 @@ def frontier(
 ) -> list[DispatchPolicy]:
     """Policies between P99-optimal and mean-optimal: least mean TTFT subject to P99 <= slack times the least P99.
 
-    slack: factors >= 1. A deadline that whole lengths cannot afford gives no policy, so the list may be shorter.
+    slack: factors >= 1. The lengths to cover are chosen as there, cheapest first. A deadline that whole lengths cannot
+    afford gives no policy, so the list may be shorter.
     """
+    if not np.all(np.asarray(slack) >= 1):
+        raise ValueError(f"Slack factors on the least P99 are at least 1, not {slack}.")
     _, least = deadline_optimal(lengths, server, device, budget, quantile)
     device_at = device.ttft(lengths.support)
     found = []
     for factor in slack:
         t = least * float(factor)
         covered, _ = _cover(t, lengths, server, device, quantile)
-        cap = np.where(covered > 0, t - device_at, NEVER)  # a partly covered length is covered whole
+        cap = np.where(covered > 1e-12, t - device_at, NEVER)  # a partly covered length is covered whole
         choices = _choices(server, device_at, cap)
         cheapest = np.where(np.isfinite(choices.ttft), choices.share, np.inf).min(axis=1)
         if lengths.mass @ cheapest <= budget + 1e-12:
@@ -99,6 +102,7 @@ def clairvoyant_mean(
     Spends the budget where the constrained endpoint saves most seconds per token: a fractional knapsack over (l, S).
     """
     check_budget(budget)
+    check_constrained(constrained)
     s, d = server.samples[None, :], device.ttft(lengths.support)[:, None]
     free, other = (s, d) if constrained == "device" else (d, s)
     gain = np.maximum(0.0, free - other)  # [U, n]
@@ -121,7 +125,8 @@ def _choices(server: Latency, device_at: np.ndarray, cap: np.ndarray | None = No
         samples = server.samples[np.linspace(0, n - 1, CANDIDATES).round().astype(int)]
     else:
         samples = server.samples
-    grid = np.concatenate([[0.0], np.unique(samples), [NEVER]])
+    # The longest sample stands for never: no server TTFT seen exceeds it.
+    grid = np.concatenate([[0.0], np.maximum(np.unique(samples)[:-1], MOMENT), [NEVER]])
     wait = np.broadcast_to(grid, (len(device_at), len(grid)))
     if cap is not None:
         wait = np.concatenate([wait, cap[:, None]], axis=1)
@@ -143,7 +148,7 @@ def _solve(name: str, lengths: Lengths, budget: float, choices: _Choices) -> Dis
         return pick, float(mass @ choices.share[rows, pick])
 
     finite = np.where(np.isfinite(choices.ttft), choices.ttft, 0.0)
-    dear = 2.0 * finite.max() * _dearness(choices) * lengths.mean  # one use costs more than any TTFT
+    dear = (1.0 + 2.0 * finite.max()) * _dearness(choices) * lengths.mean  # one use costs more than any TTFT
     frugal, _ = best(dear)
     lavish, lavish_use = best(0.0)
     low = 0.0
@@ -173,22 +178,23 @@ def _mixed(
     """Lengths from frugal to lavish until the budget is spent, the last with a coin; both picks are optimal."""
     rows = np.arange(len(frugal))
     low, high = choices.share[rows, frugal], choices.share[rows, lavish]
-    extra = lengths.mass * (high - low)
+    extra = lengths.mass * np.maximum(0.0, high - low)  # equal costs can differ by rounding, and prefer either pick
     left = budget - float(lengths.mass @ low)
     before = np.cumsum(extra) - extra
     with np.errstate(invalid="ignore", divide="ignore"):
         chance = np.where(extra > 0, np.clip((left - before) / extra, 0, 1), 0.0)
-    size = len(lengths.counts)
-    waits, sooner, coin = np.full(size, NEVER), np.full(size, NEVER), np.zeros(size)
-    waits[lengths.support], sooner[lengths.support] = choices.wait[rows, frugal], choices.wait[rows, lavish]
-    coin[lengths.support] = chance
-    always = np.zeros(size)
-    return mixture(name, "device", budget, (waits, always), (sooner, always), coin)
+    waits, sooner = (_spread(lengths, choices.wait[rows, pick]) for pick in (frugal, lavish))
+    always = np.zeros(len(waits))
+    return mixture(name, "device", budget, (waits, always), (sooner, always), _spread(lengths, chance))
 
 
-def _cover(
-    t: float, lengths: Lengths, server: Latency, device: Device, quantile: float
-) -> tuple[np.ndarray, float]:
+def _spread(lengths: Lengths, values: np.ndarray) -> np.ndarray:
+    """[U] values of the lengths that occur -> [N]: a length that never occurred takes the next longer one's."""
+    at = np.searchsorted(lengths.support, np.arange(len(lengths.counts)))
+    return values[np.minimum(at, len(values) - 1)]
+
+
+def _cover(t: float, lengths: Lengths, server: Latency, device: Device, quantile: float) -> tuple[np.ndarray, float]:
     """Cheapest coverage [U] in [0, 1] with P(TTFT > t) <= 1 - quantile, and its budget share (inf: impossible)."""
     late = 1.0 - float(server.cdf(t))
     covered = np.zeros(len(lengths.support))
@@ -218,8 +224,5 @@ def _server_knapsack(lengths: Lengths, server: Latency, device: Device, budget: 
     mass = lengths.mass[order]
     share = np.zeros(len(order))
     share[order] = np.clip((budget - (np.cumsum(mass) - mass)) / mass, 0, 1)
-    size = len(lengths.counts)
-    chance = np.zeros(size)
-    chance[lengths.support] = share
-    at_once, never = np.zeros(size), np.full(size, NEVER)
-    return mixture("mean-optimal", "server", budget, (at_once, never), (at_once, at_once), chance)
+    at_once, never = np.zeros(len(lengths.counts)), np.full(len(lengths.counts), NEVER)
+    return mixture("mean-optimal", "server", budget, (at_once, never), (at_once, at_once), _spread(lengths, share))

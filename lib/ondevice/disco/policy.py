@@ -10,6 +10,7 @@ import numpy as np
 
 Constrained = Literal["device", "server"]
 NEVER = float("inf")
+MOMENT = float(np.finfo(float).tiny)  # the shortest wait that is not 0: a first token at 0 s ends it
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class DispatchPolicy:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
+        check_constrained(self.constrained)
         for waits in (self.wait_device, self.wait_server):
             if waits.shape != (2, len(self.chance)):
                 raise ValueError(f"Policy {self.name}: waits of shape {waits.shape} for {len(self.chance)} lengths.")
             if not waits.min() >= 0:  # a NaN is its array's minimum, and compares false
                 raise ValueError(f"Policy {self.name}: a wait is negative or not a number.")
+        if not (self.chance.min() >= 0 and self.chance.max() <= 1):
+            raise ValueError(f"Policy {self.name}: a chance is not in [0, 1].")
         if np.minimum(self.wait_device, self.wait_server).max() == NEVER:
             raise ValueError(f"Policy {self.name}: at some length neither endpoint ever starts.")
 
@@ -58,6 +62,12 @@ def check_budget(budget: float) -> None:
     """Raise ValueError unless 0 <= budget <= 1."""
     if not 0.0 <= budget <= 1.0:
         raise ValueError(f"A budget is a share of input tokens in [0, 1], not {budget!r}.")
+
+
+def check_constrained(endpoint: str) -> None:
+    """Raise ValueError unless `endpoint` is device or server."""
+    if endpoint not in ("device", "server"):
+        raise ValueError(f"The constrained endpoint is device or server, not {endpoint!r}.")
 
 
 def single(

@@ -18,13 +18,16 @@ def prediction_errors(ttft: np.ndarray, seed: int = 0) -> pd.DataFrame:
     """
     if len(ttft) < 4 * LAGS:
         raise ValueError(f"A series of {len(ttft)} is too short to predict from {LAGS} lags.")
+    if not np.all(np.isfinite(ttft) & (ttft > 0)):
+        raise ValueError("A series of TTFTs to predict holds a number that is not positive and finite.")
     split = int(TRAIN_SHARE * len(ttft))
     truth = ttft[split:]
     rows = []
     for name, predicted in _predictions(ttft, split, seed).items():
         error = np.abs(predicted - truth)
-        rows.append({"predictor": name, "mape_percent": 100 * float((error / truth).mean()),
-                     "mae_s": float(error.mean())})
+        rows.append(
+            {"predictor": name, "mape_percent": 100 * float((error / truth).mean()), "mae_s": float(error.mean())}
+        )
     return pd.DataFrame(rows)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -31,10 +32,16 @@ class Played:
         return float(np.quantile(self.ttft, 0.99, method="inverted_cdf"))
 
 
+def joined(parts: Sequence[Played]) -> Played:
+    """Runs one after the other, as one."""
+    return Played(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Played)))
+
+
 def play(
     policy: DispatchPolicy, lengths: np.ndarray, server_ttft: np.ndarray, device: Device, rng: np.random.Generator
 ) -> Played:
     """Play independent requests of the given lengths against the given server TTFTs, both [N]."""
+    _check(lengths, server_ttft)
     at = np.minimum(lengths, len(policy.chance) - 1)
     coin = (rng.random(len(lengths)) < policy.chance[at]).astype(int)
     device_at = policy.wait_device[coin, at] + device.ttft(lengths)
@@ -56,6 +63,7 @@ def play_user(
     arrivals: [N] seconds, ascending. answers: [N] output tokens. server_ttft: [N], the server's at each arrival.
     A device that loses is free at once; one that wins is busy until its answer is decoded.
     """
+    _check(lengths, server_ttft)
     at = np.minimum(lengths, len(policy.chance) - 1)
     coin = (rng.random(len(lengths)) < policy.chance[at]).astype(int)
     wait_d, wait_s = policy.wait_device[coin, at], policy.wait_server[coin, at]
@@ -73,18 +81,26 @@ def play_user(
     return _outcome(lengths, starts, device_at, wait_s, server_at)
 
 
-def play_online(
-    dispatcher: OnlineDispatcher, lengths: np.ndarray, server_ttft: np.ndarray, device: Device
-) -> Played:
+def play_online(dispatcher: OnlineDispatcher, lengths: np.ndarray, server_ttft: np.ndarray, device: Device) -> Played:
     """Play requests through a dispatcher that learns; it sees a server TTFT only when the server answers first."""
+    _check(lengths, server_ttft)
     waits = np.empty(len(lengths))
     prefill = device.ttft(lengths)
     for i, (length, ttft) in enumerate(zip(lengths.tolist(), server_ttft.tolist(), strict=True)):
-        waits[i] = dispatcher.decide(length)
-        started = waits[i] == 0 or waits[i] < ttft
-        answered = ttft <= waits[i] + prefill[i]
-        dispatcher.observe(length, min(ttft, waits[i] + prefill[i]), server_answered=answered, device_started=started)
+        decision = dispatcher.decide(length)
+        waits[i] = decision.wait
+        device_at = decision.wait + prefill[i]
+        dispatcher.observe(decision, min(ttft, device_at), server_answered=ttft <= device_at)
     return _outcome(lengths, waits, waits + prefill, np.zeros(len(lengths)), server_ttft)
+
+
+def _check(lengths: np.ndarray, server_ttft: np.ndarray) -> None:
+    if len(lengths) == 0 or len(lengths) != len(server_ttft):
+        raise ValueError(f"{len(lengths)} prompts and {len(server_ttft)} server TTFTs: one each is needed.")
+    if not lengths.min() >= 1:
+        raise ValueError(f"A prompt has at least one token; the smallest length given is {lengths.min()}.")
+    if not server_ttft.min() >= 0:  # a NaN is its array's minimum, and compares false
+        raise ValueError("A server TTFT is negative or not a number.")
 
 
 def _outcome(
@@ -94,5 +110,6 @@ def _outcome(
     device_ran = np.isfinite(wait_d) & ((wait_d == 0) | (wait_d < server_at))
     server_ran = np.isfinite(wait_s) & ((wait_s == 0) | (wait_s < device_at))
     ttft = np.minimum(np.where(device_ran, device_at, np.inf), np.where(server_ran, server_at, np.inf))
-    return Played(lengths, ttft, device_ran, server_ran, device_ran & (device_at <= np.where(server_ran, server_at,
-                                                                                             np.inf)))
+    return Played(
+        lengths, ttft, device_ran, server_ran, device_ran & (device_at <= np.where(server_ran, server_at, np.inf))
+    )

@@ -82,10 +82,16 @@ def users() -> pd.DataFrame:
 
 def arrival_gaps(user: int, mean_gap: float, size: int, rng: np.random.Generator) -> np.ndarray:
     """[size] gaps between a user's requests, seconds, with the user's burstiness and the given mean."""
-    row = users().set_index("user").loc[user]
+    table = users().set_index("user")
+    if user not in table.index:
+        raise ValueError(f"No user {user!r}; there are 0 to {len(table) - 1}.")
+    if not 0 < mean_gap < float("inf"):
+        raise ValueError(f"A mean gap is a positive number of seconds, not {mean_gap!r}.")
+    row = table.loc[user]
     if row.distribution == "Weibull":
-        return stats.weibull_min.rvs(row["shape"], scale=mean_gap / stats.weibull_min.mean(row["shape"]),
-                                     size=size, random_state=rng)
+        return stats.weibull_min.rvs(
+            row["shape"], scale=mean_gap / stats.weibull_min.mean(row["shape"]), size=size, random_state=rng
+        )
     return rng.gamma(row["shape"], mean_gap / row["shape"], size)
 
 
@@ -95,12 +101,13 @@ def ttft_in_order(series: str, size: int, rng: np.random.Generator) -> tuple[np.
     The raw trace (`replayed`) where the local data folder has it; else [size] values with the series' own quantiles
     and the autocorrelation of its normal scores (`simulated`: a Gaussian copula over an autoregressive process).
     """
+    marginal = measured(series)
     raw = assets.local_file("traces/llmperf_leaderboard.csv")
     if raw is not None:
         return _api_rows(raw).query("series == @series")["ttft_s"].to_numpy(), "replayed"
     rows = assets.derived_trace("ttft_dependence")
     rho = rows.loc[rows["series"] == series].sort_values("lag")["autocorrelation"].to_numpy()
-    return _surrogate(measured(series), rho, size, rng), "simulated"
+    return _surrogate(marginal, rho, size, rng), "simulated"
 
 
 def _surrogate(marginal: Latency, rho: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -113,7 +120,7 @@ def _surrogate(marginal: Latency, rho: np.ndarray, size: int, rng: np.random.Gen
     scores = np.zeros(size + burn_in)
     noise = rng.normal(0, innovation, size + burn_in)
     for i in range(order, len(scores)):
-        scores[i] = weights @ scores[i - order:i][::-1] + noise[i]
+        scores[i] = weights @ scores[i - order : i][::-1] + noise[i]
     return np.quantile(marginal.samples, stats.norm.cdf(scores[burn_in:]))
 
 
@@ -134,8 +141,9 @@ def _derive(folder: Path) -> dict[str, pd.DataFrame]:
         for metric in ("ttft_s", "tbt_s"):
             seconds = np.sort(group[metric].dropna().to_numpy())
             level = (np.arange(len(seconds)) + 0.5) / len(seconds)
-            quantiles.append(pd.DataFrame({"series": series, "metric": metric, "level": level.round(5),
-                                           "seconds": seconds.round(6)}))
+            quantiles.append(
+                pd.DataFrame({"series": series, "metric": metric, "level": level.round(5), "seconds": seconds.round(6)})
+            )
         scores = stats.norm.ppf((stats.rankdata(group["ttft_s"]) - 0.5) / len(group))
         for lag in range(1, 11):
             r = np.corrcoef(scores[:-lag], scores[lag:])[0, 1]
@@ -152,8 +160,12 @@ def _derive(folder: Path) -> dict[str, pd.DataFrame]:
 def _length_counts(rows: pd.DataFrame) -> pd.DataFrame:
     fields = ["tokens_bare", "tokens_templated", "tokens_reference_output"]
     long = rows.melt(id_vars="source", value_vars=fields, var_name="field", value_name="tokens")
-    return long.value_counts(["source", "field", "tokens"]).rename("count").reset_index().sort_values(
-        ["source", "field", "tokens"])
+    return (
+        long.value_counts(["source", "field", "tokens"])
+        .rename("count")
+        .reset_index()
+        .sort_values(["source", "field", "tokens"])
+    )
 
 
 def _arrivals(rows: pd.DataFrame) -> pd.DataFrame:
@@ -161,8 +173,16 @@ def _arrivals(rows: pd.DataFrame) -> pd.DataFrame:
     for user, windows in rows.groupby("user"):
         kind = windows["iat_dist"].mode()[0]
         shape = windows.loc[windows["iat_dist"] == kind, "param1"].median()
-        found.append({"user": user, "windows": len(windows), "mean_rate_rps": round(windows["rate_rps"].mean(), 4),
-                      "median_iat_cv": windows["iat_cv"].median(), "distribution": kind, "shape": round(shape, 4)})
+        found.append(
+            {
+                "user": user,
+                "windows": len(windows),
+                "mean_rate_rps": round(windows["rate_rps"].mean(), 4),
+                "median_iat_cv": windows["iat_cv"].median(),
+                "distribution": kind,
+                "shape": round(shape, 4),
+            }
+        )
     return pd.DataFrame(found)
 
 

@@ -1,0 +1,420 @@
+"""The experiments behind the exhibits: each function returns one tidy table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ondevice.disco import costs, dispatch, migration, optimal, simulation, traces
+from ondevice.disco.distributions import DEVICES, Device, Latency, Lengths
+from ondevice.disco.expectation import evaluate
+from ondevice.disco.online import OnlineDispatcher
+from ondevice.disco.policy import Constrained, DispatchPolicy
+
+CONSTRAINTS: tuple[Constrained, Constrained] = ("device", "server")
+MODEL_OF_DEVICE = dict(zip(DEVICES, costs.PRINTED, strict=True))
+
+
+def policies(
+    constrained: Constrained, lengths: Lengths, server: Latency, device: Device, budget: float, alpha: float
+) -> list[DispatchPolicy]:
+    """DiSCo, the paper's baseline, the fairer race baseline and the mean-optimal policy, at one budget."""
+    disco = (
+        dispatch.disco_d(lengths, server, budget, alpha)
+        if constrained == "device"
+        else dispatch.disco_s(lengths, budget)
+    )
+    return [
+        disco,
+        dispatch.stochastic(lengths, constrained, budget),
+        dispatch.race(lengths, constrained, budget),
+        optimal.mean_optimal(lengths, server, device, budget, constrained),
+    ]
+
+
+def budget_sweep(
+    services: Sequence[str], devices: Iterable[Device], lengths: Lengths, budgets: Sequence[float], alpha: float
+) -> pd.DataFrame:
+    """Exact mean and P99 TTFT of every policy over services, devices, constraints and budgets (Figure 6, Table 2).
+
+    Columns: service, device, constrained, budget, policy, mean_s, p99_s, use (of the constrained endpoint).
+    """
+    rows = []
+    for service in services:
+        server = traces.server(service)
+        for device in devices:
+            for constrained in CONSTRAINTS:
+                for budget in budgets:
+                    for policy in policies(constrained, lengths, server, device, budget, alpha):
+                        name = "DiSCo" if policy.name.startswith("DiSCo") else policy.name.split("-")[0]
+                        name = "mean-optimal" if name == "mean" else name
+                        found = evaluate(policy, lengths, server, device)
+                        rows.append(
+                            (
+                                service,
+                                device.name,
+                                constrained,
+                                budget,
+                                name,
+                                found.mean,
+                                found.p99,
+                                found.use(constrained),
+                            )
+                        )
+    return pd.DataFrame(
+        rows, columns=["service", "device", "constrained", "budget", "policy", "mean_s", "p99_s", "use"]
+    )
+
+
+def reductions(sweep: pd.DataFrame, baseline: str = "Stoch", policy: str = "DiSCo") -> pd.DataFrame:
+    """Percent by which `policy` lowers the baseline's mean and P99 TTFT, per budget: mean_percent, p99_percent.
+
+    Budgets of 0 and 1 are left out: there every policy is the same, or the baseline is not one.
+    """
+    keys = ["service", "device", "constrained", "budget"]
+    wide = sweep[sweep["budget"].between(0, 1, inclusive="neither")].pivot_table(
+        index=keys, columns="policy", values=["mean_s", "p99_s"]
+    )
+    return pd.DataFrame(
+        {
+            f"{metric}_percent": 100 * (1 - wide[f"{metric}_s"][policy] / wide[f"{metric}_s"][baseline])
+            for metric in ("mean", "p99")
+        }
+    ).reset_index()
+
+
+def tail_table(sweep: pd.DataFrame) -> pd.DataFrame:
+    """Table 2: P99 reduction averaged over budgets, against the paper's baseline and against racing at random."""
+    keys = ["service", "constrained", "device"]
+    table = reductions(sweep).groupby(keys, sort=False)["p99_percent"].mean().rename("against_stoch_percent").to_frame()
+    table["against_race_percent"] = reductions(sweep, "race").groupby(keys)["p99_percent"].mean()
+    return table.reset_index()
+
+
+def repeated_runs(
+    policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device, requests: int, runs: int, seed: int
+) -> pd.DataFrame:
+    """The paper's protocol: `runs` runs of `requests` sampled requests. Columns: run, mean_s, p99_s, use, std_s."""
+    rows = []
+    for run in range(runs):
+        rng = np.random.default_rng([seed, run])
+        played = simulation.play(
+            policy, lengths.sample(requests, rng), rng.choice(server.samples, requests), device, rng
+        )
+        rows.append((run, played.ttft.mean(), played.p99(), played.use(policy.constrained), played.ttft.std()))
+    return pd.DataFrame(rows, columns=["run", "mean_s", "p99_s", "use", "std_s"])
+
+
+def user_reductions(
+    series: str,
+    device: Device,
+    lengths: Lengths,
+    budget: float,
+    alpha: float,
+    gaps: Sequence[float],
+    requests: int,
+    seed: int,
+) -> tuple[pd.DataFrame, str]:
+    """Figure 5: per user, the mean TTFT of DiSCo, Stoch and race with a queue on the device; and the traces' kind.
+
+    gaps: mean seconds between requests of each user, least active first; their burstiness is measured.
+    """
+    rng = np.random.default_rng(seed)
+    server = traces.measured(series)
+    in_order, kind = traces.ttft_in_order(series, requests, rng)
+    answers = traces.lengths(field="tokens_reference_output")
+    rows = []
+    for user, gap in enumerate(gaps):
+        arrivals = np.cumsum(traces.arrival_gaps(user, gap, requests, rng))
+        prompt, answer = lengths.sample(requests, rng), np.minimum(128, answers.sample(requests, rng))
+        ttft = np.resize(np.roll(in_order, -int(rng.integers(len(in_order)))), requests)
+        for constrained in CONSTRAINTS:
+            for policy in policies(constrained, lengths, server, device, budget, alpha)[:3]:
+                coins = np.random.default_rng(seed)  # the same for every policy
+                played = simulation.play_user(policy, arrivals, prompt, answer, ttft, device, coins)
+                rows.append((user, gap, constrained, policy.name, played.ttft.mean(), played.p99()))
+    return pd.DataFrame(rows, columns=["user", "mean_gap_s", "constrained", "policy", "mean_s", "p99_s"]), kind
+
+
+def migration_sweep(
+    services: Sequence[str],
+    lengths: Lengths,
+    budgets: Sequence[float],
+    alpha: float,
+    requests: int,
+    seed: int,
+    server_tbt: str,
+    *,
+    cap: int = 128,
+    handoff: migration.Handoff = "stop",
+    answers: Lengths | None = None,
+    free_prefill: bool = False,
+) -> pd.DataFrame:
+    """Table 3 and Figure 7: streams of every service, device and constraint, with migration and without.
+
+    server_tbt: the measured series whose times between tokens stand for the server's. cap: most output tokens.
+    answers: output lengths (Alpaca's by default). free_prefill: leave the re-prefill out of the bill.
+    Columns: service, device, constrained, budget, cost and cost_without ($ a request), migrated (share of requests),
+    buffered_mean, buffered_p99, late_mean (tokens, of migrated streams), tbt_p99_s.
+    """
+    answers = answers or traces.lengths(field="tokens_reference_output")
+    remaining = migration.expected_remaining(np.repeat(answers.support, answers.counts[answers.support]), cap)
+    rows = []
+    for service in services:
+        for device in DEVICES.values():
+            for constrained in CONSTRAINTS:
+                for budget in budgets:
+                    rng = np.random.default_rng([seed, traces.PAPER_SERVICES.index(service)])
+                    sample = _Requests.draw(service, device, lengths, answers, cap, server_tbt, requests, rng)
+                    found = _streams(
+                        sample,
+                        service,
+                        device,
+                        constrained,
+                        budget,
+                        alpha,
+                        lengths,
+                        remaining,
+                        handoff,
+                        free_prefill,
+                        rng,
+                    )
+                    rows.append(
+                        {
+                            "service": service,
+                            "device": device.name,
+                            "constrained": constrained,
+                            "budget": budget,
+                            **found,
+                        }
+                    )
+    return pd.DataFrame(rows)
+
+
+class _Requests:
+    """R requests drawn once and used with and without migration. All arrays [R]."""
+
+    def __init__(
+        self,
+        prompt: np.ndarray,
+        answer: np.ndarray,
+        server_ttft: np.ndarray,
+        handover_ttft: np.ndarray,
+        server_gap: np.ndarray,
+    ) -> None:
+        self.prompt, self.answer, self.server_ttft = prompt, answer, server_ttft
+        self.handover_ttft, self.server_gap = handover_ttft, server_gap
+
+    @classmethod
+    def draw(
+        cls,
+        service: str,
+        device: Device,
+        lengths: Lengths,
+        answers: Lengths,
+        cap: int,
+        server_tbt: str,
+        requests: int,
+        rng: np.random.Generator,
+    ) -> _Requests:
+        server = traces.server(service).samples
+        gap = traces.measured(server_tbt, "tbt_s").samples
+        return cls(
+            lengths.sample(requests, rng),
+            np.minimum(cap, answers.sample(requests, rng)),
+            rng.choice(server, requests),
+            rng.choice(server, requests),
+            rng.choice(gap, requests),
+        )
+
+
+def _streams(
+    sample: _Requests,
+    service: str,
+    device: Device,
+    constrained: Constrained,
+    budget: float,
+    alpha: float,
+    lengths: Lengths,
+    remaining: np.ndarray,
+    handoff: migration.Handoff,
+    free_prefill: bool,
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """One setting of migration_sweep."""
+    server = traces.server(service)
+    policy = policies(constrained, lengths, server, device, budget, alpha)[0]
+    played = simulation.play(policy, sample.prompt, sample.server_ttft, device, rng)
+    on_server = costs.server_prices(service)
+    on_device = costs.device_prices(MODEL_OF_DEVICE[device.name], constrained, round(lengths.mean))
+    device_gap = np.full(len(sample.prompt), 1 / device.decode_rate)
+    if constrained == "device":
+        rule = migration.to_server(
+            on_device, on_server, server, remaining, handoff=handoff, source_rate=device.decode_rate
+        )
+        won, source, target = played.device_won, on_device, on_server
+        source_gap, target_gap, delay = device_gap, sample.server_gap, sample.handover_ttft
+    else:
+        rate = float(1 / np.median(sample.server_gap))
+        rule = migration.to_device(on_server, on_device, device, remaining, handoff=handoff, source_rate=rate)
+        won, source, target = ~played.device_won, on_server, on_device
+        source_gap, target_gap, delay = sample.server_gap, device_gap, np.full(len(won), device.overhead)
+    prefill = sample.prompt * (played.device_ran * on_device.prefill + played.server_ran * on_server.prefill)
+    decode_without = sample.answer * np.where(won, source.decode, target.decode)
+    moved = migration.stream(
+        rule, sample.prompt[won], sample.answer[won], played.ttft[won], source_gap[won], delay[won], target_gap[won]
+    )
+    decode = decode_without.copy()
+    decode[won] = moved.source_tokens * source.decode + moved.target_tokens * target.decode
+    if not free_prefill:
+        decode[won] += moved.target_prefill * target.prefill
+    rows = moved.migrated
+    buffered, tbt = moved.buffered[rows], moved.tbt(rows)
+    return {
+        "cost": float((prefill + decode).mean()),
+        "cost_without": float((prefill + decode_without).mean()),
+        "migrated": float(rows.sum() / len(won)),
+        "buffered_mean": float(buffered.mean()) if rows.any() else np.nan,
+        "buffered_p99": float(np.quantile(buffered, 0.99)) if rows.any() else np.nan,
+        "late_mean": float(moved.late[rows].mean()) if rows.any() else np.nan,
+        "tbt_p99_s": float(np.quantile(tbt, 0.99)) if tbt.size else np.nan,
+    }
+
+
+def policy_times(sizes: Sequence[int], repeats: int, seed: int) -> pd.DataFrame:
+    """Figure 9: milliseconds to compute a policy from raw lists, and from a histogram and a sorted window kept anyway.
+
+    Lengths and TTFTs are log-normal as fitted to the Alpaca prompts and the GPT stand-in. Columns: n, policy, what, ms.
+    """
+    rows = []
+    for n in sizes:
+        rng = np.random.default_rng(seed)
+        tokens = np.maximum(1, np.round(rng.lognormal(2.74, 0.55, n))).astype(np.int64)
+        seconds = rng.lognormal(-0.86, 0.28, n)
+        lengths, server = Lengths.of(tokens), Latency.of(seconds)
+        device = DEVICES["Pixel 7 Pro, Bloom-560M"]
+        timed = {
+            ("DiSCo-S", "from raw lists"): partial(_disco_s_from_raw, tokens),
+            ("DiSCo-S", "from kept histogram"): partial(dispatch.disco_s, lengths, 0.5),
+            ("DiSCo-D", "from raw lists"): partial(_disco_d_from_raw, tokens, seconds),
+            ("DiSCo-D", "from kept histogram"): partial(dispatch.disco_d, lengths, server, 0.5),
+            ("mean-optimal", "from kept histogram"): partial(optimal.mean_optimal, lengths, server, device, 0.5),
+        }
+        for (policy, what), run in timed.items():
+            rows.append((n, policy, what, 1e3 * _median_seconds(run, repeats)))
+    return pd.DataFrame(rows, columns=["n", "policy", "what", "ms"])
+
+
+def _disco_s_from_raw(tokens: np.ndarray) -> DispatchPolicy:
+    return dispatch.disco_s(Lengths.of(tokens), 0.5)
+
+
+def _disco_d_from_raw(tokens: np.ndarray, seconds: np.ndarray) -> DispatchPolicy:
+    return dispatch.disco_d(Lengths.of(tokens), Latency.of(seconds), 0.5)
+
+
+def _median_seconds(run: Callable[[], object], repeats: int) -> float:
+    run()
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return float(np.median(found))
+
+
+def mean_tail_plane(
+    service: str, device: Device, lengths: Lengths, budget: float, alphas: Sequence[float], requests: int, seed: int
+) -> pd.DataFrame:
+    """Beyond the paper: every device-constrained policy at one budget in the mean-P99 plane.
+
+    Columns: policy, label, mean_s, p99_s (NaN for the clairvoyant bound, which is one on the mean), use.
+    """
+    server = traces.server(service)
+    rows = []
+
+    def add(kind: str, label: str, policy: DispatchPolicy) -> None:
+        found = evaluate(policy, lengths, server, device)
+        rows.append((kind, label, found.mean, found.p99, found.use_device))
+
+    add("server only", "", dispatch.server_only(lengths))
+    add("Stoch-D", "", dispatch.stochastic(lengths, "device", budget))
+    add("race-D", "", dispatch.race(lengths, "device", budget))
+    for alpha in alphas:
+        add("DiSCo-D", f"{alpha:.2g}", dispatch.disco_d(lengths, server, budget, alpha))
+    add("P99-optimal", "", optimal.deadline_optimal(lengths, server, device, budget)[0])
+    for policy in optimal.frontier(lengths, server, device, budget, np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2])):
+        add("combined frontier", "", policy)
+    add("mean-optimal", "", optimal.mean_optimal(lengths, server, device, budget))
+    rng = np.random.default_rng(seed)
+    played = simulation.play_online(
+        OnlineDispatcher(device, budget), lengths.sample(requests, rng), rng.choice(server.samples, requests), device
+    )
+    rows.append(("online", "", played.ttft.mean(), played.p99(), played.use("device")))
+    rows.append(("clairvoyant", "", optimal.clairvoyant_mean(lengths, server, device, budget), np.nan, budget))
+    return pd.DataFrame(rows, columns=["policy", "label", "mean_s", "p99_s", "use"])
+
+
+def drift(
+    before: str, after: str, device: Device, lengths: Lengths, budget: float, alpha: float, requests: int, seed: int
+) -> pd.DataFrame:
+    """Beyond the paper: the service changes half-way. Policies computed before keep their waits; the online one learns.
+
+    Columns: policy, request, ttft_s, used (cumulative share of input tokens on the device).
+    """
+    rng = np.random.default_rng(seed)
+    old, new = traces.server(before), traces.server(after)
+    prompt = lengths.sample(requests, rng)
+    half = requests // 2
+    ttft = np.concatenate([rng.choice(old.samples, half), rng.choice(new.samples, requests - half)])
+    knowing = [
+        simulation.play(optimal.mean_optimal(lengths, known, device, budget), prompt[part], ttft[part], device, rng)
+        for known, part in ((old, slice(half)), (new, slice(half, None)))
+    ]
+    before_only = {
+        "DiSCo-D, computed before": dispatch.disco_d(lengths, old, budget, alpha),
+        "mean-optimal, computed before": optimal.mean_optimal(lengths, old, device, budget),
+    }
+    played = {name: simulation.play(policy, prompt, ttft, device, rng) for name, policy in before_only.items()}
+    played["online, hard budget"] = simulation.play_online(OnlineDispatcher(device, budget), prompt, ttft, device)
+    played["mean-optimal, told of the change"] = simulation.joined(knowing)
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "policy": name,
+                    "request": np.arange(1, requests + 1),
+                    "ttft_s": p.ttft,
+                    "used": np.cumsum(p.lengths * p.device_ran) / np.cumsum(p.lengths),
+                }
+            )
+            for name, p in played.items()
+        ]
+    )
+
+
+def held_out(
+    services: Sequence[str], device: Device, lengths: Lengths, budget: float, alpha: float, splits: int, seed: int
+) -> pd.DataFrame:
+    """Policies computed on one half of a trace and judged on the other: mean TTFT and budget use, in and out of sample.
+
+    Columns: service, policy, in_sample_s, held_out_s, held_out_use; averages over `splits` random halves.
+    """
+    rows = []
+    for service in services:
+        samples = traces.server(service).samples
+        for split in range(splits):
+            order = np.random.default_rng([seed, split]).permutation(len(samples))
+            seen, unseen = (Latency.of(samples[part]) for part in np.array_split(order, 2))
+            for policy in (
+                dispatch.disco_d(lengths, seen, budget, alpha),
+                optimal.mean_optimal(lengths, seen, device, budget),
+            ):
+                inside, outside = (evaluate(policy, lengths, s, device) for s in (seen, unseen))
+                rows.append((service, policy.name, inside.mean, outside.mean, outside.use_device))
+    table = pd.DataFrame(rows, columns=["service", "policy", "in_sample_s", "held_out_s", "held_out_use"])
+    return table.groupby(["service", "policy"], sort=False).mean().reset_index()

@@ -1,0 +1,301 @@
+"""DiSCo's figures. Each function draws one table of `experiments` and returns the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, ScalarFormatter
+
+from ondevice.disco.distributions import Device, Lengths
+from ondevice.disco.policy import DispatchPolicy
+from ondevice.plotting import COLOURS, mark_kind, panels, shared_legend
+
+POLICY_STYLE = {
+    "server only": (COLOURS["grey"], "--"),
+    "device only": (COLOURS["grey"], ":"),
+    "Stoch": (COLOURS["orange"], "-"),
+    "race": (COLOURS["sky"], "-"),
+    "DiSCo": (COLOURS["blue"], "-"),
+    "mean-optimal": (COLOURS["green"], "-."),
+}
+
+
+def waits(policies: Mapping[str, DispatchPolicy], longest: int, cap: float) -> Figure:
+    """Device wait against prompt length (Algorithm 2, Eq. 1). Never is drawn at `cap` seconds."""
+    figure, axes = panels(1, 1, width=5.0, height=2.8)
+    axis = axes[0, 0]
+    length = np.arange(1, longest + 1)
+    for (label, policy), colour in zip(policies.items(), COLOURS.values(), strict=False):
+        at = np.minimum(length, len(policy.chance) - 1)
+        mean_wait = (1 - policy.chance[at]) * np.minimum(policy.wait_device[0, at], cap)
+        mean_wait += policy.chance[at] * np.minimum(policy.wait_device[1, at], cap)
+        axis.step(length, mean_wait, where="mid", label=label, color=colour)
+    axis.set(xlabel="prompt length (tokens)", ylabel="device waits (s)", ylim=(-0.03 * cap, None))
+    axis.legend()
+    mark_kind(figure, "analytic")
+    return figure
+
+
+def ttft_over_time(series: Mapping[str, np.ndarray], kind: str, device: Sequence[float] | None = None) -> Figure:
+    """Figure 2: TTFT in the order of the requests, one panel per service, and the device's where it was measured."""
+    shown = dict(series) | ({"this machine (device)": np.asarray(device)} if device is not None else {})
+    figure, axes = panels(1, len(shown), width=2.4, height=2.2)
+    for axis, (name, seconds) in zip(axes[0], shown.items(), strict=True):
+        axis.plot(np.arange(len(seconds)), seconds, lw=0.8, color=COLOURS["blue"])
+        axis.axhline(np.median(seconds), color=COLOURS["orange"], lw=1, label=f"median {np.median(seconds):.2f} s")
+        axis.axhline(
+            np.quantile(seconds, 0.99),
+            color=COLOURS["red"],
+            lw=1,
+            ls="--",
+            label=f"P99 {np.quantile(seconds, 0.99):.2f} s",
+        )
+        wide = max(seconds) > 20 * min(seconds)
+        axis.set(title=name, xlabel="request", yscale="log" if wide else "linear")
+        axis.set_ylim(0.5 * min(seconds) if wide else 0, max(seconds) * (8 if wide else 1.45))
+        axis.legend(fontsize=7, loc="upper left")
+    axes[0, 0].set_ylabel("TTFT (s)")
+    mark_kind(figure, kind)
+    return figure
+
+
+def distributions(series: Mapping[str, np.ndarray], xlabel: str, kind: str, *, reading_rate: float) -> Figure:
+    """Figure 3: cumulative distributions of a request's mean time between tokens, and the reader's."""
+    figure, axes = panels(1, 1, width=5.6, height=3.0)
+    axis = axes[0, 0]
+    colours = list(COLOURS.values())
+    for number, (name, seconds) in enumerate(series.items()):
+        style = ("-", "--", ":")[number // len(colours)]
+        axis.step(
+            np.sort(seconds),
+            np.arange(1, len(seconds) + 1) / len(seconds),
+            label=name,
+            lw=1.2,
+            ls=style,
+            color=colours[number % len(colours)],
+        )
+    axis.axvline(1 / reading_rate, color=COLOURS["black"], lw=1, ls="--")
+    axis.text(1 / reading_rate * 0.93, 0.03, "the reader", rotation=90, ha="right", va="bottom", fontsize=8)
+    axis.set(xlabel=xlabel, ylabel="share of requests", xscale="log", xlim=(1e-3, 0.4))
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    mark_kind(figure, kind)
+    return figure
+
+
+def budget_curves(sweep: pd.DataFrame, metric: str, device: Device, kind: str, ylabel: str) -> Figure:
+    """Figure 6: mean (or P99) TTFT against the budget; a row per constraint, a column per service."""
+    rows = sweep[sweep["device"] == device.name]
+    services = list(dict.fromkeys(rows["service"]))
+    figure, axes = panels(2, len(services), width=2.4, height=2.2, sharex=True)
+    for i, constrained in enumerate(("device", "server")):
+        for j, service in enumerate(services):
+            axis = axes[i, j]
+            part = rows[(rows["service"] == service) & (rows["constrained"] == constrained)]
+            ends = (
+                {"server only": 0, "device only": 1}
+                if constrained == "device"
+                else {"device only": 0, "server only": 1}
+            )
+            stoch = part[part["policy"] == "Stoch"].sort_values("budget")
+            for name, end in ends.items():
+                colour, style = POLICY_STYLE[name]
+                axis.axhline(stoch[metric].iloc[-end], color=colour, ls=style, lw=1, label=name)
+            for name in ("Stoch", "race", "mean-optimal", "DiSCo"):
+                line = part[part["policy"] == name].sort_values("budget")
+                colour, style = POLICY_STYLE[name]
+                axis.plot(line["budget"], line[metric], color=colour, ls=style, label=name)
+            axis.set_title(f"{service}, {constrained}-constrained", fontsize=9)
+            if i:
+                axis.set_xlabel("budget b")
+            if not j:
+                axis.set_ylabel(ylabel)
+            axis.set_ylim(bottom=0)
+    shared_legend(figure, axes[0, 0], columns=6)
+    mark_kind(figure, kind)
+    return figure
+
+
+def tail_bars(table: pd.DataFrame, kind: str) -> Figure:
+    """Table 2 as a picture: our P99 reductions (tail_table) beside the paper's (column paper_percent)."""
+    figure, axes = panels(2, 1, width=9.0, height=2.3)
+    for axis, constrained in zip(axes[:, 0], ("device", "server"), strict=True):
+        rows = table[table["constrained"] == constrained]
+        x = np.arange(len(rows))
+        axis.bar(x - 0.27, rows["paper_percent"], 0.27, color=COLOURS["grey"], label="paper (quoted)")
+        axis.bar(x, rows["against_stoch_percent"], 0.27, color=COLOURS["blue"], label="ours, against Stoch")
+        axis.bar(x + 0.27, rows["against_race_percent"], 0.27, color=COLOURS["sky"], label="ours, against race")
+        models = rows["device"].str.split(", ").str[1].str.replace("Bloom", "B").str.replace("Qwen1.5", "Q")
+        names = [f"{s}\n{m}" for s, m in zip(rows["service"], models, strict=True)]
+        axis.set_xticks(x, names, fontsize=7)
+        axis.set(ylabel="P99 TTFT reduction (%)", title=f"{constrained}-constrained")
+        axis.grid(axis="x", visible=False)
+    shared_legend(figure, axes[0, 0], columns=3)
+    mark_kind(figure, kind)
+    return figure
+
+
+def user_points(table: pd.DataFrame, kind: str) -> Figure:
+    """Figure 5: mean TTFT per user under both constraints, with a queue on the device."""
+    figure, axes = panels(1, 2, width=4.4, height=2.7)
+    for axis, constrained in zip(axes[0], ("device", "server"), strict=True):
+        part = table[table["constrained"] == constrained]
+        for shift, (stem, colour) in enumerate((("Stoch", "orange"), ("race", "sky"), ("DiSCo", "blue"))):
+            rows = part[part["policy"].str.startswith(stem)].sort_values("user")
+            axis.plot(
+                np.arange(len(rows)),
+                rows["mean_s"],
+                marker="v^o"[shift],
+                ls="",
+                color=COLOURS[colour],
+                label=rows["policy"].iloc[0],
+            )
+        gaps = part.drop_duplicates("user").sort_values("user")["mean_gap_s"]
+        axis.set_xticks(np.arange(len(gaps)), [f"{g:.0f}" for g in gaps], fontsize=8)
+        axis.set(
+            xlabel="user's mean gap between requests (s)",
+            ylabel="mean TTFT (s)",
+            yscale="log",
+            title=f"{constrained}-constrained",
+        )
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ScalarFormatter())
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.legend(fontsize=8)
+    mark_kind(figure, kind)
+    return figure
+
+
+def cost_curves(table: pd.DataFrame, device: Device, kind: str) -> Figure:
+    """Figure 7: cost a request with and without migration, USD per million requests."""
+    rows = table[table["device"] == device.name]
+    services = list(dict.fromkeys(rows["service"]))
+    figure, axes = panels(2, len(services), width=2.4, height=2.1, sharex=True)
+    for i, constrained in enumerate(("device", "server")):
+        for j, service in enumerate(services):
+            axis = axes[i, j]
+            part = rows[(rows["service"] == service) & (rows["constrained"] == constrained)].sort_values("budget")
+            axis.plot(part["budget"], 1e6 * part["cost_without"], color=COLOURS["orange"], label="without migration")
+            axis.plot(part["budget"], 1e6 * part["cost"], color=COLOURS["blue"], label="with migration")
+            saved = 100 * (1 - part["cost"] / part["cost_without"]).max()
+            axis.set_title(f"{service}, {constrained}: up to {saved:.0f} %", fontsize=9)
+            axis.set_ylim(bottom=0)
+            if i:
+                axis.set_xlabel("budget b")
+            if not j:
+                axis.set_ylabel("USD per million requests")
+    shared_legend(figure, axes[0, 0], columns=2)
+    mark_kind(figure, kind)
+    return figure
+
+
+def policy_time(table: pd.DataFrame, paper: pd.DataFrame, kind: str) -> Figure:
+    """Figure 9: time to compute a policy against the number of samples. paper: columns n, policy, ms."""
+    figure, axes = panels(1, 1, width=5.4, height=3.2)
+    axis = axes[0, 0]
+    colours = {"DiSCo-S": COLOURS["blue"], "DiSCo-D": COLOURS["green"], "mean-optimal": COLOURS["purple"]}
+    for policy, colour in colours.items():
+        ours = table[table["policy"] == policy]
+        for what, style in (("from raw lists", "-"), ("from kept histogram", "--")):
+            line = ours[ours["what"] == what]
+            if len(line):
+                axis.plot(line["n"], line["ms"], color=colour, ls=style, marker="o", ms=4, label=f"{policy}, {what}")
+        quoted = paper[paper["policy"] == policy]
+        if len(quoted):
+            axis.plot(quoted["n"], quoted["ms"], color=colour, ls=":", marker="x", label=f"{policy}, paper (Apple M1)")
+    axis.set(xscale="log", yscale="log", xlabel="samples of length and TTFT", ylabel="time for one policy (ms)")
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    mark_kind(figure, kind)
+    return figure
+
+
+def mean_tail_plane(tables: Mapping[str, pd.DataFrame], kind: str) -> Figure:
+    """Beyond the paper: mean against P99 TTFT of every policy at one budget, one panel per service."""
+    markers = {
+        "server only": ("s", "grey"),
+        "Stoch-D": ("v", "orange"),
+        "race-D": ("^", "sky"),
+        "DiSCo-D": ("o", "blue"),
+        "P99-optimal": ("D", "red"),
+        "combined frontier": (".", "purple"),
+        "mean-optimal": ("*", "green"),
+        "online": ("P", "black"),
+    }
+    figure, axes = panels(1, len(tables), width=3.6, height=3.2)
+    for axis, (service, table) in zip(axes[0], tables.items(), strict=True):
+        for policy, (marker, colour) in markers.items():
+            rows = table[table["policy"] == policy].sort_values("mean_s")
+            line = "-" if policy in ("DiSCo-D", "combined frontier") else ""
+            axis.plot(
+                rows["mean_s"],
+                rows["p99_s"],
+                ls=line,
+                marker=marker,
+                color=COLOURS[colour],
+                label=policy,
+                lw=1,
+                ms=9 if marker == "*" else 6,
+            )
+            for at in {0, len(rows) - 1} if policy == "DiSCo-D" else ():
+                label, x, y = rows.iloc[at][["label", "mean_s", "p99_s"]]
+                axis.annotate(f"α={label}", (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
+        bound = table.loc[table["policy"] == "clairvoyant", "mean_s"].iloc[0]
+        axis.axvline(bound, color=COLOURS["grey"], ls=":", label="clairvoyant (mean)")
+        axis.set(xlabel="mean TTFT (s)", title=service)
+        if table["p99_s"].max() > 10 * table["p99_s"].min():
+            axis.set_yscale("log")
+    axes[0, 0].set_ylabel("P99 TTFT (s)")
+    shared_legend(figure, axes[0, 0], columns=5)
+    mark_kind(figure, kind)
+    return figure
+
+
+def drift(table: pd.DataFrame, budget: float, kind: str) -> Figure:
+    """Beyond the paper: budget use and TTFT when the service changes half-way."""
+    figure, axes = panels(1, 2, width=4.2, height=2.7)
+    colours = (COLOURS["blue"], COLOURS["green"], COLOURS["black"], COLOURS["purple"])
+    for (name, rows), colour in zip(table.groupby("policy", sort=False), colours, strict=True):
+        axes[0, 0].plot(rows["request"], rows["used"], color=colour, label=name)
+        smooth = rows["ttft_s"].rolling(200, min_periods=50).mean()
+        axes[0, 1].plot(rows["request"], smooth, color=colour, label=name)
+    axes[0, 0].axhline(budget, color=COLOURS["red"], ls="--", lw=1, label="budget")
+    axes[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes[0, 0].set(xlabel="request", ylabel="tokens on the device so far", ylim=(0, None))
+    axes[0, 1].set(xlabel="request", ylabel="mean TTFT of the last 200 (s)", yscale="log")
+    axes[0, 0].legend(fontsize=7)
+    mark_kind(figure, kind)
+    return figure
+
+
+def delivery(times: Mapping[str, np.ndarray], due: np.ndarray, kind: str) -> Figure:
+    """Figure 4 at work: tokens shown against time for one stream. times: name -> [N] seconds."""
+    figure, axes = panels(1, 1, width=5.4, height=2.8)
+    axis = axes[0, 0]
+    axis.plot(due, np.arange(1, len(due) + 1), color=COLOURS["grey"], lw=4, alpha=0.4, label="reader's pace")
+    for (name, seconds), colour in zip(times.items(), ("orange", "blue", "red"), strict=False):
+        axis.step(seconds, np.arange(1, len(seconds) + 1), where="post", label=name, color=COLOURS[colour], lw=1.2)
+    axis.set(xlabel="time since the request (s)", ylabel="tokens")
+    axis.legend()
+    mark_kind(figure, kind)
+    return figure
+
+
+def length_histogram(lengths: Lengths, threshold: int) -> Figure:
+    """Algorithm 3 at work: prompts and tokens on either side of the threshold."""
+    figure, axes = panels(1, 1, width=5.0, height=2.5)
+    axis = axes[0, 0]
+    below = lengths.support < threshold
+    for part, colour, label in ((below, "blue", "device only"), (~below, "orange", "device and server")):
+        axis.bar(
+            lengths.support[part],
+            lengths.mass[part],
+            color=COLOURS[colour],
+            width=1.0,
+            label=f"{label}: {100 * lengths.mass[part].sum():.0f} % of tokens",
+        )
+    axis.set(xlabel="prompt length l (tokens)", ylabel="share of all tokens", xlim=(0, 90))
+    axis.legend()
+    mark_kind(figure, "analytic")
+    return figure

@@ -73,10 +73,11 @@ def deadline_optimal(
 def frontier(
     lengths: Lengths, server: Latency, device: Device, budget: float, slack: np.ndarray, quantile: float = 0.99
 ) -> list[DispatchPolicy]:
-    """Policies between P99-optimal and mean-optimal: least mean TTFT subject to P99 <= slack times the least P99.
+    """Policies between P99-optimal and mean-optimal: a low mean TTFT subject to P99 <= slack times the least P99.
 
-    slack: factors >= 1. The lengths to cover are chosen as there, cheapest first. A deadline that whole lengths cannot
-    afford gives no policy, so the list may be shorter.
+    slack: factors >= 1. The lengths to cover are those of the P99-optimal rule, cheapest first; among policies that
+    cover them the mean is the least. (Choosing both at once lowers it by at most 4 % on the series tried.) A deadline
+    that whole lengths cannot afford gives no policy, so the list may be shorter.
     """
     if not np.all(np.asarray(slack) >= 1):
         raise ValueError(f"Slack factors on the least P99 are at least 1, not {slack}.")

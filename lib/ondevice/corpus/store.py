@@ -1,0 +1,79 @@
+"""The corpus on disk: built once for a set of package versions, then read back as a `datasets.Dataset`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ondevice import assets
+from ondevice.corpus.reading import PACKAGES, Document, installed_documents, versions
+from ondevice.corpus.splits import SPLITS, Selection, select
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_FORMAT = 1  # raise it when the reading, splitting or cleaning changes
+
+
+def folder() -> Path:
+    """The corpus's folder below data/cache, built when it is not there (about two minutes)."""
+    found = versions()
+    key = sha256(json.dumps([_FORMAT, found]).encode()).hexdigest()[:16]
+    place = assets.cache_folder("corpus") / key
+    if not (place / "manifest.json").is_file():
+        started = time.perf_counter()
+        documents = installed_documents(PACKAGES)
+        write(place, select(documents), found, len(documents), started)
+    return place
+
+
+def write(place: Path, selection: Selection, found: dict[str, str], read: int, started: float) -> None:
+    """Write a selection's splits, then its manifest, which marks the folder as whole."""
+    import datasets
+
+    counts: dict[str, Any] = {}
+    for split in SPLITS:
+        documents = selection.documents[split]
+        rows = [asdict(document) for document in documents]
+        columns = {name: [row[name] for row in rows] for name in Document.__dataclass_fields__}
+        datasets.Dataset.from_dict(columns).save_to_disk(place / split)
+        counts[split] = {"documents": len(documents), "bytes": sum(len(d.text.encode()) for d in documents)}
+    manifest = {
+        "docstrings_read": read,
+        "exact_duplicates_removed": selection.exact_duplicates,
+        "near_duplicates_removed": selection.near_duplicates,
+        "splits": counts,
+        "seconds": round(time.perf_counter() - started, 1),
+        "packages": found,
+    }
+    assets.write_text(place / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def manifest() -> dict[str, Any]:
+    """Package versions, counts, bytes, and what was removed."""
+    return json.loads((folder() / "manifest.json").read_text(encoding="utf-8"))
+
+
+def dataset(split: str) -> Dataset:
+    """One split as a `datasets.Dataset` with the columns of `Document`, in order of the qualified names."""
+    import datasets
+
+    if split not in SPLITS:
+        raise ValueError(f"There is no split {split!r}; there are {', '.join(SPLITS)}.")
+    return datasets.load_from_disk(str(folder() / split))
+
+
+@functools.lru_cache(maxsize=len(SPLITS))
+def documents(split: str) -> tuple[Document, ...]:
+    """One split as documents, in order of their qualified names."""
+    return tuple(_documents(dataset(split)))
+
+
+def _documents(rows: Iterable[dict[str, Any]]) -> Iterable[Document]:
+    return (Document(**row) for row in rows)

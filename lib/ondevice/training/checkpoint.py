@@ -1,0 +1,51 @@
+"""Checkpoints of a training run: weights, optimizer state and position in one safetensors file, written whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from ondevice import assets
+
+
+def save(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], progress: dict[str, Any]) -> None:
+    """Write a checkpoint in one step. progress: anything JSON holds."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model/{name}"] = parameter.detach().contiguous()
+        for index, optimizer in enumerate(optimizers):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{index}/{name}/{key}"] = value.detach().contiguous()
+    with assets.writing(path) as temporary:
+        safetensors.torch.save_file(tensors, temporary, {"progress": json.dumps(progress)})
+
+
+def load(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    """Put a checkpoint into a model and its optimizers; returns the progress. Raises ValueError on a damaged file."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            progress = json.loads((file.metadata() or {})["progress"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path.name} is not a checkpoint of this program, or is damaged: {error}") from None
+    parameters = dict(model.named_parameters())
+    names = {key.removeprefix("model/") for key in tensors if key.startswith("model/")}
+    if names != set(parameters):
+        raise ValueError(f"{path.name} belongs to a model of another shape.")
+    for key, value in tensors.items():
+        owner, rest = key.split("/", 1)
+        if owner == "model":
+            with torch.no_grad():
+                parameters[rest].copy_(value)
+        else:
+            name, slot = rest.rsplit("/", 1)
+            parameter = parameters[name]
+            optimizers[int(owner)].state[parameter][slot] = value.to(parameter.device) if value.ndim else value
+    return progress

@@ -1,0 +1,246 @@
+"""Training of a small Llama-shaped language model on the documentation corpus."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ondevice import assets
+from ondevice.training import checkpoint
+from ondevice.training.batches import Batches
+from ondevice.training.muon import Muon
+from ondevice.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+CONTEXT = 1024  # tokens
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 704},
+    "base": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1024},
+}
+COLUMNS = ("step", "tokens", "loss", "lr", "tokens_per_second", "seconds", "perplexity")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run trains. Rates are peaks; times are in seconds, `validate_every` and `log_every` in steps."""
+
+    size: str
+    tokens: int
+    batch_tokens: int = 4096
+    context: int = CONTEXT
+    matrix_rate: float = 0.02
+    vector_rate: float = 0.005
+    warmup: int = 50
+    save_every: float = 300.0
+    validate_every: int = 250
+    log_every: int = 10
+    compiled: bool = False
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate's shape over the run's steps."""
+        return Schedule(max(1, self.tokens // self.batch_tokens), self.warmup)
+
+
+@dataclass
+class Position:
+    """Where a run stands. seconds: time spent in training, over all its processes."""
+
+    step: int = 0
+    total: int = 0
+    seconds: float = 0.0
+    size: str = ""
+    stopped: bool = field(default=False, compare=False)
+
+
+def build(size: str, vocabulary: int, end: int, pad: int, context: int = CONTEXT, seed: int = 0) -> LlamaForCausalLM:
+    """A fresh model of a named size; raises ValueError on an unknown one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if size not in SIZES:
+        raise ValueError(f"There is no size {size!r}; there are {', '.join(SIZES)}.")
+    torch.manual_seed(seed)
+    shape: dict[str, Any] = {**SIZES[size], "vocab_size": vocabulary, "max_position_embeddings": context}
+    return LlamaForCausalLM(
+        LlamaConfig(tie_word_embeddings=True, bos_token_id=end, eos_token_id=end, pad_token_id=pad, **shape)
+    )
+
+
+def optimizers_of(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embeddings and norms."""
+    named = list(model.named_parameters())
+    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and "embed" not in name]
+    others = [parameter for name, parameter in named if parameter.ndim != 2 or "embed" in name]
+    adam = torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    return [Muon(matrices, lr=recipe.matrix_rate), adam]
+
+
+def train(
+    recipe: Recipe, model: LlamaForCausalLM, batches: Batches, held_out: np.ndarray, folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None, device: str = "cpu",
+) -> Position:  # fmt: skip
+    """Train, or go on training, until the recipe's tokens are spent or a signal asks to stop.
+
+    held_out: [windows, context] token ids for the perplexity. folder: gets checkpoint.safetensors,
+    before-decay.safetensors, log.csv and model/, which transformers loads. A folder with a checkpoint is resumed; with
+    more tokens than it was begun with, from before its decay. Raises ValueError on another run's or a damaged one.
+    """
+    torch.nn.Module.to(model, device)
+    optimizers = optimizers_of(model, recipe)
+    schedule = recipe.schedule
+    position = _resume(folder, recipe, model, optimizers)
+    forward = torch.compile(model) if recipe.compiled else model
+    log = Log(folder / "log.csv", position.step)
+
+    def save(name: str = "checkpoint") -> None:
+        progress = {"step": position.step, "total": schedule.total, "seconds": position.seconds, "size": recipe.size}
+        checkpoint.save(folder / f"{name}.safetensors", model, optimizers, progress)
+
+    saved = time.monotonic()
+    losses: list[float] = []
+    with _signals() as asked_to_stop:
+        while position.step < schedule.total and not asked_to_stop():
+            if position.step == schedule.decay_start:
+                save("before-decay")
+            started = time.monotonic()
+            factor = schedule(position.step)
+            _set_rates(optimizers, factor)
+            losses.append(_step(forward, model, optimizers, batches(position.step), device))
+            position.step += 1
+            position.seconds += time.monotonic() - started
+            done = position.step == schedule.total
+            if done or position.step % recipe.log_every == 0:
+                validates = done or position.step % recipe.validate_every == 0
+                perplexity = f"{perplexity_of(model, held_out, device):.3f}" if validates else ""
+                log.add(position, recipe, factor * recipe.matrix_rate, losses, perplexity)
+                losses = []
+            if time.monotonic() - saved > recipe.save_every:
+                save()
+                export(model, tokenizer, folder / "model")
+                saved = time.monotonic()
+    save()
+    export(model, tokenizer, folder / "model")
+    position.stopped = position.step < schedule.total
+    return position
+
+
+@torch.no_grad()
+def perplexity_of(model: torch.nn.Module, held_out: np.ndarray, device: str = "cpu", rows: int = 8) -> float:
+    """exp of the mean loss per token over windows [n, context], each read on its own, its first token given."""
+    total, count = 0.0, 0
+    for start in range(0, len(held_out), rows):
+        ids = torch.from_numpy(held_out[start : start + rows]).to(device)
+        with _precision(device):
+            logits = model(ids[:, :-1], use_cache=False).logits
+        total += F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum").item()
+        count += ids[:, 1:].numel()
+    return math.exp(total / count)
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """Save bf16 weights, configuration and tokenizer as transformers reads them; a reader never sees half a folder."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    torch.nn.Module.to(copy.deepcopy(model), "cpu", torch.bfloat16).save_pretrained(part)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(part)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(part.iterdir()):
+        file.replace(folder / file.name)
+    part.rmdir()
+
+
+class Log:
+    """The CSV of a run; a resumed run drops the rows after its checkpoint."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        rows: list[list[str]] = []
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [row for row in list(csv.reader(file))[1:] if len(row) == len(COLUMNS) and int(row[0]) <= step]
+        with assets.writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([list(COLUMNS), *rows])
+        self.tokens, self.seconds = (int(rows[-1][1]), float(rows[-1][5])) if rows else (0, 0.0)
+
+    def add(self, position: Position, recipe: Recipe, rate: float, losses: list[float], perplexity: str) -> None:
+        """A row: the mean loss (nats a token) and the speed since the row before."""
+        tokens = position.step * recipe.batch_tokens
+        speed = (tokens - self.tokens) / max(position.seconds - self.seconds, 1e-9)
+        row = [position.step, tokens, f"{np.mean(losses):.4f}", f"{rate:.6f}", round(speed), f"{position.seconds:.1f}"]
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerow([*row, perplexity])
+        self.tokens, self.seconds = tokens, position.seconds
+
+
+def _set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group.setdefault("peak", group["lr"])
+
+
+def _step(
+    forward: Callable[..., Any], model: torch.nn.Module, optimizers: list[torch.optim.Optimizer],
+    batch: tuple[np.ndarray, np.ndarray], device: str,
+) -> float:  # fmt: skip
+    inputs, targets = (torch.from_numpy(part).to(device) for part in batch)
+    with _precision(device):
+        logits = forward(inputs, use_cache=False).logits
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+def _resume(folder: Path, recipe: Recipe, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> Position:
+    path = folder / "checkpoint.safetensors"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        return Position(size=recipe.size)
+    progress = checkpoint.load(path, model, optimizers)
+    if progress["size"] != recipe.size:
+        raise ValueError(f"{folder.name} holds a run of size {progress['size']!r}, not {recipe.size!r}.")
+    begun = Schedule(progress["total"], recipe.warmup)
+    if progress["total"] < recipe.schedule.total and progress["step"] > begun.decay_start:
+        earlier = folder / "before-decay.safetensors"
+        if not earlier.is_file():
+            raise ValueError(f"{folder.name} cannot be extended: its decay has begun and {earlier.name} is gone.")
+        progress = checkpoint.load(earlier, model, optimizers)
+    return Position(progress["step"], progress["total"], progress["seconds"], progress["size"])
+
+
+def _precision(device: str) -> contextlib.AbstractContextManager[Any]:
+    """bf16 on a GPU; float32 on a CPU, where bf16 pays only with instructions for it."""
+    return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """A function that says whether SIGTERM or SIGINT came; the step in hand is finished first."""
+    came: list[int] = []
+    watched = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in watched]
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in zip(watched, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,262 @@
+"""The corpus on small package trees written for the test."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ondevice import corpus
+from ondevice.corpus import reading, sections, splits, store, tokens
+from ondevice.corpus.prompts import ASSISTANT, END, normal
+
+SCALE = '''
+def scale(values, factor=2.0):
+    """Multiply every value by a factor and return the products.
+
+    Parameters
+    ----------
+    values : list of float
+        The numbers to multiply. An empty list gives
+        an empty list.
+    factor : float, optional
+        What each number is multiplied by.
+
+    Returns
+    -------
+    list of float
+        The products, in the order of the values.
+
+    See Also
+    --------
+    shift : Add a constant to every value.
+
+    Examples
+    --------
+    >>> scale([1, 2])
+    [2.0, 4.0]
+    """
+    result = [value * factor for value in values]
+    if not result:
+        return []
+    return result
+'''
+SHIFT = '''
+class Shifter:
+    """Adds a constant to numbers, one list at a time, in place."""
+
+    def apply(self, numbers, amount):
+        """Add the amount to every number of the list.
+
+        Args:
+            numbers (list): The list that is changed in place by this call.
+            amount (float): What is added to each of the numbers.
+
+        Returns:
+            The same list, so that calls can be chained together.
+        """
+        return numbers
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A package with two modules, a test, a vendored copy, a broken file and an import that must not run."""
+    files = {
+        "toy/__init__.py": '"""A toy package with a scale and a shift, for tests."""\nraise RuntimeError("imported")\n',
+        "toy/scale.py": SCALE,
+        "toy/shift.py": SHIFT,
+        "toy/tests/test_scale.py": SCALE.replace("scale", "tested"),
+        "toy/_vendor/copy.py": SCALE.replace("scale", "vendored"),
+        "toy/broken.py": "def (:\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _document(name: str, docstring: str) -> corpus.Document:
+    return corpus.Document(name, "toy", "function", "()", docstring, "")
+
+
+def _name(split: str, prefix: str = "toy.f") -> str:
+    return next(name for i in range(1000) if splits.split_of(name := f"{prefix}{i}") == split)
+
+
+def test_reads_docstrings_without_importing(tree: Path) -> None:
+    found = {document.name: document for document in corpus.read_folder("toy", tree)}
+    assert list(found) == ["toy", "toy.scale.scale", "toy.shift.Shifter", "toy.shift.Shifter.apply"]
+    assert [document.kind for document in found.values()] == ["module", "function", "class", "function"]
+    scale = found["toy.scale.scale"]
+    assert scale.text.startswith("def toy.scale.scale(values, factor=2.0)\n\nMultiply every value")
+    assert scale.source.splitlines()[:2] == [
+        "def scale(values, factor=2.0):",
+        "    result = [value * factor for value in values]",
+    ]
+    assert "Multiply" not in scale.source
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(ModuleNotFoundError, match="The corpus needs no-such-package"):
+        reading.versions(["no-such-package"])
+
+
+def test_splits_are_disjoint_and_repeatable(tree: Path) -> None:
+    documents = [*corpus.read_folder("toy", tree)]
+    filler = [_document(f"toy.g{i}", " ".join(f"w{i}x{j}" for j in range(12))) for i in range(2000)]
+    first, second = corpus.select(documents + filler), corpus.select(documents + filler)
+    assert first == second
+    names = [{document.name for document in first.documents[split]} for split in corpus.SPLITS]
+    assert not (names[0] & names[1] or names[0] & names[2] or names[1] & names[2])
+    shares = [len(group) / 2004 for group in names]
+    assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.02)
+
+
+def test_a_planted_near_duplicate_leaves_the_held_out_split() -> None:
+    words = [f"word{i}" for i in range(40)]
+    other = [f"other{i}" for i in range(40)]
+    original = _document(_name("train"), " ".join(words))
+    copy = _document(_name("test"), " ".join([*words[:36], "four", "words", "are", "new"]))
+    fresh = _document(_name("test", "toy.fresh"), " ".join(other))
+    chosen = corpus.select([original, copy, fresh])
+    assert chosen.documents["test"] == [fresh]
+    assert chosen.near_duplicates == {"train": 0, "validation": 0, "test": 1}
+    assert splits.overlap_with_earlier([original.docstring, copy.docstring])[1] == pytest.approx(29 / 33)
+
+
+def test_exact_duplicates_are_found_whatever_their_spacing_and_case() -> None:
+    text = "The same eight words stand here once more today"
+    chosen = corpus.select([_document(_name("train"), text), _document(_name("test"), text.upper().replace(" ", "\n"))])
+    assert chosen.exact_duplicates == 1
+    assert [len(chosen.documents[split]) for split in corpus.SPLITS] == [1, 0, 0]
+
+
+def test_an_empty_corpus_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="The corpus is empty"):
+        corpus.select(corpus.read_folder("toy", tmp_path))
+
+
+def test_fields_of_both_styles(tree: Path) -> None:
+    found = {document.name: document.docstring for document in corpus.read_folder("toy", tree)}
+    numpy, google = found["toy.scale.scale"], found["toy.shift.Shifter.apply"]
+    assert [(field.name, field.type) for field in sections.parameters(numpy)] == [
+        ("values", "list of float"),
+        ("factor", "float, optional"),
+    ]
+    assert sections.parameters(numpy)[0].description == "The numbers to multiply. An empty list gives an empty list."
+    assert [field.name for field in sections.parameters(google)] == ["numbers", "amount"]
+    for docstring, start in ((numpy, "The products"), (google, "The same list")):
+        result = sections.returned(docstring)
+        assert result is not None
+        assert result.description.startswith(start)
+    assert sections.summary("Returns:\n    The number of things that were counted.") == ""
+    assert (
+        sections.parameters("Words.\n\n:param int count: How many there are.")[0].description == "How many there are."
+    )
+
+
+def test_every_answer_stands_in_its_document(tree: Path) -> None:
+    documents = corpus.read_folder("toy", tree)
+    texts = {document.name: document.docstring for document in documents}
+    made = list(corpus.tasks(documents))
+    assert made == list(corpus.tasks(documents))
+    assert {task.family for task in made} == set(corpus.FAMILIES)
+    for task in made:
+        assert normal(task.answer) in normal(texts[task.name])
+        assert task.prompt.endswith(ASSISTANT)
+        assert task.text == task.prompt + task.answer + END
+    answers = {task.family: task.answer for task in made if task.name == "toy.scale.scale"}
+    assert answers["doctest"] == "[2.0, 4.0]"
+    assert answers["see_also"] == "shift : Add a constant to every value."
+    assert answers["summary"] == "Multiply every value by a factor and return the products."
+
+
+def test_retrieval_tasks_show_the_answer_and_other_documents(tree: Path) -> None:
+    documents = corpus.read_folder("toy", tree)
+    for task in corpus.tasks(documents, ["rag"]):
+        titles = [title for title, _ in task.passages]
+        assert titles.count(task.name) == 1
+        assert 2 <= len(titles) <= 3
+        assert normal(task.answer) in normal(dict(task.passages)[task.name])
+
+
+def test_passages_quote_and_queries_have_relevant_passages(tree: Path) -> None:
+    documents = corpus.read_folder("toy", tree)
+    tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
+    found = corpus.passages(documents, tokenizer, 32)
+    texts = {document.name: document.docstring for document in documents}
+    for passage in found:
+        assert passage.text in texts[passage.title]
+        assert len(tokenizer(passage.text)["input_ids"]) <= 33  # stripping white space can split a token
+    whole = corpus.passages(documents, tokenizer, 10_000)
+    assert [(passage.title, passage.text) for passage in whole] == list(texts.items())
+    kinds = {query.kind for query in corpus.queries(documents)}
+    assert kinds <= {"parameter", "summary"}
+    about = corpus.Query(
+        "parameter", "parameter factor of scale.scale", "toy.scale.scale", "What each number is multiplied by."
+    )
+    assert [passage.title for passage in whole if about.relevant(passage)] == ["toy.scale.scale"]
+    summary = corpus.Query("summary", "Multiply every value.", "toy.scale.scale", "")
+    assert [passage.place for passage in found if summary.relevant(passage)][:2] == [1, 2]
+    with pytest.raises(ValueError, match="at least one token, not 0"):
+        corpus.passages(documents, tokenizer, 0)
+
+
+def test_public_texts_come_from_the_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONDEVICE_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="Spec-Bench is not here"):
+        corpus.spec_bench()
+    (tmp_path / "spec_bench").mkdir()
+    rows = [
+        {"question_id": 1, "category": "writing", "turns": ["a", "b"]},
+        {"question_id": 2, "category": "rag", "turns": ["c"]},
+    ]
+    (tmp_path / "spec_bench" / "question.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [(question.task, question.turns) for question in corpus.spec_bench()] == [
+        ("multi_turn", ("a", "b")),
+        ("rag", ("c",)),
+    ]
+    (tmp_path / "wikitext-2").mkdir()
+    with gzip.open(tmp_path / "wikitext-2" / "test.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(" \n = One = \n\n Text of one . \n\n = = Part = = \n\n More . \n = Two = \n\n Text of two . \n")
+    articles = corpus.articles(corpus.wikitext("test"))
+    assert [title for title, _ in articles] == ["One", "Two"]
+    assert "= = Part = =" in articles[0][1]
+    with pytest.raises(ValueError, match="not 'train'"):
+        corpus.wikitext("train")
+
+
+def test_an_unknown_family_or_split_is_refused(tree: Path) -> None:
+    with pytest.raises(ValueError, match="no task family 'translation'"):
+        next(corpus.tasks(corpus.read_folder("toy", tree), ["translation"]))
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        corpus.dataset("dev")
+
+
+def test_written_and_read_back(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = corpus.select(corpus.read_folder("toy", tree))
+    store.write(tmp_path / "built", chosen, {"toy": "1"}, 4, 0.0)
+    monkeypatch.setattr(store, "folder", lambda: tmp_path / "built")
+    store.documents.cache_clear()
+    try:
+        assert list(store.documents("train")) == chosen.documents["train"]
+        assert corpus.manifest()["splits"]["train"]["documents"] == len(chosen.documents["train"])
+    finally:
+        store.documents.cache_clear()
+
+
+def test_tokenizer_round_trip_and_markers(tree: Path, tmp_path: Path) -> None:
+    documents = corpus.read_folder("toy", tree)
+    tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
+    text = next(corpus.tasks(documents, ["rag"])).text
+    ids = tokens.encode([text, text], tokenizer)
+    assert ids.dtype == np.uint16
+    assert tokenizer.decode(ids[: len(ids) // 2]) == text
+    assert ids[-1] == tokenizer.eos_token_id
+    tokenizer.save_pretrained(tmp_path)
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat == "<|user|>What?<|assistant|>"

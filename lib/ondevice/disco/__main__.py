@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         app = options.build(options)
         opened = listener(options.host, options.port)
     except (ValueError, OSError) as error:
-        sys.exit(f"{Path(sys.argv[0]).parent.name} {options.command}: {error}")
+        sys.exit(f"ondevice.disco {options.command}: {error}")
     host, port = opened.getsockname()[:2]
     print(f"Listening on http://{host}:{port}/v1", flush=True)
     gc.collect()

@@ -25,7 +25,8 @@ class Router:
 
     policy: a DispatchPolicy, or a function from prompt tokens to (device wait, server wait) in seconds, inf = never.
     constrained: the endpoint that a budget limits and a migration leaves; taken from a DispatchPolicy.
-    bucket: an optional hard cap on the constrained endpoint's input tokens, besides the policy's own share.
+    bucket: an optional hard cap on the constrained endpoint's input tokens, fallbacks included; it is charged the
+        prompt of each request that starts that endpoint, once, which is how section 5.1 defines the budget.
     pace: r_c, tokens/s shown to the reader; None forwards at once.
     migration: when to leave the constrained endpoint mid-answer; needs a pace, which is what fills the buffer.
     count_tokens: counts a prompt's tokens for the policy and the ledger; the default is a cheap estimate.

@@ -166,7 +166,7 @@ class Session:
 
     def _due(self, side: Side) -> None:
         """The wait of one side is over and no first token has come."""
-        idle = not self._ended and all(attempt.side != side for attempt in self._attempts)
+        idle = all(attempt.side != side for attempt in self._attempts)
         if idle and side not in self._failures and not self._launch(side, "race"):
             self._recover()
 
@@ -214,7 +214,8 @@ class Session:
         if attempt.open and not self._watch(attempt):
             waited = self._loop.time() - attempt.progress
             what = "no further token" if attempt.texts else "no first token"
-            self._failed(attempt, EndpointError(f"{what} for {waited:.3g} s", 504))
+            base = self._setup.sources[attempt.side].endpoint.base
+            self._failed(attempt, EndpointError(f"{base}: {what} for {waited:.3g} s", 504))
 
     def _overdue(self) -> None:
         self._end(StreamError(f"The answer was not finished within {self._setup.timeouts.total:g} s.", 504))
@@ -249,11 +250,11 @@ class Session:
                 return EndpointError(f"cannot continue an answer that is not plain text ({pinned or 'by its chunks'})")
             if not endpoint.can_continue:
                 return EndpointError("cannot continue an answer")
-        if self._setup.bucket is not None and side == self._setup.constrained:
-            tokens = self._length + len(self.out)
-            if self._setup.bucket.level < tokens * (1 - 1e-12):
+        bucket = self._setup.bucket if side == self._setup.constrained and side not in self._started else None
+        if bucket is not None:  # a request is charged its prompt once, as the budget counts it
+            if bucket.level < self._length * (1 - 1e-12):
                 return EndpointError("its token budget is spent", 429)
-            self._setup.bucket.spend(tokens)
+            bucket.spend(self._length)
         return None
 
     async def _run(self, attempt: Attempt, prefix: str) -> None:

@@ -47,7 +47,8 @@ def pair():
 
 def greedy(model, ids, n):
     with torch.inference_mode():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, pad_token_id=EOS)
+        mask = torch.ones_like(ids)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=n, do_sample=False, pad_token_id=EOS)
     return out[0, ids.shape[1]:].tolist()
 
 

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ondevice.disco.budget import TokenBucket
+from ondevice.disco.distributions import Device
 from ondevice.disco.endpoints import Endpoint, EndpointError, Finish, OnEvent, Piece, Usage
 from ondevice.disco.handoff import StatedOverhead
+from ondevice.disco.online import OnlineDispatcher
 from ondevice.disco.policy import NEVER, mixture
 from ondevice.disco.replay import answer
 from ondevice.disco.request import Request
@@ -501,3 +503,23 @@ def test_an_empty_prompt_is_refused() -> None:
     for prompt in ("", [], [{"role": "user", "content": ""}]):
         with pytest.raises(ValueError, match=r"prompt is empty|at least one message"):
             router.stream(prompt)
+
+
+def test_an_online_policy_learns_from_the_streams_and_keeps_its_budget():
+    slow_now_and_then = tuple(3.0 if number % 5 == 0 else 0.3 + 1e-3 * number for number in range(20))
+
+    async def work() -> tuple[Router, list[float]]:
+        dispatcher = OnlineDispatcher(Device("device", prefill_rate=10.0, decode_rate=20.0), budget=0.3)
+        device, server = Scripted((0.5,)), Scripted(slow_now_and_then)
+        async with Router(device, server, dispatcher) as router:
+            first = []
+            for _ in range(300):
+                stream = router.stream(PROMPT, 2)
+                assert "".join([token.text async for token in stream]) == "".join(answer(PROMPT, 2))
+                first.append(stream.summary.first_token_s)
+            return router, first
+
+    router, first = run(work())
+    assert router.constrained == "device" and router.ledger.share("device") <= 0.3
+    assert np.mean(first[:20]) == pytest.approx(0.84, abs=0.02), "nothing is known yet, and the server answers alone"
+    assert np.mean(first[100:]) < 0.55, "it waits out the fast answers and spares the slow ones"

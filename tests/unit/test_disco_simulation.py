@@ -127,7 +127,7 @@ def test_the_online_dispatcher_learns_the_distribution_from_censored_times():
     for i in range(40):
         dispatcher.decide(10)
         ttft = 8.0 if i == 0 else 2.0 if i % 2 else 1.0
-        dispatcher.observe(Decision(10, 1.0, 1.0), ttft, server_answered=ttft != 2.0)
+        dispatcher.observe(Decision(10, 1.0, 1.0), ttft, server_answered=ttft != 2.0, device_started=ttft > 1.0)
     dispatcher._fit()
     assert dispatcher._weights[dispatcher._times == 1.0].sum() == pytest.approx(19 / 40)
     assert dispatcher._weights[dispatcher._times == 8.0].sum() == pytest.approx(21 / 40)
@@ -203,6 +203,6 @@ def test_a_server_whose_wait_ends_with_the_devices_first_token_is_spared():
 def test_a_device_started_at_once_is_charged_even_if_the_server_took_no_time():
     dispatcher = OnlineDispatcher(PHONE, 1.0)
     decision = dispatcher.decide(10)
-    dispatcher.observe(decision, 0.0, server_answered=True)
+    dispatcher.observe(decision, 0.0, server_answered=True, device_started=True)
     assert decision.wait == 0.0
     assert dispatcher.bucket.level == 0.0

@@ -8,53 +8,23 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import uvicorn
 from starlette.types import ASGIApp
 
+from ondevice.disco import traces
 from ondevice.disco.budget import TokenBucket
+from ondevice.disco.distributions import Device, Latency, Lengths
 from ondevice.disco.endpoints import Endpoint
 from ondevice.disco.handoff import HandoffRule, StatedOverhead
 from ondevice.disco.loopback import listener
-from ondevice.disco.policy import NEVER, Constrained, DispatchPolicy, check_budget, mixture, single
+from ondevice.disco.named_policies import Known, known_names, named_policy
+from ondevice.disco.policy import NEVER, Constrained
 from ondevice.disco.replay import Fault, Timing, create_replay
 from ondevice.disco.router import Router
 from ondevice.disco.serve import create_app
 from ondevice.disco.session import Timeouts
-
-
-def _fixed(name: str, constrained: Constrained, budget: float, device: float, server: float) -> DispatchPolicy:
-    return single(name, constrained, budget, np.array([device]), np.array([server]))
-
-
-def _hedge(name: str, constrained: Constrained, budget: float, seconds: float) -> DispatchPolicy:
-    """Start the constrained endpoint `seconds` after the other, for a share `budget` of the requests."""
-    wait = {"device": (seconds, 0.0), "server": (0.0, seconds)}[constrained]
-    alone = {"device": (NEVER, 0.0), "server": (0.0, NEVER)}[constrained]
-    first, second = ((np.array([device]), np.array([server])) for device, server in (alone, wait))
-    return mixture(name, constrained, budget, first, second, budget)
-
-
-# Name -> (constrained, budget, the text after the colon) -> policy.
-POLICIES: dict[str, Callable[[Constrained, float, str], DispatchPolicy]] = {
-    "server-only": lambda constrained, budget, _: _fixed("server-only", constrained, budget, NEVER, 0.0),
-    "device-only": lambda constrained, budget, _: _fixed("device-only", constrained, budget, 0.0, NEVER),
-    "race": lambda constrained, budget, _: _hedge("race", constrained, budget, 0.0),
-    "hedge": lambda constrained, budget, wait: _hedge(f"hedge:{wait}", constrained, budget, _seconds(wait)),
-}
-
-
-def named_policy(name: str, constrained: Constrained, budget: float) -> DispatchPolicy:
-    """A policy by name, such as `race` or `hedge:0.5`; ValueError if there is none."""
-    check_budget(budget)
-    head, _, rest = name.partition(":")
-    if head not in POLICIES or bool(rest) != (head == "hedge"):
-        known = ", ".join(f"{known}:SECONDS" if known == "hedge" else known for known in POLICIES)
-        raise ValueError(f"There is no policy {name!r}; there are {known}.")
-    return POLICIES[head](constrained, budget, rest)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -73,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build_router(options: argparse.Namespace) -> ASGIApp:
-    policy = named_policy(options.policy, options.constrained, options.budget)
+    policy, constrained = named_policy(options.policy, options.constrained, options.budget, _known(options))
     device = Endpoint(
         options.device, options.device_model, options.device_api, not options.device_cannot_continue,
         *_prices(options.device_prices), api_key=_key(options.device_key),
@@ -86,10 +56,11 @@ def build_router(options: argparse.Namespace) -> ASGIApp:
         device,
         server,
         policy,
+        constrained=constrained,
         timeouts=Timeouts(options.first_token_timeout, options.token_timeout, options.deadline),
         bucket=TokenBucket(options.budget, burst=NEVER) if options.hard_budget else None,
         pace=options.pace,
-        migration=_migration(options, device, server),
+        migration=_migration(options, constrained, device, server),
     )
     return create_app(router)
 
@@ -106,33 +77,53 @@ def build_replay(options: argparse.Namespace) -> ASGIApp:
     return create_replay(timing, options.voice, fault if kind else None)
 
 
-def _migration(options: argparse.Namespace, device: Endpoint, server: Endpoint) -> HandoffRule | None:
+def _known(options: argparse.Namespace) -> Known:
+    """What policies are computed from: files of the user's own measurements, or the committed traces."""
+    rates = _numbers(options.device_speed, 2, "--device-speed is two rates in tokens/s, such as 51.8,20.1")
+    return Known(
+        Lengths.of(_list(options.past_lengths)) if options.past_lengths else traces.lengths(),
+        Latency.of(_list(options.past_ttft)) if options.past_ttft else traces.server(options.server_like),
+        Device("device", *rates),
+    )
+
+
+def _list(path: Path) -> list[float]:
+    """A JSON list of numbers."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(x, int | float) for x in found):
+        raise ValueError(f"{path} does not hold a JSON list of numbers.")
+    return found
+
+
+def _migration(
+    options: argparse.Namespace, constrained: Constrained, device: Endpoint, server: Endpoint
+) -> HandoffRule | None:
     if options.migrate == "no":
         return None
     if options.pace is None:
         raise ValueError("--migrate needs --pace: without a pace no buffer builds up to mask the hand-off.")
-    source, target = (device, server) if options.constrained == "device" else (server, device)
+    source, target = (device, server) if constrained == "device" else (server, device)
     prices = source.price_output, target.price_output, target.price_prompt
     return StatedOverhead(options.pace, options.handover, options.answer_tokens, *prices, handoff=options.migrate)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < NEVER:
-        raise ValueError(f"A hedge waits a number of seconds of at least 0, not {text!r}.")
-    return seconds
-
-
 def _prices(text: str) -> tuple[float, float]:
     """Prices per token from 'prompt,output' per million tokens."""
+    prompt, output = _numbers(text, 2, "Prices are two numbers per million tokens, such as 0.15,0.60")
+    return prompt / 1e6, output / 1e6
+
+
+def _numbers(text: str, count: int, what: str) -> list[float]:
     try:
-        prompt, output = (float(price) / 1e6 for price in text.split(","))
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"Prices are two numbers per million tokens, such as 0.15,0.60, not {text!r}.") from None
-    return prompt, output
+        numbers = []
+    if len(numbers) != count:
+        raise ValueError(f"{what}, not {text!r}.")
+    return numbers
 
 
 def _key(variable: str | None) -> str | None:
@@ -154,9 +145,15 @@ def _parser() -> argparse.ArgumentParser:
         group.add_argument(f"--{side}-cannot-continue", action="store_true", help="it cannot continue a given prefix")
         group.add_argument(f"--{side}-prices", default="0,0", metavar="P,O", help="prompt and output, per 1M tokens")
         group.add_argument(f"--{side}-key", metavar="VARIABLE", help="environment variable that holds its API key")
-    serve.add_argument("--policy", default="hedge:0.5", help=f"{', '.join(POLICIES)}; hedge takes :SECONDS")
+    serve.add_argument("--policy", default="hedge:0.5", metavar="NAME", help=known_names())
     serve.add_argument("--budget", type=float, default=1.0, help="share of input tokens for the constrained endpoint")
-    serve.add_argument("--constrained", choices=("device", "server"), default="server")
+    serve.add_argument("--constrained", choices=("device", "server"), help="default: what the policy is for, or server")
+    serve.add_argument("--past-ttft", type=Path, metavar="JSON", help="the server's past TTFTs: a list of seconds")
+    serve.add_argument(
+        "--server-like", default="together-70b", metavar="SERIES", help="without --past-ttft: this series"
+    )
+    serve.add_argument("--past-lengths", type=Path, metavar="JSON", help="past prompts' tokens (default: Alpaca's)")
+    serve.add_argument("--device-speed", default="51.8,20.14", metavar="P,D", help="prefill and decode, tokens/s")
     serve.add_argument("--hard-budget", action="store_true", help="never exceed the budget, fallbacks included")
     serve.add_argument("--pace", type=float, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
     serve.add_argument("--migrate", choices=("no", "stop", "overlap"), default="no", help="needs --pace")

@@ -67,13 +67,13 @@ class OnlineDispatcher:
         price = self._price * self._mean_ttft / self._mean_length
         return float(waits[int(np.argmin(ttft + price * length * self._share))])
 
-    def observe(self, decision: Decision, ttft: float, *, server_answered: bool) -> None:
-        """Report a finished request: its TTFT in seconds, and whether the server gave it."""
+    def observe(self, decision: Decision, ttft: float, *, server_answered: bool, device_started: bool) -> None:
+        """Report a first token: its TTFT in seconds, whether the server gave it, and whether the device was started."""
         length = decision.length
         self._seen.append((ttft, server_answered))
         self._longest = max(self._longest, ttft)
         self._mean_ttft += (ttft - self._mean_ttft) / min(self._requests, 200)
-        if decision.wait == 0 or decision.wait < ttft:
+        if device_started:
             self.bucket.spend(length)
         # The price follows the wish: an empty bucket must not make the device look cheap.
         wished = decision.wish == 0 or decision.wish < ttft

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,17 +14,21 @@ from ondevice.disco.delivery import Delivery, Token
 from ondevice.disco.endpoints import SIDES, Endpoint, EndpointClient, Side, Source
 from ondevice.disco.handoff import HandoffRule
 from ondevice.disco.ledger import Ledger
+from ondevice.disco.online import OnlineDispatcher
 from ondevice.disco.policy import Constrained, DispatchPolicy
 from ondevice.disco.request import Message, Request, estimate_tokens, parse
 from ondevice.disco.session import Session, Setup, Summary, Timeouts
 
 Waits = Callable[[int], tuple[float, float]]  # prompt tokens -> (device wait, server wait), seconds
+# prompt tokens -> (its waits, whom to tell of its first token and the sides that were started)
+Plan = Callable[[int], tuple[tuple[float, float], Callable[[Token, Collection[Side]], None]]]
 
 
 class Router:
     """Streams each answer from whichever endpoint is first, within the policy's budget.
 
-    policy: a DispatchPolicy, or a function from prompt tokens to (device wait, server wait) in seconds, inf = never.
+    policy: a DispatchPolicy, an OnlineDispatcher, which learns from every first token, or a function from prompt tokens
+        to (device wait, server wait) in seconds, inf = never.
     constrained: the endpoint that a budget limits and a migration leaves; taken from a DispatchPolicy.
     bucket: an optional hard cap on the constrained endpoint's input tokens, fallbacks included; it is charged the
         prompt of each request that starts that endpoint, once, which is how section 5.1 defines the budget.
@@ -37,7 +42,7 @@ class Router:
         self,
         device: Endpoint | Source,
         server: Endpoint | Source,
-        policy: DispatchPolicy | Waits,
+        policy: DispatchPolicy | OnlineDispatcher | Waits,
         *,
         constrained: Constrained | None = None,
         timeouts: Timeouts | None = None,
@@ -49,6 +54,8 @@ class Router:
     ) -> None:
         if isinstance(policy, DispatchPolicy):
             constrained = policy.constrained
+        elif isinstance(policy, OnlineDispatcher):
+            constrained = "device"
         if pace is not None and not pace > 0:
             raise ValueError(f"A pace is above 0 tokens/s, not {pace!r}.")
         if migration is not None and pace is None:
@@ -59,7 +66,7 @@ class Router:
         clients = {s: EndpointClient(e) if isinstance(e, Endpoint) else e for s, e in sources.items()}
         self.ledger = Ledger()
         self.policy = policy
-        self._waits = _waits(policy, random.Random(seed))
+        self._plan = _plan(policy, random.Random(seed))
         self._pace = pace
         self._setup = Setup(
             sources={side: clients[side] for side in SIDES},
@@ -87,7 +94,7 @@ class Router:
         return self.answer(parse("chat", {"messages": list(prompt), **limit, **options}))
 
     def answer(self, request: Request) -> Stream:
-        return Stream(self._setup, request, self._waits, self._pace)
+        return Stream(self._setup, request, self._plan, self._pace)
 
     async def aclose(self) -> None:
         """Close all connections; streams that still run end with an error."""
@@ -108,10 +115,10 @@ class Router:
 class Stream:
     """One answer: `async for token in stream`, then `stream.summary`. Leaving the loop closes both endpoints."""
 
-    def __init__(self, setup: Setup, request: Request, waits: Waits, pace: float | None) -> None:
+    def __init__(self, setup: Setup, request: Request, plan: Plan, pace: float | None) -> None:
         self.request = request
         self._setup = setup
-        self._waits = waits
+        self._plan = plan
         self._pace = None if request.whole else pace
         self._session: Session | None = None
 
@@ -126,19 +133,40 @@ class Stream:
         if self._session is not None:
             raise RuntimeError("A stream can be read once.")
         length = self._setup.count_tokens(self.request.text)
-        device, server = self._waits(length)
+        (device, server), tell = self._plan(length)
         waits: Mapping[Side, float] = {"device": device, "server": server}
         self._session = Session(self._setup, self.request, length, waits, Delivery(self._pace))
         self._session.start()
         try:
             async for token in self._session.out.read():
+                if token.index == 0:
+                    tell(token, self._session.started)
                 yield token
         finally:
             self._session.abandon()
 
 
-def _waits(policy: DispatchPolicy | Waits, coins: random.Random) -> Waits:
-    if not isinstance(policy, DispatchPolicy):
-        return policy
-    decide = policy.decider()
-    return lambda length: decide(length, coins.random())
+def _plan(policy: DispatchPolicy | OnlineDispatcher | Waits, coins: random.Random) -> Plan:
+    if isinstance(policy, OnlineDispatcher):
+        return partial(_learning, policy)
+    if isinstance(policy, DispatchPolicy):
+        decide = policy.decider()
+        return lambda length: (decide(length, coins.random()), _ignore)
+    return lambda length: (policy(length), _ignore)
+
+
+def _learning(
+    dispatcher: OnlineDispatcher, length: int
+) -> tuple[tuple[float, float], Callable[[Token, Collection[Side]], None]]:
+    decision = dispatcher.decide(length)
+
+    def tell(first: Token, started: Collection[Side]) -> None:
+        dispatcher.observe(
+            decision, first.time, server_answered=first.source == "server", device_started="device" in started
+        )
+
+    return (decision.wait, 0.0), tell
+
+
+def _ignore(first: Token, started: Collection[Side]) -> None:
+    pass

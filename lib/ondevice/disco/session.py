@@ -112,6 +112,7 @@ class Session:
 
     def __init__(self, setup: Setup, request: Request, length: int, waits: Mapping[Side, float], out: Delivery) -> None:
         self.out = out
+        self.started: set[Side] = set()
         self._setup = setup
         self._request = request
         self._length = length
@@ -121,7 +122,6 @@ class Session:
         self._attempts: list[Attempt] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._failures: dict[Side, EndpointError] = {}
-        self._started: set[Side] = set()
         self._switches: list[Switch] = []
         self._entries: list[Entry] = []
         self._first_token_s: float | None = None
@@ -231,8 +231,8 @@ class Session:
         base = len(self.out)
         attempt = Attempt(side, role, base, self._length + base, self._loop.time())
         self._attempts.append(attempt)
-        if side not in self._started:
-            self._started.add(side)
+        if side not in self.started:
+            self.started.add(side)
             self._setup.ledger.started_tokens[side] += self._length
         self._watch(attempt)
         attempt.task = self._loop.create_task(self._run(attempt, self.out.text()))
@@ -250,7 +250,7 @@ class Session:
                 return EndpointError(f"cannot continue an answer that is not plain text ({pinned or 'by its chunks'})")
             if not endpoint.can_continue:
                 return EndpointError("cannot continue an answer")
-        bucket = self._setup.bucket if side == self._setup.constrained and side not in self._started else None
+        bucket = self._setup.bucket if side == self._setup.constrained and side not in self.started else None
         if bucket is not None:  # a request is charged its prompt once, as the budget counts it
             if bucket.level < self._length * (1 - 1e-12):
                 return EndpointError("its token budget is spent", 429)

@@ -90,7 +90,8 @@ def play_online(dispatcher: OnlineDispatcher, lengths: np.ndarray, server_ttft: 
         decision = dispatcher.decide(length)
         waits[i] = decision.wait
         device_at = decision.wait + prefill[i]
-        dispatcher.observe(decision, min(ttft, device_at), server_answered=ttft <= device_at)
+        started = decision.wait == 0 or decision.wait < ttft
+        dispatcher.observe(decision, min(ttft, device_at), server_answered=ttft <= device_at, device_started=started)
     return _outcome(lengths, waits, waits + prefill, np.zeros(len(lengths)), server_ttft)
 
 

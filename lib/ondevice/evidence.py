@@ -123,21 +123,25 @@ class PaperRun:
         self.exhibits[exhibit] = {"exhibit": exhibit, "kind": "untested", "file": "", "why": why}
         return f"{exhibit}: untested. {why}"
 
-    def judge(self, claim_id: str, value: Value, *, kind: str, note: str = "") -> str:
-        """Apply the claim's rule to our value; return one line with the paper's value, ours and the verdict."""
+    def judge(self, claim_id: str, value: Value, *, kind: str, what: str = "", note: str = "") -> str:
+        """Apply the claim's rule to our value; return one line with the paper's value, ours and the verdict.
+
+        what: what our value is, where it is in other units than the paper's. note: what to say beside the rule.
+        """
         rule = self.rules[claim_id]
         if isinstance(rule, Untested):
             raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
         verdict = rule.verdict(value)
         self.verdicts[claim_id] = {
-            "ours": _short(value),
+            "ours": f"{_short(value)} {what}".strip(),
             "kind": kind,
             "verdict": verdict,
-            "note": note or rule.text,
+            "note": f"{note}. Rule: {rule.text}" if note else rule.text,
             "value": json.dumps(value, default=_plain),
         }
         claim = pd.Series(self.claims.loc[claim_id])
-        return f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)}, ours {_short(value)} ({kind})"
+        ours = self.verdicts[claim_id]["ours"]
+        return f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)}, ours {ours} ({kind})"
 
     def leave(self, claim_id: str, why: str) -> str:
         """Record that a claim which has a rule is not tested in this run, and why."""

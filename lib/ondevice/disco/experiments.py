@@ -9,14 +9,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ondevice.disco import costs, dispatch, migration, optimal, simulation, traces
+from ondevice.disco import dispatch, optimal, simulation, traces
 from ondevice.disco.distributions import DEVICES, Device, Latency, Lengths
 from ondevice.disco.expectation import evaluate
 from ondevice.disco.online import OnlineDispatcher
 from ondevice.disco.policy import Constrained, DispatchPolicy
 
 CONSTRAINTS: tuple[Constrained, Constrained] = ("device", "server")
-MODEL_OF_DEVICE = dict(zip(DEVICES, costs.PRINTED, strict=True))
 
 
 def policies(
@@ -140,149 +139,13 @@ def user_reductions(
     return pd.DataFrame(rows, columns=["user", "mean_gap_s", "constrained", "policy", "mean_s", "p99_s"]), kind
 
 
-def migration_sweep(
-    services: Sequence[str],
-    lengths: Lengths,
-    budgets: Sequence[float],
-    alpha: float,
-    requests: int,
-    seed: int,
-    server_tbt: str,
-    *,
-    cap: int = 128,
-    handoff: migration.Handoff = "stop",
-    answers: Lengths | None = None,
-    free_prefill: bool = False,
-) -> pd.DataFrame:
-    """Table 3 and Figure 7: streams of every service, device and constraint, with migration and without.
-
-    server_tbt: the measured series whose times between tokens stand for the server's. cap: most output tokens.
-    answers: output lengths (Alpaca's by default). free_prefill: leave the re-prefill out of the bill.
-    Columns: service, device, constrained, budget, cost and cost_without ($ a request), migrated (share of requests),
-    buffered_mean, buffered_p99, late_mean (tokens, of migrated streams), tbt_p99_s.
-    """
-    answers = answers or traces.lengths(field="tokens_reference_output")
-    remaining = migration.expected_remaining(np.repeat(answers.support, answers.counts[answers.support]), cap)
-    rows = []
-    for service in services:
-        for device in DEVICES.values():
-            for constrained in CONSTRAINTS:
-                for budget in budgets:
-                    rng = np.random.default_rng([seed, traces.PAPER_SERVICES.index(service)])
-                    sample = _Requests.draw(service, device, lengths, answers, cap, server_tbt, requests, rng)
-                    found = _streams(
-                        sample,
-                        service,
-                        device,
-                        constrained,
-                        budget,
-                        alpha,
-                        lengths,
-                        remaining,
-                        handoff,
-                        free_prefill,
-                        rng,
-                    )
-                    rows.append(
-                        {
-                            "service": service,
-                            "device": device.name,
-                            "constrained": constrained,
-                            "budget": budget,
-                            **found,
-                        }
-                    )
-    return pd.DataFrame(rows)
-
-
-class _Requests:
-    """R requests drawn once and used with and without migration. All arrays [R]."""
-
-    def __init__(
-        self,
-        prompt: np.ndarray,
-        answer: np.ndarray,
-        server_ttft: np.ndarray,
-        handover_ttft: np.ndarray,
-        server_gap: np.ndarray,
-    ) -> None:
-        self.prompt, self.answer, self.server_ttft = prompt, answer, server_ttft
-        self.handover_ttft, self.server_gap = handover_ttft, server_gap
-
-    @classmethod
-    def draw(
-        cls,
-        service: str,
-        device: Device,
-        lengths: Lengths,
-        answers: Lengths,
-        cap: int,
-        server_tbt: str,
-        requests: int,
-        rng: np.random.Generator,
-    ) -> _Requests:
-        server = traces.server(service).samples
-        gap = traces.measured(server_tbt, "tbt_s").samples
-        return cls(
-            lengths.sample(requests, rng),
-            np.minimum(cap, answers.sample(requests, rng)),
-            rng.choice(server, requests),
-            rng.choice(server, requests),
-            rng.choice(gap, requests),
-        )
-
-
-def _streams(
-    sample: _Requests,
-    service: str,
-    device: Device,
-    constrained: Constrained,
-    budget: float,
-    alpha: float,
-    lengths: Lengths,
-    remaining: np.ndarray,
-    handoff: migration.Handoff,
-    free_prefill: bool,
-    rng: np.random.Generator,
-) -> dict[str, float]:
-    """One setting of migration_sweep."""
-    server = traces.server(service)
-    policy = policies(constrained, lengths, server, device, budget, alpha)[0]
-    played = simulation.play(policy, sample.prompt, sample.server_ttft, device, rng)
-    on_server = costs.server_prices(service)
-    on_device = costs.device_prices(MODEL_OF_DEVICE[device.name], constrained, round(lengths.mean))
-    device_gap = np.full(len(sample.prompt), 1 / device.decode_rate)
-    if constrained == "device":
-        rule = migration.to_server(
-            on_device, on_server, server, remaining, handoff=handoff, source_rate=device.decode_rate
-        )
-        won, source, target = played.device_won, on_device, on_server
-        source_gap, target_gap, delay = device_gap, sample.server_gap, sample.handover_ttft
-    else:
-        rate = float(1 / np.median(sample.server_gap))
-        rule = migration.to_device(on_server, on_device, device, remaining, handoff=handoff, source_rate=rate)
-        won, source, target = ~played.device_won, on_server, on_device
-        source_gap, target_gap, delay = sample.server_gap, device_gap, np.full(len(won), device.overhead)
-    prefill = sample.prompt * (played.device_ran * on_device.prefill + played.server_ran * on_server.prefill)
-    decode_without = sample.answer * np.where(won, source.decode, target.decode)
-    moved = migration.stream(
-        rule, sample.prompt[won], sample.answer[won], played.ttft[won], source_gap[won], delay[won], target_gap[won]
-    )
-    decode = decode_without.copy()
-    decode[won] = moved.source_tokens * source.decode + moved.target_tokens * target.decode
-    if not free_prefill:
-        decode[won] += moved.target_prefill * target.prefill
-    rows = moved.migrated
-    buffered, tbt = moved.buffered[rows], moved.tbt(rows)
-    return {
-        "cost": float((prefill + decode).mean()),
-        "cost_without": float((prefill + decode_without).mean()),
-        "migrated": float(rows.sum() / len(won)),
-        "buffered_mean": float(buffered.mean()) if rows.any() else np.nan,
-        "buffered_p99": float(np.quantile(buffered, 0.99)) if rows.any() else np.nan,
-        "late_mean": float(moved.late[rows].mean()) if rows.any() else np.nan,
-        "tbt_p99_s": float(np.quantile(tbt, 0.99)) if tbt.size else np.nan,
-    }
+def gain_over_stoch(users: pd.DataFrame) -> pd.DataFrame:
+    """Percent by which DiSCo and race lower each user's mean TTFT: user, gap, constrained, policy, gain_percent."""
+    keys = ["user", "mean_gap_s", "constrained"]
+    short = users.assign(policy=users["policy"].str.split("-").str[0])
+    wide = short.pivot(index=keys, columns="policy", values="mean_s")
+    gain = 100 * (1 - wide[["DiSCo", "race"]].div(wide["Stoch"], axis=0))
+    return gain.reset_index().melt(id_vars=keys, var_name="policy", value_name="gain_percent")
 
 
 def policy_times(sizes: Sequence[int], repeats: int, seed: int) -> pd.DataFrame:
@@ -400,21 +263,33 @@ def drift(
 def held_out(
     services: Sequence[str], device: Device, lengths: Lengths, budget: float, alpha: float, splits: int, seed: int
 ) -> pd.DataFrame:
-    """Policies computed on one half of a trace and judged on the other: mean TTFT and budget use, in and out of sample.
+    """Policies computed on one half of a trace and judged on the other, both ways round, over random halves.
 
-    Columns: service, policy, in_sample_s, held_out_s, held_out_use; averages over `splits` random halves.
+    Columns: service, policy, in_sample_s and held_out_s (mean TTFT, averaged over the halves), and the mean, least and
+    greatest held-out use of the budget.
     """
     rows = []
     for service in services:
         samples = traces.server(service).samples
         for split in range(splits):
             order = np.random.default_rng([seed, split]).permutation(len(samples))
-            seen, unseen = (Latency.of(samples[part]) for part in np.array_split(order, 2))
-            for policy in (
-                dispatch.disco_d(lengths, seen, budget, alpha),
-                optimal.mean_optimal(lengths, seen, device, budget),
-            ):
-                inside, outside = (evaluate(policy, lengths, s, device) for s in (seen, unseen))
-                rows.append((service, policy.name, inside.mean, outside.mean, outside.use_device))
-    table = pd.DataFrame(rows, columns=["service", "policy", "in_sample_s", "held_out_s", "held_out_use"])
-    return table.groupby(["service", "policy"], sort=False).mean().reset_index()
+            halves = [Latency.of(samples[part]) for part in np.array_split(order, 2)]
+            for seen, unseen in (halves, halves[::-1]):
+                for policy in (
+                    dispatch.disco_d(lengths, seen, budget, alpha),
+                    optimal.mean_optimal(lengths, seen, device, budget),
+                ):
+                    inside, outside = (evaluate(policy, lengths, s, device) for s in (seen, unseen))
+                    rows.append((service, policy.name, inside.mean, outside.mean, outside.use_device))
+    table = pd.DataFrame(rows, columns=["service", "policy", "in_sample_s", "held_out_s", "use"])
+    return (
+        table.groupby(["service", "policy"], sort=False)
+        .agg(
+            in_sample_s=("in_sample_s", "mean"),
+            held_out_s=("held_out_s", "mean"),
+            use_mean=("use", "mean"),
+            use_least=("use", "min"),
+            use_greatest=("use", "max"),
+        )
+        .reset_index()
+    )

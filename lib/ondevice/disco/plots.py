@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, ScalarFormatter
 
-from ondevice.disco.distributions import Device, Lengths
+from ondevice.disco.distributions import Device, Latency, Lengths
 from ondevice.disco.policy import DispatchPolicy
 from ondevice.plotting import COLOURS, mark_kind, panels, shared_legend
 
@@ -24,18 +25,21 @@ POLICY_STYLE = {
 
 
 def waits(policies: Mapping[str, DispatchPolicy], longest: int, cap: float) -> Figure:
-    """Device wait against prompt length (Algorithm 2, Eq. 1). Never is drawn at `cap` seconds."""
-    figure, axes = panels(1, 1, width=5.0, height=2.8)
+    """Device wait against prompt length (Algorithm 2, Eq. 1); dots are a coin's other side. Never is drawn at `cap`."""
+    figure, axes = panels(1, 1, width=5.4, height=2.8)
     axis = axes[0, 0]
     length = np.arange(1, longest + 1)
     for (label, policy), colour in zip(policies.items(), COLOURS.values(), strict=False):
         at = np.minimum(length, len(policy.chance) - 1)
-        mean_wait = (1 - policy.chance[at]) * np.minimum(policy.wait_device[0, at], cap)
-        mean_wait += policy.chance[at] * np.minimum(policy.wait_device[1, at], cap)
-        axis.step(length, mean_wait, where="mid", label=label, color=colour)
-    axis.set(xlabel="prompt length (tokens)", ylabel="device waits (s)", ylim=(-0.03 * cap, None))
-    axis.legend()
-    mark_kind(figure, "analytic")
+        first, second = np.minimum(policy.wait_device[:, at], cap)
+        axis.step(length, first, where="mid", label=label, color=colour)
+        tossed = (policy.chance[at] > 0) & (first != second)
+        axis.plot(length[tossed], second[tossed], ".", color=colour)
+    ticks = [tick for tick in axis.get_yticks() if 0 <= tick < 0.9 * cap]
+    axis.set_yticks([*ticks, cap], [*(f"{tick:g}" for tick in ticks), "never"])
+    axis.set(xlabel="prompt length (tokens)", ylabel="device waits (s)", ylim=(-0.03 * cap, 1.05 * cap))
+    axis.legend(loc="center right", bbox_to_anchor=(1, 0.62))
+    mark_kind(figure, "simulated; LLaMA inferred")
     return figure
 
 
@@ -45,13 +49,18 @@ def ttft_over_time(series: Mapping[str, np.ndarray], kind: str, device: Sequence
     figure, axes = panels(1, len(shown), width=2.4, height=2.2)
     for axis, (name, seconds) in zip(axes[0], shown.items(), strict=True):
         axis.plot(np.arange(len(seconds)), seconds, lw=0.8, color=COLOURS["blue"])
-        axis.axhline(np.median(seconds), color=COLOURS["orange"], lw=1, label=f"median {np.median(seconds):.2f} s")
         axis.axhline(
-            np.quantile(seconds, 0.99),
+            Latency.of(seconds).quantile(0.5),
+            color=COLOURS["orange"],
+            lw=1,
+            label=f"median {Latency.of(seconds).quantile(0.5):.2f} s",
+        )
+        axis.axhline(
+            Latency.of(seconds).quantile(0.99),
             color=COLOURS["red"],
             lw=1,
             ls="--",
-            label=f"P99 {np.quantile(seconds, 0.99):.2f} s",
+            label=f"P99 {Latency.of(seconds).quantile(0.99):.2f} s",
         )
         wide = max(seconds) > 20 * min(seconds)
         axis.set(title=name, xlabel="request", yscale="log" if wide else "linear")
@@ -86,7 +95,10 @@ def distributions(series: Mapping[str, np.ndarray], xlabel: str, kind: str, *, r
 
 
 def budget_curves(sweep: pd.DataFrame, metric: str, device: Device, kind: str, ylabel: str) -> Figure:
-    """Figure 6: mean (or P99) TTFT against the budget; a row per constraint, a column per service."""
+    """Figure 6: mean (or P99) TTFT against the budget; a row per constraint, a column per service.
+
+    sweep: budget_sweep with the budgets 0 and 1 among others.
+    """
     rows = sweep[sweep["device"] == device.name]
     services = list(dict.fromkeys(rows["service"]))
     figure, axes = panels(2, len(services), width=2.4, height=2.2, sharex=True)
@@ -94,15 +106,11 @@ def budget_curves(sweep: pd.DataFrame, metric: str, device: Device, kind: str, y
         for j, service in enumerate(services):
             axis = axes[i, j]
             part = rows[(rows["service"] == service) & (rows["constrained"] == constrained)]
-            ends = (
-                {"server only": 0, "device only": 1}
-                if constrained == "device"
-                else {"device only": 0, "server only": 1}
-            )
-            stoch = part[part["policy"] == "Stoch"].sort_values("budget")
-            for name, end in ends.items():
+            stoch = part[part["policy"] == "Stoch"].set_index("budget")[metric]
+            other = "device" if constrained == "server" else "server"
+            for name, budget in ((f"{other} only", 0.0), (f"{constrained} only", 1.0)):
                 colour, style = POLICY_STYLE[name]
-                axis.axhline(stoch[metric].iloc[-end], color=colour, ls=style, lw=1, label=name)
+                axis.axhline(stoch[budget], color=colour, ls=style, lw=1, label=name)
             for name in ("Stoch", "race", "mean-optimal", "DiSCo"):
                 line = part[part["policy"] == name].sort_values("budget")
                 colour, style = POLICY_STYLE[name]
@@ -138,31 +146,21 @@ def tail_bars(table: pd.DataFrame, kind: str) -> Figure:
 
 
 def user_points(table: pd.DataFrame, kind: str) -> Figure:
-    """Figure 5: mean TTFT per user under both constraints, with a queue on the device."""
+    """Figure 5: reduction of mean TTFT against Stoch per user, with a queue on the device. table: gain_over_stoch."""
     figure, axes = panels(1, 2, width=4.4, height=2.7)
     for axis, constrained in zip(axes[0], ("device", "server"), strict=True):
-        part = table[table["constrained"] == constrained]
-        for shift, (stem, colour) in enumerate((("Stoch", "orange"), ("race", "sky"), ("DiSCo", "blue"))):
-            rows = part[part["policy"].str.startswith(stem)].sort_values("user")
-            axis.plot(
-                np.arange(len(rows)),
-                rows["mean_s"],
-                marker="v^o"[shift],
-                ls="",
-                color=COLOURS[colour],
-                label=rows["policy"].iloc[0],
-            )
-        gaps = part.drop_duplicates("user").sort_values("user")["mean_gap_s"]
-        axis.set_xticks(np.arange(len(gaps)), [f"{g:.0f}" for g in gaps], fontsize=8)
+        part = table[table["constrained"] == constrained].sort_values("user")
+        for policy, marker, colour in (("race", "^", "sky"), ("DiSCo", "o", "blue")):
+            rows = part[part["policy"] == policy]
+            axis.plot(np.arange(len(rows)), rows["gain_percent"], marker, color=COLOURS[colour], label=policy)
+        gaps = part.drop_duplicates("user")["mean_gap_s"]
+        axis.axhline(0, color=COLOURS["orange"], lw=1, label="Stoch")
+        axis.set_xticks(np.arange(len(gaps)), [f"{gap:.0f}" for gap in gaps], fontsize=8)
         axis.set(
             xlabel="user's mean gap between requests (s)",
-            ylabel="mean TTFT (s)",
-            yscale="log",
+            ylabel="mean TTFT reduction (%)",
             title=f"{constrained}-constrained",
         )
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_formatter(ScalarFormatter())
-        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.legend(fontsize=8)
     mark_kind(figure, kind)
     return figure
@@ -184,8 +182,7 @@ def cost_curves(table: pd.DataFrame, device: Device, kind: str) -> Figure:
             axis.set_ylim(bottom=0)
             if i:
                 axis.set_xlabel("budget b")
-            if not j:
-                axis.set_ylabel("USD per million requests")
+    figure.supylabel("USD per million requests", fontsize=10)
     shared_legend(figure, axes[0, 0], columns=2)
     mark_kind(figure, kind)
     return figure
@@ -264,6 +261,7 @@ def drift(table: pd.DataFrame, budget: float, kind: str) -> Figure:
     axes[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
     axes[0, 0].set(xlabel="request", ylabel="tokens on the device so far", ylim=(0, None))
     axes[0, 1].set(xlabel="request", ylabel="mean TTFT of the last 200 (s)", yscale="log")
+    _plain_log_ticks(axes[0, 1])
     axes[0, 0].legend(fontsize=7)
     mark_kind(figure, kind)
     return figure
@@ -282,20 +280,45 @@ def delivery(times: Mapping[str, np.ndarray], due: np.ndarray, kind: str) -> Fig
     return figure
 
 
-def length_histogram(lengths: Lengths, threshold: int) -> Figure:
-    """Algorithm 3 at work: prompts and tokens on either side of the threshold."""
-    figure, axes = panels(1, 1, width=5.0, height=2.5)
+def length_histogram(lengths: Lengths, policy: DispatchPolicy, longest: int) -> Figure:
+    """Algorithm 3 at work: prompts on either side of the threshold, and the length on it, which a coin decides."""
+    figure, axes = panels(1, 1, width=5.4, height=2.5)
     axis = axes[0, 0]
-    below = lengths.support < threshold
-    for part, colour, label in ((below, "blue", "device only"), (~below, "orange", "device and server")):
+    raced = raced_share(lengths, policy)
+    parts = (
+        (raced == 0, "blue", "device only"),
+        ((raced > 0) & (raced < 1), "purple", "a coin decides"),
+        (raced == 1, "orange", "device and server"),
+    )
+    for part, colour, label in parts:
+        share = 100 * lengths.mass[part].sum()
         axis.bar(
             lengths.support[part],
             lengths.mass[part],
             color=COLOURS[colour],
             width=1.0,
-            label=f"{label}: {100 * lengths.mass[part].sum():.0f} % of tokens",
+            label=f"{label}: {share:.0f} % of tokens",
         )
-    axis.set(xlabel="prompt length l (tokens)", ylabel="share of all tokens", xlim=(0, 90))
+    beyond = 100 * lengths.mass[lengths.support > longest].sum()
+    axis.set(
+        xlabel=f"prompt length l (tokens); {beyond:.0f} % of tokens lie beyond",
+        ylabel="share of all tokens",
+        xlim=(0, longest),
+    )
     axis.legend()
     mark_kind(figure, "analytic")
     return figure
+
+
+def raced_share(lengths: Lengths, policy: DispatchPolicy) -> np.ndarray:
+    """Chance that the server starts at once, per length of the support: [U]."""
+    first, second = policy.wait_server[:, lengths.support] == 0
+    chance = policy.chance[lengths.support]
+    return (1 - chance) * first + chance * second
+
+
+def _plain_log_ticks(axis: Axes) -> None:
+    """Ticks at 1, 2 and 5 on a logarithmic y-axis, as plain numbers."""
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(ScalarFormatter())
+    axis.yaxis.set_minor_formatter(NullFormatter())

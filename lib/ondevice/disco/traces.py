@@ -98,16 +98,23 @@ def arrival_gaps(user: int, mean_gap: float, size: int, rng: np.random.Generator
 def ttft_in_order(series: str, size: int, rng: np.random.Generator) -> tuple[np.ndarray, str]:
     """TTFTs in the order of the requests, and their kind.
 
-    The raw trace (`replayed`) where the local data folder has it; else [size] values with the series' own quantiles
-    and the autocorrelation of its normal scores (`simulated`: a Gaussian copula over an autoregressive process).
+    The raw trace (`replayed`) where the local data folder has it; else [size] values like it (`simulated`).
+    """
+    raw = assets.local_file("traces/llmperf_leaderboard.csv")
+    if raw is not None and series in series_names():
+        return _api_rows(raw).query("series == @series")["ttft_s"].to_numpy(), "replayed"
+    return ttft_like(series, size, rng), "simulated"
+
+
+def ttft_like(series: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    """[size] TTFTs with a series' quantiles and the autocorrelation of its normal scores.
+
+    A Gaussian copula over an autoregressive process of the order of the committed lags.
     """
     marginal = measured(series)
-    raw = assets.local_file("traces/llmperf_leaderboard.csv")
-    if raw is not None:
-        return _api_rows(raw).query("series == @series")["ttft_s"].to_numpy(), "replayed"
     rows = assets.derived_trace("ttft_dependence")
     rho = rows.loc[rows["series"] == series].sort_values("lag")["autocorrelation"].to_numpy()
-    return _surrogate(marginal, rho, size, rng), "simulated"
+    return _surrogate(marginal, rho, size, rng)
 
 
 def _surrogate(marginal: Latency, rho: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -53,7 +53,7 @@ def quality_by_handover(
     """
     rows = []
     for number, (prompt, reference) in enumerate(items):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(first.device)
         for handover in handovers:
             tokens = answer_with_handover(first, second, ids, handover, limit)
             answer = tokenizer.decode(tokens, skip_special_tokens=True)

@@ -24,7 +24,7 @@ def load(model: str) -> tuple[Any, float]:
     gc.collect()
     start = time.perf_counter()
     loaded = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, dtype="auto" if gpu else torch.float32)
-    loaded.to("cuda" if gpu else "cpu").eval()
+    torch.nn.Module.to(loaded, "cuda" if gpu else "cpu").eval()
     return loaded, time.perf_counter() - start
 
 

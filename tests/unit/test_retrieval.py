@@ -1,0 +1,327 @@
+"""Search: against brute force and by hand, saved and read back, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ondevice import assets, retrieval
+from ondevice.retrieval import DenseIndex, Hybrid, SparseIndex, store
+from ondevice.retrieval.texts import best, digest
+
+TEXTS = [
+    "Return the sum of the elements over an axis.",
+    "Plot a histogram of the data.",
+    "Read a comma-separated file into a table.",
+    "Compute the standard deviation along an axis.",
+    "Draw a bar chart.",
+    "Open a network connection to a host.",
+]
+
+
+@dataclass(frozen=True)
+class Passage:
+    title: str
+    text: str
+
+
+class FakeEmbedder:
+    """Unit vectors drawn from a text's hash; counts the texts it was given."""
+
+    key, size = "fake", 16
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, texts):
+        self.seen += len(texts)
+        rows = [np.random.default_rng(int(digest([text]), 16)).normal(size=self.size) for text in texts]
+        made = np.array(rows, np.float32).reshape(len(texts), self.size)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fake():
+    return FakeEmbedder()
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return retrieval.embedder()
+
+
+def clouds(count: int, seed: int = 0) -> np.ndarray:
+    """Unit vectors in clusters, as embeddings are."""
+    rng = np.random.default_rng(seed)
+    made = rng.normal(size=(20, 16))[rng.integers(0, 20, count)] + 0.5 * rng.normal(size=(count, 16))
+    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+
+# ---- embedder
+
+
+def test_vectors_have_length_1_and_do_not_depend_on_the_batch(minilm, monkeypatch):
+    texts = [*TEXTS, "", "word " * 400]
+    together = minilm(texts)
+    assert together.shape == (8, 384) and together.dtype == np.float32
+    assert np.linalg.norm(together, axis=1) == pytest.approx(1, abs=1e-6)
+    monkeypatch.setattr("ondevice.retrieval.embedding._BATCH_TOKENS", 30)
+    assert minilm(texts[::-1])[::-1] == pytest.approx(together, abs=1e-6)
+    assert minilm([]).shape == (0, 384)
+
+
+def test_vectors_are_those_of_the_published_model(minilm):
+    # The similarities of the model card's kind of example, computed with sentence-transformers 6.2.
+    a, b, c = minilm(["That is a happy person", "That is a happy dog", "Today is a sunny day"])
+    assert [float(a @ b), float(a @ c)] == pytest.approx([0.6946, 0.2570], abs=2e-4)
+
+
+def test_a_text_is_cut_at_256_tokens(minilm):
+    short, long = minilm(["word " * 254, "word " * 300 + "entirely different end"])
+    assert long == pytest.approx(short, abs=1e-6)
+
+
+def test_dense_search_finds_a_paraphrase_that_shares_no_word(minilm):
+    index = DenseIndex.build(minilm(TEXTS), minilm)
+    _, ids = index.search(["spread around the mean", "load csv", "socket"], 1)
+    assert ids[:, 0].tolist() == [3, 2, 5]
+
+
+# ---- dense
+
+
+@pytest.mark.parametrize("kind", retrieval.KINDS)
+def test_dense_search_against_brute_force(fake, kind):
+    vectors, queries = clouds(2000), clouds(50, seed=1)
+    scores, ids = DenseIndex.build(vectors, fake, kind).nearest(queries, 10)
+    exact = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ids, exact, strict=True)])
+    assert recall == 1 if kind == "flat" else recall > 0.9
+    assert scores == pytest.approx(np.take_along_axis(queries @ vectors.T, ids, axis=1), abs=1e-5)
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("kind", retrieval.KINDS)
+def test_k_may_be_the_whole_pool(fake, kind):
+    _, ids = DenseIndex.build(clouds(400), fake, kind).nearest(clouds(3, seed=1), 400)
+    assert all(sorted(row) == list(range(400)) for row in ids.tolist())
+
+
+@pytest.mark.parametrize("kind", retrieval.KINDS)
+def test_a_dense_index_is_the_same_when_read_back(fake, kind, tmp_path):
+    index = DenseIndex.build(clouds(400), fake, kind)
+    index.save(tmp_path / "index")
+    again = DenseIndex.load(tmp_path / "index", fake)
+    queries = clouds(5, seed=1)
+    assert all(np.array_equal(a, b) for a, b in zip(index.nearest(queries, 7), again.nearest(queries, 7), strict=True))
+
+
+def test_a_damaged_dense_index_or_one_of_another_embedder_is_refused(fake, minilm, tmp_path):
+    path = tmp_path / "index"
+    DenseIndex.build(clouds(50), fake).save(path)
+    with pytest.raises(ValueError, match="vectors of length 16, the embedder's have 384"):
+        DenseIndex.load(path, minilm)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match="index is no whole FAISS index"):
+        DenseIndex.load(path, fake)
+
+
+# ---- sparse
+
+
+def test_bm25_by_hand():
+    texts = ["apple banana", "apple apple cherry", "date"]
+    scores, ids = SparseIndex.build(texts).search(["apple"], 3)
+
+    def bm25(times: int, length: int) -> float:
+        frequency = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+        return frequency * times / (times + 1.5 * (1 - 0.75 + 0.75 * length / 2))
+
+    assert ids[0].tolist() == [1, 0, 2]
+    assert scores[0] == pytest.approx([bm25(2, 3), bm25(1, 2), 0])
+
+
+def test_words_are_names_and_their_parts():
+    assert retrieval.words("Use np.sum_of_squares(LinearModel)") == [
+        "use", "np", "sum_of_squares", "sum", "of", "squares", "linearmodel", "linear", "model",
+    ]  # fmt: skip
+    assert retrieval.words("float32 HTTPServer Größe") == [
+        "float32", "float", "32", "httpserver", "http", "server", "größe",
+    ]  # fmt: skip
+
+
+def test_a_query_of_unknown_words_gets_zeros_in_order_of_the_texts():
+    scores, ids = SparseIndex.build(TEXTS).search(["xylophone", "", "?!"], 4)
+    assert (scores == 0).all() and ids.tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_sparse_index_is_the_same_when_read_back(tmp_path):
+    index = SparseIndex.build(TEXTS)
+    index.save(tmp_path / "bm25")
+    again = SparseIndex.load(tmp_path / "bm25")
+    queries = ["along an axis", "a chart of data"]
+    assert all(np.array_equal(a, b) for a, b in zip(index.search(queries, 6), again.search(queries, 6), strict=True))
+    path = tmp_path / "bm25" / "data.csc.index.npy"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match="bm25 is no whole BM25 index"):
+        SparseIndex.load(tmp_path / "bm25")
+
+
+def test_best_is_a_stable_sort():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        scores = rng.integers(0, 5, 30).astype(float)
+        k = int(rng.integers(1, 31))
+        assert best(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+# ---- hybrid
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An index that answers every query with one list, best first."""
+
+    ids: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
+
+    def search(self, queries, k):
+        return np.array([self.scores[:k]] * len(queries)), np.array([self.ids[:k]] * len(queries))
+
+
+DENSE, SPARSE = Fixed((0, 1, 2, 3), (0.9, 0.8, 0.5, 0.1)), Fixed((2, 1, 3, 0), (30.0, 15.0, 5.0, 0.0))
+
+
+def test_reciprocal_rank_fusion_by_hand():
+    scores, ids = Hybrid(DENSE, SPARSE).search(["q"], 4)
+    expected = {0: 1 / 61 + 1 / 64, 1: 2 / 62, 2: 1 / 63 + 1 / 61, 3: 1 / 64 + 1 / 63}
+    order = sorted(expected, key=lambda index: -expected[index])
+    assert ids[0].tolist() == order
+    assert scores[0] == pytest.approx([expected[index] / 2 for index in order])
+
+
+def test_weighted_scores_by_hand():
+    scores, ids = Hybrid(DENSE, SPARSE, "scores", 0.25).search(["q"], 3)
+    expected = {0: 0.25 * 1, 1: 0.25 * 0.7 / 0.8 + 0.75 * 0.5, 2: 0.25 * 0.5 + 0.75, 3: 0.75 / 6}
+    assert ids[0].tolist() == [2, 1, 0]
+    assert scores[0] == pytest.approx([expected[2], expected[1], expected[0]])
+
+
+@pytest.mark.parametrize("method", retrieval.METHODS)
+def test_all_the_weight_on_one_list_gives_that_list(method):
+    assert Hybrid(DENSE, SPARSE, method, 1.0).search(["q"], 3)[1][0].tolist() == [0, 1, 2]
+    assert Hybrid(DENSE, SPARSE, method, 0.0).search(["q"], 3)[1][0].tolist() == [2, 1, 3]
+
+
+def test_a_hybrid_of_other_parts_is_refused():
+    with pytest.raises(ValueError, match="dense index has 4 texts, the sparse one 6"):
+        Hybrid(DENSE, SparseIndex.build(TEXTS))
+    with pytest.raises(ValueError, match="no fusion 'sum'; there are ranks, scores"):
+        Hybrid(DENSE, SPARSE, "sum")
+    with pytest.raises(ValueError, match="weight must be from 0 to 1"):
+        Hybrid(DENSE, SPARSE, "ranks", 1.5)
+
+
+# ---- all
+
+
+def every_index(fake):
+    dense, sparse = DenseIndex.build(fake(TEXTS), fake), SparseIndex.build(TEXTS)
+    return dense, sparse, Hybrid(dense, sparse)
+
+
+def test_every_index_gives_k_scores_and_positions_a_query(fake):
+    for index in every_index(fake):
+        for queries in (["sum"], ["sum", "chart", "file"], []):
+            scores, ids = index.search(queries, 2)
+            assert scores.shape == ids.shape == (len(queries), 2)
+            assert ids.dtype == np.int64
+
+
+@pytest.mark.parametrize("k", [0, -1, 7])
+def test_k_outside_the_pool_is_one_sentence(fake, k):
+    for index in every_index(fake):
+        with pytest.raises(ValueError, match=f"k = {k}: it must be from 1 to 6, the number of texts"):
+            index.search(["sum"], k)
+
+
+def test_an_empty_corpus_is_one_sentence(fake):
+    for build in (
+        lambda: SparseIndex.build([]),
+        lambda: DenseIndex.build(fake([]), fake),
+        lambda: retrieval.dense_index([], encoder=fake),
+        lambda: retrieval.sparse_index([]),
+    ):
+        with pytest.raises(ValueError, match="no texts to index"):
+            build()
+    with pytest.raises(ValueError, match="no words in the texts"):
+        SparseIndex.build(["?", "..."])
+    with pytest.raises(ValueError, match="no kind of index 'tree'; there are flat, ivf, hnsw"):
+        DenseIndex.build(fake(TEXTS), fake, "tree")
+
+
+def test_a_passage_is_indexed_with_its_title():
+    index = SparseIndex.build([Passage("numpy.sum", "Add up."), Passage("numpy.prod", "Multiply.")])
+    assert index.search(["numpy prod"], 1)[1].tolist() == [[1]]
+
+
+# ---- cache
+
+
+@pytest.mark.parametrize("kind", retrieval.KINDS)
+def test_a_cached_dense_index_embeds_once(fake, kind):
+    texts = [f"text {n}" for n in range(100)]
+    first = retrieval.dense_index(texts, kind, fake)
+    again = retrieval.dense_index(texts, kind, fake)
+    assert fake.seen == 100
+    assert np.array_equal(first.search(["text 7"], 5)[1], again.search(["text 7"], 5)[1])
+    assert first.search(["text 7"], 1)[1].tolist() == [[7]]
+
+
+def test_other_texts_or_another_embedder_are_other_files(fake):
+    retrieval.embeddings(TEXTS, fake)
+    retrieval.embeddings(TEXTS[:5], fake)
+    other = FakeEmbedder()
+    other.key = "other"
+    retrieval.embeddings(TEXTS, other)
+    assert (fake.seen, other.seen) == (11, 6)
+    assert digest(["ab", "c"]) != digest(["a", "bc"])
+
+
+def test_an_interrupted_embedding_keeps_its_finished_blocks(fake, monkeypatch, root):
+    monkeypatch.setattr(store, "_BLOCK", 2)
+
+    class Interrupted(FakeEmbedder):
+        def __call__(self, texts):
+            if self.seen == 4:
+                raise KeyboardInterrupt
+            return super().__call__(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        retrieval.embeddings(TEXTS, Interrupted())
+    assert np.array_equal(retrieval.embeddings(TEXTS, fake), FakeEmbedder()(TEXTS))
+    assert fake.seen == 2
+    assert not [path for path in (root / "data" / "cache" / "retrieval").iterdir() if path.name.startswith(".")]
+
+
+def test_a_cached_sparse_index_is_read_back_and_a_damaged_one_is_named(root):
+    retrieval.sparse_index(TEXTS)
+    (place,) = (root / "data" / "cache" / "retrieval").iterdir()
+    assert {path.suffix for path in place.iterdir()} == {".npy", ".json"}
+    assert retrieval.sparse_index(TEXTS).search(["bar chart"], 1)[1].tolist() == [[4]]
+    (place / "vocab.index.json").write_text("{")
+    with pytest.raises(ValueError, match=f"{place.name} is no whole BM25 index"):
+        retrieval.sparse_index(TEXTS)

@@ -1,0 +1,110 @@
+"""Keys and values of a session, in buffers that rows are written into: nothing is copied when a session grows."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_LEAST = 64  # rows of the first allocation
+
+
+class Rows:
+    """Keys and values of every layer, one row a token: two buffers [layers, heads, capacity, width] (batch of one).
+
+    All layers in one tensor, so that keeping a path is two copies and not two a layer. transformers' own DynamicCache
+    concatenates: each forward copies the whole cache once a layer, and so does a path that is kept.
+    `length` rows count. A forward writes its rows after them, and they count only once the session says so: an
+    interrupted forward leaves nothing behind.
+    """
+
+    def __init__(self, layers: int, capacity: int = 0) -> None:
+        self.length = 0
+        self._layers = layers
+        self._capacity = max(capacity, _LEAST)
+        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def cache(self) -> Cache:
+        """The transformers cache over these rows."""
+        return Cache(layers=[_Layer(self, index) for index in range(self._layers)])
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` in all; grows by doubling."""
+        if rows <= self._capacity:
+            return
+        self._capacity = max(rows, 2 * self._capacity)
+        if self._buffers is not None:
+            self._adopt(self._grown(self._buffers[0]), self._grown(self._buffers[1]))
+
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new rows [1, heads, n, width]; returns views of all its [1, heads, length + n, width]."""
+        if self._buffers is None:
+            self._adopt(self._empty(keys), self._empty(values))
+        all_keys, all_values = self._views[layer]
+        start, n = self.length, keys.shape[2]
+        all_keys.narrow(2, start, n).copy_(keys)
+        all_values.narrow(2, start, n).copy_(values)
+        return all_keys.narrow(2, 0, start + n), all_values.narrow(2, 0, start + n)
+
+    def gather(self, rows: list[int]) -> None:
+        """Append to the rows that count the uncounted ones at these increasing offsets from `length`, in place."""
+        moved = next((k for k, row in enumerate(rows) if row != k), len(rows))  # those before are where they belong
+        if moved < len(rows) and self._buffers is not None:
+            start = self.length + moved
+            source = torch.tensor(rows[moved:]).add_(self.length).to(self._buffers[0].device)
+            for buffer in self._buffers:
+                buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
+        self.length += len(rows)
+
+    def copy(self) -> Rows:
+        """An independent copy of the rows that count."""
+        twin = Rows(self._layers, self._capacity)
+        twin.length = self.length
+        if self._buffers is not None:
+            twin._adopt(self._grown(self._buffers[0]), self._grown(self._buffers[1]))
+        return twin
+
+    def _adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._buffers = keys, values
+        self._views = list(zip(keys.unsqueeze(1).unbind(), values.unsqueeze(1).unbind(), strict=True))
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(self._layers, like.shape[1], self._capacity, like.shape[3])
+
+    def _grown(self, old: torch.Tensor) -> torch.Tensor:
+        new = old.new_empty(old.shape[0], old.shape[1], self._capacity, old.shape[3])
+        new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
+        return new
+
+
+class _Layer(CacheLayerMixin):
+    """One layer of `Rows`, as a model sees it. Cropping and reordering are the session's."""
+
+    is_sliding = False
+
+    def __init__(self, rows: Rows, index: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self._rows = rows
+        self._index = index
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: `Rows` allocates for all layers at once."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append and return all rows."""
+        return self._rows.append(self._index, key_states, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that the next forward sees, and the position of the first."""
+        return self._rows.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Rows before the next forward."""
+        return self._rows.length
+
+    def get_max_length(self) -> int:
+        """-1: it grows."""
+        return -1

@@ -27,7 +27,6 @@ TINY = {
     "bert": shapes.Shape("bert", "BertForSequenceClassification", 0, ENCODER),
     "xlm-roberta": shapes.Shape("xlm-roberta", "XLMRobertaForSequenceClassification", 0, ENCODER),
 }
-TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
 
 
 @pytest.fixture(autouse=True)
@@ -250,11 +249,19 @@ def cached_on_hub(folder: Path, source: Path) -> None:
     source.rename(place / "snapshots" / ("0" * 40))
 
 
+def hub_at(address: str, tmp_path, monkeypatch) -> None:
+    """Put the hub at another address, with an empty cache."""
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(transformers.utils.hub.hf_api(), "endpoint", address)  # kept from its first use
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
 @pytest.fixture
 def no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("NO_PROXY", "*")
+    hub_at("http://127.0.0.1:9", tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("no_network")
@@ -321,12 +328,7 @@ def hub(tmp_path, monkeypatch):
     folder = tmp_path / "served"
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Hub,), {"folder": folder}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + TEMPLATE)
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", address)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("NO_PROXY", "*")
+    hub_at(f"http://127.0.0.1:{server.server_port}", tmp_path, monkeypatch)
     yield folder
     server.shutdown()
     server.server_close()

@@ -74,8 +74,8 @@ def _distance(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _tolerance(lm: CausalLM) -> float:
-    """Rounding accumulates over layers; a wrong position or mask moves trained logits by a tenth of a deviation."""
-    return 0.1 if torch.finfo(lm.model.dtype).bits == 16 else 1e-4
+    """Rounding accumulates over layers; with sharp attention, wrong positions cost 0.9 and more."""
+    return 0.25 if torch.finfo(lm.model.dtype).bits == 16 else 1e-4
 
 
 def _line(error: Exception) -> str:

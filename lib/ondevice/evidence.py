@@ -33,7 +33,7 @@ Value = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Rule:
-    """When a value supports a claim, fixed before the run.
+    """When a value supports a claim; stated in code, beside a value that it must reject.
 
     text: the rule in words. reproduced, trend: tests of the value. wrong: a value that both must reject.
     """

@@ -7,16 +7,15 @@ and the cheaper one prefills prompt plus prefix and goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ondevice.disco.costs import Prices
 from ondevice.disco.distributions import Device, Latency
+from ondevice.disco.handoff import Handoff
 
 READING_RATE = 1 / 0.209  # tokens/s; the TBT P99 of Table 3, within section 2.2's 4 to 5
-Handoff = Literal["stop", "overlap"]
 
 
 def buffer_tokens(consumption_rate: float, migration_time: ArrayLike) -> np.ndarray:

@@ -12,6 +12,7 @@ import pandas as pd
 from ondevice.disco import costs, migration, simulation, traces
 from ondevice.disco.distributions import DEVICES, Device, Lengths
 from ondevice.disco.experiments import CONSTRAINTS, policies
+from ondevice.disco.handoff import Handoff
 from ondevice.disco.policy import Constrained
 
 MODEL_OF_DEVICE = dict(zip(DEVICES, costs.PRINTED, strict=True))
@@ -41,7 +42,7 @@ class Setting:
     constrained: Constrained
     budget: float
     alpha: float
-    handoff: migration.Handoff = "stop"
+    handoff: Handoff = "stop"
 
 
 def migration_sweep(
@@ -54,7 +55,7 @@ def migration_sweep(
     server_tbt: str,
     *,
     cap: int = 128,
-    handoff: migration.Handoff = "stop",
+    handoff: Handoff = "stop",
     answers: Lengths | None = None,
     free_prefill: bool = False,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -53,6 +53,15 @@ def test_migration_never_raises_the_bill_when_the_target_is_free_to_prefill():
     assert seen["streams"].sum() == round((bills["migrated"] * 200).sum())
 
 
+def test_the_second_prefill_is_charged_where_a_stream_migrates():
+    free, paid = (
+        migration_sweep(["GPT"], LENGTHS, [0.9], 0.2, 200, 0, "anyscale-70b", free_prefill=free)[0]
+        for free in (True, False)
+    )
+    assert (free["migrated"] == paid["migrated"]).all() and (free["migrated"] > 0).all()
+    assert (paid["cost"] > free["cost"]).all() and (paid["cost_without"] == free["cost_without"]).all()
+
+
 def test_answers_of_one_token_are_never_migrated():
     one = Lengths(np.bincount([1]))
     bills, seen = migration_sweep(["GPT"], LENGTHS, [0.9], 0.2, 100, 0, "anyscale-70b", answers=one)

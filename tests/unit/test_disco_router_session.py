@@ -508,18 +508,23 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_an_online_policy_learns_from_the_streams_and_keeps_its_budget():
     slow_now_and_then = tuple(3.0 if number % 5 == 0 else 0.3 + 1e-3 * number for number in range(20))
 
-    async def work() -> tuple[Router, list[float]]:
-        dispatcher = OnlineDispatcher(Device("device", prefill_rate=10.0, decode_rate=20.0), budget=0.3)
+    dispatcher = OnlineDispatcher(Device("device", prefill_rate=10.0, decode_rate=20.0), budget=0.3, window=300)
+
+    async def work() -> tuple[Router, list[float], int]:
         device, server = Scripted((0.5,)), Scripted(slow_now_and_then)
         async with Router(device, server, dispatcher) as router:
-            first = []
+            first, won = [], 0
             for _ in range(300):
                 stream = router.stream(PROMPT, 2)
                 assert "".join([token.text async for token in stream]) == "".join(answer(PROMPT, 2))
                 first.append(stream.summary.first_token_s)
-            return router, first
+                won += stream.summary.winner == "device"
+            return router, first, won
 
-    router, first = run(work())
+    router, first, won = run(work())
     assert router.constrained == "device" and router.ledger.share("device") <= 0.3
     assert np.mean(first[:20]) == pytest.approx(0.84, abs=0.02), "nothing is known yet, and the server answers alone"
     assert np.mean(first[100:]) < 0.55, "it waits out the fast answers and spares the slow ones"
+    assert 0 < won == sum(not answered for _, answered in dispatcher._seen), "where the device won, S is censored"
+    spent = router.ledger.started_tokens["device"]
+    assert dispatcher.bucket.level == pytest.approx(0.3 * router.ledger.input_tokens - spent), "every start is charged"

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ondevice.training.precision import bfloat16_pays
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as in torch.optim.Muon
 
 
@@ -44,7 +46,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     """The matrix with its singular values moved to between about 0.7 and 1.2, by Newton-Schulz iteration."""
     a, b, c = _COEFFICIENTS
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    x = matrix.bfloat16() if bfloat16_pays(matrix.device.type) else matrix
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(steps):

@@ -154,6 +154,7 @@ def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout):
         (layout.library / "good" / "own.py", "C = 1\n"),
         (layout.data / "paper" / "claims.csv", "a\n1\n"),
         (layout.data / "traces" / "ttft.csv", "b\n2\n"),
+        (layout.data / "models" / "manifest.json", "{}"),
     ]:
         path.parent.mkdir(parents=True)
         path.write_text(text)

@@ -40,6 +40,9 @@ def _modules(layout: Layout, paper: str) -> Iterator[Path]:
 def _data(layout: Layout) -> Iterator[Path]:
     for folder in ("paper", "traces"):
         yield from sorted(path for path in (layout.data / folder).rglob("*") if path.is_file())
+    manifest = layout.data / "models" / "manifest.json"  # the checksums of all bundled models
+    if manifest.is_file():
+        yield manifest
 
 
 def _published(layout: Layout, paper: str) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import safetensors
 import torch
 
-from ondevice import assets, shapes
+from ondevice import assets, difference, shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -69,6 +69,19 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec.partition("@")[0].count("/") != 1:
         raise ValueError(f"There is no model {spec!r}; {available()}.")
     return _from_hub(spec, dtype, device)
+
+
+def save_difference(model: PreTrainedModel, parent: str, folder: Path) -> None:
+    """Save a model as its difference from a parent, which is stored once: config.json and difference.safetensors.
+
+    parent: the name of a bundled model or `all-minilm-l6-v2`. `load` reads the folder back, to an error of a 254th of
+    the largest change in each row; embeddings that were not trained take no room.
+    """
+    digest = _sha256(_parent_weights(parent))
+    mine, theirs = model.state_dict(), _as_child(load(parent).model, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    difference.write(folder / difference.FILE, mine, theirs, parent, digest)
 
 
 def available() -> str:
@@ -154,6 +167,8 @@ def _bundled_folder(name: str) -> Path:
 def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+    if (folder / difference.FILE).is_file():
+        return _from_difference(spec, origin, folder, dtype, device)
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
     vocabulary = folder
@@ -162,6 +177,44 @@ def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, de
     if not _has_vocabulary(vocabulary):
         raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
     return _assemble(spec, origin, str(folder), str(vocabulary), dtype, device)
+
+
+def _from_difference(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
+    """A model stored as its difference from another; the tokenizer is the other's."""
+    import transformers
+
+    stored = difference.read(folder / difference.FILE)
+    if _sha256(_parent_weights(stored.parent)) != stored.sha256:
+        raise ValueError(f"{spec} is a difference from other weights of {stored.parent}: their sha256 differs.")
+    parent = load(stored.parent)
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config.dtype = dtype
+        model = getattr(transformers, config.architectures[0])(config).eval()
+    theirs = _as_child(parent.model, model)
+    tensors = {**theirs, **stored.applied(theirs)}
+    needed = model.state_dict()
+    odd = [name for name, value in needed.items() if name not in tensors or tensors[name].shape != value.shape]
+    if odd or not set(stored.names) <= set(needed):
+        raise ValueError(f"The difference of {spec} does not fit its config.json: {(odd or ['a tensor'])[0]}.")
+    model.load_state_dict({name: tensors[name] for name in needed})
+    return _placed(spec, origin, model.to(dtype), parent.tokenizer, device)
+
+
+def _parent_weights(parent: str) -> Path:
+    """The weight file of a model that others may be stored as differences from."""
+    if parent == MINILM:
+        return minilm_folder() / "model.safetensors"
+    if parent not in bundled():
+        raise ValueError(f"A difference must be from a bundled model or {MINILM}, not from {parent!r}.")
+    return _bundled_folder(parent) / "model.safetensors"
+
+
+def _as_child(parent: PreTrainedModel, child: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A parent's tensors by the names that the child gives them: an encoder's trunk has a prefix below a head."""
+    theirs, prefix = parent.state_dict(), child.base_model_prefix + "."
+    found = {name: theirs.get(name, theirs.get(name.removeprefix(prefix))) for name in child.state_dict()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _has_vocabulary(folder: Path) -> bool:

@@ -11,12 +11,14 @@ import transformers
 from ondevice import corpus
 from ondevice.training import language_model
 from ondevice.training.batches import Batches, windows
+from ondevice.training.evaluation import command as evaluation
+from ondevice.training.reranking import commands as reranking
 
 HELD_OUT = 64  # windows of 512 tokens for the perplexity in the log
 
 
 def main() -> None:
-    """Train a bundled model, or go on training it."""
+    """Train a bundled model, or go on training it; evaluate one and write its card."""
     parser = argparse.ArgumentParser(prog="python -m ondevice.training", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     lm = commands.add_parser("lm", help="a language model on the documentation corpus")
@@ -29,7 +31,11 @@ def main() -> None:
     lm.add_argument("--threads", type=int, help="CPU threads (all by default)")
     lm.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     lm.add_argument("--compile", action="store_true", help="use torch.compile")
-    train_language_model(parser.parse_args())
+    lm.set_defaults(handler=train_language_model)
+    evaluation.register(commands)
+    reranking.register(commands)
+    arguments = parser.parse_args()
+    arguments.handler(arguments)
 
 
 def train_language_model(arguments: argparse.Namespace) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import csv
 import math
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ondevice import assets
 from ondevice.training import checkpoint
 from ondevice.training.batches import Batches
 from ondevice.training.muon import Muon
 from ondevice.training.precision import mixed_precision
+from ondevice.training.running import Log, set_rates, signals
 from ondevice.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -108,7 +105,7 @@ def train(
     schedule = recipe.schedule
     position = _resume(folder, recipe, model, optimizers)
     loss_of = _loss_function(model, recipe.compiled, device)
-    log = Log(folder / "log.csv", position.step)
+    log = Log(folder / "log.csv", COLUMNS, position.step)
 
     def save(name: str = "checkpoint") -> None:
         progress = {"step": position.step, "total": schedule.total, "seconds": position.seconds, "size": recipe.size}
@@ -116,13 +113,13 @@ def train(
 
     saved = time.monotonic()
     losses: list[float] = []
-    with _signals() as asked_to_stop:
+    with signals() as asked_to_stop:
         while position.step < schedule.total and not asked_to_stop():
             if position.step == schedule.decay_start:
                 save("before-decay")
             started = time.monotonic()
             factor = schedule(position.step)
-            _set_rates(optimizers, factor)
+            set_rates(optimizers, factor)
             losses.append(_step(loss_of, model, optimizers, batches(position.step), device))
             position.step += 1
             position.seconds += time.monotonic() - started
@@ -130,7 +127,10 @@ def train(
             if done or position.step % recipe.log_every == 0:
                 validates = done or position.step % recipe.validate_every == 0
                 perplexity = f"{perplexity_of(model, held_out, device):.3f}" if validates else ""
-                log.add(position, recipe, factor * recipe.matrix_rate, losses, perplexity)
+                log.add(
+                    position.step * recipe.batch_tokens, position.seconds, step=position.step,
+                    loss=f"{np.mean(losses):.4f}", lr=f"{factor * recipe.matrix_rate:.6f}", perplexity=perplexity,
+                )  # fmt: skip
                 losses = []
             if time.monotonic() - saved > recipe.save_every:
                 save()
@@ -166,35 +166,6 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase | None, f
     for file in sorted(part.iterdir()):
         file.replace(folder / file.name)
     part.rmdir()
-
-
-class Log:
-    """The CSV of a run; a resumed run drops the rows after its checkpoint."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.path = path
-        rows: list[list[str]] = []
-        if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = [row for row in list(csv.reader(file))[1:] if len(row) == len(COLUMNS) and int(row[0]) <= step]
-        with assets.writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([list(COLUMNS), *rows])
-        self.tokens, self.seconds = (int(rows[-1][1]), float(rows[-1][5])) if rows else (0, 0.0)
-
-    def add(self, position: Position, recipe: Recipe, rate: float, losses: list[float], perplexity: str) -> None:
-        """A row: the mean loss (nats a token) and the speed since the row before."""
-        tokens = position.step * recipe.batch_tokens
-        speed = (tokens - self.tokens) / max(position.seconds - self.seconds, 1e-9)
-        row = [position.step, tokens, f"{np.mean(losses):.4f}", f"{rate:.6f}", round(speed), f"{position.seconds:.1f}"]
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerow([*row, perplexity])
-        self.tokens, self.seconds = tokens, position.seconds
-
-
-def _set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group.setdefault("peak", group["lr"])
 
 
 def _loss_function(model: LlamaForCausalLM, compiled: bool, device: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -241,16 +212,3 @@ def _resume(folder: Path, recipe: Recipe, model: torch.nn.Module, optimizers: li
             raise ValueError(f"{folder.name} cannot be extended: its decay has begun and {earlier.name} is gone.")
         progress = checkpoint.load(earlier, model, optimizers)
     return Position(progress["step"], progress["total"], progress["seconds"], progress["size"])
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """A function that says whether SIGTERM or SIGINT came; the step in hand is finished first."""
-    came: list[int] = []
-    watched = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in watched]
-    try:
-        yield lambda: bool(came)
-    finally:
-        for number, handler in zip(watched, before, strict=True):
-            signal.signal(number, handler)

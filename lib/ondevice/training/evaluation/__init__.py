@@ -1,0 +1,1 @@
+"""Evaluation of the bundled language models on held-out documents, and their model cards."""

@@ -1,0 +1,84 @@
+"""The commands `evaluate` and `cards` of `python -m ondevice.training`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from hashlib import file_digest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ondevice import assets
+from ondevice.training.precision import bfloat16_pays
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def register(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the parser; each leaves its handler in `handler`."""
+    evaluate = commands.add_parser("evaluate", help="measure a language model on held-out documents; write its card")
+    evaluate.add_argument("--model", required=True, help="a bundled model's name or a folder")
+    evaluate.add_argument("--log", type=Path, help="log.csv of the training run, for the curve and the card")
+    evaluate.add_argument("--out", type=Path, required=True, help="gets evaluation.json, README.md and the curve")
+    evaluate.add_argument("--limit", type=float, default=1.0, help="share of the samples, for a quick look")
+    evaluate.add_argument("--vector-rate", type=float, help="peak rate of AdamW in that run, where not the default")
+    evaluate.add_argument("--machine", help="what the run trained on, for the card; by default this machine's CPU")
+    evaluate.add_argument("--threads", type=int, help="CPU threads (all by default)")
+    evaluate.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    evaluate.set_defaults(handler=run)
+    cards = commands.add_parser("cards", help="write the cards of all bundled models, and data/models/README.md, anew")
+    cards.set_defaults(handler=write_cards)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """The `evaluate` command."""
+    import torch
+
+    from ondevice import models
+    from ondevice.training.evaluation import card, curve, suite
+
+    if not 0 < arguments.limit <= 1:
+        raise SystemExit(f"--limit is a share above 0 and up to 1, not {arguments.limit}.")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    log = curve.read_log(arguments.log) if arguments.log else None  # read first: a wrong path should fail at once
+    loaded = models.load(arguments.model, device=arguments.device)
+    digest = _weights_digest(arguments.model)  # before measuring: a training run may write its folder anew meanwhile
+    found = suite.evaluate(loaded, arguments.limit)
+    found["model"]["weights_sha256"] = digest
+    if log is not None:
+        found["training"] = curve.training_facts(log) | _recipe(arguments)
+        curve.write(log, arguments.out)
+    assets.write_text(arguments.out / card.EVALUATION, json.dumps(found, indent=1) + "\n")
+    card.write_card(arguments.out)
+    print(f"wrote {arguments.out.name}/{card.EVALUATION} and README.md")
+
+
+def write_cards(_: argparse.Namespace) -> None:
+    """The `cards` command."""
+    from ondevice.training.evaluation import card, overview
+
+    for folder in sorted(overview.models_folder().iterdir()):
+        if folder.is_dir() and card.read(folder):
+            card.write_card(folder)
+    overview.write_overview()
+
+
+def _weights_digest(spec: str) -> str | None:
+    """sha256 of a bundled model's or a folder's model.safetensors, as data/models/manifest.json has it."""
+    places = (assets.ROOT / "data" / "models" / spec, Path(spec).expanduser())
+    for path in (place / "model.safetensors" for place in places):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file_digest(file, "sha256").hexdigest()
+    return None
+
+
+def _recipe(arguments: argparse.Namespace) -> dict[str, Any]:
+    from ondevice.training.language_model import Recipe
+
+    instructions = " with bfloat16 instructions" if bfloat16_pays("cpu") else ""
+    machine = arguments.machine or f"{os.cpu_count()} CPU cores{instructions}"
+    return {"peak_vector_rate": arguments.vector_rate or Recipe.vector_rate, "machine": machine}

@@ -1,0 +1,1 @@
+"""Rerankers of query-passage pairs: mining, training, evaluation."""

@@ -1,0 +1,60 @@
+"""What every training run shares: a log that survives resuming, stopping by signal, and the learning rate's factor."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ondevice import assets
+
+
+class Log:
+    """The CSV of a run, with the columns step, tokens and seconds among others; a resumed run drops rows after `step`.
+
+    path: the file. columns: the first is step. step: where the run goes on from.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
+        self.path, self.columns = path, columns
+        rows: list[list[str]] = []
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [row for row in list(csv.reader(file))[1:] if len(row) == len(columns) and int(row[0]) <= step]
+        with assets.writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([list(columns), *rows])
+        last = dict(zip(columns, rows[-1], strict=True)) if rows else {"tokens": "0", "seconds": "0"}
+        self.tokens, self.seconds = int(last["tokens"]), float(last["seconds"])
+
+    def add(self, tokens: int, seconds: float, **values: Any) -> None:
+        """A row; the speed since the row before goes into tokens_per_second. tokens, seconds: from the run's start."""
+        speed = round((tokens - self.tokens) / max(seconds - self.seconds, 1e-9))
+        found = {"tokens": tokens, "seconds": f"{seconds:.1f}", "tokens_per_second": speed, **values}
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerow([found[column] for column in self.columns])
+        self.tokens, self.seconds = tokens, seconds
+
+
+def set_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
+    """Set every group's learning rate to its peak (what it was made with) times the factor."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group.setdefault("peak", group["lr"])
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[Callable[[], bool]]:
+    """A function that says whether SIGTERM or SIGINT came; the step in hand is finished first."""
+    came: list[int] = []
+    watched = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in watched]
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in zip(watched, before, strict=True):
+            signal.signal(number, handler)

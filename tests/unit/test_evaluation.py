@@ -1,0 +1,362 @@
+"""Evaluation of a language model: each number against a direct computation, and the card's verdicts."""
+
+import argparse
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ondevice import corpus
+from ondevice.causal_lm import CausalLM
+from ondevice.corpus.reading import Document
+from ondevice.training import language_model
+from ondevice.training.evaluation import answers, card, command, curve, estimates, overview, tasks
+from ondevice.training.evaluation.copying import copying_ratio
+from ondevice.training.evaluation.generation import greedy, loops, repeated
+from ondevice.training.evaluation.perplexity import perplexity
+from ondevice.training.evaluation.retrieval_gain import Conditionals, best_temperature, gains, mixture, texts
+from ondevice.training.evaluation.scoring import score
+
+VOCABULARY, CONTEXT = 32, 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return language_model.build("tiny", VOCABULARY, end=0, pad=1, context=CONTEXT).eval()
+
+
+@pytest.fixture(scope="module")
+def sharp():
+    """A model with large embeddings, whose greedy outputs vary with the prompt."""
+    made = language_model.build("tiny", VOCABULARY, end=0, pad=1, context=CONTEXT, seed=3).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return made
+
+
+def _ids(rng: np.random.Generator, length: int) -> list[int]:
+    return rng.integers(2, VOCABULARY, length).tolist()
+
+
+def test_perplexity_is_that_of_training_and_its_error_shrinks(model: Any) -> None:
+    windows = np.random.default_rng(0).integers(0, VOCABULARY, (64, 16))
+    found = perplexity(model, windows)
+    # training's own reads in bfloat16 where the CPU has it
+    assert found.value == pytest.approx(language_model.perplexity_of(model, windows), rel=2e-3)
+    direct = [model(input_ids=torch.tensor(row[None]), labels=torch.tensor(row[None])).loss.item() for row in windows]
+    assert found.value == pytest.approx(np.exp(np.mean(direct)), rel=1e-5)
+    assert found.standard_error == pytest.approx(found.value * np.std(direct) / 8, rel=0.2)
+    assert found.low < found.value < found.high
+
+
+def test_scores_do_not_depend_on_the_batch(sharp: Any) -> None:
+    rng = np.random.default_rng(1)
+    prefixes, continuations = [_ids(rng, n) for n in (1, 9, 30)], [_ids(rng, n) for n in (12, 3, 20)]
+    together = score(sharp, prefixes, continuations)
+    for prefix, continuation, found in zip(prefixes, continuations, together, strict=True):
+        logits = sharp(input_ids=torch.tensor([prefix + continuation])).logits[0, len(prefix) - 1 : -1]
+        right = torch.log_softmax(logits, -1)[range(len(continuation)), continuation]
+        np.testing.assert_allclose(found.log_probs, right.detach().numpy(), atol=1e-4)
+        assert found.hits.tolist() == (logits.argmax(-1).numpy() == continuation).tolist()
+    with pytest.raises(ValueError, match="at least one token"):
+        score(sharp, [[]], [[1]])
+    with pytest.raises(ValueError, match="does not fit the model's context of 64"):
+        score(sharp, [[1] * 64], [[1]])
+
+
+class _Copier:
+    """Stands for a model: sure (0.9) of the token that followed the last one's earlier occurrence, else uniform."""
+
+    device = "cpu"
+    config = argparse.Namespace(max_position_embeddings=CONTEXT)
+
+    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int, **_: object) -> argparse.Namespace:
+        logits = torch.zeros(*input_ids.shape, VOCABULARY)
+        for row, ids in enumerate(input_ids.tolist()):
+            for place, token in enumerate(ids):
+                earlier = [i for i in range(place) if ids[i] == token]
+                if earlier:
+                    logits[row, place, ids[earlier[-1] + 1]] = np.log(9 * (VOCABULARY - 1))
+        return argparse.Namespace(logits=logits[:, -logits_to_keep:])
+
+
+def test_copying_is_one_for_a_uniform_model_and_small_for_a_copier(model: Any) -> None:
+    rng = np.random.default_rng(2)
+    passages = [rng.permutation(np.arange(2, VOCABULARY))[:20].tolist() for _ in range(5)]
+    found = copying_ratio(_Copier(), passages, [0], [0])  # type: ignore[arg-type]
+    assert found.value == pytest.approx(np.log(1 / 0.9) / np.log(VOCABULARY), rel=1e-4)  # the end token is copied from
+    assert copying_ratio(model, passages, [0], [0, 1]).value == pytest.approx(1, abs=0.05)
+
+
+def test_the_mixture_is_equation_2_in_probabilities() -> None:
+    rng = np.random.default_rng(3)
+    log_probs, scores = np.log(rng.random((4, 7))), rng.random(4) * 30
+    weights = np.exp(scores / 5)
+    right = weights @ np.exp(log_probs) / weights.sum()
+    np.testing.assert_allclose(np.exp(mixture(log_probs, scores, 5.0)), right, rtol=1e-12)
+    np.testing.assert_allclose(mixture(log_probs[:1], scores[:1], 5.0), log_probs[0], rtol=1e-12)
+    assert np.isfinite(mixture(log_probs - 5000, scores * 100, 1.0)).all()  # where probabilities underflow
+
+
+def _conditionals(rng: np.random.Generator, gain: float) -> Conditionals:
+    alone = -rng.random(20) * 3
+    after = alone + gain * (np.arange(8) == 0)[:, None] - 0.5 * (np.arange(8) > 0)[:, None]
+    return Conditionals(alone, after, np.linspace(40, 10, 8))
+
+
+def test_gains_are_against_none_and_the_temperature_fits_its_texts() -> None:
+    rng = np.random.default_rng(4)
+    measured = [_conditionals(rng, gain=0.2) for _ in range(6)]
+    assert best_temperature(measured) == 1.0  # all weight on the one passage that helps
+    found = gains(measured, 1.0)
+    assert found["reduction"]["1"]["value"] == pytest.approx(1 - np.exp(-0.2), rel=1e-3)
+    assert found["perplexity"]["1"]["value"] / found["perplexity"]["0"]["value"] == pytest.approx(
+        np.exp(-0.2), rel=1e-3
+    )
+    assert found["reduction_from_step_before"]["2"]["value"] < 0
+    flat = [Conditionals(one.alone, one.after[::-1], one.scores) for one in measured]
+    assert best_temperature(flat) == 32.0  # the best passage has the least score
+
+
+def test_a_loop_is_an_ngram_three_times() -> None:
+    eight = list(range(8))
+    assert not loops(eight * 2)
+    assert loops(eight * 3)
+    assert loops([*eight, 50, *eight, 51, *eight])
+    assert loops([7] * 10) and not loops([7] * 9)
+    assert not loops([])
+    assert repeated([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
+    assert repeated([1, 2]) == (0, 0)
+
+
+def test_greedy_batches_say_what_single_sessions_say(sharp: Any) -> None:
+    rng = np.random.default_rng(5)
+    prompts = [_ids(rng, n) for n in (1, 3, 30, 17, 40, 2, 9)]
+    lm, right = CausalLM(sharp), []
+    for prompt in prompts:
+        session, said = lm.start(), []
+        token = int(session.prefill(prompt).argmax())
+        while len(said) < 24:
+            said.append(token)
+            token = int(session.extend([token])[-1].argmax())
+        right.append(said)
+    free = greedy(sharp, prompts, None, longest=24)
+    assert [list(output.ids) for output in free] == right
+    assert not any(output.ended for output in free)
+    end = right[0][10]  # a token that some rows say, at different steps
+    for said, output in zip(right, greedy(sharp, prompts, end, longest=24), strict=True):
+        assert output.ended == (end in said)
+        assert list(output.ids) == (said[: said.index(end)] if end in said else said)
+    with pytest.raises(ValueError, match="1 to 40 tokens, not 41"):
+        greedy(sharp, [[1] * 41], None, longest=24)
+
+
+def test_answers() -> None:
+    assert answers.exact("The  axis\nto sum.", "The axis to sum.")
+    assert not answers.exact("the axis to sum", "The axis to sum.")
+    assert answers.f1("the axis to sum", "The axis to sum.") == 1
+    assert answers.f1("a a b", "a b c d") == pytest.approx(2 * 2 / 7)
+    assert answers.f1("", "a") == answers.f1("x", "") == 0
+    assert answers.hit("one two three four", "one two three four five")  # 8 / 9
+    assert not answers.hit("one two three", "one two three four six")  # 6 / 8
+    assert answers.hit(">>>", ">>>") and not answers.hit("...", ">>>")
+    train = ["If True, copy the *array*.", "Other text"]
+    assert answers.standing_in(["copy the array", "array other", "cop"], train) == [True, False, False]
+
+
+def test_estimates() -> None:
+    found = estimates.rate([1, 0] * 50)
+    assert found.value == 0.5
+    assert found.standard_error == pytest.approx(0.05, rel=0.1)
+    assert found.low < 0.45 < 0.55 < found.high
+    assert estimates.ratio([1, 2], [2, 4]).standard_error == pytest.approx(0, abs=1e-12)
+    groups = estimates.mean_of_groups([[1] * 4, [1, 0] * 200])
+    assert groups.value == 0.75 and groups.count == 404
+    assert groups.standard_error == pytest.approx(0.0125, rel=0.1)
+    with pytest.raises(ValueError, match="two units"):
+        estimates.rate([1])
+
+
+def _documents(count: int) -> list[Document]:
+    made = []
+    for i in range(count):
+        fields = "\n".join(
+            f"    name_{i}_{k} : int\n        The number of item {i} at place {k} of the table." for k in "ab"
+        )
+        example = f"Examples\n--------\n>>> f_{i}({i})\n{i} {i}"
+        text = f"Count the items of table {i} in its order.\n\nParameters\n----------\n{fields.strip()}\n\n{example}"
+        text += "\n\nNotes\n-----\n" + " ".join(str((i + 3) * k * 7919 % 1000) for k in range(1, 60))
+        made.append(Document(f"pkg.f_{i:03d}", "pkg", "function", "(a, b)", text, f"def f_{i}(a, b): return {i}"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return corpus.train_tokenizer((document.text for document in _documents(30)), vocabulary=600)
+
+
+def test_tasks_are_answered_and_judged_by_family(encoder: Any) -> None:
+    made = language_model.build("tiny", len(encoder), encoder.eos_token_id, encoder.pad_token_id).eval()
+    documents = _documents(30)
+    counts = {"rag": 5, "question": 5, "doctest": 3}
+    chosen, too_long = tasks.choose(documents, encoder, counts, room=768)
+    assert {family: len(members) for family, members in chosen.items()} == counts and not too_long
+    none, over = tasks.choose(documents, encoder, {"rag": 5}, room=3)
+    assert not none["rag"] and over
+    closed = tasks.closed_book(chosen["rag"])
+    assert closed[0].prompt.startswith("<|user|>") and closed[0].answer == chosen["rag"][0].answer
+    prompts = [task for family in chosen.values() for task in family] + closed
+    judged = tasks.answer(made, encoder, prompts, lambda: (document.docstring for document in documents))
+    assert not any(one.unseen for one in judged)
+    found = tasks.summary(judged)
+    assert found["families"]["rag"]["ended"]["count"] == 5
+    assert found["families"]["rag"]["hit_of_answers_not_in_train"] is None
+    assert found["families"]["rag"]["hit"]["value"] == 0  # the weights are random
+    assert found["ends_well"]["count"] == 13  # the questions without their passages are not among them
+    free = tasks.free_running(made, encoder, documents, 4)
+    assert free["loops"]["count"] == 4
+
+
+def test_texts_are_cut_into_query_and_continuation(encoder: Any) -> None:
+    chosen = texts(_documents(30), encoder, 4)
+    assert len(chosen) == 4
+    for text in chosen:
+        assert text.query.startswith("def pkg.f_")
+        assert encoder.decode(text.given) == text.query
+        assert 64 <= len(text.continuation) <= 96
+
+
+def _estimate(value: float) -> dict[str, float]:
+    return estimates.Estimate(value, 0.01 * value, 0.98 * value, 1.02 * value, 100).as_json()
+
+
+def _evaluation(size: str = "base", perplexity: float = 14.0, steps: Sequence[float] = (0.06, 0.02, 0.02, 0.01)) -> Any:
+    """A made-up evaluation that meets every bar."""
+    counts = ("1", "2", "4", "8")
+    row = {
+        name: _estimate(0.7)
+        for name in (
+            "ended",
+            "loops",
+            "ends_well",
+            "exact",
+            "hit",
+            "rouge1",
+            "hit_of_answers_not_in_train",
+            "teacher_forced_accuracy",
+            "repeated_4grams",
+            "repeated_4grams_of_reference",
+        )
+    }
+    low = row | {"hit": _estimate(0.1)}
+    tasks_found = {
+        "ends_well": _estimate(0.9), "rag_minus_passages_removed": _estimate(0.6),
+        "families": {"rag": row, "question": low, tasks.CLOSED: low},
+        "free_running": {name: _estimate(0.3) for name in
+                         ("repeated_4grams", "repeated_4grams_of_documents", "loops")},
+    }  # fmt: skip
+    retrieval = {
+        "retriever": "BM25", "passages": 1000, "temperature": 8.0, "texts_for_temperature": 50,
+        "perplexity": {count: _estimate(12.0) for count in ("0", *counts)},
+        "reduction": {count: _estimate(0.11) for count in counts},
+        "reduction_from_step_before": dict(zip(counts, map(_estimate, steps), strict=True)),
+        "reduction_with_another_texts_passages": {count: _estimate(-0.01) for count in counts},
+    }  # fmt: skip
+    split = {"documents": 10, "tokens": 1000, "task_tokens": 500}
+    shape = {"hidden_size": 320, "num_hidden_layers": 12, "num_attention_heads": 5, "intermediate_size": 864,
+             "vocab_size": 8192, "max_position_embeddings": 1024}  # fmt: skip
+    return {
+        "model": {"size": size, "parameters": 17_000_000, **shape},
+        "corpus": {"splits": dict.fromkeys(("train", "validation", "test"), split), "sha256_of_packages": "ab" * 32,
+                   "packages": {"numpy": "2"}, "licences": {"numpy": "BSD-3-Clause"}},
+        "limit": 1.0, "bootstrap": {"seed": 0, "draws": 2000},
+        "arithmetic": {"tasks": "float32", "others": "bfloat16 products"},
+        "results": {"perplexity": {"test": _estimate(perplexity), "validation": _estimate(13)},
+                    "copying": {"documents": _estimate(0.2), "passage": _estimate(0.25)},
+                    "retrieval": retrieval, "tasks": tasks_found},
+    }  # fmt: skip
+
+
+def _write(folder: Path, evaluation: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / card.EVALUATION).write_text(json.dumps(evaluation))
+    card.write_card(folder)
+    return (folder / "README.md").read_text()
+
+
+def _line(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"| {start}"))
+
+
+def test_a_card_says_which_bars_are_missed(tmp_path: Path) -> None:
+    good = _write(tmp_path / "lm-base", _evaluation())
+    assert "not met" not in good and good.count("| met |") == 7
+    bad = _write(tmp_path / "lm-base", _evaluation(perplexity=15.01))
+    assert bad.count("not met") == 1 and "**not met**" in _line(bad, "Perplexity")
+    rising = _write(tmp_path / "lm-base", _evaluation(steps=(0.06, 0.02, -0.001, 0.01)))
+    assert rising.count("not met") == 1 and "**not met**" in _line(rising, "Retrieval: least fall")
+    parrot = _evaluation()
+    parrot["results"]["tasks"]["families"][tasks.CLOSED]["hit"] = _estimate(0.36)
+    assert "**not met**" in _line(_write(tmp_path / "lm-base", parrot), "The same questions without passages")
+    with pytest.raises(FileNotFoundError, match=r"has no evaluation\.json"):
+        card.write_card(tmp_path)
+
+
+def test_base_is_compared_with_small_and_the_overview_shows_both(tmp_path: Path) -> None:
+    worse = _evaluation("small", perplexity=19.0)
+    for name in ("copying", "retrieval", "tasks"):
+        worse["results"][name] = copy.deepcopy(worse["results"][name])
+    worse["results"]["copying"]["documents"] = _estimate(0.35)
+    worse["results"]["retrieval"]["reduction"]["8"] = _estimate(0.09)
+    worse["results"]["retrieval"]["reduction_from_step_before"]["8"] = _estimate(0.005)
+    worse["results"]["tasks"]["ends_well"] = _estimate(0.8)
+    worse["results"]["tasks"]["families"]["rag"]["hit"] = _estimate(0.5)
+    small = _write(tmp_path / "lm-small", worse)
+    assert "not met" not in small and "no bar" in _line(small, "Task outputs")
+    assert _line(_write(tmp_path / "lm-base", _evaluation()), "Better than lm-small").endswith("| met |")
+    tied = _line(_write(tmp_path / "lm-base", _evaluation(perplexity=19.0)), "Better than lm-small")
+    assert "not on: Perplexity" in tied and "**not met**" in tied
+    reranker = tmp_path / "reranker"
+    reranker.mkdir()
+    (reranker / overview.RERANKING).write_text("{}")
+    (tmp_path / "tokenizer").mkdir()
+    overview.write_overview(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "[lm-base](lm-base/README.md) | [lm-small](lm-small/README.md)" in text
+    assert "- [reranker](reranker/README.md)" in text and "tokenizer" not in text
+
+
+def test_the_curve_is_thinned_and_drawn(tmp_path: Path) -> None:
+    steps = np.arange(10, 10_010, 10)
+    log = pd.DataFrame({"step": steps, "tokens": steps * 4096, "loss": 3 + 50 / steps, "lr": 0.02,
+                        "tokens_per_second": 4000, "seconds": steps * 1.0, "perplexity": np.nan})  # fmt: skip
+    log.loc[log.index % 25 == 24, "perplexity"] = 20.0
+    log.loc[log.index[-1], "lr"] = 1e-6
+    curve.write(log, tmp_path)
+    kept = curve.read_log(tmp_path / "curve.csv")
+    assert 190 < len(kept) < 300
+    assert kept["perplexity"].notna().sum() == 40 and kept["step"].iloc[-1] == 10_000
+    assert kept["loss"].iloc[0] == pytest.approx(log["loss"].iloc[:5].mean(), abs=1e-4)
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+    facts = curve.training_facts(log)
+    assert facts["finished"] and facts["tokens_a_step"] == 4096 and facts["minutes"] == pytest.approx(166.7)
+    assert not curve.training_facts(log.iloc[:500])["finished"]
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"other\.csv is no log"):
+        curve.read_log(tmp_path / "other.csv")
+
+
+def test_the_command_is_registered() -> None:
+    parser = argparse.ArgumentParser()
+    command.register(parser.add_subparsers())
+    arguments = parser.parse_args(["evaluate", "--model", "m", "--out", "folder", "--limit", "2"])
+    with pytest.raises(SystemExit, match="--limit"):
+        arguments.handler(arguments)

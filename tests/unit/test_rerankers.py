@@ -1,0 +1,422 @@
+"""Rerankers on toy documents and tiny models: mining, inputs, loss, metrics, training, storage."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from ondevice import assets, corpus, models, shapes
+from ondevice.training.reranking import data, evaluation, learning
+from ondevice.training.reranking.collection import Collection
+from ondevice.training.reranking.inputs import Row, is_causal, padded, rows
+from ondevice.training.reranking.learning import Recipe
+from ondevice.training.reranking.lists import CANDIDATES, QUERIES, Lists, chosen
+from ondevice.training.reranking.loss import listwise
+from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
+from ondevice.training.reranking.modules import held_out, modules
+from ondevice.training.reranking.pools import Example, Pool, evaluation_pools, training_examples
+from ondevice.training.reranking.scoring import layer_scores, scores_of
+
+VOCABULARY, PAD = 40, 1
+WORDS = ("matrix", "vector", "token", "socket", "image", "colour", "thread", "signal", "string", "buffer")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    """One thread, so that sums are taken in one order, and caches and models below a folder of the test's."""
+    monkeypatch.setattr(assets, "ROOT", tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Counting:
+    """An embedder of word counts."""
+
+    key, size = "counting", 64
+
+    def __call__(self, texts):
+        out = np.full((len(texts), self.size), 1e-3, np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().replace("\n", " ").split():
+                out[row, sum(word.encode()) % self.size] += 1
+        return out / np.linalg.norm(out, axis=1, keepdims=True)
+
+
+@dataclasses.dataclass
+class WordTokenizer:
+    """A token every two characters, so that a docstring has several passages of 96."""
+
+    def __call__(self, texts, **_):
+        pairs = [[(i, min(i + 2, len(t))) for i in range(0, len(t), 2)] for t in texts]
+        return {"offset_mapping": pairs}
+
+
+def document(index: int, split: int = 0) -> corpus.Document:
+    """A function about two of the words, with two described parameters and a long second paragraph."""
+    one, other = WORDS[index % 10], WORDS[(index // 10 + 1 + index) % 10]
+    body = " ".join(f"Case {n} of {one} {index} treats the {other} as {WORDS[(index + n) % 10]}." for n in range(8))
+    docstring = f"""Convert a {one} number {index} into another {other} kind.
+
+Parameters
+----------
+first : int
+    The {one} that call {index} reads before anything else.
+second : int
+    The {other} that call {index} writes when it is done.
+
+Notes
+-----
+{body}
+"""
+    return corpus.Document(f"pack.m{index % 12}{split}.call{index}", "pack", "function", "(x)", docstring, "")
+
+
+DOCUMENTS = [document(index) for index in range(60)]
+
+
+@pytest.fixture
+def collection() -> Collection:
+    return Collection.of(DOCUMENTS, WordTokenizer())  # type: ignore[arg-type]
+
+
+def decoder(layers: int = 3, seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    shape = dict(hidden_size=32, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64)
+    return LlamaForCausalLM(
+        LlamaConfig(**shape, vocab_size=VOCABULARY, pad_token_id=PAD, bos_token_id=0, eos_token_id=0)
+    ).eval()
+
+
+def encoder(seed: int = 0) -> BertModel:
+    torch.manual_seed(seed)
+    shape = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
+    return BertModel(BertConfig(**shape, vocab_size=VOCABULARY, pad_token_id=0, max_position_embeddings=64)).eval()
+
+
+PARENTS = {"decoder": decoder, "encoder": encoder}
+
+
+def toy_lists(step: int) -> list[Row]:
+    """Only the positive has token 7 in its third place."""
+    rng = np.random.default_rng(step)
+    found = []
+    for _ in range(QUERIES):
+        third = [7, *rng.integers(10, 20, CANDIDATES - 1).tolist()]
+        found += [Row((int(rng.integers(20, 30)), 3, token, 4), 2) for token in third]
+    return found
+
+
+def trained(folder: Path, kind: str = "decoder", lists=toy_lists, **values):
+    model = learning.warm(PARENTS[kind]())
+    recipe = Recipe("last", 12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
+    recipe = dataclasses.replace(recipe, **values)
+    return learning.train(recipe, model, lists, lambda _: 0.5, folder), model
+
+
+def test_a_module_is_a_name_without_its_object_and_classes():
+    named = [("a.b", "module"), ("a.b.f", "function"), ("a.b.C.m", "function"), ("a.b.kind", "class"),
+             ("a.b.kind.m", "function"), ("a.b._D.E.m", "function")]  # fmt: skip
+    found = modules(corpus.Document(name, "a", kind, "", "x", "") for name, kind in named)
+    assert set(found.values()) == {"a.b"}
+    assert 30 < sum(held_out(f"a.m{n}") for n in range(100)) < 70
+
+
+def test_no_training_example_leaks(collection):
+    queries = list(corpus.queries(DOCUMENTS))
+    assert {query.kind for query in queries} == {"parameter", "summary"}
+    examples = training_examples(collection, queries, Counting(), modules(DOCUMENTS))  # type: ignore[arg-type]
+    assert len(examples) > 40
+    by_text = dict(zip(collection.texts, collection.passages, strict=True))
+    for example in examples:
+        negatives = [text for texts in example.negatives.values() for text in texts]
+        assert len(set(negatives)) == len(negatives) and {"sparse", "dense"} <= set(example.negatives)
+        assert all(example.query.relevant(by_text[text]) for text in example.positives)
+        for passage in (by_text[text] for text in negatives):
+            assert not example.query.relevant(passage)
+            if example.query.kind == "summary":
+                assert (passage.title, passage.place) != (example.query.name, 0)
+                assert example.query.text not in passage.text
+            else:
+                assert example.query.answer not in passage.text
+
+
+def test_copies_twins_and_the_summary_itself_are_left_out():
+    same = "Return the greatest of several numbers.\n\n" + "It compares them one by one. " * 12
+    documents = [corpus.Document(f"p.m{n}.f{n}", "p", "function", "", same + str(n), "") for n in range(2)]
+    found = Collection.of(documents, WordTokenizer())  # type: ignore[arg-type]
+    (query, _) = corpus.queries(documents)
+    unfit = found.unfit(query)
+    mine, twin = (found.by_title[d.name] for d in documents)
+    assert unfit(found.passages[mine[0]])  # the summary
+    assert found.relevant(query) == mine[1:]
+    assert all(unfit(found.passages[index]) for index in twin)
+
+
+def test_half_an_answer_in_its_own_document_is_left_out(collection):
+    query = next(query for query in corpus.queries(DOCUMENTS) if query.kind == "parameter")
+    unfit, half = collection.unfit(query), query.answer[: len(query.answer) // 2 + 3]
+    assert unfit(corpus.Passage(query.name, f"text {half}", 5))
+    assert not unfit(corpus.Passage("pack.other", f"text {half}", 5))
+    assert unfit(corpus.Passage("pack.other", f"text {query.answer}", 5))
+
+
+def test_training_sees_no_held_out_module_and_evaluation_asks_of_no_other(monkeypatch):
+    splits = {name: tuple(document(i, n) for i in range(60)) for n, name in enumerate(("train", "validation", "test"))}
+    monkeypatch.setattr(corpus, "documents", splits.__getitem__)
+    monkeypatch.setattr(corpus, "tokenizer", WordTokenizer)
+    embedder = dataclasses.make_dataclass(
+        "E", [("key", str, "e")], namespace={"__call__": Counting.__call__, "size": 64}
+    )
+    monkeypatch.setattr(data.retrieval, "embedder", embedder)
+    texts = [
+        text
+        for example in data.for_training()
+        for group in (example.positives, *example.negatives.values())
+        for text in group
+    ]
+    titles = {text.partition("\n")[0] for text in texts}
+    module_of = modules(document for split in splits.values() for document in split)
+    assert titles and not any(held_out(module_of[title]) for title in titles)
+    found = data.for_evaluation("test")
+    assert found.pools and found.dropped >= 0
+    assert all(held_out(module_of[pool.query.name]) for pool in found.pools)
+    assert {title.partition("\n")[0] for pool in found.pools for title in pool.passages} <= {
+        d.name for d in splits["test"]
+    }
+
+
+def test_pools_have_twenty_candidates_with_their_baselines_scores_in_no_telling_order(collection):
+    queries = list(corpus.queries(DOCUMENTS))
+    pools = evaluation_pools(collection, queries, Counting())  # type: ignore[arg-type]
+    again = evaluation_pools(collection, queries, Counting())  # type: ignore[arg-type]
+    assert [pool.passages for pool in pools] == [pool.passages for pool in again]
+    places = set()
+    for pool in pools:
+        assert len(set(pool.passages)) == 20 and pool.relevant.any()
+        assert {pool.relevant.shape, pool.bm25.shape, pool.cosine.shape} == {(20,)}
+        vectors = Counting()([pool.query.text, *pool.passages])
+        assert pool.cosine == pytest.approx(vectors[1:] @ vectors[0], abs=1e-5)
+        places.update(np.flatnonzero(pool.relevant).tolist())
+    assert len(places) > 10
+
+
+def test_a_step_reads_one_positive_and_seven_negatives_and_depends_on_the_step_alone():
+    negatives = {source: tuple(f"{source} {n}" for n in range(4)) for source in ("sparse", "dense", "module", "random")}
+    example = Example(corpus.Query("summary", "q", "n", ""), ("yes 1", "yes 2"), negatives)
+    picked = chosen(example, np.random.default_rng(0))
+    assert picked[0].startswith("yes")
+    assert [sum(text.startswith(source) for text in picked) for source in negatives] == [3, 2, 1, 1]
+    few = dataclasses.replace(example, negatives={**negatives, "dense": ()})
+    assert len(set(chosen(few, np.random.default_rng(0)))) == CANDIDATES
+    tokenizer = shapes.byte_tokenizer()
+    lists, again = Lists([example] * 9, tokenizer, True), Lists([example] * 9, tokenizer, True)
+    assert lists(7) == again(7) != lists(8)
+    assert len(lists(0)) == QUERIES * CANDIDATES
+    with pytest.raises(ValueError, match="needs 8 queries with passages; there are 3"):
+        Lists([example] * 3, tokenizer, True)
+
+
+def test_a_long_passage_is_cut_and_the_query_is_not():
+    tokenizer = shapes.byte_tokenizer()
+    (row,) = rows(tokenizer, True, "what?", ["x" * 500])
+    text = tokenizer.decode(list(row.ids))
+    assert len(row.ids) == 160
+    assert text.startswith("<|passage|>xxx") and text.endswith("x<|user|>what?<|assistant|>")
+
+
+# An encoder's positions are absolute: it is padded on the right.
+@pytest.mark.parametrize(("kind", "side"), [("decoder", "left"), ("decoder", "right"), ("encoder", "right")])
+def test_scores_are_the_models_own_whichever_side_is_padded(kind, side):
+    model = learning.warm(PARENTS[kind]())
+    group = [Row((5, 6, 7, 8, 9), 2), Row((5, 6, 7), 2), Row((9, 3, 4, 4), 3)]
+    batch = padded(group, model.config.pad_token_id, side)
+    every = layer_scores(model, batch)
+    assert every.shape == (3, 3) and not torch.allclose(every[0], every[-1])
+    own = model(**{key: value for key, value in batch.items() if kind == "encoder" or "type" not in key}).logits[:, 0]
+    assert torch.allclose(every[-1], own, atol=1e-5)
+    assert torch.allclose(layer_scores(model, batch, every=False)[0], own, atol=1e-5)
+    alone = torch.cat([layer_scores(model, padded([row], 0)) for row in group], dim=1)
+    assert torch.allclose(every, alone, atol=1e-5)
+    assert torch.allclose(scores_of(model, group), every, atol=1e-5)
+
+
+def test_many_rows_come_back_in_their_order():
+    model = learning.warm(decoder())
+    many = [Row(tuple(range(2, 3 + n % 7)), 1) for n in range(50)]
+    alone = torch.stack([scores_of(model, [row], every=False)[0, 0] for row in many])
+    assert torch.allclose(scores_of(model, many, every=False)[0], alone, atol=1e-5)
+
+
+def test_the_listwise_loss_by_hand_and_deep_supervision_weighs_by_depth():
+    even = torch.zeros(1, 2, 4)
+    assert listwise(even).item() == pytest.approx(np.log(4))
+    scores = torch.tensor([[[0.0, 0.0]], [[np.log(3.0), 0.0]]])  # the first layer knows nothing
+    shallow, deep = np.log(2), -np.log(3 / 4)
+    assert listwise(scores).item() == pytest.approx((shallow + 2 * deep) / 3)
+    assert listwise(scores[1:]).item() == pytest.approx(deep)
+
+
+def test_metrics_by_hand_with_ties_against_the_ranker():
+    relevant = np.array([True, False, False, True])
+    order = ranked(np.array([2.0, 2.0, 1.0, 0.5]), relevant)
+    assert order.tolist() == [False, True, False, True]
+    assert ndcg(order) == pytest.approx((1 / np.log2(3) + 1 / np.log2(5)) / (1 + 1 / np.log2(3)))
+    assert ndcg(order, 1) == 0
+    assert [precision(order, k) for k in (1, 2)] == [0, 0.5]
+    assert ranked(np.zeros(4), relevant).tolist() == [False, False, True, True]
+    assert Estimate.of([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
+    assert correlations(np.arange(4), np.array([0, 1, 3, 2])) == pytest.approx((0.8, 2 / 3))
+    assert correlations(np.zeros(4), np.arange(4)) == (0, 0)
+    with pytest.raises(ValueError, match="not a finite number"):
+        ranked(np.array([1, np.nan]), relevant[:2])
+    with pytest.raises(ValueError, match="no nDCG"):
+        ndcg(np.zeros(3, bool))
+
+
+def test_the_report_compares_with_the_better_baseline_and_follows_the_layers():
+    query = corpus.Query("summary", "q", "n", "")
+    relevant = np.arange(20) == 3
+    up = np.where(relevant, 2.0, np.linspace(0, 1, 20))
+    pools = [Pool(query, ("p",) * 20, relevant, -up, np.where(relevant, 0.97, np.linspace(0, 1, 20)))] * 3
+    found = evaluation.report(data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)
+    assert (found["queries"], found["dropped"], found["better_baseline"], found["passes"]) == (3, 2, "embedder", True)
+    assert found["metrics"]["model"]["ndcg@10"] == {"mean": 1, "error": 0}
+    assert found["margin"]["mean"] == pytest.approx(1 - 1 / np.log2(3))
+    assert [layer["spearman"]["mean"] for layer in found["layers"]] == pytest.approx([-1, 1])
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_a_reranker_learns_a_toy_task_and_its_embeddings_stay(kind, tmp_path):
+    _, model = trained(tmp_path, kind, queries=60 * QUERIES, matrix_rate=0.02 if kind == "decoder" else 1e-3)
+    with (tmp_path / "log.csv").open() as file:
+        log = list(csv.DictReader(file))
+    assert float(log[0]["loss"]) > 1.5 > 0.5 > float(log[-1]["loss"])
+    assert log[-1]["ndcg"] == "0.5000"
+    before = PARENTS[kind]().get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+class _StopAt:
+    """Lists that send SIGTERM to this process when a step is read."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, step: int) -> list[Row]:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return toy_lists(step)
+
+
+@pytest.mark.parametrize("kind", PARENTS)
+def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
+    _, unbroken = trained(tmp_path / "unbroken", kind, supervision="deep")
+    stopped, _ = trained(tmp_path / "broken", kind, _StopAt(5), supervision="deep")
+    assert (stopped.step, stopped.stopped) == (6, True)
+    reached, resumed = trained(tmp_path / "broken", kind, supervision="deep")
+    assert (reached.step, reached.stopped) == (12, False)
+    for (name, one), (_, other) in zip(unbroken.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    with pytest.raises(
+        ValueError, match="broken holds a run of 96 queries with 'deep' supervision, not of 96 with 'last'"
+    ):
+        trained(tmp_path / "broken", kind, supervision="last")
+
+
+def test_deep_supervision_teaches_the_shallow_layers(tmp_path):
+    accuracy = {}
+    for supervision in ("last", "deep"):
+        _, model = trained(tmp_path / supervision, supervision=supervision, queries=30 * QUERIES, matrix_rate=0.02)
+        with torch.no_grad():
+            accuracy[supervision] = listwise(scores_of(model, toy_lists(999)).view(3, -1, CANDIDATES)[1:2]).item()
+    assert accuracy["deep"] < accuracy["last"]
+
+
+def test_a_parent_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="from a Llama or a BERT, not from opt"):
+        learning.warm(opt())
+
+
+def opt() -> OPTForCausalLM:
+    return OPTForCausalLM(OPTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16,
+                                    word_embed_proj_dim=16, vocab_size=20))  # fmt: skip
+
+
+@pytest.fixture(params=PARENTS)
+def stored(request, tmp_path):
+    """A bundled parent, a child that differs from it, and the folder of the child's difference."""
+    root = tmp_path / "data" / "models"
+    parent = PARENTS[request.param]()
+    parent.resize_token_embeddings(300)
+    parent.bfloat16().save_pretrained(root / "parent")
+    shapes.byte_tokenizer().save_pretrained(root / "tokenizer")
+    models.write_manifest()
+    child = learning.warm(parent.float())
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in child.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.01)
+    models.save_difference(child, "parent", root / "child")
+    models.write_manifest()
+    return child, root
+
+
+def test_a_difference_gives_the_model_back_to_its_precision(stored):
+    child, root = stored
+    loaded = models.load("child")
+    assert type(loaded.model) is type(child) and not loaded.model.training
+    assert (loaded.origin, len(loaded.tokenizer)) == ("bundled", 259)
+    assert is_causal(loaded.model) == is_causal(child)
+    many = [Row(tuple(range(2, 12 + n)), 3) for n in range(6)]
+    with torch.no_grad():
+        scores, expected = scores_of(loaded.model, many), scores_of(child, many)
+    assert scores == pytest.approx(expected, abs=0.02)
+    theirs = child.state_dict()
+    largest = max(float((value - theirs[name]).abs().max()) for name, value in loaded.model.state_dict().items())
+    assert 0 < largest < 1e-3
+    embeddings = child.get_input_embeddings().weight
+    assert torch.equal(loaded.model.get_input_embeddings().weight, embeddings)
+    assert (root / "child" / "difference.safetensors").stat().st_size < 0.6 * sum(
+        parameter.numel() * 2 for parameter in child.parameters()
+    )
+    assert models.load("child", torch.float64).model.dtype == torch.float64
+
+
+def test_a_difference_from_other_weights_is_refused(stored):
+    _, root = stored
+    models.load("parent").model.float().save_pretrained(root / "parent")
+    models.write_manifest()
+    with pytest.raises(ValueError, match="child is a difference from other weights of parent: their sha256 differs"):
+        models.load("child")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, -1])
+def test_a_truncated_difference_is_refused(stored, keep):
+    _, root = stored
+    path = root / "child" / "difference.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"child/difference\.safetensors is not what the manifest says"):
+        models.load("child")
+    with pytest.raises(ValueError, match=r"difference\.safetensors of child is damaged or truncated"):
+        models.load(str(root / "child"))
+
+
+def test_a_difference_of_another_shape_or_parent_is_refused(stored):
+    child, root = stored
+    with pytest.raises(ValueError, match=r"must be from a bundled model or all-minilm-l6-v2, not from 'folder'"):
+        models.save_difference(child, "folder", root / "other")
+    child.config.num_hidden_layers = 2
+    child.config.save_pretrained(root / "child")
+    with pytest.raises(ValueError, match=r"difference\.safetensors does not fit parent: .*layer.*\.2\."):
+        models.load(str(root / "child"))

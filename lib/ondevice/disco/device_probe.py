@@ -1,55 +1,97 @@
-"""Measure a causal language model on this machine as DiSCo's device: load time, TTFT by prompt length, TBT."""
+"""Measure a causal language model on this machine as DiSCo's device: TTFT by prompt length, and every gap after it."""
 
 from __future__ import annotations
 
-import gc
-import time
+import contextlib
+from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+
+from ondevice import models
+from ondevice.training.precision import bfloat16_pays
 
 
-def load(model: str) -> tuple[Any, float]:
-    """(model, seconds to load it), on the GPU where there is one. model: a hub id or a folder with safetensors.
+def load(spec: str) -> models.Loaded:
+    """A model by its spec (`models.load`): on the GPU where there is one, in bf16 where that pays, else in float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return models.load(spec, torch.bfloat16 if bfloat16_pays(device) else torch.float32, device)
 
-    float32 on a CPU, where bf16 is slow without instructions for it; the checkpoint's own type on a GPU.
+
+def absent(specs: Sequence[str]) -> str:
+    """Why a notebook leaves its models out: none is named, or a bundled name is not bundled; else empty."""
+    if not specs:
+        return "no model is named"
+    missing = [spec for spec in specs if spec.startswith("pydocs-lm-") and spec not in models.bundled()]
+    return f"data/models has no {' and no '.join(missing)}" if missing else ""
+
+
+def label(spec: str) -> str:
+    """A model's name in tables and figures: the last part of a path or a hub id."""
+    return spec.rstrip("/").rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for PyTorch: the threads of one product wait for each other, tens of times longer on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(model: Any, lengths: Sequence[int] | np.ndarray, new_tokens: int, seed: int) -> pd.DataFrame:
+    """Time greedy answers, in one thread, to prompts of random ids, which take as long as any others.
+
+    lengths: [N] tokens. new_tokens: of each answer, at least 1. Columns: request, length, token, seconds: token 0 has
+    the time to the first token, the others the gap before them. A first request warms up and is not told.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    gpu = torch.cuda.is_available()
-    logging.disable_progress_bar()
-    gc.collect()
-    start = time.perf_counter()
-    loaded = AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, dtype="auto" if gpu else torch.float32)
-    torch.nn.Module.to(loaded, "cuda" if gpu else "cpu").eval()
-    return loaded, time.perf_counter() - start
-
-
-def measure(model: Any, lengths: np.ndarray, new_tokens: int, seed: int) -> pd.DataFrame:
-    """Time greedy answers to prompts of the given lengths; the ids are random, which does not change the time.
-
-    lengths: [N] tokens. new_tokens: at least 2. Columns: length, ttft_s, tbt_s (mean of the answer), in request order.
-    """
-    import torch
-
-    if new_tokens < 2:
-        raise ValueError(f"A time between tokens needs at least two of them, not {new_tokens}.")
+    if new_tokens < 1:
+        raise ValueError(f"A time to the first token needs at least one token, not {new_tokens}.")
     rng = np.random.default_rng(seed)
     rows = []
-    with torch.inference_mode():
-        for length in [int(lengths[0]), *(int(x) for x in lengths)]:  # the first is a warm-up
-            ids = torch.from_numpy(rng.integers(0, model.config.vocab_size, (1, length))).to(model.device)
-            start = time.perf_counter()
-            output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-            token = output.logits.argmax(-1)
-            token.item()  # waits for a GPU
-            first = time.perf_counter()
-            for _ in range(new_tokens - 1):
-                output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
-                token = output.logits.argmax(-1)
-                token.item()
-            rows.append((length, first - start, (time.perf_counter() - first) / (new_tokens - 1)))
-    return pd.DataFrame(rows[1:], columns=["length", "ttft_s", "tbt_s"])
+    with torch.inference_mode(), one_thread():
+        for request, length in enumerate([int(lengths[0]), *(int(x) for x in lengths)]):
+            token = torch.from_numpy(rng.integers(0, model.config.vocab_size, (1, length))).to(model.device)
+            cache, last = None, perf_counter()
+            for number in range(new_tokens):
+                output = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache, token = output.past_key_values, output.logits.argmax(-1)
+                token.item()  # waits for a GPU
+                now = perf_counter()
+                rows.append((request - 1, length, number, now - last))
+                last = now
+    return pd.DataFrame(rows[new_tokens:], columns=["request", "length", "token", "seconds"])
+
+
+def requests(timings: pd.DataFrame) -> pd.DataFrame:
+    """One row a request of `measure`: length, ttft_s, tbt_s (mean gap; NaN for answers of one token)."""
+    first = timings[timings["token"] == 0].set_index("request")
+    gaps = timings[timings["token"] > 0].groupby("request")["seconds"].mean()
+    return pd.DataFrame({"length": first["length"], "ttft_s": first["seconds"], "tbt_s": gaps}).reset_index()
+
+
+def line(lengths: pd.Series, seconds: pd.Series) -> dict[str, float]:
+    """Straight line through the median TTFT of every length, and r over all requests.
+
+    tokens_per_s and overhead_s: r_p and c of D(l) = l / r_p + c. r2: of the medians. pearson_r: of the requests.
+    """
+    medians = seconds.groupby(lengths).median()
+    x = medians.index.to_numpy(dtype=float)
+    slope, constant = np.polyfit(x, medians, 1)
+    left = ((medians - (slope * x + constant)) ** 2).sum() / ((medians - medians.mean()) ** 2).sum()
+    return {"tokens_per_s": float(1 / slope), "overhead_s": float(constant), "r2": float(1 - left),
+            "pearson_r": float(np.corrcoef(lengths, seconds)[0, 1])}  # fmt: skip
+
+
+def steadiness(seconds: Sequence[float] | np.ndarray | pd.Series) -> dict[str, float]:
+    """How steady a time is: spread is (P90 - P10) / P50, which one hiccup does not move; cv and P99 / P50 feel it."""
+    values = np.asarray(seconds, dtype=float)
+    p10, p50, p90, p99 = np.quantile(values, [0.1, 0.5, 0.9, 0.99])
+    return {"median_s": float(p50), "spread": float((p90 - p10) / p50), "cv": float(values.std() / values.mean()),
+            "p99_over_p50": float(p99 / p50)}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -43,24 +43,23 @@ def waits(policies: Mapping[str, DispatchPolicy], longest: int, cap: float) -> F
     return figure
 
 
-def ttft_over_time(series: Mapping[str, np.ndarray], kind: str, device: Sequence[float] | None = None) -> Figure:
-    """Figure 2: TTFT in the order of the requests, one panel per service, and the device's where it was measured."""
-    shown = dict(series) | ({"this machine (device)": np.asarray(device)} if device is not None else {})
-    figure, axes = panels(1, len(shown), width=2.4, height=2.2)
-    for axis, (name, seconds) in zip(axes[0], shown.items(), strict=True):
+def ttft_over_time(series: Mapping[str, np.ndarray], kind: str) -> Figure:
+    """Figure 2: TTFT in the order of the requests, one panel per service or device."""
+    figure, axes = panels(1, len(series), width=2.4, height=2.2)
+    for axis, (name, seconds) in zip(axes[0], series.items(), strict=True):
         axis.plot(np.arange(len(seconds)), seconds, lw=0.8, color=COLOURS["blue"])
         axis.axhline(
             Latency.of(seconds).quantile(0.5),
             color=COLOURS["orange"],
             lw=1,
-            label=f"median {Latency.of(seconds).quantile(0.5):.2f} s",
+            label=f"median {Latency.of(seconds).quantile(0.5):.2g} s",
         )
         axis.axhline(
             Latency.of(seconds).quantile(0.99),
             color=COLOURS["red"],
             lw=1,
             ls="--",
-            label=f"P99 {Latency.of(seconds).quantile(0.99):.2f} s",
+            label=f"P99 {Latency.of(seconds).quantile(0.99):.2g} s",
         )
         wide = max(seconds) > 20 * min(seconds)
         axis.set(title=name, xlabel="request", yscale="log" if wide else "linear")
@@ -90,6 +89,94 @@ def distributions(series: Mapping[str, np.ndarray], xlabel: str, kind: str, *, r
     axis.text(1 / reading_rate * 0.93, 0.03, "the reader", rotation=90, ha="right", va="bottom", fontsize=8)
     axis.set(xlabel=xlabel, ylabel="share of requests", xscale="log", xlim=(1e-3, 0.4))
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    mark_kind(figure, kind)
+    return figure
+
+
+def token_gaps(timings: Mapping[str, pd.DataFrame], kind: str) -> Figure:
+    """Figure 3 for devices: every gap between tokens against its place in the answer. timings: device_probe.measure."""
+    figure, axes = panels(1, len(timings), width=4.0, height=2.6)
+    for axis, (name, table) in zip(axes[0], timings.items(), strict=True):
+        gaps = table[table["token"] > 0]
+        levels = gaps.groupby("token")["seconds"].quantile(np.array([0.1, 0.5, 0.9])).unstack() * 1e3
+        axis.plot(gaps["token"], gaps["seconds"] * 1e3, ".", ms=2, color=COLOURS["grey"], alpha=0.4, label="a gap")
+        axis.fill_between(levels.index, levels[0.1], levels[0.9], color=COLOURS["sky"], alpha=0.5, label="P10 to P90")
+        axis.plot(levels.index, levels[0.5], color=COLOURS["blue"], label="median")
+        axis.set(title=name, xlabel="token of the answer", yscale="log")
+        _plain_log_ticks(axis)
+        axis.legend(fontsize=7, loc="upper right")
+    axes[0, 0].set_ylabel("time since the token before (ms)")
+    mark_kind(figure, kind)
+    return figure
+
+
+def ttft_by_length(requests: Mapping[str, pd.DataFrame], lines: Mapping[str, Mapping[str, float]], kind: str) -> Figure:
+    """Table 1 as a picture: TTFT against prompt length. requests: device_probe.requests; lines: device_probe.line."""
+    figure, axes = panels(1, len(requests), width=4.0, height=2.6)
+    for axis, (name, table) in zip(axes[0], requests.items(), strict=True):
+        fit, at = lines[name], np.array([0, table["length"].max()])
+        axis.plot(table["length"], 1e3 * table["ttft_s"], ".", color=COLOURS["blue"], alpha=0.5, label="a request")
+        axis.plot(
+            at,
+            1e3 * (at / fit["tokens_per_s"] + fit["overhead_s"]),
+            color=COLOURS["orange"],
+            label=f"{fit['tokens_per_s']:.0f} tokens/s, $R^2$ of medians {fit['r2']:.2f}",
+        )
+        axis.set(title=f"{name}, r = {fit['pearson_r']:.2f}", xlabel="prompt length (tokens)")
+        axis.legend(fontsize=7)
+    axes[0, 0].set_ylabel("TTFT (ms)")
+    mark_kind(figure, kind)
+    return figure
+
+
+def cold_start(table: pd.DataFrame, paper: pd.DataFrame, kind: str) -> Figure:
+    """Table 4 as a picture: load time and TTFT against size. table: of `cold_start`; paper: Table 4 as quoted."""
+    figure, axes = panels(1, 2, width=4.2, height=2.9, sharex=True, sharey=True)
+    for axis, column, title in ((axes[0, 0], "load_s", "load time"), (axes[0, 1], "ttft_s", "TTFT after loading")):
+        for cache, colour in (("cold", "blue"), ("warm", "orange")):
+            rows = table[table["page_cache"] == cache].sort_values("parameters")
+            label = f"here, {'file read from disk' if cache == 'cold' else 'file in the page cache'}"
+            axis.plot(rows["parameters"] / 1e9, rows[column], "o-", color=COLOURS[colour], label=label)
+        for (gpu, rows), marker in zip(paper.groupby("gpu"), "xv", strict=False):
+            label = f"paper, {str(gpu).removeprefix('NVIDIA ')}"
+            axis.plot(rows["model_size_billion_params"], rows[column.replace("load_s", "load_time_s")],
+                      ls=":", marker=marker, color=COLOURS["grey"], label=label)  # fmt: skip
+        axis.set(title=title, xlabel="parameters (billion)", xscale="log", yscale="log")
+    axes[0, 0].set_ylabel("seconds")
+    shared_legend(figure, axes[0, 0], columns=4)
+    mark_kind(figure, kind)
+    return figure
+
+
+def handover_quality(
+    means: pd.DataFrame, labels: Mapping[str, str], kind: str, quoted: Mapping[str, tuple[float, float]] | None = None
+) -> Figure:
+    """Figures 8 and 10: scores against the hand-over; a row a metric, a column a direction. Bands are 95 % intervals.
+
+    means: quality.means. labels: metric -> axis label. quoted: metric -> the paper's range.
+    """
+    directions = list(dict.fromkeys(means["direction"]))
+    metrics = list(dict.fromkeys(means["metric"]))
+    figure, axes = panels(len(metrics), len(directions), width=4.2, height=2.3, sharex=True, sharey="row")
+    for i, metric in enumerate(metrics):
+        for j, direction in enumerate(directions):
+            axis = axes[i, j]
+            rows = means[(means["metric"] == metric) & (means["direction"] == direction)].sort_values("handover")
+            place = np.arange(len(rows))
+            axis.fill_between(place, rows["low"], rows["high"], color=COLOURS["blue"], alpha=0.2, label="95 % interval")
+            axis.plot(place, rows["mean"], "o-", color=COLOURS["blue"], label="answers that change hands")
+            axis.axhspan(
+                *rows["mean"].iloc[[0, -1]], color=COLOURS["orange"], alpha=0.25, lw=0, label="between the two (Eq. 6)"
+            )
+            if quoted and metric in quoted:
+                axis.axhspan(*quoted[metric], color=COLOURS["grey"], alpha=0.4, lw=0, label="paper, other task")
+            axis.set_xticks(place, rows["handover"])
+            if not i:
+                axis.set_title(direction, fontsize=9)
+        axes[i, 0].set_ylabel(labels[metric], fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens of the first model before the hand-over")
+    shared_legend(figure, axes[0, 0], columns=4)
     mark_kind(figure, kind)
     return figure
 

@@ -1,0 +1,60 @@
+"""What guesses tokens ahead. The loop calls it; a method of speculative decoding is a class with these methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ondevice.speculation.draft import Draft
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A verified step, as a drafter sees it.
+
+    root: the token that the draft hung below. draft: what was verified. logits: [1 + n, V] after the root and after
+    every node. path: nodes of the draft that were accepted, from the root downwards.
+    emitted: accepted tokens and the one that the model said after them; shorter where the output ended on the way.
+    """
+
+    root: int
+    draft: Draft
+    logits: Tensor
+    path: Sequence[int]
+    emitted: Sequence[int]
+
+
+class Drafter:
+    """Base of all drafters, itself the vanilla one, which never drafts.
+
+    One drafter may serve many requests, one after the other; what it keeps between them is up to it.
+
+    wants_prefill: whether it reads the prompt's logits, which costs the output layer over the whole prompt.
+    drafts_trees: whether drafts may branch; such a drafter needs a model that can verify trees.
+    vocabulary: how many token ids it knows; None is any number.
+    """
+
+    name = "vanilla"
+    wants_prefill = False
+    drafts_trees = False
+    vocabulary: int | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes; called before its prefill."""
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """Logits [c, V] after the prompt's tokens from position `start` on; where `wants_prefill`."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """At most `budget` nodes below tokens[-1]. tokens: the prompt and all that was said; not to be changed."""
+        return Draft((), ())
+
+    def observe(self, step: Verified) -> None:
+        """A step was verified and its tokens emitted."""
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """The request is over. tokens: the prompt and the whole output."""

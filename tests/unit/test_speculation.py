@@ -1,0 +1,140 @@
+"""The verify loop: identity with plain decoding, ends, limits, and drafts that cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Draft, Drafter, Greedy, Sampling, generate
+from ondevice.speculation.loop import accepted
+
+VOCABULARY = 40
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=96, **shape)
+    return CausalLM(LlamaForCausalLM(config).double())
+
+
+class Oracle(Drafter):
+    """Knows the output, and drafts it as one branch among wrong ones; every third step it is wrong altogether."""
+
+    name, drafts_trees = "oracle", True
+
+    def __init__(self, output: list[int], depth: int = 5) -> None:
+        self.output, self.depth, self.steps = output, depth, 0
+
+    def propose(self, tokens, budget):
+        self.steps += 1
+        right = self.output[len(tokens) :][: self.depth]
+        wrong = [[(token + 1) % VOCABULARY] * 2 for token in right[:1]]
+        return Draft.merged(wrong if self.steps % 3 == 0 else [*wrong, right], budget)
+
+
+def plain(lm: CausalLM, prompt: list[int], limit: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    found = lm.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False)
+    return found[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("prompt", [[3], [1, 2, 3, 4, 5, 6]])
+def test_drafts_do_not_change_the_output_and_save_steps(lm, prompt):
+    right = plain(lm, prompt, 30)
+    vanilla = generate(lm, Drafter(), prompt, 30)
+    drafted = generate(lm, Oracle([*prompt, *right]), prompt, 30)
+    assert list(vanilla.tokens) == list(drafted.tokens) == right
+    assert len(vanilla.steps) == 29 and vanilla.mean_accepted == 1
+    assert len(drafted.steps) < 12
+    assert sum(step.emitted for step in drafted.steps) == 29
+    assert all(step.accepted < step.emitted for step in drafted.steps)
+
+
+def test_an_end_inside_the_accepted_path_ends_the_output(lm):
+    prompt, right = [1, 2, 3], plain(lm, [1, 2, 3], 30)
+    for end in set(right):
+        found = generate(lm, Oracle([*prompt, *right]), prompt, 30, ends={end})
+        assert list(found.tokens) == right[: right.index(end) + 1]
+        assert found.ended
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_the_limit_is_kept_though_the_draft_is_longer(lm, limit):
+    right = plain(lm, [1, 2, 3], 12)
+    assert list(generate(lm, Oracle([1, 2, 3, *right]), [1, 2, 3], limit).tokens) == right[:limit]
+
+
+def test_the_output_ends_with_the_context(lm):
+    prompt = [int(x) for x in np.arange(90) % VOCABULARY]
+    vanilla = generate(lm, Drafter(), prompt, 50)
+    assert len(vanilla.tokens) == 96 - 90 + 1
+    assert generate(lm, Oracle([*prompt, *vanilla.tokens]), prompt, 50).tokens == vanilla.tokens
+
+
+def test_sampling_draws_the_same_tokens_with_a_draft_as_without(lm):
+    prompt = [1, 2, 3]
+    for choice in (lambda: Sampling(0.7, seed=5), lambda: Sampling(1.3, top_k=5, seed=6), lambda: Sampling(top_p=0.6)):
+        right = generate(lm, Drafter(), prompt, 25, choice=choice()).tokens
+        found = generate(lm, Oracle([*prompt, *right]), prompt, 25, choice=choice())
+        assert found.tokens == right and len(found.steps) < 12
+
+
+def test_the_cuts_of_sampling_are_those_of_transformers():
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    torch.manual_seed(1)
+    for _ in range(20):
+        logits = torch.randn(50, dtype=torch.float64) * 2
+        scores = TemperatureLogitsWarper(0.8)(None, logits[None])
+        scores = TopPLogitsWarper(0.7)(None, TopKLogitsWarper(12)(None, scores))
+        assert torch.allclose(Sampling(0.8, 12, 0.7).probabilities(logits), scores[0].softmax(0))
+
+
+def test_the_walk_takes_the_branch_that_the_model_says():
+    draft = Draft([5, 6, 7, 8, 9], [-1, -1, 1, 1, 3])
+    logits = torch.zeros(6, 12)
+    for row, token in enumerate([6, 0, 8, 0, 9, 11]):
+        logits[row, token] = 1.0
+    assert accepted(draft, logits, Greedy()) == ([1, 3, 4], [6, 8, 9, 11])
+
+
+def test_a_draft_is_cut_by_nodes_and_by_depth():
+    draft = Draft([1, 2, 3, 4, 5], [-1, 0, -1, 1, 2], [1, 1, 2, 1, 1])
+    cut = draft.within(5, 2)
+    assert (cut.tokens.tolist(), cut.parents.tolist(), cut.ranks.tolist()) == (
+        [1, 2, 3, 5],
+        [-1, 0, -1, 2],
+        [1, 1, 2, 1],
+    )
+    assert draft.within(3, 9).tokens.tolist() == [1, 2, 3]
+    assert len(draft.within(5, 0)) == 0
+    merged = Draft.merged([[1, 2, 3], [1, 4], [5]], 4)
+    assert (merged.tokens.tolist(), merged.parents.tolist()) == ([1, 2, 3, 4], [-1, 0, 1, 0])
+
+
+class Foreign(Drafter):
+    name, vocabulary = "tables", 7
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda lm: generate(lm, Drafter(), [], 5), "A prompt has 1 to 96 tokens"),
+        (lambda lm: generate(lm, Drafter(), [1] * 97, 5), "not 97"),
+        (lambda lm: generate(lm, Drafter(), [1], 0), "At least one token"),
+        (lambda lm: generate(lm, Drafter(), [1], 5, budget=0), "budget is at least one node"),
+        (lambda lm: generate(lm, Foreign(), [1], 5), "tables was made for 7 token ids; this model has 40"),
+        (lambda lm: Sampling(0.0), "A temperature is positive"),
+        (lambda lm: Sampling(top_p=0.0), "top_p"),
+        (lambda lm: Draft([1, 2], [-1, 5]), "earlier nodes"),
+        (lambda lm: Draft([1, 2], [-1]), "one parent"),
+    ],
+)
+def test_bad_input_is_one_clear_error(lm, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(lm)

@@ -1,0 +1,357 @@
+"""The baseline drafters: each rule on hand-made sequences, against brute force, and identity with plain decoding."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Draft, Drafter, generate
+from ondevice.speculation.drafter import Verified
+from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.sam_decoding import LENGTH, SamDecoding
+from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
+from ondevice.speculation.token_recycling import PARENTS, RANKS, TokenRecycling
+
+VOCABULARY = 40
+CONTEXT = 96
+CORPUS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [7, 8, 9, 20, 21]]
+DRAFTERS = {
+    "PLD": PromptLookup.original,
+    "PLD (transformers)": PromptLookup.transformers,
+    "SAM": SamDecoding,
+    "SAM with a corpus": lambda: SamDecoding(CORPUS),
+    "TR": lambda: TokenRecycling(VOCABULARY),
+    "SAM[TR]": lambda: SamDecoding(CORPUS, TokenRecycling(VOCABULARY)),
+}
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **shape)
+    return CausalLM(LlamaForCausalLM(config).double())
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request) -> Drafter:
+    return DRAFTERS[request.param]()
+
+
+@cache
+def plain(lm: CausalLM, prompt: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    return tuple(generate(lm, Drafter(), prompt, limit).tokens)
+
+
+def drafted(drafter: Drafter, text: list[int], budget: int = 80) -> list[int]:
+    """What a fresh request over all but the last token drafts after the last one."""
+    drafter.begin(text[:-1])
+    found = drafter.propose(text, budget)
+    assert found.is_chain
+    return found.tokens.tolist()
+
+
+def test_requests_in_a_row_give_what_the_model_alone_gives(lm, drafter):
+    for prompt in ((3,), (1, 2, 3, 4, 1, 2, 3, 4, 1, 2), (1, 2, 3, 4, 5, 6, 7, 8), (3,)):
+        assert tuple(generate(lm, drafter, prompt, 25, budget=80).tokens) == plain(lm, prompt, 25)
+
+
+def test_the_context_ends_the_output(lm, drafter):
+    prompt = tuple(x % 9 for x in range(CONTEXT - 6))
+    found = tuple(generate(lm, drafter, prompt, 50, budget=80).tokens)
+    assert found == plain(lm, prompt, 50) and len(found) == 7
+
+
+def test_an_end_token_ends_the_output_wherever_it_comes(lm, drafter):
+    """The last time, the drafter knows all that comes."""
+    prompt = (1, 2, 3, 1, 2, 3, 1)
+    right = plain(lm, prompt, 25)
+    for end in sorted(set(right), key=right.index)[:2] + [right[-1]] * 2:
+        found = generate(lm, drafter, prompt, 25, budget=80, ends={end})
+        assert tuple(found.tokens) == right[: right.index(end) + 1] and found.ended
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_loop_is_drafted(lm, kind):
+    """A random model soon repeats itself; that is what all of these drafters live on."""
+    found = generate(lm, DRAFTERS[kind](), [3], 90, budget=80)
+    assert found.mean_accepted > 1.15 and max(step.accepted for step in found.steps) >= 1
+
+
+# Prompt lookup
+
+
+def test_the_original_drafts_ten_tokens_or_none():
+    text = [1, 2, 3, *range(10, 20), 1, 2, 3]
+    assert drafted(PromptLookup.original(), text) == list(range(10, 20))
+    assert drafted(PromptLookup.original(), text, budget=4) == [10, 11, 12, 13]
+    assert drafted(PromptLookup.original(), [1, 2, 3, *range(10, 16), 1, 2, 3]) == []
+    assert drafted(PromptLookup.original(), [1, 2, 3, *range(10, 17), 1, 2, 3]) == [*range(10, 17), 1, 2, 3]
+    assert drafted(PromptLookup.original(), [7]) == []
+
+
+def test_the_original_takes_the_leftmost_match_of_the_longest_ngram():
+    text = [3, *range(30, 40), 2, 3, *range(20, 30), 2, 3, *range(10, 20), 9, 2, 3]
+    assert drafted(PromptLookup.original(), text) == list(range(20, 30))
+
+
+def test_an_incomplete_match_gives_way_to_a_shorter_ngram():
+    text = [3, *range(30, 40), 2, 3, 4, 2, 3]
+    assert drafted(PromptLookup.original(), text) == list(range(30, 40))
+    assert drafted(PromptLookup.transformers(), text) == [4, 2, 3]
+
+
+@pytest.mark.parametrize(("ngram", "tokens"), [(2, 10), (3, 4), (1, 1)])
+def test_the_second_rule_is_that_of_transformers(ngram, tokens):
+    theirs = PromptLookupCandidateGenerator(None, tokens, ngram, max_length=10_000)
+    draw = random.Random(ngram)
+    for _ in range(60):
+        text = draw.choices(range(draw.randint(1, 6)), k=draw.randint(1, 40))
+        right = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
+        assert drafted(PromptLookup.transformers(tokens, ngram), text) == right
+
+
+def test_the_original_rule_against_a_search():
+    draw = random.Random(1)
+    for _ in range(100):
+        text = draw.choices(range(draw.randint(1, 3)), k=draw.randint(1, 40))
+        right: list[int] = []
+        for size in (3, 2, 1):
+            starts = [at + size for at in range(len(text) - size + 1) if text[at : at + size] == text[-size:]]
+            fits = [start for start in starts if start + 10 <= len(text) and start < len(text) - size]
+            if fits and len(text) > size:
+                right = text[fits[0] : fits[0] + 10]
+                break
+        assert drafted(PromptLookup.original(), text) == right
+
+
+def test_reading_in_steps_is_reading_at_once():
+    text = random.Random(2).choices(range(4), k=60)
+    stepwise = PromptLookup.original()
+    stepwise.begin(text[:1])
+    for end in range(2, 61):
+        assert stepwise.propose(text[:end], 80).tokens.tolist() == drafted(PromptLookup.original(), text[:end])
+
+
+# The suffix automaton
+
+texts = st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters), max_size=40))
+
+
+def longest(text: list[int], said: list[int]) -> tuple[int, int]:
+    """Brute force: length of the longest suffix of `said` that occurs in `text`, and the earliest end."""
+    for size in range(len(said), 0, -1):
+        for end in range(size, len(text) + 1):
+            if text[end - size : end] == said[len(said) - size :]:
+                return size, end
+    return 0, 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts)
+def test_its_own_match_is_the_longest_suffix_that_occurs_earlier(text):
+    automaton = SuffixAutomaton()
+    for end in range(1, len(text) + 1):
+        automaton.extend(text[end - 1 : end])
+        right = next(
+            ((size, at) for size in range(end - 1, 0, -1) for at in range(size, end)
+             if text[at - size : at] == text[end - size : end]),
+            (0, 0),
+        )  # fmt: skip
+        assert (automaton.match.length, automaton.end(automaton.match)) == right
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts, texts)
+def test_a_pointer_over_another_text_is_the_longest_suffix_that_occurs(text, other):
+    automaton, match = SuffixAutomaton(text), Match()
+    for end in range(1, len(other) + 1):
+        match = automaton.advance(match, other[end - 1])
+        size, at = longest(text, other[:end])
+        assert (match.length, automaton.end(match)) == (size, at)
+        assert automaton.continuation(match, 3) == text[at : at + 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts.filter(len))
+def test_a_lookup_before_the_token_is_added_finds_what_one_after_it_does(text):
+    automaton = SuffixAutomaton(text[:-1])
+    before = automaton.advance(automaton.match, text[-1])
+    end = automaton.end(before)
+    automaton.extend(text[-1:])
+    assert (automaton.match.length, automaton.end(automaton.match)) == (before.length, end)
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts)
+def test_shorter_matches_occur_at_more_places_and_not_later(text):
+    automaton = SuffixAutomaton(text)
+    match = automaton.match
+    while match.length:
+        below = automaton.shorter(match)
+        assert below.length < match.length and automaton.end(below) <= automaton.end(match)
+        assert longest(text, text[len(text) - below.length :]) == (below.length, automaton.end(below))
+        match = below
+
+
+def test_the_automaton_has_at_most_two_states_a_token():
+    for text in ([0] * 500, random.Random(0).choices(range(2), k=500), [0, 1, 2] * 170, list(range(500))):
+        automaton = SuffixAutomaton(text)
+        assert len(automaton._next) <= 2 * len(text)
+        assert sum(map(len, automaton._next)) <= 3 * len(text)
+
+
+def test_a_continuation_ends_at_a_separator():
+    automaton = SuffixAutomaton([1, 2, 3, SEPARATOR, 4, 5])
+    assert automaton.continuation(automaton.advance(Match(), 1), 9) == [2, 3]
+    assert automaton.continuation(automaton.advance(Match(), 3), 9) == []
+    assert automaton.continuation(automaton.advance(Match(), 4), 0) == []
+
+
+# SAM-Decoding
+
+
+def test_a_match_of_m_tokens_drafts_four_times_as_many():
+    text = [1, 2, *range(100, 160), 3, 1, 2]
+    assert drafted(SamDecoding(), text[:-1]) == [2, 100, 101, 102]
+    assert drafted(SamDecoding(), text) == list(range(100, 108))
+    assert drafted(SamDecoding(), text, budget=3) == [100, 101, 102]
+    assert drafted(SamDecoding(), [*range(20), *range(100, 160), *range(20)]) == list(range(100, 139))
+    assert drafted(SamDecoding(), [1, 2, 3]) == drafted(SamDecoding(), [7]) == []
+
+
+def test_the_root_is_not_yet_part_of_the_text():
+    assert drafted(SamDecoding(), [5, 6, 5]) == [6]  # and not [6, 5], whose 5 is the root
+    assert drafted(SamDecoding(), [5, 5]) == []
+
+
+def test_a_match_in_the_corpus_counts_five_less():
+    corpus = [list(range(30))]
+    assert drafted(SamDecoding(corpus), [1, 2, 3, 4, 5]) == []
+    assert drafted(SamDecoding(corpus), [1, 2, 3, 4, 5, 6]) == [7, 8, 9, 10]
+    assert drafted(SamDecoding(corpus), [7, 90, 0, 1, 2, 3, 4, 5, 6, 7]) == list(range(8, 20))  # 8 - 5 against 1
+    assert drafted(SamDecoding(corpus), [6, 90, 1, 2, 3, 4, 5, 6]) == [90, 1, 2, 3]  # 6 - 5 against 1: the text
+
+
+def test_the_corpus_is_kept_and_the_text_is_not():
+    drafter = SamDecoding([list(range(30))])
+    assert drafted(drafter, [50, 51, 52, 50]) == [51, 52]
+    assert drafted(drafter, [50]) == []
+    assert drafted(drafter, [1, 2, 3, 4, 5, 6]) == [7, 8, 9, 10]
+    drafter.begin([1, 2, 3])  # the pointer goes on over steps of several tokens
+    assert len(drafter.propose([1, 2, 3, 4], 80)) == 0
+    assert drafter.propose([1, 2, 3, 4, 5, 6], 80).tokens.tolist() == [7, 8, 9, 10]
+
+
+class Fixed(Drafter):
+    name, vocabulary = "fixed", 200
+
+    def propose(self, tokens, budget):
+        return Draft.chain([199])
+
+
+def test_below_the_threshold_the_auxiliary_drafts():
+    body = list(range(100, 150))
+    drafter = SamDecoding(auxiliary=Fixed())
+    assert (drafter.name, drafter.vocabulary) == ("SAM[fixed]", 200)
+    assert drafted(drafter, [1, 2, 3, 4, *body, 1, 2, 3, 4]) == [199]
+    assert drafted(drafter, [1, 2, 3, 4, 5, *body, 1, 2, 3, 4, 5]) == body[: LENGTH - 1]
+    corpus = SamDecoding([list(range(80))], Fixed())
+    assert drafted(corpus, list(range(9))) == [199]
+    assert drafted(corpus, list(range(10))) == list(range(10, 10 + LENGTH - 1))
+
+
+def test_where_few_tokens_follow_a_shorter_match_fills_the_draft():
+    body, long = list(range(100, 150)), [1, 2, 3, 4, 5]
+    text = [4, 5, *body, *long, 60, *long]
+    assert drafted(SamDecoding(auxiliary=Fixed()), text) == body[: LENGTH - 1]
+    assert drafted(SamDecoding(), text) == [60, 1, 2, 3, 4]
+    assert drafted(SamDecoding(auxiliary=Fixed()), [*long, 60, *long]) == [60, 1, 2, 3, 4]  # nothing to fill from
+
+
+def test_the_auxiliary_learns_from_drafts_that_are_not_its_own(lm):
+    table = TokenRecycling(VOCABULARY)
+    drafter = SamDecoding(auxiliary=table)
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
+    first = generate(lm, Drafter(), prompt, 1).tokens[0]
+    generate(lm, drafter, [*prompt, first, *prompt], 2, budget=80)
+    assert table.matrix.any()
+
+
+# Token Recycling
+
+
+def test_the_template_is_the_published_one():
+    depths = Draft(np.arange(80), PARENTS, RANKS).depths
+    assert np.bincount(depths)[1:].tolist() == [8, 21, 25, 15, 8, 3]
+    paths: list[str] = []
+    for parent, rank in zip(PARENTS, RANKS, strict=True):
+        paths.append((paths[parent] if parent >= 0 else "") + str(rank - 1))
+    counts = {path: sum(other[:-1] == path for other in paths) for path in ["", *paths]}
+    inner = {path: count for path, count in counts.items() if count > 1}
+    assert inner == {"": 8, "0": 8, "1": 4, "2": 3, "3": 2, "00": 8, "01": 3, "02": 2, "10": 2, "000": 5, "001": 2,
+                     "0000": 3, "00000": 2}  # fmt: skip
+    assert " ".join(path for path, count in counts.items() if count == 1) == (
+        "4 5 6 7 03 04 05 06 07 11 20 30 40 50 002 003 004 010 020 100 200 300 0001 0002 0010 0100 1000 00010"
+    )
+    assert paths == sorted(paths, key=lambda path: (len(path), path))
+
+
+def test_each_child_is_its_rank_in_its_parents_row():
+    drafter = TokenRecycling(30)
+    drafter.matrix[:] = np.random.default_rng(0).integers(0, 30, (30, 8))
+    draft = drafter.propose([4, 17], 80)
+    above = np.where(draft.parents < 0, 17, draft.tokens[draft.parents])
+    assert len(draft) == 80 and (draft.tokens == drafter.matrix[above, draft.ranks - 1]).all()
+    cut = drafter.propose([4, 17], 20)
+    assert cut.tokens.tolist() == draft.tokens[:20].tolist() and cut.parents.tolist() == PARENTS[:20].tolist()
+
+
+def test_every_verified_node_overwrites_its_row_and_the_later_wins():
+    drafter = TokenRecycling(20)
+    logits = torch.randn(4, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drafter.observe(Verified(3, Draft([5, 3, 5], [-1, -1, 1]), logits, [], [9]))
+    right = logits.topk(8).indices.numpy()
+    assert (drafter.matrix[3] == right[2]).all() and (drafter.matrix[5] == right[3]).all()
+    assert not np.delete(drafter.matrix, [3, 5], axis=0).any()
+    drafter.begin([1])
+    drafter.end([1, 2])
+    assert drafter.matrix[3].any()  # requests share it
+    drafter.reset()
+    assert not drafter.matrix.any()
+
+
+def test_rows_never_seen_are_verified_as_zeros():
+    draft = TokenRecycling(20).propose([4], 80)
+    assert len(draft) == 80 and not draft.tokens.any()
+
+
+def test_later_requests_profit_from_earlier_ones(lm):
+    drafter = TokenRecycling(VOCABULARY)
+    cold, warm = (generate(lm, drafter, [3, 4], 20, budget=80) for _ in range(2))
+    assert warm.tokens == cold.tokens and warm.mean_accepted > cold.mean_accepted
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda lm: PromptLookup(0, 10, True), "not 0 and 10"),
+        (lambda lm: PromptLookup.transformers(0), "not 2 and 0"),
+        (lambda lm: SamDecoding([[1, -1]]), "token ids from 0 on, not -1"),
+        (lambda lm: TokenRecycling(7), "at least 8 token ids, not 7"),
+        (lambda lm: generate(lm, TokenRecycling(50), [1], 5), "TR was made for 50 token ids"),
+        (lambda lm: generate(lm, SamDecoding(auxiliary=TokenRecycling(50)), [1], 5), r"SAM\[TR\] was made for 50"),
+    ],
+)
+def test_bad_input_is_one_clear_error(lm, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(lm)

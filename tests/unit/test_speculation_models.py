@@ -1,0 +1,316 @@
+"""Models as drafters, transformers' custom_generate, and transformers' own speculation: all say what greedy says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Draft, Drafter, Sampling, generate, peers
+from ondevice.speculation.custom_generate import speculative, wrapped
+from ondevice.speculation.drafter import Verified
+from ondevice.speculation.layer_skipping import LayerSkipping
+from ondevice.speculation.skip_search import SkipSearch
+from ondevice.speculation.skipped_layers import skipped, sublayers
+from ondevice.speculation.small_model import SmallModel
+
+VOCABULARY = 40
+PROMPT = [1, 2, 3, 4, 5, 6]
+SHAPE = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": VOCABULARY}
+
+
+def tiny(kind: str = "llama", layers: int = 4, seed: int = 0, context: int = 128):
+    torch.manual_seed(seed)
+    shape = {**SHAPE, "num_hidden_layers": layers, "max_position_embeddings": context}
+    of = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2)),
+        "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**shape)),
+    }
+    model = of[kind]().double().eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    return CausalLM(tiny())
+
+
+@pytest.fixture(scope="module")
+def right(lm) -> list[int]:
+    return list(generate(lm, Drafter(), PROMPT, 40).tokens)
+
+
+def easy_search(**options) -> SkipSearch:
+    return SkipSearch(4, **{"enough": 2.0, "patience": 1000, **options})
+
+
+# A small model
+
+
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_a_small_model_changes_nothing_but_the_steps(lm, right, schedule):
+    drafter = SmallModel(CausalLM(tiny(layers=1, seed=1)), schedule=schedule)
+    for _ in range(2):  # one drafter serves many requests
+        assert list(generate(lm, drafter, PROMPT, 40).tokens) == right
+
+
+def test_the_target_as_its_own_drafter_is_accepted_whole(lm, right):
+    found = generate(lm, SmallModel(lm), PROMPT, 37)
+    assert list(found.tokens) == right[:37]
+    assert found.acceptance_rate == 1 and len(found.steps) == 6  # 36 tokens after the first, 5 + 1 a step
+
+
+def test_the_small_model_runs_only_what_is_new():
+    small = CausalLM(tiny(layers=1, seed=1))
+    drafter, lengths, forward = SmallModel(small, 3), [], small.forward
+    small.forward = lambda tokens, *args, **kwargs: lengths.append(len(tokens)) or forward(tokens, *args, **kwargs)
+    drafter.begin(PROMPT)
+    first = drafter.propose([*PROMPT, 7], 64).tokens.tolist()
+    drafter.propose([*PROMPT, 7, *first, 8], 64)  # accepted whole
+    drafter.propose([*PROMPT, 7, *first, 8, 9], 64)  # rejected
+    assert lengths == [6, 1, 1, 1, 2, 1, 1, 1, 1, 1]
+    assert int(small.start().prefill([*PROMPT, 7]).argmax()) == first[0]
+
+
+def test_the_heuristic_schedule():
+    drafter = SmallModel(CausalLM(tiny(layers=1, seed=1)), tokens=2, schedule="heuristic")
+    logits = torch.zeros(1, 1)
+    seen = []
+    for path in ([0, 1], [0], [], [], [], []):
+        drafter.observe(Verified(0, Draft.chain([1, 2]), logits, path, [1]))
+        seen.append(drafter.tokens)
+    drafter.observe(Verified(0, Draft.chain([]), logits, [], [1]))
+    assert [*seen, drafter.tokens] == [4, 3, 2, 1, 1, 1, 1]
+
+
+def test_a_small_model_with_a_short_context_stops_drafting(lm, right):
+    for context in (4, 9, 20):
+        drafter = SmallModel(CausalLM(tiny(layers=1, seed=1, context=context)))
+        found = generate(lm, drafter, PROMPT, 40)
+        assert list(found.tokens) == right and found.steps[-1].drafted == 0
+    assert generate(lm, SmallModel(lm), PROMPT, 200).tokens == generate(lm, Drafter(), PROMPT, 200).tokens
+
+
+@pytest.mark.parametrize("drafter_of", [SmallModel, LayerSkipping])
+def test_sampling_is_that_of_the_target(lm, drafter_of):
+    expected = generate(lm, Drafter(), PROMPT, 25, choice=Sampling(0.5, seed=3)).tokens
+    assert generate(lm, drafter_of(lm), PROMPT, 25, choice=Sampling(0.5, seed=3)).tokens == expected
+
+
+# Skipped layers
+
+
+def test_skipping_leaves_the_model_as_it_was(lm):
+    ids = torch.tensor([PROMPT])
+    before = lm.model(input_ids=ids).logits
+    parts = sublayers(lm)
+    with skipped(parts):
+        inside = lm.model(input_ids=ids).logits
+    last = lm.model.model.layers[-1].mlp
+
+    def fails(*args):
+        raise RuntimeError("boom")
+
+    drafter = LayerSkipping(lm)
+    drafter.begin(PROMPT)
+    last.forward = fails
+    with pytest.raises(RuntimeError, match="boom"):
+        drafter.propose([*PROMPT, 7], 5)
+    del last.forward
+    assert torch.equal(lm.model(input_ids=ids).logits, before) and not torch.allclose(inside, before)
+    assert not any("forward" in part.module.__dict__ for part in parts)
+
+
+def test_a_model_without_its_inner_layers_is_a_shorter_one(lm):
+    short = tiny(layers=2)
+    for mine, own in zip(short.model.layers, (lm.model.model.layers[0], lm.model.model.layers[-1]), strict=True):
+        mine.load_state_dict(own.state_dict())
+    short.model.embed_tokens.load_state_dict(lm.model.model.embed_tokens.state_dict())
+    short.model.norm.load_state_dict(lm.model.model.norm.state_dict())
+    short.lm_head.load_state_dict(lm.model.lm_head.state_dict())
+    ids = torch.tensor([PROMPT])
+    with skipped(sublayers(lm)):
+        inside = lm.model(input_ids=ids).logits
+    assert torch.allclose(inside, short(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("confidence", [0.0, 0.8])
+def test_layer_skipping_changes_nothing_but_the_steps(lm, right, branches, confidence):
+    drafter = LayerSkipping(lm, confidence, window=6, branches=branches, search=easy_search())
+    for _ in range(2):
+        assert list(generate(lm, drafter, PROMPT, 40).tokens) == right
+    assert drafter.search.score >= 0 and len(drafter.search.best) in (1, 2)
+    assert not any("forward" in part.module.__dict__ for part in sublayers(lm))
+
+
+def test_nothing_skipped_drafts_what_the_target_says(lm, right):
+    drafter = LayerSkipping(lm, 0.0, longest=4, search=easy_search(tries=0))
+    drafter.search.best = np.empty(0, np.int64)
+    found = generate(lm, drafter, PROMPT, 36)
+    assert list(found.tokens) == right[:36] and found.acceptance_rate == 1 and len(found.steps) == 7
+
+
+def test_a_set_is_scored_on_the_output_fed_to_the_skipped_model(lm, right):
+    drafter = LayerSkipping(lm, window=8)
+    drafter.begin(PROMPT)
+    drafter.propose([*PROMPT, right[0]], 64)
+    assert drafter._score(np.empty(0, np.int64), right[:9]) == 1.0
+    everything = np.arange(4)
+    session = lm.start()
+    session.prefill(PROMPT)
+    with skipped(sublayers(lm)):
+        said = session.extend(right[:8]).argmax(-1).tolist()
+    expected = np.mean([a == b for a, b in zip(said, right[1:9], strict=True)])
+    assert drafter._score(everything, right[:9]) == expected
+
+
+def test_the_search_finds_the_good_sublayers_and_stops():
+    good = {0, 3, 5, 8, 9}
+
+    def score(places):
+        return len(good & set(places.tolist())) / 5
+
+    search = SkipSearch(12, enough=0.99, patience=10**6)
+    assert search.best.tolist() == [0, 1, 4, 5, 8, 9] and search.size == 5
+    steps = 0
+    while not search.is_over:
+        search.try_one(score)
+        steps += 1
+        assert steps <= 1000
+    assert search.score >= score(np.array([0, 1, 4, 5, 8, 9])) and (search.score == 1 or steps == 1000)
+    for options, tries in (({"patience": 4}, 5), ({"tries": 3}, 3), ({"enough": 0.0}, 1)):
+        search = SkipSearch(12, **options)
+        while not search.is_over:
+            search.try_one(lambda places: 0.5)
+        assert len(search._scores) == tries
+
+
+# custom_generate
+
+
+class Echo(Drafter):
+    """Repeats the last token: right now and then."""
+
+    def propose(self, tokens, budget):
+        return Draft.chain([tokens[-1]] * 3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_custom_generate_says_what_generate_says(kind):
+    model, ids = tiny(kind), torch.tensor([PROMPT])
+    plain = model.generate(ids, max_new_tokens=30, do_sample=False)
+    output = plain[0, 6:].tolist()
+    late = max(set(output), key=output.index)  # ends where it first comes
+    fast, logs = speculative(Echo(), report=lambda found: logs.append(found)), []
+    for options in (
+        {"max_new_tokens": 30},
+        {"max_new_tokens": 1},
+        {"max_length": 17},
+        {"max_new_tokens": 30, "eos_token_id": late},
+        {"max_new_tokens": 30, "eos_token_id": [late, output[4]]},
+        {"max_new_tokens": 5, "attention_mask": torch.ones_like(ids)},
+    ):
+        right = model.generate(ids, do_sample=False, **options)
+        assert torch.equal(model.generate(ids, do_sample=False, custom_generate=fast, **options), right)
+    assert len(logs) == 6 and logs[3].ended and not logs[0].ended
+    model.generation_config.eos_token_id = [late, 39]
+    right = model.generate(ids, do_sample=False, max_new_tokens=30)
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=30, custom_generate=fast), right)
+    assert wrapped(model) is wrapped(model)
+
+
+def test_sampling_is_repeated_by_the_seed_and_maps_to_ours():
+    model, ids, fast = tiny(), torch.tensor([PROMPT]), speculative(Echo())
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 10, "top_p": 0.9, "max_new_tokens": 20}
+    torch.manual_seed(4)
+    first = model.generate(ids, custom_generate=fast, **options)
+    second = model.generate(ids, custom_generate=fast, **options)
+    torch.manual_seed(4)
+    assert torch.equal(model.generate(ids, custom_generate=fast, **options), first) and not torch.equal(first, second)
+    torch.manual_seed(4)
+    choice = Sampling(0.8, 10, 0.9, seed=int(torch.randint(2**62, ())))
+    assert first[0, 6:].tolist() == generate(CausalLM(model), Drafter(), PROMPT, 20, choice=choice).tokens
+    always = model.generate(ids, custom_generate=fast, do_sample=True, top_k=1, max_new_tokens=9)
+    assert torch.equal(always, model.generate(ids, do_sample=False, max_new_tokens=9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, "one prompt of token ids"),
+        ({"num_beams": 2}, "no beam search"),
+        ({"num_return_sequences": 2, "do_sample": True}, "one prompt"),
+        ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor"),
+        ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper"),
+        ({"max_time": 3.0}, "MaxTimeCriteria"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"attention_mask": torch.tensor([[0, 1, 1]])}, "hides tokens"),
+        ({"position_ids": torch.tensor([[4, 5, 6]])}, "positions from 0"),
+        ({"max_new_tokens": 200}, "beyond the model's context of 128"),
+    ],
+)
+def test_what_custom_generate_cannot_do_is_one_clear_error(lm, options, message):
+    options = {"input_ids": torch.tensor([[1, 2, 3]]), "max_new_tokens": 4, "do_sample": False, **options}
+    with pytest.raises(ValueError, match=message):
+        lm.model.generate(custom_generate=speculative(Drafter()), **options)
+
+
+# transformers' own
+
+
+def test_the_peers_say_the_same_and_count_their_forwards(lm, right):
+    small = tiny(layers=1, seed=1)
+    settings = lm.model.generation_config, small.generation_config
+    late = max(set(right), key=right.index)
+    for run in (peers.prompt_lookup, lambda lm, *args, **ends: peers.assisted(lm, small, *args, **ends)):
+        found = run(lm, PROMPT, 40)
+        assert list(found.tokens) == right and not found.ended
+        assert sum(step.emitted for step in found.steps) == 39 and found.mean_accepted >= 1
+        assert 0 < sum(step.forward_s for step in found.steps) < found.decode_s
+        assert [step.length for step in found.steps] == list(
+            6 + np.cumsum([0, *(step.emitted for step in found.steps[:-1])])
+        )
+        ended = run(lm, PROMPT, 40, ends={late})
+        assert list(ended.tokens) == right[: right.index(late) + 1] and ended.ended
+    assert (lm.model.generation_config, small.generation_config) == settings
+    assert not {"forward", "_get_candidate_generator"} & lm.model.__dict__.keys()
+
+
+def test_a_perfect_assistant_is_accepted_whole_as_ours_is(lm, right):
+    found = peers.assisted(lm, tiny(), PROMPT, 37)
+    assert list(found.tokens) == right[:37] and found.acceptance_rate == 1 and len(found.steps) == 6
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda lm: SmallModel(lm, 0), "at least one token"),
+        (lambda lm: SmallModel(lm, schedule="never"), "constant or heuristic"),
+        (lambda lm: LayerSkipping(CausalLM(tiny("neox"))), "GPTNeoXForCausalLM has no decoder layers with self_attn"),
+        (lambda lm: LayerSkipping(CausalLM(tiny(layers=2))), "none can be skipped"),
+        (lambda lm: LayerSkipping(lm, window=0), "at least one token"),
+        (lambda lm: LayerSkipping(lm, search=SkipSearch(6)), "over 6 sublayers; 4 can be skipped"),
+        (lambda lm: SkipSearch(4, ratio=1.0), "share between 0 and 1"),
+        (lambda lm: peers.assisted(lm, lm.model, PROMPT, 5), "another model object"),
+    ],
+)
+def test_bad_input_is_one_clear_error(lm, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(lm)

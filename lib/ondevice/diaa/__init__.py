@@ -1,0 +1,1 @@
+"""DIAA: drafts from two look-up tables keyed by the last token, as a tree grown by its candidates' probabilities."""

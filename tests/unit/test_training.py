@@ -162,3 +162,13 @@ def test_muon_follows_torch_and_makes_updates_orthogonal() -> None:
             optimizer.step()
     assert torch.allclose(ours, theirs, atol=2e-3)  # theirs iterates in bfloat16
     assert float((ours.detach() - 0.5).abs().max()) > 0.01
+
+
+def test_from_the_decay_on_every_second_row_is_a_task_and_none_is_read_twice() -> None:
+    documents, tasks = np.arange(2000, dtype=np.uint16), np.arange(5000, 7000, dtype=np.uint16)
+    batches = Batches(documents, tasks, 4, CONTEXT, decay_start=8)
+    firsts = [batches._row(number)[0] for number in range(64)]
+    are_tasks = [first >= 5000 for first in firsts]
+    assert are_tasks[:32] == [False, False, False, True] * 8
+    assert are_tasks[32:] == [False, True] * 16
+    assert len(set(firsts)) == len(firsts)

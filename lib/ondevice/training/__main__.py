@@ -51,7 +51,8 @@ def train_language_model(arguments: argparse.Namespace) -> None:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = corpus.tokenizer()
     rows = max(1, recipe.batch_tokens // recipe.context)
-    batches = Batches(corpus.document_tokens("train"), corpus.task_tokens("train"), rows, recipe.context)
+    batches = Batches(corpus.document_tokens("train"), corpus.task_tokens("train"), rows, recipe.context,
+                      decay_start=recipe.schedule.decay_start)  # fmt: skip
     held_out = windows(corpus.document_tokens("validation"), HELD_OUT, 512)
     model = language_model.build(arguments.size, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     reached = language_model.train(recipe, model, batches, held_out, arguments.out, tokenizer, device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_TASK_EVERY = 4  # one row in four is task text
+_TASK_EVERY = 4  # one row in four is task text, and while the rate decays one in two: what is read last stays best
 _LONG_EVERY = 4  # one step in four uses the whole context, the others halves of it, which cost less
 _SHIFT = 389  # tokens by which each epoch moves the borders between rows
 
@@ -16,11 +16,16 @@ class Batches:
     """Batches from a stream of documents and a stream of tasks, both [n] token arrays.
 
     Rows hold `context` consecutive tokens, so neighbouring documents share a context; rows are shuffled each epoch.
+    decay_start: the step from which on twice as many rows are task text.
     """
 
-    def __init__(self, documents: np.ndarray, tasks: np.ndarray | None, rows: int, context: int, seed: int = 0) -> None:
+    def __init__(
+        self, documents: np.ndarray, tasks: np.ndarray | None, rows: int, context: int, seed: int = 0,
+        decay_start: int | None = None,
+    ) -> None:  # fmt: skip
         self.streams: Sequence[np.ndarray] = (documents,) if tasks is None else (documents, tasks)
         self.rows, self.context, self.seed = rows, context, seed
+        self._switch = None if decay_start is None else decay_start * rows
         for stream in self.streams:
             if len(stream) < 3 * context:
                 raise ValueError(f"Training needs at least {3 * context} tokens of each kind; there are {len(stream)}.")
@@ -34,10 +39,12 @@ class Batches:
     def _row(self, number: int) -> np.ndarray:
         if len(self.streams) == 1:
             return self._chunk(0, number)
-        rounds, place = divmod(number, _TASK_EVERY)
-        if place == _TASK_EVERY - 1:
-            return self._chunk(1, rounds)
-        return self._chunk(0, rounds * (_TASK_EVERY - 1) + place)
+        if self._switch is None or number < self._switch:
+            every, (tasks, place) = _TASK_EVERY, divmod(number, _TASK_EVERY)
+        else:
+            every, (more, place) = _TASK_EVERY // 2, divmod(number - self._switch, _TASK_EVERY // 2)
+            tasks = self._switch // _TASK_EVERY + more
+        return self._chunk(1, tasks) if place == every - 1 else self._chunk(0, number - tasks)
 
     def _chunk(self, stream: int, number: int) -> np.ndarray:
         tokens = self.streams[stream]

@@ -182,9 +182,10 @@ def _share(estimate: Mapping[str, float] | None) -> str:
 def _training(evaluation: Evaluation) -> str:
     splits, run = evaluation["corpus"]["splits"], evaluation.get("training")
     train = splits["train"]
+    later = ", one in two while the rate decays" if run and run.get("more_tasks_in_decay") else ""
     data = (
         f"Train split: {train['documents']:,} documents ({train['tokens']:,} tokens) and {train['task_tokens']:,} "
-        f"tokens of task texts made from them; one row in four is task text. Validation and test: "
+        f"tokens of task texts made from them; one row in four is task text{later}. Validation and test: "
         f"{splits['validation']['documents']:,} and {splits['test']['documents']:,} documents, split by a hash of the "
         "qualified name, near-duplicates removed. The package versions' sha256 is "
         f"`{evaluation['corpus']['sha256_of_packages'][:16]}`."

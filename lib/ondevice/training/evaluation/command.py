@@ -81,4 +81,5 @@ def _recipe(arguments: argparse.Namespace) -> dict[str, Any]:
 
     instructions = " with bfloat16 instructions" if bfloat16_pays("cpu") else ""
     machine = arguments.machine or f"{os.cpu_count()} CPU cores{instructions}"
-    return {"peak_vector_rate": arguments.vector_rate or Recipe.vector_rate, "machine": machine}
+    rate = arguments.vector_rate or Recipe.vector_rate
+    return {"peak_vector_rate": rate, "machine": machine, "more_tasks_in_decay": True}

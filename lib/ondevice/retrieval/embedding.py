@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from ondevice import models
+from ondevice.batching import by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ class Embedder:
             return out
         ids = self.tokenizer(list(texts), truncation=True, max_length=self.longest, verbose=False)["input_ids"]
         with tqdm(total=len(texts), desc="embedding", unit="text", delay=5, leave=False) as bar:
-            for batch in _batches([len(row) for row in ids]):
+            for batch in by_length([len(row) for row in ids], _BATCH_TOKENS):
                 out[batch] = self._embed([ids[index] for index in batch])
                 bar.update(len(batch))
         return out
@@ -60,14 +61,3 @@ def embedder(device: str = "cpu") -> Embedder:
     """all-MiniLM-L6-v2 [384] from its installed package, loaded once, its weights checked by checksum."""
     loaded = models.load(models.MINILM, device=device)
     return Embedder(f"{models.MINILM}-{models.MINILM_SHA256[:8]}-{_LONGEST}", loaded.model, loaded.tokenizer)
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions sorted by length, so that little is padding, in batches of at most _BATCH_TOKENS padded tokens."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > _BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    yield batch

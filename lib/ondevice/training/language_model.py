@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from ondevice.training import checkpoint
 from ondevice.training.batches import Batches
 from ondevice.training.muon import Muon
 from ondevice.training.precision import mixed_precision
-from ondevice.training.running import Log, set_rates, signals
+from ondevice.training.running import Log, export, set_rates, signals
 from ondevice.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -134,10 +132,10 @@ def train(
                 losses = []
             if time.monotonic() - saved > recipe.save_every:
                 save()
-                export(model, tokenizer, folder / "model")
+                export(model, tokenizer, folder / "model", torch.bfloat16)
                 saved = time.monotonic()
     save()
-    export(model, tokenizer, folder / "model")
+    export(model, tokenizer, folder / "model", torch.bfloat16)
     position.stopped = position.step < schedule.total
     return position
 
@@ -155,19 +153,6 @@ def perplexity_of(model: torch.nn.Module, held_out: np.ndarray, device: str = "c
     return math.exp(total / count)
 
 
-def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Save bf16 weights, configuration and tokenizer as transformers reads them; a reader never sees half a folder."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    torch.nn.Module.to(copy.deepcopy(model), "cpu", torch.bfloat16).save_pretrained(part)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(part)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(part.iterdir()):
-        file.replace(folder / file.name)
-    part.rmdir()
-
-
 def _loss_function(model: LlamaForCausalLM, compiled: bool, device: str) -> Callable[[Tensor, Tensor], Tensor]:
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
         logits = model(inputs, use_cache=False).logits
@@ -177,7 +162,7 @@ def _loss_function(model: LlamaForCausalLM, compiled: bool, device: str) -> Call
         return loss_of
     if device == "cpu":
         # PyTorch's fused attention is slow backwards on a CPU: at 8 x 512 tokens the plain products, once compiled,
-        # make a whole step of base 15 % shorter.
+        # make a whole step 14 % shorter (12 layers of 384, two cores).
         model.set_attn_implementation("eager")
     return torch.compile(loss_of, dynamic=False)  # two widths of batch, two graphs
 

@@ -1,17 +1,22 @@
-"""What every training run shares: a log that survives resuming, stopping by signal, and the learning rate's factor."""
+"""What every training run shares: a log that survives resuming, stopping by signal, rates, and the model it leaves."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ondevice import assets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Log:
@@ -58,3 +63,16 @@ def signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(watched, before, strict=True):
             signal.signal(number, handler)
+
+
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path, dtype: torch.dtype) -> None:
+    """Save weights, configuration and tokenizer as transformers reads them; no reader sees half a file."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    torch.nn.Module.to(copy.deepcopy(model), "cpu", dtype).save_pretrained(part)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(part)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(part.iterdir()):
+        file.replace(folder / file.name)
+    part.rmdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from ondevice.batching import by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +46,7 @@ def score(
         if len(row) > longest:
             raise ValueError(f"A text of {len(row)} tokens does not fit the model's context of {longest}.")
     found: dict[int, Scored] = {}
-    for batch in _batches([len(row) for row in rows]):
+    for batch in by_length([len(row) for row in rows], _BATCH_TOKENS):
         ids = torch.zeros(len(batch), max(len(rows[index]) for index in batch), dtype=torch.long)
         for place, index in enumerate(batch):  # padded on the right, where a causal model does not look
             ids[place, : len(rows[index])] = torch.tensor(rows[index])
@@ -60,15 +62,3 @@ def _scored(logits: torch.Tensor, targets: torch.Tensor) -> Scored:
     targets = targets.to(logits.device)
     log_probs = torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None])[:, 0]
     return Scored(log_probs.double().cpu().numpy(), (logits.argmax(dim=-1) == targets).cpu().numpy())
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions sorted by length, so that little is padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > _BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from ondevice.training.reranking.inputs import Row, is_causal
 from ondevice.training.reranking.lists import CANDIDATES, QUERIES
 from ondevice.training.reranking.loss import listwise
 from ondevice.training.reranking.scoring import scores_of
-from ondevice.training.running import Log, set_rates, signals
+from ondevice.training.running import Log, export, set_rates, signals
 from ondevice.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -149,22 +148,9 @@ def train(
                 save()
                 saved = time.monotonic()
     save()
-    export(model, tokenizer, folder / "model")
+    export(model, tokenizer, folder / "model", torch.float32)
     position.stopped = position.step < schedule.total
     return position
-
-
-def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Save float32 weights, configuration and tokenizer as transformers reads them."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(part)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(part.iterdir()):
-        file.replace(folder / file.name)
-    part.rmdir()
 
 
 def _step(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ondevice import assets
 from ondevice.training.evaluation import card
 from ondevice.training.evaluation.bars import BARS
 from ondevice.training.evaluation.card import Evaluation
+from ondevice.training.reranking import card as reranking
 
-RERANKING = "reranking.json"
+RERANKING = reranking.EVALUATION
 
 
 def models_folder() -> Path:
@@ -36,9 +38,19 @@ def overview(place: Path) -> str:
     if found:
         parts += ["## Language models", _table(found)]
     if rerankers:
-        parts += ["## Rerankers", "\n".join(f"- [{name}]({name}/README.md)" for name in rerankers)]
+        parts += ["## Rerankers", _rerankers(place, rerankers)]
     parts.append("`manifest.json` holds the sha256 of every file that a model is loaded from.")
     return "\n\n".join(parts) + "\n"
+
+
+def _rerankers(place: Path, names: list[str]) -> str:
+    rows = ["| | nDCG@10 | points over the better of BM25 and embedder |", "|---|---|---|"]
+    for name in names:
+        found = json.loads((place / name / RERANKING).read_text(encoding="utf-8"))
+        mean = found["metrics"]["model"]["ndcg@10"]
+        shown = f"{mean['mean']:.3f} ± {mean['error']:.3f}"
+        rows.append(f"| [{name}]({name}/README.md) | {shown} | {reranking.margin(found)} |")
+    return "\n".join(rows)
 
 
 def _table(found: dict[str, Evaluation]) -> str:

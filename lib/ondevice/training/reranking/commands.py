@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import pandas as pd
 import torch
 import transformers
 
 from ondevice import assets, models
 from ondevice.training.precision import mixed_precision
-from ondevice.training.reranking import data, learning
+from ondevice.training.reranking import card, data, learning
 from ondevice.training.reranking.evaluation import mean_ndcg, pool_scores, report
 from ondevice.training.reranking.inputs import is_causal
 from ondevice.training.reranking.lists import Lists
@@ -39,7 +40,12 @@ def register(commands: Any) -> None:
     evaluating = commands.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
     evaluating.add_argument("--split", choices=["validation", "test"], default="test")
-    evaluating.add_argument("--out", type=Path, required=True, help="the JSON file")
+    evaluating.add_argument(
+        "--out", type=Path, required=True, help="the JSON file; with --run, a stored model's folder"
+    )
+    evaluating.add_argument("--run", type=Path, help="folder of its training run, for a model card")
+    evaluating.add_argument("--parent", default="", help="what it was begun from, for the card")
+    evaluating.add_argument("--machine", default="", help="where it was trained, for the card")
     evaluating.add_argument("--threads", type=int, help="CPU threads (all by default)")
     evaluating.set_defaults(handler=evaluate_reranker)
 
@@ -77,9 +83,17 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
     loaded = models.load(arguments.model)
     models.require_trained(loaded.model, "a ranking")
     evaluation = data.for_evaluation(arguments.split)
-    found = report(evaluation, pool_scores(loaded.model, loaded.tokenizer, evaluation.pools))
+    with mixed_precision(loaded.model.device.type):
+        scores = pool_scores(loaded.model, loaded.tokenizer, evaluation.pools)
+    found = report(evaluation, scores)
     name = arguments.model if loaded.origin != "folder" else Path(arguments.model).name
-    assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **found}, indent=1) + "\n")
+    record: dict[str, Any] = {"model": name, "split": arguments.split, **found}
+    if arguments.run:
+        record["training"] = card.training_facts(arguments.run, arguments.parent, arguments.machine)
+    place = arguments.out / card.EVALUATION if arguments.run else arguments.out
+    assets.write_text(place, json.dumps(record, indent=1) + "\n")
+    if arguments.run:
+        card.write(arguments.out, pd.read_csv(arguments.run / "log.csv"))
     means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in found["metrics"].items()}
     print(f"nDCG@10 on {found['queries']} queries: {means}")
 

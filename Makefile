@@ -52,11 +52,11 @@ lab: $(READY)
 	@echo "== JupyterLab on notebooks/; Ctrl-C ends it"
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ROOT_FLAG)
 
-# record_timing=False keeps the times of each cell out of the stored notebook.
+# record_timing=False and TQDM_DISABLE keep times and progress bars out of the stored notebooks.
 notebooks: $(READY)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 		echo "== Running $$notebook in place"; \
-		env -u MPLBACKEND -u ONDEVICE_FIGURES $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		env -u MPLBACKEND -u ONDEVICE_FIGURES TQDM_DISABLE=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 			--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 $$notebook; \
 	done
 

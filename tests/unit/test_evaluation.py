@@ -326,12 +326,14 @@ def test_base_is_compared_with_small_and_the_overview_shows_both(tmp_path: Path)
     assert "not on: Perplexity" in tied and "**not met**" in tied
     reranker = tmp_path / "reranker"
     reranker.mkdir()
-    (reranker / overview.RERANKING).write_text("{}")
+    estimate = {"mean": 0.8, "error": 0.01}
+    ranking = {"metrics": {"model": {"ndcg@10": estimate}}, "margin": {"mean": 0.06, "error": 0.01}, "passes": True}
+    (reranker / overview.RERANKING).write_text(json.dumps(ranking))
     (tmp_path / "tokenizer").mkdir()
     overview.write_overview(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "[lm-base](lm-base/README.md) | [lm-small](lm-small/README.md)" in text
-    assert "- [reranker](reranker/README.md)" in text and "tokenizer" not in text
+    assert "| [reranker](reranker/README.md) | 0.800 ± 0.010 | 6.0 ± 1.0 (met) |" in text and "tokenizer" not in text
 
 
 def test_the_curve_is_thinned_and_drawn(tmp_path: Path) -> None:

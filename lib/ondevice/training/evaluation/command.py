@@ -59,10 +59,13 @@ def run(arguments: argparse.Namespace) -> None:
 def write_cards(_: argparse.Namespace) -> None:
     """The `cards` command."""
     from ondevice.training.evaluation import card, overview
+    from ondevice.training.reranking import card as reranking
 
-    for folder in sorted(overview.models_folder().iterdir()):
-        if folder.is_dir() and card.read(folder):
+    for folder in sorted(path for path in overview.models_folder().iterdir() if path.is_dir()):
+        if card.read(folder):
             card.write_card(folder)
+        if (folder / reranking.EVALUATION).is_file():
+            reranking.write_card(folder)
     overview.write_overview()
 
 

@@ -32,8 +32,9 @@ def overview(place: Path) -> str:
     rerankers = [path.name for path in folders if (path / RERANKING).is_file()]
     parts = [
         "# Bundled models",
-        "Trained for this repository from random weights on the documentation corpus "
-        "([corpus card](../corpus/README.md)). Each has a card with how it was measured and what it is not for.",
+        "Trained for this repository on the documentation corpus ([corpus card](../corpus/README.md)): language models "
+        "from random weights, rerankers from these and from all-MiniLM-L6-v2. Each has a card with how it was measured "
+        "and what it is not for.",
     ]
     if found:
         parts += ["## Language models", _table(found)]

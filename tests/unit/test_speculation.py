@@ -63,6 +63,15 @@ def test_an_end_inside_the_accepted_path_ends_the_output(lm):
         assert found.ended
 
 
+def test_nothing_is_drawn_behind_an_end(lm):
+    right = list(generate(lm, Drafter(), [1, 2, 3], 8, choice=Sampling(seed=2)).tokens)
+    said = []
+    for drafter in (Drafter(), Oracle([1, 2, 3, *right])):
+        choice = Sampling(seed=2)  # one over both requests: a draw too many in the first changes the second
+        said.append([generate(lm, drafter, [x, 2, 3], 8, choice=choice, ends={right[3]}).tokens for x in (1, 4)])
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
 def test_the_limit_is_kept_though_the_draft_is_longer(lm, limit):
     right = plain(lm, [1, 2, 3], 12)

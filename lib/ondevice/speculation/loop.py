@@ -66,10 +66,13 @@ def check(lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, bud
         lm.require_trees()
 
 
-def accepted(draft: Draft, logits: Tensor, choose: Choice) -> tuple[list[int], list[int]]:
+def accepted(
+    draft: Draft, logits: Tensor, choose: Choice, ends: Collection[int] = ()
+) -> tuple[list[int], list[int]]:
     """(path, tokens): the walk down the draft while the model's choice is a child, and the choices made.
 
-    logits: [1 + n, V], after the root and every node. The last choice is the model's own: it is no node of the path.
+    logits: [1 + n, V], after the root and every node. The last choice is the model's own and no node of the path, but
+    for one of `ends`, behind which nothing is chosen.
     """
     children = {(parent, token): node for node, (parent, token) in
                 reversed(list(enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))))}  # fmt: skip
@@ -81,6 +84,8 @@ def accepted(draft: Draft, logits: Tensor, choose: Choice) -> tuple[list[int], l
         node = children.get((node, tokens[-1]))
         if node is not None:
             path.append(node)
+        if tokens[-1] in ends:
+            break
     return path, tokens
 
 
@@ -101,12 +106,9 @@ def _step(
     logits = session.verify(tree)
     _wait(logits)
     lap()
-    path, emitted = accepted(draft, logits, choose)
-    end = next((place for place, token in enumerate(emitted) if token in ends), None)
-    if end is not None:  # what was accepted after the end does not count
-        emitted, path = emitted[: end + 1], path[: end + 1]
+    path, emitted = accepted(draft, logits, choose, ends)
     lap()
-    session.keep([0, *(node + 1 for node in path[: len(emitted)])])
+    session.keep([0, *(node + 1 for node in path)])
     lap()
     tokens += emitted
     drafter.observe(Verified(root, draft, logits, path, emitted))

@@ -87,7 +87,7 @@ def _measured(
     """
     ids = torch.tensor([list(map(int, prompt))], device=model.device)
     record = _Record(len(prompt))
-    with _own_config(model, ends), _watched(model, record):
+    with own_config(model, ends), _watched(model, record):
         started = perf_counter()
         found = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, **options
@@ -101,7 +101,7 @@ def _measured(
 
 
 @contextmanager
-def _own_config(model: PreTrainedModel, ends: Collection[int]) -> Iterator[None]:
+def own_config(model: PreTrainedModel, ends: Collection[int]) -> Iterator[None]:
     """The model's own generation settings (its ends, penalties and sampling) do not count inside."""
     before = model.generation_config
     model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None, pad_token_id=0)

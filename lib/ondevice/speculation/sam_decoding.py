@@ -22,7 +22,7 @@ class SamDecoding(Drafter):
     """Drafts a chain: what followed the earliest occurrence of the longest suffix of the text, the root included.
 
     The text's automaton is built anew for every request; the corpus' one is kept. The text wins ties.
-    corpus: sequences of token ids; none is allowed. Continuations do not cross from one to the next.
+    corpus: sequences of token ids, or their `automaton`; none is allowed. Continuations do not cross into the next.
     auxiliary: drafts where the match is shorter than the threshold, as in SAM[TR]; then sequences always have full
     length, and where too few tokens follow, those of a shorter match are taken.
 
@@ -32,13 +32,15 @@ class SamDecoding(Drafter):
     Raises ValueError on a corpus with negative ids.
     """
 
-    def __init__(self, corpus: Iterable[Sequence[int]] = (), auxiliary: Drafter | None = None) -> None:
+    def __init__(
+        self, corpus: Iterable[Sequence[int]] | SuffixAutomaton = (), auxiliary: Drafter | None = None
+    ) -> None:
         self.auxiliary = auxiliary
         self.name = "SAM" if auxiliary is None else f"SAM[{auxiliary.name}]"
         if auxiliary is not None:
             self.wants_prefill, self.drafts_trees = auxiliary.wants_prefill, auxiliary.drafts_trees
             self.vocabulary = auxiliary.vocabulary
-        self._corpus = _automaton(corpus)
+        self.corpus = corpus if isinstance(corpus, SuffixAutomaton) else automaton(corpus)
         self._text = SuffixAutomaton()
         self._in_corpus, self._read = Match(), 0
 
@@ -66,7 +68,7 @@ class SamDecoding(Drafter):
             return self.auxiliary.propose(tokens, budget)
         length = min(LENGTH, 1 + GROWTH * longest) if self.auxiliary is None else LENGTH
         if match.length < biased:
-            found = self._corpus.continuation(self._in_corpus, min(length - 1, budget))
+            found = self.corpus.continuation(self._in_corpus, min(length - 1, budget))
         else:
             match = match if self.auxiliary is None else self._filling(match)
             found = self._text.continuation(match, min(length - 1, budget))
@@ -84,9 +86,9 @@ class SamDecoding(Drafter):
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Match in the corpus what was said since the last call."""
-        if len(self._corpus):
+        if len(self.corpus):
             for token in tokens[self._read :]:
-                self._in_corpus = self._corpus.advance(self._in_corpus, token)
+                self._in_corpus = self.corpus.advance(self._in_corpus, token)
         self._read = len(tokens)
 
     def _filling(self, match: Match) -> Match:
@@ -97,7 +99,8 @@ class SamDecoding(Drafter):
         return match
 
 
-def _automaton(corpus: Iterable[Sequence[int]]) -> SuffixAutomaton:
+def automaton(corpus: Iterable[Sequence[int]]) -> SuffixAutomaton:
+    """Of a corpus, for several drafters: they only read it. Raises ValueError on negative ids."""
     found = SuffixAutomaton()
     for sequence in corpus:
         if len(sequence) and min(sequence) < 0:

@@ -1,0 +1,498 @@
+"""Any drafter, model, budget, limit and end: the output is greedy decoding's without a cache, and the log adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from every_drafter import (
+    CHAINS_ONLY,
+    CONTEXT,
+    COST,
+    DRAFTERS,
+    KINDS,
+    SHORT,
+    SKIPPABLE,
+    V,
+    plain,
+    random_tables,
+    target,
+    targets,
+    tiny,
+    warm_tables,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.rows import Rows
+from ondevice.causal_lm.tree import Topology
+from ondevice.diaa.budget import Sizing
+from ondevice.diaa.drafter import RECYCLING, Diaa
+from ondevice.diaa.extended import Extended
+from ondevice.diaa.tables import Tables
+from ondevice.diaa.tree import Growth
+from ondevice.diaa.updates import Rule
+from ondevice.diaa.warmup import warm_up
+from ondevice.speculation import Choice, Draft, Drafter, Generation, Verified, generate, loop
+from ondevice.speculation.layer_skipping import LayerSkipping
+from ondevice.speculation.small_model import SmallModel
+from ondevice.speculation.token_recycling import TokenRecycling
+
+LONGEST = 24  # new tokens of most requests
+token = st.integers(0, V - 1)
+few = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+many = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class Request:
+    """ends: places in the plain output; the tokens said there end it."""
+
+    prompt: tuple[int, ...]
+    limit: int = LONGEST
+    budget: int = 80
+    ends: tuple[int, ...] = ()
+
+
+def repeated(part: list[int], length: int) -> list[int]:
+    return (part * length)[:length]
+
+
+PROMPTS = tuple(
+    tuple(np.random.default_rng(seed).integers(0, V, size).tolist()) for seed, size in enumerate((1, 2, 5, 9, 17, 30))
+)
+prompts = st.one_of(
+    st.sampled_from(PROMPTS),
+    st.lists(token, min_size=1, max_size=36),
+    st.builds(repeated, st.lists(token, min_size=1, max_size=7), st.integers(1, 40)),
+    st.builds(repeated, st.lists(token, min_size=1, max_size=7), st.integers(CONTEXT - 12, CONTEXT)),
+).map(tuple)
+limits = st.sampled_from([LONGEST, 40]) | st.integers(1, LONGEST)
+budgets = st.integers(1, 80)
+ends = st.just(()) | st.lists(st.integers(1, LONGEST), min_size=1, max_size=2).map(tuple)
+single = st.builds(Request, prompts, limits, budgets, ends)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Request]:
+    """One or two; the second may have the prompt of the first, which the drafter then knows."""
+    first = draw(single)
+    second = draw(st.none() | single | single.map(lambda other: replace(other, prompt=first.prompt)))
+    return [first, second] if second else [first]
+
+
+def corpus_of(of: CausalLM) -> list[list[int]]:
+    """What the model says after some prompts."""
+    return [[*prompt, *plain(of, prompt, LONGEST)] for prompt in PROMPTS]
+
+
+@contextmanager
+def counted(of: CausalLM) -> Iterator[list[int]]:
+    """The rows of each of this target's forwards inside."""
+    rows: list[int] = []
+
+    def forward(tokens: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        rows.append(len(tokens))
+        return CausalLM.forward(of, tokens, *arguments, **options)
+
+    of.forward = forward
+    try:
+        yield rows
+    finally:
+        del of.forward
+
+
+def check(of: CausalLM, drafter: Drafter, request: Request) -> Generation:
+    """The request's log, once its output is the right one and all its numbers fit each other."""
+    right = plain(of, request.prompt, request.limit)
+    ends = {right[place % len(right)] for place in request.ends}
+    right = right[: next((place + 1 for place, said in enumerate(right) if said in ends), len(right))]
+    with counted(of) as rows:
+        found = generate(of, drafter, request.prompt, request.limit, budget=request.budget, ends=ends)
+    assert list(found.tokens) == right
+    assert found.prompt == len(request.prompt) and found.ended == bool(ends)
+    assert rows == [len(request.prompt), *(1 + step.drafted for step in found.steps)]  # one forward a step, no more
+    adds_up(found, request.budget)
+    return found
+
+
+def adds_up(found: Generation, budget: int) -> None:
+    """The log against itself."""
+    assert sum(step.emitted for step in found.steps) == len(found.tokens) - 1
+    length = found.prompt
+    for step in found.steps:
+        assert step.length == length
+        length += step.emitted
+        assert 0 <= step.accepted <= step.depth <= step.drafted <= budget
+        assert step.width <= step.drafted <= step.width * step.depth
+        assert step.length + 1 + step.depth <= CONTEXT
+    whole = found.steps[:-1] if found.ended else found.steps
+    assert all(step.emitted == step.accepted + 1 for step in whole)
+    assert all(0 <= step.emitted - step.accepted <= 1 for step in found.steps)
+    assert found.mean_accepted == (len(found.tokens) - 1) / len(found.steps) if found.steps else len(found.tokens) == 1
+
+
+# The models
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_vary_within_and_between_prompts(kind: str) -> None:
+    """Else a drafter that says the wrong thing could be right by chance."""
+    for layers in (2, 4) if kind in SKIPPABLE else (2,):
+        said = [tuple(plain(tiny(kind, layers), prompt, LONGEST)) for prompt in PROMPTS]
+        assert len(set(said)) == len(PROMPTS)
+        assert len({output[0] for output in said}) >= 4 and np.mean([len(set(output)) for output in said]) > 7
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "vanilla"])
+def test_every_drafter_is_right_at_times_and_wrong_at_times(name: str) -> None:
+    """Else identity would be shown for drafts that are never accepted, or never rejected."""
+    found: list[Generation] = []
+    for kind in ("llama", "qwen3"):
+        of = target(kind, name)
+        drafter = DRAFTERS[name](of, corpus_of(of))
+        found += [check(of, drafter, Request(PROMPTS[place], 30)) for place in (1, 3, 1)]
+    steps = [step for one in found for step in one.steps]
+    assert 0 < sum(step.accepted for step in steps) < sum(step.drafted for step in steps)
+
+
+# Every drafter
+
+
+@pytest.mark.parametrize(("kind", "name"), targets())
+@few
+@given(given_requests=requests())
+def test_every_drafter_says_what_plain_decoding_says(kind: str, name: str, given_requests: list[Request]) -> None:
+    of = target(kind, name)
+    drafter = DRAFTERS[name](of, corpus_of(of))
+    for request in given_requests:
+        check(of, drafter, request)
+
+
+rules = st.builds(
+    Rule, st.sampled_from(["overwrite", "replace", "union"]), st.integers(1, 9), accepted_only=st.booleans()
+)
+growths = st.builds(
+    Growth, delta=st.sampled_from([0.5, 0.8, 1.0]), alpha=st.sampled_from([0.7, 1.0]),
+    tau=st.sampled_from([0.0, 5e-3, 0.2]), ranks=st.sampled_from(["last", "sum"]),
+    counts=st.sampled_from(["nodes", "root", "paths"]),
+)  # fmt: skip
+
+
+def tables(kind: str) -> st.SearchStrategy[Tables]:
+    """Cold, wrong, or warm, with few candidates and many; fresh ones for every example, as drafters write into them."""
+    k = st.sampled_from([1, 3, 8])
+    cold = st.builds(Tables.empty, st.just(V), k)
+    return st.one_of(cold, st.builds(random_tables, st.integers(0, 9), k), st.builds(warm_tables, st.just(tiny(kind))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@many
+@given(data=st.data(), given_requests=requests())
+def test_any_settings_of_diaa(kind: str, data: st.DataObject, given_requests: list[Request]) -> None:
+    drafter = data.draw(
+        st.builds(
+            Diaa, tables(kind), growths, refresh=st.sampled_from([1, 3]), template=st.sampled_from([None, RECYCLING]),
+            overlap=st.booleans(), rule=rules, reads_prompt=st.booleans(),
+        )
+    )  # fmt: skip
+    for request in given_requests:
+        check(tiny(kind), drafter, request)
+    drafter.tables.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@many
+@given(data=st.data(), given_requests=requests())
+def test_any_settings_of_the_extension(kind: str, data: st.DataObject, given_requests: list[Request]) -> None:
+    sizing = st.builds(Sizing, st.just(COST), st.sampled_from(["ratio", "rate"]))
+    drafter = data.draw(
+        st.builds(
+            Extended, tables(kind), calibrated=st.booleans(), sizing=st.none() | sizing, suffixes=st.booleans(),
+            reach=st.integers(1, 20), least=st.sampled_from([0.0, 5e-3, 0.2]), overlap=st.booleans(), rule=rules,
+            reads_prompt=st.booleans(),
+        )
+    )  # fmt: skip
+    for request in given_requests:
+        check(tiny(kind), drafter, request)
+    drafter.tables.check()
+
+
+# Any drafts
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A tree to draft: parents, and each node's token; None stands for what the model says at the node's depth."""
+
+    parents: tuple[int, ...]
+    tokens: tuple[int | None, ...]
+
+
+@st.composite
+def sketches(draw: st.DrawFn, most: int = 14) -> Sketch:
+    """Siblings may have equal tokens, right ones too."""
+    n = draw(st.integers(0, most))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(n))
+    return Sketch(parents, tuple(draw(st.none() | token) for _ in range(n)))
+
+
+class Guided(Drafter):
+    """Knows prompt and output, and drafts sketches in turn, whether or not they keep within the budget."""
+
+    name, drafts_trees = "guided", True
+
+    def __init__(self, text: Sequence[int], drawn: Sequence[Sketch]) -> None:
+        self.text, self.turns, self.seen = list(text), cycle(drawn), list[Verified]()
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        sketch = next(self.turns)
+        depths = Draft([0] * len(sketch.parents), sketch.parents).depths
+        comes = [*self.text[len(tokens) :], *[0] * len(depths)]
+        said = [comes[depth - 1] if said is None else said for said, depth in zip(sketch.tokens, depths, strict=True)]
+        return Draft(said, sketch.parents)
+
+    def observe(self, step: Verified) -> None:
+        self.seen.append(step)
+
+
+def walked(step: Verified) -> None:
+    """The path is one of the draft's, holds what was emitted, and ends only where no child is what came next."""
+    parents, tokens = step.draft.parents.tolist(), step.draft.tokens.tolist()
+    assert step.logits.shape == (1 + len(step.draft), V)
+    above = -1
+    for node, said in zip(step.path, step.emitted, strict=False):
+        assert parents[node] == above and tokens[node] == said
+        above = node
+    if len(step.emitted) > len(step.path):
+        assert (above, step.emitted[-1]) not in zip(parents, tokens, strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@many
+@given(request=single, drawn=st.lists(sketches(), min_size=1, max_size=4))
+def test_any_trees_with_any_siblings(kind: str, request: Request, drawn: list[Sketch]) -> None:
+    drafter = Guided([*request.prompt, *plain(tiny(kind), request.prompt, request.limit)], drawn)
+    check(tiny(kind), drafter, request)
+    for step in drafter.seen:
+        walked(step)
+
+
+class Knowing(Drafter):
+    """Drafts as many of the tokens to come as the budget allows."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = list(text)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        return Draft.chain(self.text[len(tokens) :][:budget])
+
+
+class Mistaken(Knowing):
+    """Drafts every token but the one that comes, each with the right continuation below it."""
+
+    drafts_trees = True
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        comes = self.text[len(tokens) :] or [0]
+        return Draft.merged([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@many
+@given(prompt=prompts, limit=limits, budget=budgets)
+def test_what_is_always_right_is_accepted_whole(kind: str, prompt: tuple[int, ...], limit: int, budget: int) -> None:
+    right = plain(tiny(kind), prompt, limit)
+    found = check(tiny(kind), Knowing([*prompt, *right]), Request(prompt, limit, budget))
+    assert all(step.accepted == step.drafted for step in found.steps)
+    assert len(found.steps) == -(-(len(right) - 1) // (budget + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@few
+@given(prompt=prompts, limit=limits, budget=budgets)
+def test_what_is_always_wrong_is_never_accepted(kind: str, prompt: tuple[int, ...], limit: int, budget: int) -> None:
+    right = plain(tiny(kind), prompt, limit)
+    found = check(tiny(kind), Mistaken([*prompt, *right]), Request(prompt, limit, budget))
+    assert len(found.steps) == len(right) - 1
+    assert all(step.accepted == 0 and step.emitted == 1 for step in found.steps)
+    assert not found.steps[:-1] or found.steps[0].drafted > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_end_comes_first_within_and_after_an_accepted_path(kind: str) -> None:
+    """Drafts of five: an end is the first token of all, one of the five, or the model's own after them."""
+    prompt, inside, after = PROMPTS[2], 0, 0
+    right = plain(tiny(kind), prompt, LONGEST)
+    for place in {right.index(said) for said in right}:
+        found = check(tiny(kind), Knowing([*prompt, *right]), Request(prompt, LONGEST, 5, (place,)))
+        if found.steps:
+            last = found.steps[-1]
+            inside += last.accepted == last.emitted
+            after += last.accepted == 5 and last.emitted == 6
+        else:
+            assert place == 0
+    assert inside >= 4 and after >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("left", [0, 1, 2, 7])
+def test_the_context_ends_the_output_though_more_is_drafted(kind: str, left: int) -> None:
+    """`left` rows are free after the prompt; the last token needs none."""
+    prompt = tuple(repeated([3, 1, 4, 1, 5, 9, 2], CONTEXT - left))
+    for name in DRAFTERS:
+        if not name.startswith("layer skipping"):
+            drafter = DRAFTERS[name](tiny(kind), corpus_of(tiny(kind)))
+            assert len(check(tiny(kind), drafter, Request(prompt, 40)).tokens) == left + 1
+    right = plain(tiny(kind), prompt, 40)
+    found = check(tiny(kind), Knowing([*prompt, *right, *right]), Request(prompt, 40))
+    assert len(found.steps) == min(left, 1)
+
+
+# The checks can fail
+
+
+def believing(draft: Draft, logits: torch.Tensor, choose: Choice) -> tuple[list[int], list[int]]:
+    """A walk that takes the first node drafted, whatever the model says."""
+    path = [0] if len(draft) else []
+    return path, [*draft.tokens[path].tolist(), choose(logits[len(path)])]
+
+
+def nothing_hidden(tree: Topology, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A mask that lets every node see all others."""
+    return torch.zeros(tree.sees.shape, dtype=dtype)
+
+
+def rows_as_offsets(tree: Topology, device: torch.device) -> torch.Tensor:
+    """Positions that count nodes, where depths are meant."""
+    return torch.arange(len(tree.depths))
+
+
+def first_rows(rows: Rows, kept: list[int]) -> None:
+    """As many rows as the path has, but not its own."""
+    rows.length += len(kept)
+
+
+FAULTS: dict[str, tuple[object, str, object]] = {
+    "the draft is believed": (loop, "accepted", believing),
+    "siblings see each other": (Topology, "hidden", nothing_hidden),
+    "positions are rows": (Topology, "offsets", rows_as_offsets),
+    "other rows are kept": (Rows, "gather", first_rows),
+}
+CROSSED = Sketch((-1, -1, 0, 1, 1, 3, 4, 6), (5, None, None, 7, None, 9, None, None))  # right ones behind wrong ones
+
+
+def all_crossed(kind: str) -> None:
+    for prompt in PROMPTS[:5]:
+        check(tiny(kind), Guided([*prompt, *plain(tiny(kind), prompt, LONGEST)], [CROSSED]), Request(prompt))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(kind: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests pass without it."""
+    all_crossed(kind)
+    monkeypatch.setattr(*FAULTS[fault])
+    with pytest.raises(AssertionError):
+        all_crossed(kind)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in CHAINS_ONLY for name in DRAFTERS])
+def test_where_trees_cannot_be_verified_chains_work_and_trees_are_refused(kind: str, name: str) -> None:
+    """A drafter of trees is refused before anything is run."""
+    of = target(kind, name)
+    if kind == "bloom" and name.startswith("layer skipping"):
+        with pytest.raises(ValueError, match="no decoder layers with self_attn and mlp"):
+            DRAFTERS[name](of, ())
+        return
+    drafter = DRAFTERS[name](of, corpus_of(of))
+    if not drafter.drafts_trees:
+        for prompt in (PROMPTS[0], PROMPTS[4], PROMPTS[0]):
+            check(of, drafter, Request(prompt))
+        return
+    with counted(of) as rows, pytest.raises(ValueError, match="only chains can be verified"):
+        generate(of, drafter, [1, 2], 5)
+    assert not rows
+
+
+class Undeclared(Drafter):
+    """Drafts a fork, and does not say that it may."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        return Draft([1, 2], [-1, -1])
+
+
+def test_a_fork_that_was_not_declared_is_refused_where_it_cannot_be_verified() -> None:
+    check(tiny("llama"), Undeclared(), Request(PROMPTS[1]))
+    with pytest.raises(ValueError, match="only chains can be verified"):
+        generate(tiny("bloom"), Undeclared(), PROMPTS[1], LONGEST)
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
+def test_layers_that_cannot_be_skipped_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="no decoder layers with self_attn and mlp"):
+        LayerSkipping(tiny(kind, 4))
+
+
+def foreign(vocabulary: int = 7, layers: int = 3) -> CausalLM:
+    """A Llama with another vocabulary."""
+    shape = {"hidden_size": 8, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 8}
+    return CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=CONTEXT, **shape)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda of: generate(of, SmallModel(foreign()), [1], 5), "small model was made for 7 token ids"),
+        (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
+        (lambda of: generate(of, Extended(Tables.empty(V + 1)), [1], 5), "DIAA, extended was made for 49 token ids"),
+        (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
+        (lambda of: warm_up(of, [1, 2, 3], k=V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
+        (lambda of: Tables.empty(V, V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
+        (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),
+        (lambda of: TokenRecycling(7), "at least 8 token ids, not 7"),
+        (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "at least one node, not 0"),
+        (lambda of: generate(of, TokenRecycling(V), [1], 5, budget=-1), "at least one node, not -1"),
+    ],
+)
+def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], message: str) -> None:
+    """Those that concern the loop or the drafters' own rules alone are in the unit tests."""
+    of = tiny("llama")
+    with counted(of) as rows, pytest.raises(ValueError, match=message):
+        call(of)
+    assert not rows
+
+
+def test_tables_may_hold_the_whole_vocabulary_but_no_more() -> None:
+    drafter = Diaa(warm_up(tiny("llama"), PROMPTS[4], k=V))
+    for request in (Request(PROMPTS[1]), Request(PROMPTS[1])):
+        check(tiny("llama"), drafter, request)
+
+
+def test_a_table_file_of_another_tokenizer_is_refused_before_it_drafts(tmp_path: Path) -> None:
+    """Ids mean other words there, though the number of ids is the same."""
+    path = tmp_path / "tables.safetensors"
+    made = warm_up(tiny("llama"), PROMPTS[4], "one")
+    made.save(path)
+    check(tiny("llama"), Diaa(Tables.load(path, "one")), Request(PROMPTS[1]))
+    with pytest.raises(ValueError, match=r"tables\.safetensors was made for another tokenizer \(one, not other\)"):
+        Tables.load(path, "other")
+
+
+def test_a_small_model_with_a_short_context_still_drafts_at_first() -> None:
+    """So that what it says of contexts that end during decoding is about drafts that end, too."""
+    of = tiny("llama")
+    drafter = DRAFTERS["small model, short context"](of, ())
+    found = check(of, drafter, Request(PROMPTS[3], CONTEXT))
+    assert found.steps[0].drafted and not found.steps[-1].drafted and SHORT < CONTEXT

@@ -66,6 +66,7 @@ def ttft_over_time(series: Mapping[str, np.ndarray], kind: str) -> Figure:
         axis.set_ylim(0.5 * min(seconds) if wide else 0, max(seconds) * (8 if wide else 1.45))
         axis.legend(fontsize=7, loc="upper left")
     axes[0, 0].set_ylabel("TTFT (s)")
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.95))  # room for the kind
     mark_kind(figure, kind)
     return figure
 

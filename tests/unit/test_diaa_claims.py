@@ -273,9 +273,10 @@ def test_the_tables_are_small_beside_the_weights():
         ("c27", 92.0, "trend"),
         ("c28", 1.0, "trend"),
         ("c29", 20.0, "trend"),
-        ("c30", (1.0, 60.0), "reproduced"),
-        ("c30", (0.995, 60.0), "trend"),
-        ("c30", (1.0, 2.0), "contradicted"),  # of next to nothing
+        ("c30", (1.0, 600.0), "reproduced"),
+        ("c30", (0.995, 600.0), "trend"),
+        ("c30", (1.0, 20.0), "trend"),  # of next to nothing
+        ("c30", (0.98, 600.0), "contradicted"),
         ("c31", 1.2, "trend"),
         ("c32", 0.95, "reproduced"),
         ("c32", 0.7, "trend"),

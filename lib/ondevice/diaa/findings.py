@@ -129,7 +129,7 @@ def shares(parts: pd.DataFrame, larger: str) -> dict[str, Value]:
 def identity(runs: pd.DataFrame) -> dict[str, Value]:
     """c30. runs: in fp32."""
     ours = runs[runs["method"] == "DIAA"]
-    return {"diaa-c30": (float(ours["identical"].mean()), float(ours["agreed"].mean()))}
+    return {"diaa-c30": (float(ours["identical"].mean()), float(ours["agreed"].sum()))}
 
 
 def confidence(reliability: pd.DataFrame) -> dict[str, Value]:

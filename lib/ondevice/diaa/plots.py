@@ -234,6 +234,7 @@ def time_breakdown(table: pd.DataFrame, quoted: Mapping[str, float], kind: str) 
     small.margins(y=0.15)
     for axis in axes[0]:
         axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="y", visible=False)
     _legend_of_all(figure, axes[0], columns=5)
     mark_kind(figure, kind)

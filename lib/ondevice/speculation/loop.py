@@ -66,9 +66,7 @@ def check(lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, bud
         lm.require_trees()
 
 
-def accepted(
-    draft: Draft, logits: Tensor, choose: Choice, ends: Collection[int] = ()
-) -> tuple[list[int], list[int]]:
+def accepted(draft: Draft, logits: Tensor, choose: Choice, ends: Collection[int] = ()) -> tuple[list[int], list[int]]:
     """(path, tokens): the walk down the draft while the model's choice is a child, and the choices made.
 
     logits: [1 + n, V], after the root and every node. The last choice is the model's own and no node of the path, but

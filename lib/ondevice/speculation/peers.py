@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.utils import logging
 
 from ondevice.speculation.log import Generation, Step
 
@@ -102,13 +103,18 @@ def _measured(
 
 @contextmanager
 def own_config(model: PreTrainedModel, ends: Collection[int]) -> Iterator[None]:
-    """The model's own generation settings (its ends, penalties and sampling) do not count inside."""
-    before = model.generation_config
+    """The model's own generation settings (its ends, penalties and sampling) do not count inside.
+
+    Nor is it said that transformers' assisted decoding hands its own `generate` both settings and arguments.
+    """
+    before, verbosity = model.generation_config, logging.get_verbosity()
     model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None, pad_token_id=0)
+    logging.set_verbosity_error()
     try:
         yield
     finally:
         model.generation_config = before
+        logging.set_verbosity(verbosity)
 
 
 @contextmanager

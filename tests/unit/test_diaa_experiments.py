@@ -59,14 +59,14 @@ def setting(lm) -> Setting:
 
 @pytest.fixture
 def caught(monkeypatch) -> dict[str, measuring.Method]:
-    """What an experiment would run, by name; it gets a table of vanilla's runs instead."""
+    """What an experiment would measure, by name; nothing is."""
     found: dict[str, measuring.Method] = {}
 
-    def run(lm, methods, *args):
+    def measure(lm, methods, *args):
         found.update({method.name: method for method in methods})
-        return pd.DataFrame()
+        return []
 
-    monkeypatch.setattr(experiments, "run", run)
+    monkeypatch.setattr(experiments, "measure", measure)
     return found
 
 

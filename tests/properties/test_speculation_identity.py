@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -360,7 +360,9 @@ def test_the_context_ends_the_output_though_more_is_drafted(kind: str, left: int
 # The checks can fail
 
 
-def believing(draft: Draft, logits: torch.Tensor, choose: Choice) -> tuple[list[int], list[int]]:
+def believing(
+    draft: Draft, logits: torch.Tensor, choose: Choice, ends: Collection[int]
+) -> tuple[list[int], list[int]]:
     """A walk that takes the first node drafted, whatever the model says."""
     path = [0] if len(draft) else []
     return path, [*draft.tokens[path].tolist(), choose(logits[len(path)])]

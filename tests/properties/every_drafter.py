@@ -159,9 +159,9 @@ DRAFTERS: dict[str, Make] = {
     "layer skipping, branches": lambda of, corpus: LayerSkipping(
         again(of), 0.0, longest=4, window=6, branches=True, search=_search(of)
     ),
-    "DIAA, cold": lambda of, corpus: Diaa(Tables.empty(V)),
+    "DIAA, cold": lambda of, corpus: Diaa(Tables.empty(V), overlap=True),
     "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of), overlap=False),
-    "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING),
+    "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, overlap=True),
     "DIAA, refresh": lambda of, corpus: Diaa(warm_tables(of), refresh=3, reads_prompt=True),
     "DIAA, extended": lambda of, corpus: Extended(warm_tables(of)),
     "DIAA, extended, sized": lambda of, corpus: Extended(

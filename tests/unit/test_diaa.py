@@ -18,7 +18,7 @@ from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import NONE, Tables, digest
 from ondevice.diaa.tree import Growth, grow, refill
-from ondevice.diaa.updates import Fresh, Rule, likeliest
+from ondevice.diaa.updates import Fresh, Likeliest, Rule, likeliest
 from ondevice.diaa.warmup import Means, warm_up
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.token_recycling import TokenRecycling
@@ -123,6 +123,17 @@ def test_likeliest_is_the_softmax_over_the_whole_vocabulary():
     assert (found.tokens == right.indices[:, :8].numpy()).all()
     np.testing.assert_allclose(found.probabilities, right.values[:, :8], rtol=1e-5)
     assert found.tokens.dtype == np.int64 and found.probabilities.dtype == np.float32
+
+
+def test_likeliest_gives_each_call_its_own_answer_and_leaves_the_logits_alone():
+    find, wide = Likeliest(8), torch.randn(7, 2048).bfloat16()
+    for rows in (7, 3, 5):
+        logits = (wide[:rows] * rows).float()
+        before = logits.clone()
+        first, right = find(logits), logits.softmax(-1).sort(descending=True)
+        find(torch.randn(2, 2048))
+        np.testing.assert_allclose(first.probabilities, right.values[:, :8], rtol=1e-5)
+        assert torch.equal(logits, before)
 
 
 def updated_naively(rule: Rule, old: dict[int, float], fresh: dict[int, float], k: int) -> dict[int, float]:
@@ -307,17 +318,17 @@ def test_printed_utility_never_rewards_depth_and_expected_tokens_do():
 
 def switches():
     yield "cold, sequential", lambda: Diaa(Tables.empty(V), overlap=False)
-    yield "cold, overlap", lambda: Diaa(Tables.empty(V))
+    yield "cold, overlap", lambda: Diaa(Tables.empty(V), overlap=True)
     yield "warm, sequential", lambda: Diaa(random_tables(1), overlap=False)
-    yield "warm, overlap", lambda: Diaa(random_tables(1))
+    yield "warm, overlap", lambda: Diaa(random_tables(1), overlap=True)
     yield "template", lambda: Diaa(random_tables(1), template=RECYCLING, overlap=False)
-    yield "template, cold, overlap", lambda: Diaa(Tables.empty(V), template=RECYCLING)
+    yield "template, cold, overlap", lambda: Diaa(Tables.empty(V), template=RECYCLING, overlap=True)
     yield "refresh", lambda: Diaa(random_tables(1), refresh=3, reads_prompt=True)
     yield "accepted only", lambda: Diaa(random_tables(1), rule=Rule("replace", 1, accepted_only=True))
     yield "union", lambda: Diaa(Tables.empty(V), rule=Rule("union"), reads_prompt=True, overlap=False)
     yield "extended, tables alone", lambda: Extended(Tables.empty(V), suffixes=False)
     yield "extended, uncalibrated", lambda: Extended(Tables.empty(V), calibrated=False, overlap=False)
-    yield "extended, all", lambda: Extended(Tables.empty(V), sizing=budget.Sizing(COST))
+    yield "extended, all, overlap", lambda: Extended(Tables.empty(V), sizing=budget.Sizing(COST), overlap=True)
     yield "extended, rate", lambda: Extended(random_tables(1), sizing=budget.Sizing(COST, "rate"), overlap=False)
 
 

@@ -121,12 +121,12 @@ def test_sequences_end_with_the_end_token():
 def test_the_ablation_switches_off_what_it_says(caught, setting, tables):
     experiments.ablation(setting, tables, 12)
     drafters = {name: method.make() for name, method in caught.items()}
-    assert list(drafters) == ["vanilla", "DIAA", "w/o LUT", "w/o DT", "w/o LUT+DT", "w/o CO"]
+    assert list(drafters) == ["vanilla", "DIAA, overlapped", "w/o LUT", "w/o DT", "w/o LUT+DT", "w/o CO"]
     assert all(method.budget == 12 for name, method in caught.items() if name != "vanilla")
     off = {name: (not one.tables.filled, one.template is RECYCLING, isinstance(one._updates, Foreground))
            for name, one in drafters.items() if name != "vanilla"}  # fmt: skip
     assert off == {
-        "DIAA": (False, False, False), "w/o LUT": (True, False, False), "w/o DT": (False, True, False),
+        "DIAA, overlapped": (False, False, False), "w/o LUT": (True, False, False), "w/o DT": (False, True, False),
         "w/o LUT+DT": (True, True, False), "w/o CO": (False, False, True),
     }  # fmt: skip
     assert all(one.tables.tokens is not tables.tokens for name, one in drafters.items() if name != "vanilla")
@@ -179,7 +179,7 @@ def test_initial_tables_are_told_apart(setting, tables):
 
 
 def test_an_ablations_ratios_are_to_the_full_method():
-    seconds = {"vanilla": 4.0, "DIAA": 1.0, "w/o LUT": 2.0}
+    seconds = {"vanilla": 4.0, "DIAA, overlapped": 1.0, "w/o LUT": 2.0}
     keys = {"model": "m", "task": "a", "prompt": 0, "round": 0, "tokens": 3}
     runs = pd.DataFrame([{**keys, "method": name, "decode_s": time} for name, time in seconds.items()])
     table = experiments.without(runs)

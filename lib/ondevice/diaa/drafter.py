@@ -31,7 +31,8 @@ class Diaa(Drafter):
     tables: warmed up, or cold (`Tables.empty`).
     growth: how the dynamic tree grows. template: where given, every draft has this shape instead, cut to the budget,
         and no tree is grown. `RECYCLING` makes it Token Recycling, but for empty rows, which draft nothing here.
-    overlap: whether updates run beside the next forward, which makes the tables one step stale.
+    overlap: whether updates run beside the next forward, which makes the tables one step stale. For an accelerator:
+        on two cores staleness costs more than the thread saves.
     Beyond these: refresh: steps from one growing of the tree to the next; in between its shape is kept and its tokens
         are refilled by rank. rule: how updates enter the tables. reads_prompt: whether the prompt's logits do, too.
     Not for two requests at a time. Raises ValueError on a refresh below 1.
@@ -41,7 +42,7 @@ class Diaa(Drafter):
 
     def __init__(
         self, tables: Tables, growth: Growth | None = None, *, refresh: int = 1, template: Draft | None = None,
-        overlap: bool = True, rule: Rule | None = None, reads_prompt: bool = False, name: str = "DIAA",
+        overlap: bool = False, rule: Rule | None = None, reads_prompt: bool = False, name: str = "DIAA",
     ) -> None:  # fmt: skip
         if refresh < 1:
             raise ValueError(f"A tree is grown every step or more seldom, not every {refresh} steps.")

@@ -28,7 +28,7 @@ class Extended(Diaa):
 
     def __init__(
         self, tables: Tables, *, calibrated: bool = True, sizing: Sizing | None = None,
-        suffixes: bool = True, reach: int = 16, least: float = LEAST, overlap: bool = True,
+        suffixes: bool = True, reach: int = 16, least: float = LEAST, overlap: bool = False,
         rule: Rule | None = None, reads_prompt: bool = False, name: str = "DIAA, extended",
     ) -> None:  # fmt: skip
         super().__init__(tables, overlap=overlap, rule=rule, reads_prompt=reads_prompt, name=name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ondevice.diaa.updates import Fresh, likeliest
+from ondevice.diaa.updates import Fresh, Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ class Background:
     """
 
     def __init__(self, k: int) -> None:
-        self._k = k
+        self._likeliest = Likeliest(k)
         self._threads: ThreadPoolExecutor | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pending: tuple[Future[Fresh], Write] | None = None
@@ -47,25 +47,25 @@ class Background:
     @torch.inference_mode()
     def _work(self, logits: Tensor, ready: torch.cuda.Event | None) -> Fresh:
         if ready is None:
-            return likeliest(logits, self._k)
+            return self._likeliest(logits)
         if logits.device not in self._streams:
             self._streams[logits.device] = torch.cuda.Stream(logits.device)
         stream = self._streams[logits.device]
         logits.record_stream(stream)  # its memory is not given away before this stream has read it
         with torch.cuda.stream(stream):
             stream.wait_event(ready)
-            return likeliest(logits, self._k)
+            return self._likeliest(logits)
 
 
 class Foreground:
     """The same work done at once: the next tree sees it."""
 
     def __init__(self, k: int) -> None:
-        self._k = k
+        self._likeliest = Likeliest(k)
 
     def submit(self, logits: Tensor, write: Write) -> None:
         """Write the k likeliest tokens by logits [n, V]."""
-        write(likeliest(logits, self._k))
+        write(self._likeliest(logits))
 
     def finish(self) -> None:
         """Nothing is ever outstanding."""

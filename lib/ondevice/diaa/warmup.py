@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice.causal_lm.tree import integers
 from ondevice.diaa.tables import K, Tables
-from ondevice.diaa.updates import Fresh, likeliest
+from ondevice.diaa.updates import Fresh, Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +31,12 @@ def warm_up(
     ids = integers(corpus, "A corpus")
     if not len(ids):
         raise ValueError("There is no token to warm the tables up with.")
-    means = Means(lm.vocabulary, k)
+    means, find = Means(lm.vocabulary, k), Likeliest(k)
     for start in range(0, len(ids), window):
         part = ids[start : start + window]
 
         def read(position: int, logits: Tensor, part: NDArray[np.int64] = part) -> None:
-            means.add(part[position : position + len(logits)], likeliest(logits, k))
+            means.add(part[position : position + len(logits)], find(logits))
 
         lm.start(len(part)).prefill(part, chunk, read)
     return means.tables(tokenizer)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
+from ondevice.speculation.largest import largest
 
 K = 8  # candidates a token
 # The published template "2.2.2": how many children each node has, level by level in the order of drafting, the root's
@@ -59,7 +60,7 @@ class TokenRecycling(Drafter):
 
         The original leaves that to the scatter, whose order is undefined on CUDA.
         """
-        candidates = step.logits.topk(K).indices.cpu().numpy()
+        candidates = largest(step.logits, K)[1].cpu().numpy()
         tokens = np.concatenate([[step.root], step.draft.tokens])[::-1]
         rows, places = np.unique(tokens, return_index=True)  # the first of equals, here the last
         self.matrix[rows] = candidates[::-1][places]

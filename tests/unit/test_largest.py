@@ -1,0 +1,27 @@
+"""The largest of a row: equal to sorting, for every width, count and kind of ties."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ondevice.speculation.largest import largest
+
+
+@given(st.integers(1, 6), st.sampled_from([5, 127, 128, 1024, 1152, 2048]), st.integers(1, 9), st.integers(0, 99))
+def test_the_largest_are_those_of_sorting(rows, width, k, seed):
+    k = min(k, width)
+    scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    values, places = largest(scores, k)
+    assert torch.equal(values, scores.sort(descending=True).values[:, :k])
+    assert torch.equal(scores.gather(1, places), values)
+
+
+@pytest.mark.parametrize("crowded", [0, 1, 15])
+def test_all_of_them_may_lie_in_one_block_or_be_equal(crowded):
+    scores = torch.zeros(2, 2048)
+    scores[0, 128 * crowded : 128 * crowded + 8] = torch.arange(8.0) + 1
+    values, places = largest(scores, 8)
+    assert values[0].tolist() == [8, 7, 6, 5, 4, 3, 2, 1] and values[1].tolist() == [0] * 8
+    assert places[0].tolist() == [128 * crowded + place for place in range(7, -1, -1)]
+    assert all(len(set(row)) == 8 for row in places.tolist())

@@ -1,0 +1,245 @@
+"""sd.npu's graph scheduling: executor, rules, Figure 8's case, the optimum, Appendix A, the chart, bad input."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from ondevice.sdnpu import partition
+from ondevice.sdnpu.gantt import gantt
+from ondevice.sdnpu.optimum import bounds, exact, simple_bound
+from ondevice.sdnpu.scheduling import RULES, Load, Prefill, Timeline, beam_search, earliest, execute, greedy
+
+PAPER, PARTIAL, OURS = "greedy (paper)", "greedy, partial overlap", "beam search (ours)"
+
+
+def figure_8(d: float, chunks: int) -> Prefill:
+    """N = 6, p = 10, s = 20: a load takes two computes."""
+    return Prefill([10] * 6, [d] * 6, [20] * 6, chunks)
+
+
+def latencies(prefill: Prefill) -> dict[str, float]:
+    return {name: execute(prefill, rule(prefill)).latency for name, rule in RULES.items()}
+
+
+def slow(seed: int, blocks: int, chunks: int) -> Prefill:
+    random = np.random.default_rng(seed)
+    p = random.uniform(1, 20, blocks)
+    return Prefill(p, p * random.uniform(1, 2, blocks), random.uniform(1, 40, blocks), chunks)
+
+
+# The executor
+
+
+def test_a_plan_by_hand():
+    """Block 1 loads beside block 0, block 0 after the prefill's end has freed it."""
+    prefill = Prefill([3, 4], [5, 7], [2, 6], 2)
+    timeline = execute(prefill, [Load(1, 0, 0), Load(0, 3, 2)])
+    assert timeline.compute_start.tolist() == [[0, 6], [13, 16]]  # block 1 waits for its load until 6
+    assert timeline.compute_end.tolist() == [[3, 13], [16, 23]]
+    assert timeline.graph.tolist() == [[1, 2], [1, 2]]
+    assert (timeline.load_start.tolist(), timeline.load_end.tolist()) == ([0, 16], [6, 18])
+    assert (timeline.latency, timeline.exposed) == (23, 9)
+    assert timeline.hidden == 1 - 9 / 8  # worse than loading everything after the end
+
+
+def test_each_chunk_may_have_its_own_times():
+    prefill = Prefill([[1, 2], [3, 4]], [[5, 6], [7, 8]], [1, 1])
+    timeline = execute(prefill, earliest(prefill, [1, 2]))
+    assert (timeline.compute_end - timeline.compute_start).tolist() == [[1, 2], [7, 4]]
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ([Load(0, 0, 0), Load(0, 4, 2)], "Block 0 is loaded twice"),
+        ([Load(0, 0, 1)], "does not start between"),  # block 0 computes in chunk 0 after compute 0
+        ([Load(1, 2, 0)], "does not start between"),
+        ([Load(0, 4, 2), Load(1, 0, 0)], "Block 1 waits in chunk 0"),
+        ([Load(2, 0, 0)], "does not have"),
+        ([Load(0, 4, 3)], "does not have"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused(loads, said):
+    with pytest.raises(ValueError, match=said):
+        execute(Prefill([1, 1], [1, 1], [1, 1], 2), loads)
+
+
+# Figure 8
+
+
+def test_figure_8_with_equal_graphs_switches_for_free():
+    found = latencies(figure_8(10, 2))
+    assert found["synchronous"] == 240
+    assert found["naive asynchronous"] == 190
+    assert found["keep both graphs"] == found[PAPER] == found[OURS] == exact(figure_8(10, 2)).latency == 120
+
+
+@pytest.mark.parametrize(
+    ("chunks", "paper", "optimum", "late"),
+    [(2, 132, 130, 132), (3, 204, 190, 192), (4, 276, 250, 252), (6, 420, 370, 372)],
+)
+def test_figure_8_with_a_slower_second_graph(chunks, paper, optimum, late):
+    """The greedy pays d - p for every chunk that is left."""
+    prefill = figure_8(12, chunks)
+    found = latencies(prefill)
+    assert (found[PAPER], found["late start"]) == (paper, late)
+    assert exact(prefill).latency == found[OURS] == optimum
+
+
+def test_figure_8_order_of_loads():
+    """P6 beside P1 and P2, P5 beside P3 and P4, P4 beside P5 and P6 on G2; half switched after chunk 1."""
+    timeline = execute(figure_8(12, 2), greedy(figure_8(12, 2)))
+    assert timeline.load_block.tolist() == [5, 4, 3, 2, 1, 0]
+    assert timeline.load_start.tolist() == [0, 20, 40, 64, 84, 108]
+    assert timeline.graph.tolist() == [[1, 1, 1, 1, 2, 2], [1, 1, 2, 2, 2, 2]]
+    assert (timeline.load_end <= timeline.compute_end[0, -1]).sum() == 3
+
+
+# A block that never fits
+
+
+def test_a_block_that_never_fits():
+    """Block 1's load is longer than all computes between two of its own: five on G1, 60 on G2."""
+    prefill = Prefill([10] * 6, [12] * 6, [20, 1000, 20, 20, 20, 20], 4)
+    plans = {name: execute(prefill, rule(prefill)) for name, rule in RULES.items()}
+    fits_not = {name: one.load_start[one.load_block == 1] for name, one in plans.items()}
+    end = {name: one.compute_end[-1, -1] for name, one in plans.items()}
+    assert fits_not[PAPER] == end[PAPER]  # left until after the prefill
+    assert fits_not[PARTIAL] < end[PARTIAL]  # started beside computes, waited for
+    assert plans[PARTIAL].latency < plans[PAPER].latency
+    assert plans[OURS].latency == pytest.approx(exact(prefill).latency)
+
+
+def test_one_block_cannot_hide_its_load():
+    found = latencies(Prefill([10], [12], [7], 3))
+    assert found.pop("keep both graphs") == 30
+    assert found.pop(PARTIAL) == 7 + 3 * 12
+    assert set(found.values()) == {37}
+
+
+# The optimum
+
+
+def test_the_mixed_integer_program_agrees():
+    for seed in range(6):
+        prefill = slow(seed, 2 + seed % 3, 1 + seed % 2)
+        best, found = exact(prefill).latency, bounds(prefill, 20)
+        assert found.timeline.latency == pytest.approx(best, rel=1e-6)
+        assert found.lower == pytest.approx(best, rel=1e-5)
+        assert simple_bound(prefill) <= best
+
+
+def test_bounds_of_many_blocks():
+    prefill = slow(3, 12, 2)
+    found = bounds(prefill, 1.0)
+    assert simple_bound(prefill) * (1 - 1e-6) <= found.lower <= found.timeline.latency
+    assert found.timeline.latency <= execute(prefill, beam_search(prefill)).latency
+
+
+def test_the_exact_optimum_refuses_nine_blocks():
+    with pytest.raises(ValueError, match="at most 8 blocks, not 9"):
+        exact(slow(0, 9, 2))
+
+
+def test_our_rule_is_near_the_optimum():
+    """The bar is 3 %; the paper's greedy does not reach it."""
+    prefills = [slow(seed, 3 + seed % 5, 2 + seed % 5) for seed in range(40)]
+    best = np.array([exact(prefill).latency for prefill in prefills])
+    ours, paper = ([latencies(one)[rule] for one in prefills] for rule in (OURS, PAPER))
+    assert (ours / best).mean() < 1.03 < (paper / best).mean()
+
+
+# Appendix A
+
+
+@pytest.mark.parametrize("integers", [[1, 1], [3, 1, 2], [5, 4, 3, 2, 2], [7, 7], [8, 6, 5, 4, 3, 2, 2]])
+def test_integers_that_can_be_halved(integers):
+    first, second = partition.halves(integers)
+    assert sum(first) == sum(second)
+    assert sorted(first + second) == sorted(integers)
+
+
+@pytest.mark.parametrize("integers", [[1], [1, 2], [2, 2, 2], [1, 1, 4], [10, 1, 1, 2], [9, 9, 9, 1, 1, 1, 2]])
+def test_integers_that_cannot_be_halved(integers):
+    assert partition.halves(integers) is None
+    prefill, limit = partition.scheduling_instance(integers)
+    assert exact(prefill).latency > limit
+    assert partition.printed_question(integers)  # as printed, every instance is a yes-instance
+
+
+def test_the_reduction_decides_partition():
+    random = np.random.default_rng(0)
+    answers = []
+    for _ in range(60):
+        integers = random.integers(1, 12, random.integers(1, 7)).tolist()
+        subsets = itertools.chain.from_iterable(itertools.combinations(integers, k) for k in range(len(integers)))
+        answers.append(any(2 * sum(subset) == sum(integers) for subset in subsets))
+        assert (partition.halves(integers) is not None) == answers[-1]
+    assert 10 < sum(answers) < 50
+
+
+@pytest.mark.parametrize("integers", [[], [1, 0], [2, -2], [1.5, 1.5]])
+def test_partition_is_about_positive_integers(integers):
+    with pytest.raises(ValueError, match="positive integers"):
+        partition.halves(integers)
+
+
+def test_partition_refuses_more_integers_than_can_be_decided():
+    with pytest.raises(ValueError, match="At most 7 integers"):
+        partition.halves([1] * 8)
+
+
+# The chart
+
+
+def test_the_chart_shows_the_timeline():
+    prefill = figure_8(12, 2)
+    timelines: dict[str, Timeline] = {name: execute(prefill, RULES[name](prefill)) for name in ("synchronous", PAPER)}
+    figure = gantt(timelines)
+    for axis, (name, timeline) in zip(figure.axes, timelines.items(), strict=True):
+        bars = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in axis.patches)
+        times = [*zip(timeline.compute_start.ravel(), timeline.compute_end.ravel(), strict=True)]
+        times += [*zip(timeline.load_start, timeline.load_end, strict=True)]
+        assert np.allclose(bars, sorted(times))
+        assert axis.get_title(loc="left") == f"{name}: {timeline.latency:g} ms"
+    plt.close(figure)
+
+
+def test_a_chart_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="needs a timeline"):
+        gantt({})
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=0), "whole number of chunks from 1, not 0"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1.5), "whole number of chunks from 1, not 1.5"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1]), "one number of chunks, not none"),
+        (dict(p=[[1, 1]] * 3, d=[1, 1], s=[1, 1], chunks=2), r"one number of chunks, not \[3, 2\]"),
+        (dict(p=[1, -2], d=[1, 1], s=[1, 1], chunks=1), "p holds -2"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, float("inf")], chunks=1), "s holds inf"),
+        (dict(p=[1, 1], d=[1, float("nan")], s=[1, 1], chunks=1), "d holds nan"),
+        (dict(p=[1, 1], d=[1, 1, 1], s=[1, 1], chunks=1), r"same blocks.*\(3,\)"),
+        (dict(p=[1, 1], d=[1, 1], s=[1], chunks=1), "same blocks"),
+        (dict(p=[], d=[], s=[], chunks=1), "same blocks"),
+        (dict(p=1, d=1, s=1, chunks=1), "same blocks"),
+    ],
+)
+def test_bad_prefills_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Prefill(**arguments)
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match="from 0 to 12, not 13"):
+        greedy(figure_8(12, 2), start=13)
+    with pytest.raises(ValueError, match="at least 1 wide, not 0"):
+        beam_search(figure_8(12, 2), width=0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.sdnpu.optimum import exact, simple_bound
+from ondevice.sdnpu.optimum import _Program, exact, simple_bound
 from ondevice.sdnpu.scheduling import RULES, Prefill, Timeline, earliest, execute
 
 TIMES = st.one_of(st.integers(0, 12), st.floats(0, 12, width=32))
@@ -80,10 +80,13 @@ def test_order_of_the_rules(prefill):
 @settings(max_examples=80, deadline=None)
 @given(prefills(most_blocks=4, most_chunks=3))
 def test_exact_is_the_best_choice_of_chunks(prefill):
-    """All (C + 1)^N choices, each loaded in due order."""
+    """All (C + 1)^N choices, each loaded in due order. The program finds it without our rule's plan, too."""
     choices = itertools.product(range(prefill.chunks + 1), repeat=prefill.blocks)
     best = min(execute(prefill, earliest(prefill, choice)).latency for choice in choices)
     assert exact(prefill).latency == pytest.approx(best)
+    alone = _Program(prefill, np.inf).run()
+    assert alone is not None
+    assert execute(prefill, earliest(prefill, alone)).latency == pytest.approx(best)
 
 
 def ticks(prefill: Prefill) -> int:

@@ -207,33 +207,27 @@ def test_a_timeline_keeps_the_plan(one, name):
                 assert compute.end_s <= load.start_s if compute.what == "G1" else compute.start_s >= load.end_s
 
 
-def test_the_example_of_figure_8_takes_the_time_that_the_schedule_says(tmp_path, monkeypatch):
-    """N = 6, C = 2, p = d = 10 units, s = 20 (specification: 120 progressive, 190 naive, 240 synchronous).
+def test_the_example_of_figure_8_hides_what_the_schedule_says(tmp_path, monkeypatch):
+    """N = 6, C = 2, p = d = 10 units, s = 20: T is 120 progressively, 190 naively, 240 synchronously (specification).
 
-    A unit is 3 ms asleep here; a busy machine can only add to it.
+    So of 120 units of loads 0, 70 and 120 lie open. A unit is 3 ms asleep here; shares, the best of three, and wide
+    bounds, as a busy machine lengthens every sleep.
     """
-    unit, blocks, chunks = 0.003, 6, 2
-    model = MODELS["llama"]
+    unit, blocks, chunks, load = 0.003, 6, 2, graphs.load
     monkeypatch.setitem(SHAPE, "num_hidden_layers", blocks)
-    built = graphs.build(model(), blocks, LARGE, SMALL, CAPACITY, tmp_path)
-    load = graphs.load
+    built = graphs.build(MODELS["llama"](), blocks, LARGE, SMALL, CAPACITY, tmp_path)
+    loaded = {path: load(path) for path in built.large_files + built.small_files}
 
     def slow_load(path):
         if threading.current_thread().name == "sdnpu-loader":
             time.sleep(20 * unit)
         return loaded[path]
 
-    loaded = {path: load(path) for path in built.large_files + built.small_files}
     monkeypatch.setattr(graphs, "load", slow_load)
     monkeypatch.setattr(graphs.Graphs, "run", lambda self, graph, block, rows, *_: time.sleep(10 * unit) or rows)
-    wanted = {"keep both": 120, "early": 120, "naive": 190, "synchronous": 240}
-    for name, units in wanted.items():
-        done = min(
-            (switching.prefill(built, prompt(chunks * LARGE), PLANS[name](blocks, chunks)) for _ in range(2)),
-            key=lambda found: found.total_s,
-        )
-        assert units * unit <= done.total_s < (units + 20) * unit, name
-        assert done.loading_s >= (0 if name == "keep both" else 120 * unit)
+    for name, least, most in (("early", 0.0, 0.3), ("naive", 0.4, 0.85), ("synchronous", 0.99, 1.3)):
+        runs = [switching.prefill(built, prompt(chunks * LARGE), PLANS[name](blocks, chunks)) for _ in range(3)]
+        assert least <= min((done.total_s - done.computing_s) / done.loading_s for done in runs) <= most, name
 
 
 def test_a_due_load_goes_before_its_blocks_next_compute(one, monkeypatch):

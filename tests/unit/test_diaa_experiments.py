@@ -138,8 +138,8 @@ def test_the_ablation_of_the_extended_method_switches_off_what_it_says(caught, s
     parts = {name: (one.calibration is not None, one.sizing and one.sizing.rule, one._suffixes)
              for name, one in drafters.items()}  # fmt: skip
     assert parts == {
-        "w/o calibration": (False, "rate", True), "w/o sizing": (True, None, True),
-        "w/o suffixes": (True, "rate", False), "sized step by step": (True, "ratio", True),
+        "w/o calibration": (False, "ratio", True), "w/o sizing": (True, None, True),
+        "w/o suffixes": (True, "ratio", False), "sized by the rate": (True, "rate", True),
     }  # fmt: skip
     assert caught["w/o sizing"].budget == 12 and caught["DIAA, extended"].budget == 64
     one, other = caught["DIAA, extended"].make(), caught["DIAA, extended"].make()

@@ -71,7 +71,8 @@ class Sizing:
         growth stops when a node's gain falls under its share of the time.
     rule `rate`: the most tokens a second over all steps. A step's time could be spent on other steps, so it is priced
         with the rate reached so far: maximise 1 + expected accepted - rate * (T(n) + overhead). The two agree where all
-        steps are alike; else `ratio` drafts too little where much can be won, and too much where little can.
+        steps are alike; else `ratio` drafts too little where much can be won, and too much where little can. But the
+        rate is an average over requests, whose lengths are given: time saved in one cannot be spent in another.
     """
 
     def __init__(self, cost: VerifyCost, rule: Literal["ratio", "rate"] = "ratio", memory: float = 0.99) -> None:

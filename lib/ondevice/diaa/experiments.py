@@ -193,7 +193,7 @@ def diaa(
 
 def extended(
     name: str, tables: Tables, cost: VerifyCost | None, budget: int = LARGEST, *,
-    rule: Literal["ratio", "rate"] = "rate", calibrated: bool = True, suffixes: bool = True,
+    rule: Literal["ratio", "rate"] = "ratio", calibrated: bool = True, suffixes: bool = True,
 ) -> Method:  # fmt: skip
     """The extended method on a copy of the tables. cost: None drafts as many nodes as the budget allows."""
 
@@ -250,7 +250,7 @@ def extended_ablation(setting: Setting, tables: Tables, cost: VerifyCost, budget
         extended("w/o calibration", tables, cost, calibrated=False),
         extended("w/o sizing", tables, None, budget),
         extended("w/o suffixes", tables, cost, suffixes=False),
-        extended("sized step by step", tables, cost, rule="ratio"),
+        extended("sized by the rate", tables, cost, rule="rate"),
     ])  # fmt: skip
 
 

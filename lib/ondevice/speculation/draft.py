@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,7 +74,7 @@ class Draft:
         """The tree to verify: row 0 is the root, row i + 1 the node i."""
         return TokenTree(np.concatenate([[root], self.tokens]), np.concatenate([[-1], self.parents + 1]))
 
-    @property
+    @cached_property
     def depths(self) -> NDArray[np.int64]:
         """[n] steps from the root to each node, at least 1."""
         return self.below(0).depths[1:] - 1 if len(self) else np.empty(0, np.int64)

@@ -1,0 +1,263 @@
+"""In-context distribution calibration (section 3.3): what the model would say after the context's tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.speculation import Verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+K = 8  # candidates a place
+CAPACITY = 2**16  # places: 4 MiB of candidates at K = 8
+_LEARNS = ("prompt", "accepted", "verified")
+
+
+class Row(NamedTuple):
+    """What the model said after a key. keys: the key's length in tokens; 0 where the context does not have it.
+
+    candidates: (probability, token), falling.
+    """
+
+    keys: int
+    candidates: Sequence[tuple[float, int]]
+
+
+NOTHING = Row(0, ())
+
+
+@dataclass(frozen=True)
+class Search:
+    """Bounds of the depth-first search, none of which the paper states.
+
+    depth: tokens of a path. nodes: of a tree. floor: least product of probabilities. occurrences: the key's first
+    places, from which is searched. Raises ValueError where no node could come out.
+    """
+
+    depth: int = 4
+    nodes: int = 8
+    floor: float = 0.02
+    occurrences: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.nodes, self.occurrences) < 1 or not 0 <= self.floor < 1:
+            raise ValueError(
+                f"A search has at least one level, node and occurrence, and a floor in [0, 1), not {self}."
+            )
+
+
+class Trie(NamedTuple):
+    """A calibrated token tree. tokens: of its nodes. parents: an earlier node, -1 the key. chances: of the path."""
+
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+
+    def branches(self) -> list[list[int]]:
+        """Tokens of the paths from the key to each leaf, in the order of the leaves."""
+        inner, found = set(self.parents), []
+        for leaf in range(len(self.tokens)):
+            path, node = [], leaf
+            while node >= 0 and leaf not in inner:
+                path.append(self.tokens[node])
+                node = self.parents[node]
+            found += [path[::-1]] if path else []
+        return found
+
+
+class Calibration:
+    """The likeliest next tokens at every place of the context, looked up by the last token or the last two.
+
+    vocabulary: V. k: candidates a place, 1 to V.
+    keys: 2 looks up the last two tokens, and the last one where the context does not have the two; 1 only the last one.
+    learns: `prompt`: from the prefill's logits alone. `accepted`: also from the verified logits after each token of the
+        output, which then is context, too. `verified`: also from those after rejected tokens.
+    keeps: whether what was learnt stays for the next request, as the history of outputs does.
+    merge: how equal candidates of several places are merged: their mean over the places, or the largest.
+    occurrences: places of a key that are merged, the latest ones. capacity: places; once full, the older half goes.
+
+    The paper's own rule is `printed`: single tokens, the prompt alone, three candidates (Figure 9), the largest
+    probability, and the depth-first search of `tree`. `row` is what our drafts are grown from instead.
+    Only the candidates of a chunk of prefill are kept, never its logits. Raises ValueError on settings that cannot be.
+    """
+
+    def __init__(
+        self, vocabulary: int, k: int = K, *, keys: Literal[1, 2] = 2,
+        learns: Literal["prompt", "accepted", "verified"] = "accepted", keeps: bool = True,
+        merge: Literal["mean", "max"] = "mean", occurrences: int = 16, capacity: int = CAPACITY,
+    ) -> None:  # fmt: skip
+        if not 1 <= k <= vocabulary:
+            raise ValueError(f"A place has 1 to {vocabulary} candidates, the vocabulary, not {k}.")
+        if keys not in (1, 2) or learns not in _LEARNS or merge not in ("mean", "max"):
+            raise ValueError(
+                f"There is no calibration by {keys} tokens that learns {learns!r} and merges by {merge!r}."
+            )
+        if occurrences < 1 or capacity < 2:
+            raise ValueError(f"At least 1 occurrence and 2 places are kept, not {occurrences} and {capacity}.")
+        self.vocabulary, self.k, self.keys, self.learns, self.keeps = vocabulary, k, keys, learns, keeps
+        self._mean, self._occurrences, self._capacity = merge == "mean", occurrences, capacity
+        self._keys = np.empty((capacity, 2), np.int32)  # the token before a place's, and its own
+        self._tokens = np.empty((capacity, k), np.int32)
+        self._probabilities = np.empty((capacity, k), np.float32)
+        self._prompt: list[int] = []
+        self._before = -1
+        self.forget()
+
+    @classmethod
+    def printed(cls, vocabulary: int) -> Calibration:
+        """As the paper has it."""
+        return cls(vocabulary, 3, keys=1, learns="prompt", keeps=False, merge="max", occurrences=8)
+
+    def __len__(self) -> int:
+        """Places with candidates."""
+        return self._length
+
+    def forget(self) -> None:
+        """Drop all places."""
+        self._length = 0
+        self._single: defaultdict[int, list[int]] = defaultdict(list)  # places of each token, rising
+        self._double: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self._rows: dict[int | tuple[int, int], Row] = {}
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes. Raises ValueError on an empty prompt."""
+        if not len(prompt):
+            raise ValueError("A prompt to calibrate on has at least one token, not 0.")
+        if not self.keeps:
+            self.forget()
+        self._prompt, self._before = list(prompt), int(prompt[-1])
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """Logits [c, V] after the prompt's tokens from `start` on."""
+        tokens = self._prompt[start : start + len(logits)]
+        befores = [self._prompt[start - 1] if start else -1, *tokens[:-1]]
+        self._add(befores, tokens, logits)
+
+    def observe(self, step: Verified) -> None:
+        """A step was verified."""
+        tokens = [step.root, *step.draft.tokens.tolist()]
+        rows = [0, *(node + 1 for node in step.path)]
+        if self.learns != "prompt":
+            parents = [-1, *(step.draft.parents + 1).tolist()]
+            learnt = rows if self.learns == "accepted" else list(range(len(tokens)))
+            befores = [tokens[parents[row]] if row else self._before for row in learnt]
+            self._add(befores, [tokens[row] for row in learnt], step.logits[learnt])
+        self._before = tokens[rows[-1]]
+
+    def row(self, before: int, token: int) -> Row:
+        """Merged candidates after the tokens `before` and `token`."""
+        key: int | tuple[int, int] = (before, token)
+        places = self._double.get((before, token)) if self.keys == 2 else None
+        if places is None:
+            key, places = token, self._single.get(token)
+        if places is None:
+            return NOTHING
+        found = self._rows.get(key)
+        if found is None:
+            found = self._rows[key] = Row(1 if key == token else 2, self._merged(places[-self._occurrences :]))
+        return found
+
+    def tree(self, token: int, search: Search | None = None) -> Trie:
+        """The paper's tree of a token, by depth-first search.
+
+        Every candidate of a place is searched for in the context, and its own candidates are taken where it stands:
+        at the nearest place after, else the last one before; one that does not stand there is a leaf.
+        """
+        bounds, found = search or Search(), Trie([], [], [])
+        nodes: dict[tuple[int, int], int] = {}
+        for place in self._single.get(token, ())[: bounds.occurrences]:
+            self._visit(place, -1, 1.0, 1, bounds, found, nodes)
+        return found
+
+    def _visit(
+        self, place: int, parent: int, reach: float, depth: int, bounds: Search, found: Trie,
+        nodes: dict[tuple[int, int], int],
+    ) -> None:  # fmt: skip
+        for p, token in self._at(place):
+            chance = reach * p
+            if chance < bounds.floor:
+                return  # the others are less likely still
+            node = nodes.get((parent, token))
+            if node is None:
+                if len(found.tokens) == bounds.nodes:
+                    return
+                node = nodes[parent, token] = len(found.tokens)
+                found.tokens.append(token)
+                found.parents.append(parent)
+                found.chances.append(chance)
+            found.chances[node] = max(found.chances[node], chance)
+            if depth < bounds.depth and (after := self._nearest(token, place)) is not None:
+                self._visit(after, node, chance, depth + 1, bounds, found, nodes)
+
+    def _nearest(self, token: int, place: int) -> int | None:
+        """The next place of a token after `place`, else the last one before it."""
+        places = self._single.get(token, ())
+        after = bisect_right(places, place)
+        if after < len(places):
+            return places[after]
+        before = bisect_left(places, place)
+        return places[before - 1] if before else None
+
+    def _at(self, place: int) -> list[tuple[float, int]]:
+        return list(zip(self._probabilities[place].tolist(), self._tokens[place].tolist(), strict=True))
+
+    def _merged(self, places: Sequence[int]) -> list[tuple[float, int]]:
+        """At most k candidates of several places."""
+        if len(places) == 1:
+            return self._at(places[0])
+        merged: dict[int, float] = {}
+        share = 1 / len(places) if self._mean else 0.0
+        for place in places:
+            for p, token in self._at(place):
+                merged[token] = merged.get(token, 0.0) + share * p if self._mean else max(merged.get(token, 0.0), p)
+        return sorted(((p, token) for token, p in merged.items()), key=lambda entry: (-entry[0], entry[1]))[: self.k]
+
+    def _add(self, befores: Sequence[int], tokens: Sequence[int], logits: Tensor) -> None:
+        """Places in the order of the text. befores, tokens: the last two tokens at each; logits: [n, V] after them."""
+        if logits.shape[-1] != self.vocabulary:
+            raise ValueError(f"The calibration is for {self.vocabulary} token ids, not {logits.shape[-1]}.")
+        for start in range(0, len(tokens), self._capacity // 2):
+            part = slice(start, start + self._capacity // 2)
+            self._write(befores[part], tokens[part], *likeliest(logits[part], self.k))
+
+    def _write(
+        self, befores: Sequence[int], tokens: Sequence[int], candidates: NDArray[np.int32], shares: NDArray[np.float32]
+    ) -> None:
+        if self._length + len(tokens) > self._capacity:
+            self._halve()
+        new = slice(self._length, self._length + len(tokens))
+        self._keys[new, 0], self._keys[new, 1] = befores, tokens
+        self._tokens[new], self._probabilities[new] = candidates, shares
+        self._length = new.stop
+        self._index(befores, tokens, new.start)
+
+    def _index(self, befores: Sequence[int], tokens: Sequence[int], start: int) -> None:
+        for place, (before, token) in enumerate(zip(befores, tokens, strict=True), start):
+            self._single[token].append(place)
+            self._rows.pop(token, None)
+            if self.keys == 2:
+                self._double[before, token].append(place)
+                self._rows.pop((before, token), None)
+
+    def _halve(self) -> None:
+        """Keep the newer half of the places."""
+        old = slice(self._length - self._capacity // 2, self._length)
+        keys, tokens, shares = self._keys[old].copy(), self._tokens[old].copy(), self._probabilities[old].copy()
+        self.forget()
+        self._write(keys[:, 0].tolist(), keys[:, 1].tolist(), tokens, shares)
+
+
+def likeliest(logits: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens and probabilities [n, k] of each row of logits [n, V], falling; softmax in float32 over all of V."""
+    scores = logits.float()
+    values, tokens = scores.topk(k, dim=-1)
+    shares = (values - scores.logsumexp(-1, keepdim=True)).exp()
+    return tokens.cpu().numpy().astype(np.int32), shares.cpu().numpy()

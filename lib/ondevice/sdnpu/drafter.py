@@ -1,0 +1,355 @@
+"""sd.npu's drafter: what a lookup retrieves, with calibrated and reused branches in one trace pool (3.3, 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from ondevice.sdnpu.calibration import Calibration, Row, Search
+from ondevice.sdnpu.history import History
+from ondevice.sdnpu.reuse import Reuse
+from ondevice.speculation import Draft, Drafter, Verified
+from ondevice.speculation.draft import EMPTY
+from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LMAX = 32  # tokens of the decoding graph, the root included
+LENGTH, LEAST, GROWTH = 40, 10, 4  # SAM's drafts, the root included: most and least tokens, and more for each matched
+_SURE = 3  # tokens matched from which on a printed pool begins with the retrieved branch
+_LONG = 16  # longer matches are taken together
+
+# Bases
+
+
+class Retrieved(NamedTuple):
+    """A continuation that was found in the text. matched: tokens of the text's end that stand before it there."""
+
+    tokens: Sequence[int]
+    matched: int
+
+
+class Base(Protocol):
+    """Where drafts are retrieved from; as a drafter, it drafts this alone."""
+
+    name: str
+    vocabulary: int | None
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved: ...
+
+    def end(self, tokens: Sequence[int]) -> None: ...
+
+
+class Pld(PromptLookup):
+    """PLD: of the request's own text, the leftmost continuation of its last three tokens, or of fewer; at most ten.
+
+    A continuation that the text's end cuts short is drafted, too: most of the paper's drafts are short (Figure 6), but
+    the original's, without these, have ten tokens or none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3, 10, partial=True)
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
+        """What `propose` drafts."""
+        found = self.propose(tokens, budget).tokens.tolist()
+        sizes = range(min(self.ngram, len(tokens) - 1), 0, -1)
+        matched = next((size for size in sizes if self._continues(tokens, size)), 0) if found else 0
+        return Retrieved(found, matched)
+
+    def _continues(self, tokens: Sequence[int], size: int) -> bool:
+        start = self._after[size - 1][tuple(tokens[len(tokens) - size :])]
+        return self._follows(start, size, len(tokens))
+
+
+class Sam(Drafter):
+    """SAM: what followed the first occurrence of the longest suffix of the text, in the history or in the text itself.
+
+    n = min(40, 1 + 4 m) tokens after a match of m, but at least 10, the root included. It is one search over history,
+    prompt and output: the longest match counts, of equals the history's, which came first. The history's automaton is
+    kept; `end` adds the finished response to it, so that no request is drafted from its own output to come.
+    history: of the task group, in memory by default.
+    """
+
+    name = "SAM"
+
+    def __init__(self, vocabulary: int, history: History | None = None) -> None:
+        self.history = History(vocabulary) if history is None else history
+        if self.history.vocabulary != vocabulary:
+            raise ValueError(f"The history has {self.history.vocabulary} token ids, the model {vocabulary}.")
+        self.vocabulary = vocabulary
+        self._stored, self._known, self._dropped = SuffixAutomaton(), 0, 0
+        self._text, self._match, self._prompt = SuffixAutomaton(), Match(), 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Read what came into the history; forget the last request."""
+        if self._dropped != self.history.dropped:
+            self._stored, self._known, self._dropped = SuffixAutomaton(), 0, self.history.dropped
+        for response in self.history.responses[self._known :]:
+            self._stored.extend([*response, SEPARATOR])
+        self._known = len(self.history.responses)
+        self._text, self._match, self._prompt = SuffixAutomaton(), Match(), len(prompt)
+        self._read(prompt)
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
+        """At most `budget` tokens after the longest match."""
+        self._read(tokens)
+        match, where = self._text.match, self._text
+        if self._match.length >= match.length:
+            match, where = self._match, self._stored
+        if not match.length:
+            return Retrieved((), 0)
+        length = min(LENGTH, max(LEAST, 1 + GROWTH * match.length))
+        return Retrieved(where.continuation(match, min(length - 1, budget)), match.length)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The same as a chain."""
+        return Draft.chain(self.retrieve(tokens, budget).tokens)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Add the response to the history."""
+        self.history.append(tokens[self._prompt :])
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        new = tokens[len(self._text) :]
+        self._text.extend(new)
+        for token in new:
+            self._match = self._stored.advance(self._match, token)
+
+
+# The trace pool
+
+
+class Branch(NamedTuple):
+    """Tokens that may follow the root. kind: `match`, or a reused segment's. matched: tokens before it that agree."""
+
+    kind: str
+    tokens: Sequence[int]
+    matched: int = 0
+
+
+_Source = tuple[str, int]  # a kind, and how sure it should be: places from its start, tokens matched, or a key's length
+_On = tuple[tuple[Branch, int], ...]  # branches that go on at a node, and how many of their tokens lie above
+
+
+class Chances:
+    """How often each source says the right token where it is asked, learning as requests run.
+
+    A source begins with `prior` imagined tries, most of all so that a new drafter does not follow its first accidents.
+    memory: what of the past stays at a source's next try.
+    """
+
+    def __init__(self, prior: float = 4.0, memory: float = 0.999) -> None:
+        self._prior, self._memory = prior, memory
+        self._hits: dict[_Source, float] = {}
+        self._tries: dict[_Source, float] = {}
+        self._known: dict[_Source, float] = {}
+
+    def __call__(self, source: _Source) -> float:
+        """Right tokens for every one that the source promises."""
+        found = self._known.get(source)
+        if found is None:
+            hits, tries = self._hits.get(source, 0.0), self._tries.get(source, 0.0)
+            found = (hits + self._prior * first_guess(*source)) / (tries + self._prior)
+            self._known[source] = found
+        return found
+
+    def observe(self, source: _Source, promised: float, right: bool) -> None:
+        """A source promised `promised` tokens, at most 1, and one of its tokens was right or none."""
+        self._hits[source] = self._memory * self._hits.get(source, 0.0) + right
+        self._tries[source] = self._memory * self._tries.get(source, 0.0) + promised
+        self._known.pop(source, None)
+
+
+def first_guess(kind: str, number: int) -> float:
+    """A source's chance before anything is known."""
+    if kind == "calibrated":
+        return 0.8 if number == 2 else 0.4
+    if kind == "match":
+        return min(0.95, 0.2 + 0.1 * number)
+    return min(0.8, 0.3 + 0.1 * number)
+
+
+@dataclass
+class Pool:
+    """A draft as it grows. tokens, parents: of its nodes.
+
+    asked: for nodes whose children were looked for, the root's -1 among them: the calibrated row and the branches.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    asked: dict[int, tuple[Row | None, _On]] = field(default_factory=dict)
+
+
+def grow(
+    tail: tuple[int, int], budget: int, calibration: Calibration | None, branches: Sequence[Branch], chances: Chances,
+) -> Pool:  # fmt: skip
+    """The `budget` nodes that are likeliest to be accepted: no node is likelier than its parent or its elder sibling.
+
+    tail: the last two tokens of the text, the root second. A token that several sources offer is one node.
+    """
+    pool = Pool()
+    tokens, parents = pool.tokens, pool.parents
+    queue: list[tuple[float, int, int, int, float, Sequence[tuple[float, int]], dict[int, _On]]] = []
+    pushed = 0
+    node, before, token, reach, on = -1, *tail, 1.0, tuple((branch, 0) for branch in branches)
+    while True:
+        row = calibration.row(before, token) if calibration else None
+        if (row and row.keys) or on:
+            pool.asked[node] = row, on
+            scale = chances(("calibrated", row.keys)) if row and row.keys else 0.0
+            offered, ons = _merged(row, scale, on, chances) if on else (row.candidates if row else (), {})
+            scale = reach if on else reach * min(scale, 1 / offered[0][0] if offered else 1.0)
+            if offered:
+                heappush(queue, (-scale * offered[0][0], pushed, node, 0, scale, offered, ons))
+                pushed += 1
+        if not queue or len(tokens) == budget:
+            return pool
+        negative, _, parent, place, scale, offered, ons = heappop(queue)
+        if place + 1 < len(offered):
+            heappush(queue, (-scale * offered[place + 1][0], pushed, parent, place + 1, scale, offered, ons))
+            pushed += 1
+        before = tokens[parent] if parent >= 0 else tail[1]
+        token, node, reach = offered[place][1], len(tokens), -negative
+        on = ons.get(token, ())
+        tokens.append(token)
+        parents.append(parent)
+        if len(tokens) == budget:
+            return pool
+
+
+def _merged(
+    row: Row | None, scale: float, on: _On, chances: Chances
+) -> tuple[list[tuple[float, int]], dict[int, _On]]:  # fmt: skip
+    """(chance, token) of a node's children, likeliest first, and the branches that go on below each.
+
+    Children exclude each other: what a branch gives its token beyond the calibrated share is taken from the others.
+    """
+    found = {token: min(1.0, scale * p) for p, token in row.candidates} if row else {}
+    ons: dict[int, _On] = {}
+    for branch, place in on:
+        token = branch.tokens[place]
+        chance, known = chances(_source(branch, place)), found.get(token, 0.0)
+        if chance > known:
+            left = (1 - chance) / (1 - known)
+            found = {other: left * share for other, share in found.items()}
+            found[token] = chance
+        below = ons.get(token, ())
+        ons[token] = (*below, (branch, place + 1)) if place + 1 < len(branch.tokens) else below
+    return sorted(((chance, token) for token, chance in found.items()), reverse=True), ons
+
+
+def _source(branch: Branch, place: int) -> _Source:
+    return branch.kind, min(branch.matched + place, _LONG)
+
+
+# The drafter
+
+
+class SdNpu(Drafter):
+    """Context-aligned drafts: of a base, a calibration of the context, and a reuse of rejected drafts, each optional.
+
+    base: `Pld`, `Sam`, or None. calibration, reuse: None leaves them out; without both it drafts as the base does.
+    order: `gain`: the nodes that are likeliest to be accepted, by what each source has been worth so far (`Chances`).
+        `printed`: reused segments, the retrieved branch, the branches of the calibrated tree, one after the other until
+        the pool is full; the retrieved branch comes first after a match of three tokens. Shared beginnings are merged.
+    limit: Lmax, most tokens of a verification, the root included; the loop's budget bounds drafts, too.
+    search: of the calibrated tree in `printed` order.
+    One drafter serves one task group, a request at a time; what its base, calibration and chances have learnt stays.
+    As in the paper: `SdNpu(base, Calibration.printed(V), Reuse("printed"), order="printed")`.
+    Raises ValueError on a limit below 2, where no token could be drafted, and on parts for different vocabularies.
+    """
+
+    def __init__(
+        self, base: Base | None = None, calibration: Calibration | None = None, reuse: Reuse | None = None, *,
+        order: Literal["gain", "printed"] = "gain", limit: int = LMAX, search: Search | None = None,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        if limit < 2:
+            raise ValueError(f"A verification has room for the root and a drafted token, 2 tokens, not {limit}.")
+        if order not in ("gain", "printed"):
+            raise ValueError(f"There is no order {order!r} of branches; there are gain and printed.")
+        known = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}
+        if len(known) > 1:
+            raise ValueError(f"The base and the calibration have {min(known)} and {max(known)} token ids.")
+        self.base, self.calibration, self.reuse = base, calibration, reuse
+        self.order, self.limit, self.search = order, limit, search
+        self.vocabulary = next(iter(known), None)
+        self.wants_prefill = calibration is not None
+        self.drafts_trees = calibration is not None or reuse is not None
+        parts = [base.name if base else "", "calibration" if calibration else "", "reuse" if reuse else ""]
+        self.name = "+".join(part for part in parts if part) or "vanilla" if name is None else name
+        self.chances = Chances()
+        self._drafted: tuple[Draft, Pool] | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes. Raises ValueError on an empty prompt."""
+        if not len(prompt):
+            raise ValueError("A prompt has at least one token, not 0.")
+        self._drafted = None
+        for part in (self.base, self.calibration):
+            if part is not None:
+                part.begin(prompt)
+        if self.reuse is not None:
+            self.reuse.begin()
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """For the calibration."""
+        if self.calibration is not None:
+            self.calibration.prefilled(start, logits)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """At most Lmax - 1 nodes."""
+        room = min(budget, self.limit - 1)
+        found = self.base.retrieve(tokens, room) if self.base is not None else Retrieved((), 0)
+        if not self.drafts_trees:
+            return Draft.chain(found.tokens) if found.tokens else EMPTY
+        segments = self.reuse.segments() if self.reuse is not None else []
+        if self.order == "printed":
+            return Draft.merged(self._printed(tokens[-1], found, [segment.tokens for segment in segments]), room)
+        branches = [Branch("match", found.tokens, found.matched)] if found.tokens else []
+        branches += [Branch(segment.kind, segment.tokens) for segment in segments]
+        tail = (tokens[-2] if len(tokens) > 1 else -1), tokens[-1]
+        pool = grow(tail, room, self.calibration, branches, self.chances)
+        self._drafted = Draft(pool.tokens, pool.parents), pool
+        return self._drafted[0]
+
+    def observe(self, step: Verified) -> None:
+        """Learn from a step."""
+        if self._drafted and self._drafted[0] is step.draft:  # the loop cuts drafts near the end of the output only
+            self._learn(self._drafted[1], step)
+        if self.calibration is not None:
+            self.calibration.observe(step)
+        if self.reuse is not None:
+            self.reuse.observe(step)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """For the base, whose history it goes into."""
+        if self.base is not None:
+            self.base.end(tokens)
+
+    def _printed(self, root: int, found: Retrieved, segments: list[Sequence[int]]) -> list[Sequence[int]]:
+        calibrated = self.calibration.tree(root, self.search).branches() if self.calibration is not None else []
+        sure = found.matched >= _SURE
+        return [found.tokens, *segments, *calibrated] if sure else [*segments, found.tokens, *calibrated]
+
+    def _learn(self, pool: Pool, step: Verified) -> None:
+        """The model's choice at every node that was reached judges all that was offered there, drafted or not."""
+        for node, said in zip(
+            [-1, *step.path], step.emitted, strict=False
+        ):  # an end token stops before the last choice
+            row, on = pool.asked.get(node, (None, ()))
+            if row and row.keys:
+                promised = sum(p for p, _ in row.candidates)
+                self.chances.observe(
+                    ("calibrated", row.keys), promised, any(said == token for _, token in row.candidates)
+                )
+            for branch, place in on:
+                self.chances.observe(_source(branch, place), 1.0, branch.tokens[place] == said)

@@ -1,0 +1,116 @@
+"""Why drafts are rejected (Table 2), from all rejections instead of thirteen labelled by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+
+from ondevice.sdnpu.reuse import rejected
+from ondevice.speculation import Draft, Drafter, Verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CASES = ("missing", "synonym", "redundant")
+SHORTEST = 2  # tokens that count as reusable; the paper's epsilon >= 1
+
+
+class Rejection(NamedTuple):
+    """A rejection and its case. All lengths are in tokens.
+
+    rejected: of the draft's tail x_e .. x_n. inserted: delta + 1, output before the reusable tokens.
+    skipped: gamma, rejected tokens before them; 0 is `missing`. reusable: the tokens that came after all.
+    The last three are 0 where nothing came, `redundant`.
+    """
+
+    case: str
+    rejected: int
+    inserted: int = 0
+    skipped: int = 0
+    reusable: int = 0
+
+
+def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTEST) -> Rejection:
+    """The case of a rejected tail x_e .. x_n, from the output z_e .. that came instead, by the paper's patterns.
+
+    A part of the tail is looked for in the output, `shortest` tokens or longer, behind at least one token of it, but no
+    further in than the tail is long, as longer texts have more chance matches. From x_e on it is `missing`, from a later
+    token on `synonym`. Of several parts the longest counts, and of equals the one that skips, then inserts, least.
+    Raises ValueError where the output begins as the tail does, which is no rejection.
+    """
+    if shortest < 1:
+        raise ValueError(f"A reusable part has at least one token, not {shortest}.")
+    if not len(tail) or (len(output) and tail[0] == output[0]):
+        raise ValueError("A rejected tail has at least one token, and its first is not the output's.")
+    best = Rejection("redundant", len(tail))
+    for skipped in range(len(tail) - shortest + 1):
+        for inserted in range(1, min(len(tail), len(output) - shortest) + 1):
+            length = _common(tail, skipped, output, inserted)
+            if length >= max(shortest, best.reusable + 1):
+                best = Rejection("synonym" if skipped else "missing", len(tail), inserted, skipped, length)
+    return best
+
+
+def _common(tail: Sequence[int], start: int, output: Sequence[int], place: int) -> int:
+    length = 0
+    while (
+        start + length < len(tail) and place + length < len(output) and tail[start + length] == output[place + length]
+    ):
+        length += 1
+    return length
+
+
+def shares(found: Sequence[Rejection]) -> pd.DataFrame:
+    """Table 2's rows: case, rejections, share, and the mean lengths inserted, skipped and reusable (NaN for none)."""
+    table = pd.DataFrame(found, columns=list(Rejection._fields))
+    groups = table.groupby("case")
+    counts = groups.size().reindex(list(CASES), fill_value=0)
+    lengths = groups[["inserted", "skipped", "reusable"]].mean().reindex(list(CASES))
+    shown = pd.DataFrame({"rejections": counts, "share": counts / max(len(table), 1)}).join(lengths)
+    return shown.rename_axis("case").reset_index()
+
+
+class Watched(Drafter):
+    """Another drafter, whose rejections are collected in `rejections` when a request is over.
+
+    shortest: as in `classify`. A tail whose place the output's end has cut off is not counted: nothing came instead.
+    """
+
+    def __init__(self, drafter: Drafter, shortest: int = SHORTEST) -> None:
+        self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
+        self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
+        self.rejections: list[Rejection] = []
+        self._shortest = shortest
+        self._length = 0
+        self._tails: list[
+            tuple[int, Sequence[int]]
+        ] = []  # where the output went on instead, and what was drafted there
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes."""
+        self._tails = []
+        self.drafter.begin(prompt)
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """For the drafter."""
+        self.drafter.prefilled(start, logits)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The drafter's draft."""
+        self._length = len(tokens)
+        return self.drafter.propose(tokens, budget)
+
+    def observe(self, step: Verified) -> None:
+        """Note the rejected tail."""
+        tail = rejected(step.draft, step.path)
+        if tail is not None and tail.accepted < len(step.emitted):
+            self._tails.append((self._length + tail.accepted, tail.tokens))
+        self.drafter.observe(step)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Classify this request's rejections by its whole output."""
+        self.rejections += [classify(tail, tokens[start:], self._shortest) for start, tail in self._tails]
+        self._tails = []
+        self.drafter.end(tokens)

@@ -47,21 +47,23 @@ class VerifyCost:
         return found + self.overhead
 
 
-def measure(lm: CausalLM, length: int, sizes: Iterable[int] = SIZES, repeats: int = 5) -> VerifyCost:
-    """Time the verification of trees of `sizes` rows (medians) behind `length` tokens. Their ids do not matter."""
+def measure(lm: CausalLM, length: int, sizes: Iterable[int] = SIZES, repeats: int = 11) -> VerifyCost:
+    """Time the verification of trees of `sizes` rows (medians) behind `length` tokens. Their ids do not matter.
+
+    Sizes take turns, so that whatever slows the machine for a while does so to all.
+    """
     session = lm.start(min(lm.context, length + max(SIZES)))
     session.prefill(np.arange(length) % lm.vocabulary)
-    seconds = []
-    for size in (found := sorted(set(sizes))):
-        tree = TokenTree(np.arange(size) % lm.vocabulary, np.r_[-1, np.arange(size - 1) // 2])
-        times = []
-        for _ in range(repeats + 1):
+    found = sorted(set(sizes))
+    trees = [TokenTree(np.arange(size) % lm.vocabulary, np.r_[-1, np.arange(size - 1) // 2]) for size in found]
+    times: list[list[float]] = [[] for _ in found]
+    for _ in range(repeats + 1):
+        for tree, spent in zip(trees, times, strict=True):
             started = perf_counter()
             session.verify(tree)[-1, 0].item()  # waits for an accelerator
-            times.append(perf_counter() - started)
+            spent.append(perf_counter() - started)
             session.rollback(length)
-        seconds.append(median(times[1:]))  # the first builds the mask
-    return VerifyCost(found, seconds)
+    return VerifyCost(found, [median(spent[1:]) for spent in times])  # the first turn builds the masks
 
 
 class Sizing:

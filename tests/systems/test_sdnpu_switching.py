@@ -171,6 +171,12 @@ def test_models_of_another_kind_are_refused(tmp_path):
         graphs.build(Qwen2ForCausalLM(sliding), BLOCKS, LARGE, SMALL, CAPACITY, tmp_path)
 
 
+def test_a_run_leaves_the_threads_arithmetic_as_it_was(one):
+    tiny = np.full(4, 1e-40, np.float32)
+    one.run(graphs.load(one.small_files[0]), 0, one.embed(prompt(8)), one.caches()[0], 0)
+    assert (tiny * np.float32(1)).all()
+
+
 # Switching
 
 

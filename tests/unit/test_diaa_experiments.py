@@ -405,7 +405,7 @@ def test_a_shape_that_cannot_fit_is_refused():
 
 
 def test_every_method_of_the_figure_can_be_made(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_load", lambda spec, dtype: CausalLM(tiny(1)))
+    monkeypatch.setattr(memory, "load", lambda spec, dtype: CausalLM(tiny(1)))
     np.save(tmp_path / "text.npy", np.arange(30))
     for method in memory.METHODS:
         job = memory._Job("", method, 20, "float64", "", str(tmp_path / "text.npy"))

@@ -8,30 +8,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ondevice.speculation import Verified
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-K = 8  # candidates a place
-CAPACITY = 2**16  # places: 4 MiB of candidates at K = 8
+K = 4  # candidates a place; more were not better on the validation tasks
+_BLOCK = 128  # columns; the vocabularies of most models are multiples of it
+CAPACITY = 2**15  # places, of some 500 bytes each
 _LEARNS = ("prompt", "accepted", "verified")
 
 
 class Row(NamedTuple):
     """What the model said after a key. keys: the key's length in tokens; 0 where the context does not have it.
 
-    candidates: (probability, token), falling.
+    tokens: the candidates, likeliest first. probabilities: theirs.
     """
 
     keys: int
-    candidates: Sequence[tuple[float, int]]
+    tokens: Sequence[int]
+    probabilities: Sequence[float]
 
 
-NOTHING = Row(0, ())
+NOTHING = Row(0, (), ())
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Calibration:
     def __init__(
         self, vocabulary: int, k: int = K, *, keys: Literal[1, 2] = 2,
         learns: Literal["prompt", "accepted", "verified"] = "accepted", keeps: bool = True,
-        merge: Literal["mean", "max"] = "mean", occurrences: int = 16, capacity: int = CAPACITY,
+        merge: Literal["mean", "max"] = "mean", occurrences: int = 4, capacity: int = CAPACITY,
     ) -> None:  # fmt: skip
         if not 1 <= k <= vocabulary:
             raise ValueError(f"A place has 1 to {vocabulary} candidates, the vocabulary, not {k}.")
@@ -103,10 +102,7 @@ class Calibration:
         if occurrences < 1 or capacity < 2:
             raise ValueError(f"At least 1 occurrence and 2 places are kept, not {occurrences} and {capacity}.")
         self.vocabulary, self.k, self.keys, self.learns, self.keeps = vocabulary, k, keys, learns, keeps
-        self._mean, self._occurrences, self._capacity = merge == "mean", occurrences, capacity
-        self._keys = np.empty((capacity, 2), np.int32)  # the token before a place's, and its own
-        self._tokens = np.empty((capacity, k), np.int32)
-        self._probabilities = np.empty((capacity, k), np.float32)
+        self.merge, self._occurrences, self._capacity = merge, occurrences, capacity
         self._prompt: list[int] = []
         self._before = -1
         self.forget()
@@ -118,11 +114,12 @@ class Calibration:
 
     def __len__(self) -> int:
         """Places with candidates."""
-        return self._length
+        return len(self._samples)
 
     def forget(self) -> None:
         """Drop all places."""
-        self._length = 0
+        self._keys: list[tuple[int, int]] = []  # the token before each place's, and its own
+        self._samples: list[tuple[list[int], list[float]]] = []  # candidates and probabilities; lists are read fastest
         self._single: defaultdict[int, list[int]] = defaultdict(list)  # places of each token, rising
         self._double: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self._rows: dict[int | tuple[int, int], Row] = {}
@@ -155,14 +152,15 @@ class Calibration:
     def row(self, before: int, token: int) -> Row:
         """Merged candidates after the tokens `before` and `token`."""
         key: int | tuple[int, int] = (before, token)
-        places = self._double.get((before, token)) if self.keys == 2 else None
-        if places is None:
-            key, places = token, self._single.get(token)
-        if places is None:
-            return NOTHING
+        if key not in self._double:
+            key = token
         found = self._rows.get(key)
         if found is None:
-            found = self._rows[key] = Row(1 if key == token else 2, self._merged(places[-self._occurrences :]))
+            places = self._single.get(token) if key == token else self._double[before, token]
+            if places is None:
+                return NOTHING
+            found = Row(1 if key == token else 2, *self._merged(places[-self._occurrences :]))
+            self._rows[key] = found
         return found
 
     def tree(self, token: int, search: Search | None = None) -> Trie:
@@ -181,7 +179,7 @@ class Calibration:
         self, place: int, parent: int, reach: float, depth: int, bounds: Search, found: Trie,
         nodes: dict[tuple[int, int], int],
     ) -> None:  # fmt: skip
-        for p, token in self._at(place):
+        for token, p in zip(*self._samples[place], strict=True):
             chance = reach * p
             if chance < bounds.floor:
                 return  # the others are less likely still
@@ -206,58 +204,55 @@ class Calibration:
         before = bisect_left(places, place)
         return places[before - 1] if before else None
 
-    def _at(self, place: int) -> list[tuple[float, int]]:
-        return list(zip(self._probabilities[place].tolist(), self._tokens[place].tolist(), strict=True))
-
-    def _merged(self, places: Sequence[int]) -> list[tuple[float, int]]:
-        """At most k candidates of several places."""
+    def _merged(self, places: Sequence[int]) -> tuple[list[int], list[float]]:
+        """At most k candidates of several places, and their probabilities."""
         if len(places) == 1:
-            return self._at(places[0])
+            return self._samples[places[0]]
+        share = 1 / len(places)
         merged: dict[int, float] = {}
-        share = 1 / len(places) if self._mean else 0.0
         for place in places:
-            for p, token in self._at(place):
-                merged[token] = merged.get(token, 0.0) + share * p if self._mean else max(merged.get(token, 0.0), p)
-        return sorted(((p, token) for token, p in merged.items()), key=lambda entry: (-entry[0], entry[1]))[: self.k]
+            for token, p in zip(*self._samples[place], strict=True):
+                known = merged.get(token, 0.0)
+                merged[token] = known + share * p if self.merge == "mean" else max(known, p)
+        best = sorted(merged, key=merged.__getitem__, reverse=True)[: self.k]
+        return best, [merged[token] for token in best]
 
     def _add(self, befores: Sequence[int], tokens: Sequence[int], logits: Tensor) -> None:
         """Places in the order of the text. befores, tokens: the last two tokens at each; logits: [n, V] after them."""
         if logits.shape[-1] != self.vocabulary:
             raise ValueError(f"The calibration is for {self.vocabulary} token ids, not {logits.shape[-1]}.")
-        for start in range(0, len(tokens), self._capacity // 2):
-            part = slice(start, start + self._capacity // 2)
-            self._write(befores[part], tokens[part], *likeliest(logits[part], self.k))
+        found = (part.tolist() for part in likeliest(logits, self.k))
+        self._write(list(zip(befores, tokens, strict=True)), list(zip(*found, strict=True)))
 
-    def _write(
-        self, befores: Sequence[int], tokens: Sequence[int], candidates: NDArray[np.int32], shares: NDArray[np.float32]
-    ) -> None:
-        if self._length + len(tokens) > self._capacity:
-            self._halve()
-        new = slice(self._length, self._length + len(tokens))
-        self._keys[new, 0], self._keys[new, 1] = befores, tokens
-        self._tokens[new], self._probabilities[new] = candidates, shares
-        self._length = new.stop
-        self._index(befores, tokens, new.start)
-
-    def _index(self, befores: Sequence[int], tokens: Sequence[int], start: int) -> None:
-        for place, (before, token) in enumerate(zip(befores, tokens, strict=True), start):
-            self._single[token].append(place)
-            self._rows.pop(token, None)
+    def _write(self, keys: list[tuple[int, int]], samples: list[tuple[list[int], list[float]]]) -> None:
+        if len(self._keys) + len(keys) > self._capacity:  # the older half goes, so that this is seldom
+            kept = slice(-(self._capacity // 2), None)
+            keys, samples = (self._keys + keys)[kept], (self._samples + samples)[kept]
+            self.forget()
+        start = len(self._keys)
+        self._keys += keys
+        self._samples += samples
+        for place, key in enumerate(keys, start):
+            self._single[key[1]].append(place)
+            self._rows.pop(key[1], None)
             if self.keys == 2:
-                self._double[before, token].append(place)
-                self._rows.pop((before, token), None)
-
-    def _halve(self) -> None:
-        """Keep the newer half of the places."""
-        old = slice(self._length - self._capacity // 2, self._length)
-        keys, tokens, shares = self._keys[old].copy(), self._tokens[old].copy(), self._probabilities[old].copy()
-        self.forget()
-        self._write(keys[:, 0].tolist(), keys[:, 1].tolist(), tokens, shares)
+                self._double[key].append(place)
+                self._rows.pop(key, None)
 
 
-def likeliest(logits: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Tokens and probabilities [n, k] of each row of logits [n, V], falling; softmax in float32 over all of V."""
     scores = logits.float()
-    values, tokens = scores.topk(k, dim=-1)
-    shares = (values - scores.logsumexp(-1, keepdim=True)).exp()
-    return tokens.cpu().numpy().astype(np.int32), shares.cpu().numpy()
+    tokens = _top(scores, k)
+    return tokens, scores.softmax(-1).gather(-1, tokens)
+
+
+def _top(scores: Tensor, k: int) -> Tensor:
+    """Indices [n, k] of the largest of each row; of many columns first the blocks that hold them, which is faster."""
+    n, columns = scores.shape
+    if columns < _BLOCK * max(k, 32) or columns % _BLOCK:
+        return scores.topk(k, dim=-1).indices
+    blocks = scores.view(n, -1, _BLOCK)
+    best = blocks.amax(-1).topk(k, dim=-1, sorted=False).indices
+    inside = blocks.gather(1, best[:, :, None].expand(n, k, _BLOCK)).flatten(1).topk(k, dim=-1).indices
+    return best.gather(1, inside // _BLOCK) * _BLOCK + inside % _BLOCK

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from ondevice.sdnpu.calibration import Calibration, Row, Search
+import numpy as np
+
+from ondevice.sdnpu.calibration import NOTHING, Calibration, Row, Search
 from ondevice.sdnpu.history import History
 from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Draft, Drafter, Verified
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LMAX = 32  # tokens of the decoding graph, the root included
-LENGTH, LEAST, GROWTH = 40, 10, 4  # SAM's drafts, the root included: most and least tokens, and more for each matched
+LEAST = 5e-3  # a node's least chance: less gained nothing on the validation tasks
+LONGEST, SHORTEST, GROWTH = 40, 10, 4  # tokens of SAM's drafts, the root included, and more for each that matched
 _SURE = 3  # tokens matched from which on a printed pool begins with the retrieved branch
 _LONG = 16  # longer matches are taken together
 
@@ -105,7 +108,7 @@ class Sam(Drafter):
             match, where = self._match, self._stored
         if not match.length:
             return Retrieved((), 0)
-        length = min(LENGTH, max(LEAST, 1 + GROWTH * match.length))
+        length = min(LONGEST, max(SHORTEST, 1 + GROWTH * match.length))
         return Retrieved(where.continuation(match, min(length - 1, budget)), match.length)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
@@ -134,37 +137,38 @@ class Branch(NamedTuple):
     matched: int = 0
 
 
-_Source = tuple[str, int]  # a kind, and how sure it should be: places from its start, tokens matched, or a key's length
-_On = tuple[tuple[Branch, int], ...]  # branches that go on at a node, and how many of their tokens lie above
+_On = tuple[tuple[Branch, int], ...]  # branches that go on at a node, each with how many of its tokens lie above
 
 
 class Chances:
     """How often each source says the right token where it is asked, learning as requests run.
 
-    A source begins with `prior` imagined tries, most of all so that a new drafter does not follow its first accidents.
+    A source is a kind and a number: how many tokens agree before it, or a key's length. Each begins with `prior`
+    imagined tries, so that a new drafter does not follow its first accidents.
     memory: what of the past stays at a source's next try.
     """
 
     def __init__(self, prior: float = 4.0, memory: float = 0.999) -> None:
         self._prior, self._memory = prior, memory
-        self._hits: dict[_Source, float] = {}
-        self._tries: dict[_Source, float] = {}
-        self._known: dict[_Source, float] = {}
+        self._tables: dict[str, tuple[list[float], list[float], list[float]]] = {}  # hits, tries, hits / tries
 
-    def __call__(self, source: _Source) -> float:
-        """Right tokens for every one that the source promises."""
-        found = self._known.get(source)
-        if found is None:
-            hits, tries = self._hits.get(source, 0.0), self._tries.get(source, 0.0)
-            found = (hits + self._prior * first_guess(*source)) / (tries + self._prior)
-            self._known[source] = found
-        return found
+    def of(self, kind: str) -> list[float]:
+        """[17] right tokens for each that a source of the kind promises, at most 1, by number; only to be read."""
+        return self._table(kind)[2]
 
-    def observe(self, source: _Source, promised: float, right: bool) -> None:
+    def observe(self, kind: str, number: int, promised: float, right: bool) -> None:
         """A source promised `promised` tokens, at most 1, and one of its tokens was right or none."""
-        self._hits[source] = self._memory * self._hits.get(source, 0.0) + right
-        self._tries[source] = self._memory * self._tries.get(source, 0.0) + promised
-        self._known.pop(source, None)
+        hits, tries, chances = self._table(kind)
+        number = min(number, _LONG)
+        hits[number] = self._memory * hits[number] + right
+        tries[number] = self._memory * tries[number] + promised
+        chances[number] = min(1.0, hits[number] / tries[number])
+
+    def _table(self, kind: str) -> tuple[list[float], list[float], list[float]]:
+        if kind not in self._tables:
+            guesses = [first_guess(kind, number) for number in range(_LONG + 1)]
+            self._tables[kind] = [self._prior * guess for guess in guesses], [self._prior] * len(guesses), guesses
+        return self._tables[kind]
 
 
 def first_guess(kind: str, number: int) -> float:
@@ -185,69 +189,81 @@ class Pool:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    asked: dict[int, tuple[Row | None, _On]] = field(default_factory=dict)
+    asked: dict[int, tuple[Row, _On]] = field(default_factory=dict)
+
+
+# What may follow a node: the node; what makes chances of whole paths of their chances; tokens, likeliest first; their
+# chances; the branches that go on below some of them. A plain tuple, as one is made for every node.
+_Children = tuple[int, float, Sequence[int], Sequence[float], dict[int, _On]]
+_NONE: dict[int, _On] = {}
 
 
 def grow(
     tail: tuple[int, int], budget: int, calibration: Calibration | None, branches: Sequence[Branch], chances: Chances,
+    least: float = LEAST,
 ) -> Pool:  # fmt: skip
     """The `budget` nodes that are likeliest to be accepted: no node is likelier than its parent or its elder sibling.
 
-    tail: the last two tokens of the text, the root second. A token that several sources offer is one node.
+    tail: the last two tokens of the text, the root second. least: nodes of a smaller chance are left out.
     """
     pool = Pool()
     tokens, parents = pool.tokens, pool.parents
-    queue: list[tuple[float, int, int, int, float, Sequence[tuple[float, int]], dict[int, _On]]] = []
-    pushed = 0
-    node, before, token, reach, on = -1, *tail, 1.0, tuple((branch, 0) for branch in branches)
-    while True:
-        row = calibration.row(before, token) if calibration else None
-        if (row and row.keys) or on:
+    queue: list[tuple[float, int, int, _Children]] = []  # the chance, negative; the turn; the place among the children
+    node, (before, token), reach, turn = -1, tail, 1.0, 0
+    on: _On = tuple((branch, 0) for branch in branches)
+    calibrated = chances.of("calibrated")
+    tables = {branch.kind: chances.of(branch.kind) for branch in branches}
+    while len(tokens) < budget:
+        row = calibration.row(before, token) if calibration else NOTHING
+        if row.keys or on:
             pool.asked[node] = row, on
-            scale = chances(("calibrated", row.keys)) if row and row.keys else 0.0
-            offered, ons = _merged(row, scale, on, chances) if on else (row.candidates if row else (), {})
-            scale = reach if on else reach * min(scale, 1 / offered[0][0] if offered else 1.0)
-            if offered:
-                heappush(queue, (-scale * offered[0][0], pushed, node, 0, scale, offered, ons))
-                pushed += 1
-        if not queue or len(tokens) == budget:
-            return pool
-        negative, _, parent, place, scale, offered, ons = heappop(queue)
+            scale = calibrated[row.keys]
+            children = _merged(node, reach, row, scale, on, tables) if on else (node, reach * scale, *row[1:], _NONE)
+            heappush(queue, (-children[1] * children[3][0], turn, 0, children))
+        if not queue or queue[0][0] > -least:
+            break
+        negative, _, place, children = queue[0]
+        parent, scale, offered, shares, ons = children
+        turn += 2
         if place + 1 < len(offered):
-            heappush(queue, (-scale * offered[place + 1][0], pushed, parent, place + 1, scale, offered, ons))
-            pushed += 1
+            heapreplace(queue, (-scale * shares[place + 1], turn - 1, place + 1, children))
+        else:
+            heappop(queue)
         before = tokens[parent] if parent >= 0 else tail[1]
-        token, node, reach = offered[place][1], len(tokens), -negative
+        token, node, reach = offered[place], len(tokens), -negative
         on = ons.get(token, ())
         tokens.append(token)
         parents.append(parent)
-        if len(tokens) == budget:
-            return pool
+    return pool
 
 
-def _merged(
-    row: Row | None, scale: float, on: _On, chances: Chances
-) -> tuple[list[tuple[float, int]], dict[int, _On]]:  # fmt: skip
-    """(chance, token) of a node's children, likeliest first, and the branches that go on below each.
+def _merged(node: int, reach: float, row: Row, scale: float, on: _On, chances: dict[str, list[float]]) -> _Children:
+    """Children of a node on branches. A token that several sources offer is one child, with their largest chance.
 
-    Children exclude each other: what a branch gives its token beyond the calibrated share is taken from the others.
+    Children exclude each other: what branches give their tokens is taken from the calibrated ones.
     """
-    found = {token: min(1.0, scale * p) for p, token in row.candidates} if row else {}
+    if len(on) == 1 and not row.keys:  # as most of a retrieved branch
+        ((branch, place),) = on
+        token, number = branch.tokens[place], branch.matched + place
+        below: dict[int, _On] = {token: ((branch, place + 1),)} if place + 1 < len(branch.tokens) else _NONE
+        return node, reach, (token,), (chances[branch.kind][number if number < _LONG else _LONG],), below
+    found: dict[int, float] = {}
     ons: dict[int, _On] = {}
+    left = 1.0
     for branch, place in on:
-        token = branch.tokens[place]
-        chance, known = chances(_source(branch, place)), found.get(token, 0.0)
-        if chance > known:
-            left = (1 - chance) / (1 - known)
-            found = {other: left * share for other, share in found.items()}
+        kind, tokens, matched = branch
+        token, number = tokens[place], matched + place
+        chance = chances[kind][number if number < _LONG else _LONG]
+        if chance > found.get(token, 0.0):
             found[token] = chance
-        below = ons.get(token, ())
-        ons[token] = (*below, (branch, place + 1)) if place + 1 < len(branch.tokens) else below
-    return sorted(((chance, token) for token, chance in found.items()), reverse=True), ons
-
-
-def _source(branch: Branch, place: int) -> _Source:
-    return branch.kind, min(branch.matched + place, _LONG)
+        if place + 1 < len(tokens):
+            ons[token] = (*ons.get(token, ()), (branch, place + 1))
+    for chance in found.values():
+        left *= 1 - chance
+    for token, p in zip(row.tokens, row.probabilities, strict=True):
+        found[token] = max(found[token], scale * p) if token in found else left * scale * p
+    best = sorted(found, key=found.__getitem__, reverse=True) if len(found) > 1 else list(found)
+    return node, reach, best, [found[token] for token in best], ons
 
 
 # The drafter
@@ -261,6 +277,7 @@ class SdNpu(Drafter):
         `printed`: reused segments, the retrieved branch, the branches of the calibrated tree, one after the other until
         the pool is full; the retrieved branch comes first after a match of three tokens. Shared beginnings are merged.
     limit: Lmax, most tokens of a verification, the root included; the loop's budget bounds drafts, too.
+    least: nodes of a smaller chance are not drafted; 0 fills the pool, as a graph of a fixed shape costs the same.
     search: of the calibrated tree in `printed` order.
     One drafter serves one task group, a request at a time; what its base, calibration and chances have learnt stays.
     As in the paper: `SdNpu(base, Calibration.printed(V), Reuse("printed"), order="printed")`.
@@ -269,8 +286,8 @@ class SdNpu(Drafter):
 
     def __init__(
         self, base: Base | None = None, calibration: Calibration | None = None, reuse: Reuse | None = None, *,
-        order: Literal["gain", "printed"] = "gain", limit: int = LMAX, search: Search | None = None,
-        name: str | None = None,
+        order: Literal["gain", "printed"] = "gain", limit: int = LMAX, least: float = LEAST,
+        search: Search | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         if limit < 2:
             raise ValueError(f"A verification has room for the root and a drafted token, 2 tokens, not {limit}.")
@@ -280,7 +297,7 @@ class SdNpu(Drafter):
         if len(known) > 1:
             raise ValueError(f"The base and the calibration have {min(known)} and {max(known)} token ids.")
         self.base, self.calibration, self.reuse = base, calibration, reuse
-        self.order, self.limit, self.search = order, limit, search
+        self.order, self.limit, self.least, self.search = order, limit, least, search
         self.vocabulary = next(iter(known), None)
         self.wants_prefill = calibration is not None
         self.drafts_trees = calibration is not None or reuse is not None
@@ -317,8 +334,8 @@ class SdNpu(Drafter):
         branches = [Branch("match", found.tokens, found.matched)] if found.tokens else []
         branches += [Branch(segment.kind, segment.tokens) for segment in segments]
         tail = (tokens[-2] if len(tokens) > 1 else -1), tokens[-1]
-        pool = grow(tail, room, self.calibration, branches, self.chances)
-        self._drafted = Draft(pool.tokens, pool.parents), pool
+        pool = grow(tail, room, self.calibration, branches, self.chances, self.least)
+        self._drafted = Draft(np.array(pool.tokens, np.int64), np.array(pool.parents, np.int64)), pool
         return self._drafted[0]
 
     def observe(self, step: Verified) -> None:
@@ -342,14 +359,10 @@ class SdNpu(Drafter):
 
     def _learn(self, pool: Pool, step: Verified) -> None:
         """The model's choice at every node that was reached judges all that was offered there, drafted or not."""
-        for node, said in zip(
-            [-1, *step.path], step.emitted, strict=False
-        ):  # an end token stops before the last choice
-            row, on = pool.asked.get(node, (None, ()))
-            if row and row.keys:
-                promised = sum(p for p, _ in row.candidates)
-                self.chances.observe(
-                    ("calibrated", row.keys), promised, any(said == token for _, token in row.candidates)
-                )
+        reached = [-1, *step.path]
+        for node, said in zip(reached, step.emitted, strict=False):  # an end token stops before the last choice
+            row, on = pool.asked.get(node, (NOTHING, ()))
+            if row.keys:
+                self.chances.observe("calibrated", row.keys, sum(row.probabilities), said in row.tokens)
             for branch, place in on:
-                self.chances.observe(_source(branch, place), 1.0, branch.tokens[place] == said)
+                self.chances.observe(branch.kind, branch.matched + place, 1.0, branch.tokens[place] == said)

@@ -2,13 +2,15 @@
 
 An NPU runs graphs of fixed shapes that must be loaded before they run. Their counterpart here is an ONNX file a block
 and chunk length, with the weights inside, optimised when it is built; loading it is a session of ONNX Runtime, which
-reads the file and packs the matrices. Its calls, loading included, let other threads of Python run.
+reads the file and packs the matrices, and a first run, which finds its memory. The runtime's calls, loading included,
+let other threads of Python run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -78,7 +80,8 @@ class Graphs:
         """Empty caches, one a block."""
         heads, size = _heads(self.model.config)[1:]
         shapes = [(len(layers), heads, self.capacity, size) for layers in self.layers]
-        return [Cache(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+        # Not np.zeros, whose memory is only found by the first chunk that reads it.
+        return [Cache(np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)) for shape in shapes]
 
     def embed(self, ids: ArrayLike) -> Floats:
         """[n, h] what the first block is given for n tokens.
@@ -129,7 +132,8 @@ class Graphs:
         }  # fmt: skip
         for layer in range(len(cache.keys)):
             given |= {f"keys{layer}": cache.keys[layer], f"values{layer}": cache.values[layer]}
-        hidden, *rows = graph.session.run(None, given)
+        with _flushing_denormals():
+            hidden, *rows = graph.session.run(None, given)
         for layer in range(len(cache.keys)):
             cache.keys[layer, :, start:end] = rows[2 * layer][:, :count]
             cache.values[layer, :, start:end] = rows[2 * layer + 1][:, :count]
@@ -159,7 +163,7 @@ def build(
 
 
 def load(path: Path) -> Graph:
-    """A graph from its file, to run in the calling thread alone; other threads of Python run meanwhile.
+    """A graph from its file, that runs on one thread, the calling one; it has run once, so that its memory is there.
 
     Raises FileNotFoundError or, for a file that is damaged or truncated, ValueError.
     """
@@ -170,12 +174,28 @@ def load(path: Path) -> Graph:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         shapes = {value.name: value.shape for value in session.get_inputs()}
+        with _flushing_denormals():
+            session.run(None, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
         return Graph(session, shapes["hidden"][0], shapes["keys0"][1])
     except Exception as error:  # the runtime's errors have no common class of their own
         reason = str(error).split("\n")[0][:200]
         raise ValueError(
             f"{path.name} is damaged or truncated, or no graph of a block: delete it ({reason})."
         ) from None
+
+
+@contextlib.contextmanager
+def _flushing_denormals() -> Iterator[None]:
+    """Take the tiny numbers of this thread for 0 meanwhile.
+
+    The runtime's exp of a hidden key's score is such a number, not 0, and attention is up to three times slower with
+    them. Its own option for this would stay set for whatever else the thread does.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def drop_from_page_cache(path: Path) -> None:

@@ -64,13 +64,14 @@ class History:
             raise ValueError(f"A response has token ids from 0 to {self.vocabulary - 1}, not {odd}.")
         room = (int(_KEPT * self.limit) - len(self._header) - _FRAME) // 4
         kept = tuple(map(int, response[-room:]))
+        full = self._bytes + _size(kept) > self.limit
+        if self.path is not None and not full:
+            _append(self.path, _record(kept), self._bytes)
         self.responses.append(kept)
         self._bytes += _size(kept)
-        if self._bytes > self.limit:
+        if full:
             self._drop()
             self._replace()
-        elif self.path is not None:
-            _append(self.path, _record(kept))
 
     def _drop(self) -> None:
         """Drop the oldest responses, until the rest is well below the limit."""
@@ -155,12 +156,16 @@ def _records(found: bytes, start: int, vocabulary: int) -> tuple[list[tuple[int,
     return responses, start
 
 
-def _append(path: Path, record: bytes) -> None:
-    """Write a record to the disk before the next request comes."""
+def _append(path: Path, record: bytes, end: int) -> None:
+    """Write a record behind the first `end` bytes, and wait until it is on the disk; if that fails, take it back."""
     with path.open("ab") as file:
-        file.write(record)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            file.write(record)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _warn(name: str, lost: int, kept: int) -> None:

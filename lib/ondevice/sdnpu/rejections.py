@@ -36,8 +36,8 @@ def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTES
     """The case of a rejected tail x_e .. x_n, from the output z_e .. that came instead, by the paper's patterns.
 
     A part of the tail is looked for in the output, `shortest` tokens or longer, behind at least one token of it, but no
-    further in than the tail is long, as longer texts have more chance matches. From x_e on it is `missing`, from a later
-    token on `synonym`. Of several parts the longest counts, and of equals the one that skips, then inserts, least.
+    further in than the tail is long, as longer texts have more chance matches. From x_e on it is `missing`, from a
+    later token on `synonym`. Of several parts the longest counts, of equals the one that skips, then inserts, least.
     Raises ValueError where the output begins as the tail does, which is no rejection.
     """
     if shortest < 1:

@@ -113,39 +113,32 @@ def prefill(built: Graphs, ids: ArrayLike, plan: Sequence[Load] | None) -> Prefi
 def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     """p, d and s of every block, of a full chunk into an otherwise empty cache.
 
+    The blocks are timed in turn, as a prefill runs them, so that none finds its own weights in the processor's cache.
     cold: whether a file to load is on the disk only, instead of in the page cache.
     """
     if repeats < 1:
         raise ValueError(f"A profile needs at least one repeat, not {repeats}.")
-    rows = built.embed(np.zeros(min(built.large, built.capacity), np.int64))
-    found = [_profiled(built, block, rows, cache, repeats, cold) for block, cache in enumerate(built.caches())]
-    return Profile(*np.array(found).T)
+    rows, caches = built.embed(np.zeros(min(built.large, built.capacity), np.int64)), built.caches()
+
+    def turn(active: list[Graph]) -> list[float]:
+        return [_seconds(built.run, graph, i, rows, caches[i], 0) for i, graph in enumerate(active)]
+
+    medians = []
+    for files in (built.large_files, built.small_files):
+        active = [graphs.load(path) for path in files]
+        medians.append(np.median([turn(active) for _ in range(repeats)], axis=0))
+    loads = []
+    for _ in range(repeats):
+        for path in built.small_files if cold else ():
+            graphs.drop_from_page_cache(path)
+        loads.append([_seconds(graphs.load, path) for path in built.small_files])
+    p, d = medians
+    return Profile(p, d, np.median(loads, axis=0))
 
 
-def _profiled(
-    built: Graphs, block: int, rows: Floats, cache: Cache, repeats: int, cold: bool
-) -> tuple[float, float, float]:
-    """(p, d, s) of one block."""
-    file = built.small_files[block]
-    large, small = graphs.load(built.large_files[block]), graphs.load(file)
-
-    def load() -> float:
-        if cold:
-            graphs.drop_from_page_cache(file)
-        return _seconds(lambda: graphs.load(file))
-
-    def compute(graph: Graph) -> float:
-        return _seconds(lambda: built.run(graph, block, rows, cache, 0))
-
-    compute(large), compute(small)  # the first run of a graph finds its memory
-    timed = [(compute(large), compute(small), load()) for _ in range(repeats)]
-    p, d, s = np.median(timed, axis=0)
-    return p, d, s
-
-
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[..., object], *arguments: object) -> float:
     start = time.perf_counter()
-    run()
+    run(*arguments)
     return time.perf_counter() - start
 
 

@@ -69,9 +69,8 @@ def main() -> None:
         for name, rows in table.groupby("method", sort=False):
             low, median, high = rows["hidden"].quantile([0.25, 0.5, 0.75])
             times = 1e3 * rows[["total_s", "loading_s", "exposed_s"]].median()
-            print(
-                f"  {name:<15} T, loads, exposed (ms) {times.round(0).tolist()}; hidden {median:.1%} ({low:.0%}, {high:.0%})"
-            )
+            shares = f"hidden {median:.1%} ({low:.0%}, {high:.0%})"
+            print(f"  {name:<15} T, loads, exposed (ms) {times.round(0).tolist()}; {shares}")
         hidden = table[table["method"] == "progressive"]["hidden"].median()
         verdicts = ["met" if met else "MISSED" for met in (hidden >= HIDDEN, table["logits"].max() < DIFFERENCE)]
         print(f"  progressive hides at least {HIDDEN:.0%}: {verdicts[0]}; logits within {DIFFERENCE:g}: {verdicts[1]}")

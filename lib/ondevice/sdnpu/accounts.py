@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from ondevice.sdnpu import npu, printed
-from ondevice.sdnpu.experiments import OURS
+from ondevice.sdnpu.experiments import OURS, TASKS
 from ondevice.speculation.measuring import AVERAGE, VANILLA
 
 HERE, THERE = "this CPU, measured", "NPU model, simulated"
@@ -70,3 +70,13 @@ def energies(simulated: pd.DataFrame) -> pd.DataFrame:
         tables.append(ratio[["model", "arm", "task", "joules_over_ours", "assumption"]])
     found = pd.concat(tables, ignore_index=True)
     return found[found["task"] != AVERAGE].reset_index(drop=True)
+
+
+def implied(model: str) -> pd.DataFrame:
+    """Speed-ups that Table 4 and the fit imply, in Figure 10's terms: model, arm, task, speedup."""
+    arms = {"over_npu_vanilla": "NPU vanilla", "over_cpu_vanilla": "CPU vanilla", "over_sam": "NPU-SAM",
+            "over_npu_eagle": "NPU-EAGLE"}  # fmt: skip
+    ours = {paper: family for family, paper in TASKS.items()}
+    table = printed.implied_speedups().rename(columns=arms)
+    found = table.melt("task", list(arms.values()), "arm", "speedup")
+    return found.assign(task=found["task"].map(ours), model=model)

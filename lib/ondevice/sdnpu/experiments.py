@@ -38,6 +38,7 @@ _PUBLISHED = 64  # nodes a draft: more than SAM ever drafts
 def methods(vocabulary: int) -> list[Method]:
     """Vanilla; PLD and SAM as published; each with calibration, reuse and both; and SAM with both as printed.
 
+    `verified` learns from the logits after rejected tokens, too, `forgetting` from the request at hand alone.
     What has a part of sd.npu keeps to Lmax. A new drafter has an empty history.
     """
     found = [PLAIN]
@@ -46,6 +47,8 @@ def methods(vocabulary: int) -> list[Method]:
         for part in PARTS:
             found.append(Method(f"{name}+{part}", partial(_with, name, part, vocabulary)))
     found.append(Method("SAM, 31 drafted", partial(_base, "SAM", vocabulary), LMAX - 1))
+    found.append(Method("SAM+Ours, verified", partial(_learning, vocabulary)))
+    found.append(Method("PLD+Ours, forgetting", partial(_forgetting, vocabulary)))
     found.append(Method("SAM+Ours, printed", partial(as_printed, vocabulary)))
     return found
 
@@ -54,6 +57,15 @@ def as_printed(vocabulary: int) -> SdNpu:
     """SAM with both parts, each by the paper's own rule."""
     parts = Sam(vocabulary), Calibration.printed(vocabulary), Reuse("printed")
     return SdNpu(*parts, order="printed", name="SAM+Ours, printed")
+
+
+def _learning(vocabulary: int) -> SdNpu:
+    calibration = Calibration(vocabulary, learns="verified")
+    return SdNpu(Sam(vocabulary), calibration, Reuse(), name="SAM+Ours, verified")
+
+
+def _forgetting(vocabulary: int) -> SdNpu:
+    return SdNpu(Pld(), Calibration(vocabulary, keeps=False), Reuse(), name="PLD+Ours, forgetting")
 
 
 def _base(name: str, vocabulary: int) -> Pld | Sam:
@@ -117,22 +129,24 @@ def identical(found: pd.DataFrame) -> tuple[float, float]:
 
 
 def rejections(lm: CausalLM, model: str, requests: Sequence[Request]) -> pd.DataFrame:
-    """Table 2 over all rejections of SAM's drafts: model, cause, share, low, high (95 %, Wilson), count, rejections."""
-    found: list[str] = []
+    """Table 2 over all rejections of SAM's drafts: model, task, cause, share, low, high (95 %, Wilson), count.
+
+    A task without a rejection has no row; without any, ValueError is raised.
+    """
+    rows: list[tuple[object, ...]] = []
     for task in dict.fromkeys(one.task for one in requests):
         watched = Watched(Sam(lm.vocabulary))
         for one in requests:
             if one.task == task:
                 generate(lm, watched, one.ids, one.limit, budget=_PUBLISHED, ends=one.ends)
-        found += [rejection.case for rejection in watched.rejections]
-    if not found:
+        cases = [rejection.case for rejection in watched.rejections]
+        for cause in CASES if cases else ():
+            count = cases.count(cause)
+            interval = binomtest(count, len(cases)).proportion_ci(method="wilson")
+            rows.append((model, task, cause, count / len(cases), interval.low, interval.high, count))
+    if not rows:
         raise ValueError("No draft was rejected in these requests, so there is nothing to classify.")
-    rows = []
-    for cause in CASES:
-        count = found.count(cause)
-        interval = binomtest(count, len(found)).proportion_ci(method="wilson")
-        rows.append((model, cause, count / len(found), interval.low, interval.high, count, len(found)))
-    return pd.DataFrame(rows, columns=["model", "cause", "share", "low", "high", "count", "rejections"])
+    return pd.DataFrame(rows, columns=["model", "task", "cause", "share", "low", "high", "count"])
 
 
 # What drafting costs

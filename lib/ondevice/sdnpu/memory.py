@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from ondevice import corpus
-from ondevice.sdnpu.drafter import LMAX, Sam, SdNpu
+from ondevice.sdnpu.drafter import LMAX, LONGEST, Sam, SdNpu
 from ondevice.sdnpu.experiments import OURS, methods
 from ondevice.speculation.measuring import VANILLA
 from ondevice.speculation.memory import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 DRAFT_MODEL = "draft model"  # stands where the paper has EAGLE, of which we have no trained one
 ARMS = (VANILLA, "PLD", "SAM", OURS, DRAFT_MODEL)
+# Tokens of an arm's longest draft: what its rows are allocated for.
+_BUDGETS = {VANILLA: 1, "PLD": 10, "SAM": LONGEST - 1, OURS: LMAX - 1, DRAFT_MODEL: 5}
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)  # what a drafter refers to but does not own
 
 
@@ -123,7 +125,7 @@ def _measure(job: _Job) -> dict[str, int]:
     prompt = np.load(job.text)[: job.context].tolist()
     if max(prompt) >= lm.vocabulary:
         raise ValueError(f"The prompt holds the token id {max(prompt)}; the model has {lm.vocabulary} of them.")
-    drafter, budget = _made(lm, job)
+    drafter, budget = _made(lm, job), _BUDGETS[job.arm]
     found = serving(lm, drafter, prompt, budget)
     return {
         **found, "weights": weight_bytes(lm), "cache": row_bytes(lm) * (job.context + DECODED + budget),
@@ -131,17 +133,16 @@ def _measure(job: _Job) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _made(lm: CausalLM, job: _Job) -> tuple[Drafter, int]:
-    """A drafter with its history, and its budget."""
+def _made(lm: CausalLM, job: _Job) -> Drafter:
+    """A drafter, with its history where it has one."""
     if job.arm == DRAFT_MODEL:
-        return SmallModel(load(job.small, job.dtype)), LMAX - 1
-    method = next(method for method in methods(lm.vocabulary) if method.name == job.arm)
-    drafter = method.make()
+        return SmallModel(load(job.small, job.dtype), _BUDGETS[DRAFT_MODEL])
+    drafter = next(method for method in methods(lm.vocabulary) if method.name == job.arm).make()
     history = _history(drafter)
     if history is not None:
         for response in json.loads(Path(job.history).read_text(encoding="utf-8")):
             history.append(response)
-    return drafter, method.budget
+    return drafter
 
 
 def _history(drafter: Drafter) -> History | None:

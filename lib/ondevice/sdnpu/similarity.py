@@ -98,7 +98,7 @@ def copied(requests: Sequence[Request], model: str) -> pd.DataFrame:
 
 
 def distance(first: Sequence[int], second: Sequence[int]) -> float:
-    """Levenshtein's distance, over the longer length: 0 for equal texts, 1 where nothing is kept; of two empty ones 0."""
+    """Levenshtein's distance over the longer length: 0 for equal texts, two empty ones too; 1 where nothing is kept."""
     if not first or not second:
         return float(len(first) != len(second))
     tokens, places = np.asarray(second), np.arange(1 + len(second))
@@ -122,8 +122,9 @@ def _vectors(
     requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase, embed: Embed | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unit vectors [n, d] of the contexts, and of the answers."""
-    texts = [ids for one in requests for ids in (one.ids, _answer(one))]
-    found = (embed or retrieval.embedder())([tokenizer.decode(list(ids), skip_special_tokens=True) for ids in texts])
+    rows = [ids for one in requests for ids in (one.ids, _answer(one))]
+    texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in rows]
+    found = (embed or retrieval.embedder())(texts)
     return found[::2], found[1::2]
 
 

@@ -1,0 +1,154 @@
+"""Figure 3: pairs of answers, answers and contexts, edit distance and copied 4-grams, against direct computations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ondevice import corpus
+from ondevice.sdnpu import findings, similarity
+from ondevice.speculation.request_set import Request
+
+
+class Spelled:
+    """A tokenizer whose tokens are numbers, 0 a marker."""
+
+    all_special_ids = (0,)
+
+    def decode(self, ids, skip_special_tokens):
+        return " ".join(str(token) for token in ids if not (skip_special_tokens and token == 0))
+
+
+def counted(texts) -> np.ndarray:
+    """Unit vectors of how often each of 40 tokens stands in a text."""
+    counts = np.array([[text.split().count(str(token)) for token in range(40)] for text in texts], np.float32)
+    return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+
+def request(task: str, prompt: int, ids, said, limit: int | None = None, name: str | None = None) -> Request:
+    limit = len(said) if limit is None else limit
+    return Request(task, prompt, name or f"{task}{prompt}", tuple(ids), tuple(said), limit, frozenset())
+
+
+# In summary 0 and 1 are nearest to each other and 2 to 1; in rag 0 and 1, and 1 and 2.
+REQUESTS = [
+    request("summary", 0, [0, 1, 2, 3, 4], [10, 11]), request("summary", 1, [1, 2, 3, 5], [10, 12]),
+    request("summary", 2, [1, 5, 6, 7], [13, 14]), request("rag", 0, [20, 21, 0], [10, 30]),
+    request("rag", 1, [20, 21, 22], [31, 32]), request("rag", 2, [22, 23], [31, 32], name="summary0"),
+]  # fmt: skip
+
+
+def test_pairs_of_answers_are_told_apart_by_their_contexts():
+    table = similarity.of_answers(REQUESTS, "m", Spelled(), counted)
+    pairs = {(row.first, row.second): (row.pair, row.cosine) for row in table.itertuples()}
+    assert pairs["summary 0", "summary 1"] == ("task", pytest.approx(0.5))
+    assert pairs["summary 1", "summary 2"] == ("task", pytest.approx(0.0))
+    assert pairs["summary 0", "summary 2"] == ("group", pytest.approx(0.0))
+    assert pairs["rag 1", "rag 2"] == ("task", pytest.approx(1.0))
+    assert pairs["rag 0", "rag 2"][0] == "group" and pairs["rag 0", "rag 1"][0] == "task"
+    assert pairs["summary 0", "rag 0"] == ("across", pytest.approx(0.5))
+    assert ("summary 0", "rag 2") not in pairs  # about one document
+    assert table["pair"].value_counts().to_dict() == {"across": 8, "task": 4, "group": 2}
+    assert (table["model"] == "m").all() and table["cosine"].between(-1, 1).all()
+
+
+def test_answers_do_not_decide_which_contexts_are_near():
+    other = [request(one.task, one.prompt, one.ids, [k + 1], name=one.name) for k, one in enumerate(REQUESTS)]
+    tables = [similarity.of_answers(found, "m", Spelled(), counted) for found in (REQUESTS, other)]
+    assert tables[0]["pair"].tolist() == tables[1]["pair"].tolist()
+    assert tables[0]["cosine"].tolist() != tables[1]["cosine"].tolist()
+
+
+def test_an_answer_counts_up_to_its_limit():
+    cut = [request(one.task, one.prompt, one.ids, (*one.said, 39, 39, 39), 2, one.name) for one in REQUESTS]
+    for of in (similarity.of_answers, similarity.of_contexts):
+        left, right = of(cut, "m", Spelled(), embed=counted), of(REQUESTS, "m", Spelled(), embed=counted)
+        assert left.equals(right)
+
+
+def test_a_summary_and_its_context():
+    said = [request("summary", 7, [0, 1, 2, 3, 4], [2, 3]), request("rag", 0, [1], [1])]
+    table = similarity.of_contexts(said, "m", Spelled(), embed=counted)
+    assert list(table.columns) == ["model", "task", "prompt", "cosine", "overlap", "distance"] and len(table) == 1
+    row = table.iloc[0]
+    assert (row["prompt"], row["overlap"], row["distance"]) == (7, 0.5, 0.5)  # the marker is no token of the text
+    assert row["cosine"] == pytest.approx(2 / np.sqrt(8))
+
+
+def edits(first: list[int], second: list[int]) -> int:
+    if not first or not second:
+        return len(first) + len(second)
+    if first[-1] == second[-1]:
+        return edits(first[:-1], second[:-1])
+    return 1 + min(edits(first[:-1], second), edits(first, second[:-1]), edits(first[:-1], second[:-1]))
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS, TOKENS)
+def test_the_distance_is_levenshteins(first, second):
+    found = similarity.distance(first, second)
+    assert found * max(len(first), len(second), 1) == pytest.approx(edits(first, second))
+    assert found == similarity.distance(second, first) and 0 <= found <= 1
+
+
+def test_the_distance_of_known_words():
+    words = [[ord(letter) for letter in word] for word in ("kitten", "sitting")]
+    assert similarity.distance(*words) == pytest.approx(3 / 7)
+    assert similarity.distance(list(range(300)), list(range(250, 300))) == pytest.approx(250 / 300)
+
+
+def test_copied_grams_are_counted_over_a_family():
+    said = [
+        request("rag", 0, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]),  # two of three
+        request("rag", 1, [9, 9, 9, 9], [1, 2, 3, 4]),  # another request's context is none of its own
+        request("turns", 0, [1, 2, 3], [1, 2, 3]),
+    ]
+    table = similarity.copied(said, "m").set_index("task")
+    assert table.loc["rag", "copied"] == 0.5 and table.loc["rag", "grams"] == 4
+    assert np.isnan(table.loc["turns", "copied"]) and table.loc["turns", "grams"] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: similarity.copied([], "m"), "at least one request, not 0"),
+        (lambda: similarity.copied([request("rag", 3, [1], [5], limit=0)], "m"), "answer to rag 3 has no tokens"),
+        (lambda: similarity.of_answers([], "m", Spelled(), counted), "at least one request, not 0"),
+        (lambda: similarity.of_answers(REQUESTS[:5], "m", Spelled(), counted), "three answers, not 2 of 'rag'"),
+        (lambda: similarity.of_answers(REQUESTS[:3], "m", Spelled(), counted), "not 'summary' alone"),
+        (lambda: similarity.of_contexts(REQUESTS, "m", Spelled(), "turns", counted), "no requests of 'turns'"),
+    ],
+)
+def test_bad_input_is_one_clear_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_with_the_papers_encoder_what_means_the_same_is_near():
+    own = corpus.tokenizer()
+    texts = {
+        "summary": [("Sort the rows of a table.", "Sort rows by a column."), ("Order the rows.", "Sort rows by a key."),
+                    ("Close a network socket.", "Close the connection.")],
+        "rag": [("What is x?", "A dictionary of colours."), ("What is y?", "A string with a date."),
+                ("Who sings?", "The path of a sound file.")],
+    }  # fmt: skip
+    made = [
+        request(task, place, own(f"<|user|>{asked}<|assistant|>")["input_ids"], own(said)["input_ids"])
+        for task, found in texts.items()
+        for place, (asked, said) in enumerate(found)
+    ]
+    pairs = similarity.of_answers(made, "m", own)
+    near = pairs.set_index(["first", "second"])
+    assert near.loc[("summary 0", "summary 1"), "pair"] == "task"
+    assert near.loc[("summary 0", "summary 1"), "cosine"] > 0.6
+    assert pairs[pairs["pair"] == "across"]["cosine"].max() < 0.5
+    summaries = similarity.of_contexts(made, "m", own)
+    assert summaries["cosine"].iloc[0] > 0.5 and (summaries["overlap"] < 0.8).all()
+    found = findings.similarity(pairs, summaries)
+    means = pairs.groupby("pair")["cosine"].mean()
+    assert found["sdnpu-c50"] == pytest.approx((means["task"], means["group"], means["across"]))

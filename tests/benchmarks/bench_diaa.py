@@ -22,7 +22,8 @@ import torch
 from ondevice.diaa import merging, tree
 from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.tables import K, Tables
-from ondevice.diaa.updates import Likeliest
+from ondevice.diaa.updates import refreshed
+from ondevice.speculation.largest import Likeliest
 
 VOCABULARIES = (8_192, 32_000, 128_256)
 NODES = 32
@@ -69,16 +70,16 @@ def parts(vocabulary: int) -> dict[str, Callable[[], object]]:
     whole = max(drafts, key=len)
     logits = (3 * torch.randn(1 + NODES, vocabulary)).bfloat16()
     find = Likeliest(K)
-    fresh, keys = find(logits), random.integers(0, vocabulary, 1 + NODES)
+    new, keys = refreshed(logits, find), random.integers(0, vocabulary, 1 + NODES)
     return {
         "grow": lambda: tree.grow(tables, next(roots), NODES, growth).draft(),
         "refill": lambda: tree.refill(tables, next(roots), whole),
         "grow, extended": lambda: merging.grow(
             tables, next(roots), NODES, calibration, branch, continuing, 5e-3).draft(NODES),
-        "update": lambda: tables.write(keys, *find(logits)),
+        "update": lambda: tables.write(keys, *refreshed(logits, find)),
         ".. likeliest": lambda: find(logits),
         ".. by topk": lambda: by_topk(logits),
-        ".. write": lambda: tables.write(keys, *fresh),
+        ".. write": lambda: tables.write(keys, *new),
     }  # fmt: skip
 
 

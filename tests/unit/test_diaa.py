@@ -18,9 +18,10 @@ from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import NONE, Tables, digest
 from ondevice.diaa.tree import Growth, grow, refill
-from ondevice.diaa.updates import Fresh, Likeliest, Rule, likeliest
+from ondevice.diaa.updates import Fresh, Rule, likeliest, refreshed
 from ondevice.diaa.warmup import Means, warm_up
 from ondevice.speculation import Draft, Drafter, Verified, generate
+from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
 
 V = 40
@@ -130,7 +131,7 @@ def test_likeliest_gives_each_call_its_own_answer_and_leaves_the_logits_alone():
     for rows in (7, 3, 5):
         logits = (wide[:rows] * rows).float()
         before = logits.clone()
-        first, right = find(logits), logits.softmax(-1).sort(descending=True)
+        first, right = refreshed(logits, find), logits.softmax(-1).sort(descending=True)
         find(torch.randn(2, 2048))
         np.testing.assert_allclose(first.probabilities, right.values[:, :8], rtol=1e-5)
         assert torch.equal(logits, before)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.sdnpu.calibration import Calibration, Search, likeliest
+from ondevice.sdnpu.calibration import Calibration, Search
 from ondevice.sdnpu.drafter import Branch, Chances, Pld, Retrieved, Sam, SdNpu, grow
 from ondevice.sdnpu.history import History
 from ondevice.sdnpu.rejections import Watched, classify, shares
 from ondevice.sdnpu.reuse import Reuse, Segment, agreed_run, rejected, resumed
 from ondevice.speculation import Draft, Drafter, Verified, generate
+from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.prompt_lookup import PromptLookup
 
 V = 12
@@ -49,7 +50,7 @@ def step(root: int, draft: Draft, path: Sequence[int], emitted: Sequence[int], l
 @pytest.mark.parametrize(("vocabulary", "k"), [(5, 5), (40, 3), (8_192, 8), (151_936, 4), (50_257, 4)])
 def test_the_likeliest_are_those_of_a_full_sort(vocabulary, k):
     logits = logits_of(1, 7, vocabulary).double()
-    tokens, shares = likeliest(logits, k)
+    tokens, shares = Likeliest(k)(logits)
     right = logits.float().softmax(-1).sort(descending=True)
     assert (tokens == right.indices[:, :k]).all()
     np.testing.assert_allclose(shares, right.values[:, :k], rtol=1e-5)
@@ -57,7 +58,7 @@ def test_the_likeliest_are_those_of_a_full_sort(vocabulary, k):
 
 def merged_naively(context, logits, before, token, calibration, occurrences=4):
     """(length of the key, {token: probability}) from all places at once."""
-    top = [dict(zip(*(part.tolist() for part in row), strict=True)) for row in zip(*likeliest(logits, 3), strict=True)]
+    top = [dict(zip(*(part.tolist() for part in row), strict=True)) for row in zip(*Likeliest(3)(logits), strict=True)]
     pairs = [place for place in range(1, len(context)) if (context[place - 1], context[place]) == (before, token)]
     singles = [place for place in range(len(context)) if context[place] == token]
     length, places = (2, pairs) if pairs and calibration.keys == 2 else (1, singles)
@@ -150,7 +151,7 @@ def test_the_printed_tree_is_that_of_a_plain_search(context, key, search, nodes)
     calibration, logits = Calibration.printed(V), logits_of(3, len(context))
     calibration.begin(context)
     calibration.prefilled(0, logits)
-    tokens, probabilities = (part.tolist() for part in likeliest(logits, 3))
+    tokens, probabilities = (part.tolist() for part in Likeliest(3)(logits))
     top = [list(zip(*row, strict=True)) for row in zip(tokens, probabilities, strict=True)]
     right = searched_naively(context, top, key, search)
     paths: list[tuple[int, ...]] = []

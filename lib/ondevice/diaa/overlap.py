@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ondevice.diaa.updates import Fresh, Likeliest
+from ondevice.diaa.updates import Fresh, refreshed
+from ondevice.speculation.largest import Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,14 +48,14 @@ class Background:
     @torch.inference_mode()
     def _work(self, logits: Tensor, ready: torch.cuda.Event | None) -> Fresh:
         if ready is None:
-            return self._likeliest(logits)
+            return refreshed(logits, self._likeliest)
         if logits.device not in self._streams:
             self._streams[logits.device] = torch.cuda.Stream(logits.device)
         stream = self._streams[logits.device]
         logits.record_stream(stream)  # its memory is not given away before this stream has read it
         with torch.cuda.stream(stream):
             stream.wait_event(ready)
-            return self._likeliest(logits)
+            return refreshed(logits, self._likeliest)
 
 
 class Foreground:
@@ -65,7 +66,7 @@ class Foreground:
 
     def submit(self, logits: Tensor, write: Write) -> None:
         """Write the k likeliest tokens by logits [n, V]."""
-        write(self._likeliest(logits))
+        write(refreshed(logits, self._likeliest))
 
     def finish(self) -> None:
         """Nothing is ever outstanding."""

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ondevice.diaa.tables import NONE, Tables
-from ondevice.speculation.largest import largest
+from ondevice.speculation.largest import Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,35 +22,15 @@ class Fresh(NamedTuple):
     probabilities: NDArray[np.float32]
 
 
-class Likeliest:
-    """Finds the k likeliest tokens of each row of logits [n, V], and their softmax in float32 over the vocabulary.
-
-    It keeps the float32 copy that it works on: touching fresh memory for it took longer than the search.
-    """
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._room = torch.empty(0, 0)
-
-    @torch.inference_mode()
-    def __call__(self, logits: Tensor) -> Fresh:
-        """The likeliest tokens and their probabilities."""
-        scores = self._copy(logits)
-        values, tokens = largest(scores, self._k)
-        top = values[:, :1]
-        total = scores.sub_(top).exp_().sum(-1, keepdim=True)
-        return Fresh(tokens.cpu().numpy(), ((values - top).exp() / total).cpu().numpy())
-
-    def _copy(self, logits: Tensor) -> Tensor:
-        rows, width = logits.shape
-        if len(self._room) < rows or self._room.shape[1] != width or self._room.device != logits.device:
-            self._room = torch.empty(rows, width, device=logits.device)
-        return self._room[:rows].copy_(logits)
+def refreshed(logits: Tensor, find: Likeliest) -> Fresh:
+    """The likeliest tokens of each row of logits [n, V]."""
+    tokens, probabilities = find(logits)
+    return Fresh(tokens.cpu().numpy(), probabilities.cpu().numpy())
 
 
 def likeliest(logits: Tensor, k: int) -> Fresh:
-    """The same once."""
-    return Likeliest(k)(logits)
+    """The k likeliest, once."""
+    return refreshed(logits, Likeliest(k))
 
 
 @dataclass(frozen=True)

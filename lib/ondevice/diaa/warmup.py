@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice.causal_lm.tree import integers
 from ondevice.diaa.tables import K, Tables
-from ondevice.diaa.updates import Fresh, Likeliest
+from ondevice.diaa.updates import Fresh, refreshed
+from ondevice.speculation.largest import Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ def warm_up(
         part = ids[start : start + window]
 
         def read(position: int, logits: Tensor, part: NDArray[np.int64] = part) -> None:
-            means.add(part[position : position + len(logits)], find(logits))
+            means.add(part[position : position + len(logits)], refreshed(logits, find))
 
         lm.start(len(part)).prefill(part, chunk, read)
     return means.tables(tokenizer)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ondevice.speculation import Verified
+from ondevice.speculation.largest import Likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 K = 4  # candidates a place; more were not better on the validation tasks
-_BLOCK = 128  # columns; the vocabularies of most models are multiples of it
 CAPACITY = 2**15  # places, of some 500 bytes each
 _LEARNS = ("prompt", "accepted", "verified")
 
@@ -103,6 +103,7 @@ class Calibration:
             raise ValueError(f"At least 1 occurrence and 2 places are kept, not {occurrences} and {capacity}.")
         self.vocabulary, self.k, self.keys, self.learns, self.keeps = vocabulary, k, keys, learns, keeps
         self.merge, self._occurrences, self._capacity = merge, occurrences, capacity
+        self._likeliest = Likeliest(k)
         self._prompt: list[int] = []
         self._before = -1
         self.forget()
@@ -221,7 +222,7 @@ class Calibration:
         """Places in the order of the text. befores, tokens: the last two tokens at each; logits: [n, V] after them."""
         if logits.shape[-1] != self.vocabulary:
             raise ValueError(f"The calibration is for {self.vocabulary} token ids, not {logits.shape[-1]}.")
-        found = (part.tolist() for part in likeliest(logits, self.k))
+        found = (part.tolist() for part in self._likeliest(logits))
         self._write(list(zip(befores, tokens, strict=True)), list(zip(*found, strict=True)))
 
     def _write(self, keys: list[tuple[int, int]], samples: list[tuple[list[int], list[float]]]) -> None:
@@ -238,21 +239,3 @@ class Calibration:
             if self.keys == 2:
                 self._double[key].append(place)
                 self._rows.pop(key, None)
-
-
-def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Tokens and probabilities [n, k] of each row of logits [n, V], falling; softmax in float32 over all of V."""
-    scores = logits.float()
-    tokens = _top(scores, k)
-    return tokens, scores.softmax(-1).gather(-1, tokens)
-
-
-def _top(scores: Tensor, k: int) -> Tensor:
-    """Indices [n, k] of the largest of each row; of many columns first the blocks that hold them, which is faster."""
-    n, columns = scores.shape
-    if columns < _BLOCK * max(k, 32) or columns % _BLOCK:
-        return scores.topk(k, dim=-1).indices
-    blocks = scores.view(n, -1, _BLOCK)
-    best = blocks.amax(-1).topk(k, dim=-1, sorted=False).indices
-    inside = blocks.gather(1, best[:, :, None].expand(n, k, _BLOCK)).flatten(1).topk(k, dim=-1).indices
-    return best.gather(1, inside // _BLOCK) * _BLOCK + inside % _BLOCK

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ondevice.speculation import Draft, Verified
+from ondevice.speculation.largest import largest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ def agreed_run(draft: Draft, path: Sequence[int], logits: Tensor) -> list[int]:
     if not inner:
         return []
     first, last = min(inner) + 1, max(inner) + 2  # rows
-    said = logits[first:last].float().cpu().numpy().argmax(-1).tolist()  # NumPy's is far faster than torch's
+    said = largest(logits[first:last], 1)[1].flatten().tolist()
     runs: list[int] = []  # length of the one that ends with each node
     for token, parent in zip(tokens, parents, strict=True):
         runs.append(1 + runs[parent] if parent in inner and said[parent + 1 - first] == token else 0)

@@ -605,3 +605,25 @@ def test_a_model_with_another_vocabulary_is_noticed_at_the_first_logits():
     calibration.begin([1])
     with pytest.raises(ValueError, match="for 12 token ids, not 13"):
         calibration.prefilled(0, logits_of(0, 1, 13))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Calibration(8).begin([1, 99]), "ids are from 0 to 7, not 1 to 99"),
+        (lambda: begun().prefilled(2, torch.zeros(2, 8)), "Logits 2 to 4 are not of the prompt of 3 tokens"),
+        (lambda: begun().prefilled(-1, torch.zeros(1, 8)), "Logits -1 to 0"),
+        (lambda: Calibration(8).prefilled(0, torch.zeros(1, 8)), "prompt of 0 tokens"),
+        (lambda: SdNpu(least=2.0), r"least chance is in \[0, 1\), not 2.0"),
+        (lambda: SdNpu(None, Reuse(), Calibration(8)), "in this order"),
+    ],
+)
+def test_more_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def begun() -> Calibration:
+    found = Calibration(8)
+    found.begin([1, 2, 3])
+    return found

@@ -357,7 +357,7 @@ def test_switching_shows_medians_in_milliseconds():
     assert sorted(line(exposed, "a run")[:, 0]) == pytest.approx([50, 500, 600, 700])
     drawn = [one.get_xdata()[0] for one in exposed.lines if one.get_label() == "quoted, 94.9 % of the rest"]
     assert drawn == pytest.approx([949, 949])
-    assert (exposed.get_xlabel(), whole.get_xlabel()) == ("exposed load time (ms)", "whole request (ms)")
+    assert (exposed.get_xlabel(), whole.get_xlabel()) == ("exposed load time (ms)", "prefill and switch (ms)")
 
 
 def test_sensitivity_is_over_the_slope_and_over_the_constant():

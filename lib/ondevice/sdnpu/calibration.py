@@ -129,12 +129,17 @@ class Calibration:
         """A request comes. Raises ValueError on an empty prompt."""
         if not len(prompt):
             raise ValueError("A prompt to calibrate on has at least one token, not 0.")
+        if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
+            raise ValueError(f"A prompt's ids are from 0 to {self.vocabulary - 1}, not {min(prompt)} to {max(prompt)}.")
         if not self.keeps:
             self.forget()
         self._prompt, self._before = list(prompt), int(prompt[-1])
 
     def prefilled(self, start: int, logits: Tensor) -> None:
         """Logits [c, V] after the prompt's tokens from `start` on."""
+        if not 0 <= start <= start + len(logits) <= len(self._prompt):
+            end = start + len(logits)
+            raise ValueError(f"Logits {start} to {end} are not of the prompt of {len(self._prompt)} tokens.")
         tokens = self._prompt[start : start + len(logits)]
         befores = [self._prompt[start - 1] if start else -1, *tokens[:-1]]
         self._add(befores, tokens, logits)

@@ -8,6 +8,7 @@ tasks on CPU cores stand for the paper's. No phone is measured: "simulated" is t
 on an NPU that is fitted to the paper's numbers. Its speed-ups are of decoding (`decode_per_token_ms`), as Table 3
 leaves no room for prefill and calibration (`printed.longest_prompt`), and a padded chunk of prefill would outweigh
 decoding in answers as short as ours.
+Changed after a first run of the notebook: c33 took all tasks, and takes summaries now, as the claim's conditions say.
 Where the paper gives a size, `reproduced` allows 15 percent on it, unless the rule says otherwise.
 """
 
@@ -217,7 +218,7 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v[0] >= 0.84 and v[1] <= 1.22,
     ),
     "sdnpu-c33": Rule(
-        "(least, greatest) percent of NPU vanilla's simulated time in decoding, tasks and models: 67 and 74 within 15 "
+        "(least, greatest) percent of NPU vanilla's simulated time in decoding, summaries, models: 67 and 74 within 15 "
         "percent; trend: the least above 50, most of it",
         wrong=(20.0, 40.0),
         reproduced=lambda v: _near(v[0], 67) and _near(v[1], 74),
@@ -358,7 +359,7 @@ RULES: dict[str, Rule | Untested] = {
         reproduced=lambda ratio: _near(ratio, 51.1 / 5.7, 1.5),
         trend=lambda ratio: ratio > 2,
     ),
-    # PLD by its author drafts 10 tokens or none, so this is its share of none.
+    # Steps without a draft count as short: of real drafts the share is smaller, and shown beside.
     "sdnpu-c59": _short("PLD's steps with fewer than 8 tokens drafted, larger model", 0.75, wrong=0.2),
     # The fit has not seen this number; a flat F would give 87.5.
     "sdnpu-c60": Rule(

@@ -291,6 +291,10 @@ class SdNpu(Drafter):
     ) -> None:  # fmt: skip
         if limit < 2:
             raise ValueError(f"A verification has room for the root and a drafted token, 2 tokens, not {limit}.")
+        if not 0 <= least < 1:
+            raise ValueError(f"A node's least chance is in [0, 1), not {least}.")
+        if not isinstance(calibration, Calibration | None) or not isinstance(reuse, Reuse | None):
+            raise ValueError("The parts are a base, a Calibration and a Reuse, in this order, each an object or None.")
         if order not in ("gain", "printed"):
             raise ValueError(f"There is no order {order!r} of branches; there are gain and printed.")
         known = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from ondevice.sdnpu.drafter import LMAX, Pld, Sam, SdNpu
 from ondevice.sdnpu.rejections import CASES, Watched
 from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Drafter, generate
+from ondevice.speculation.loop import PREFILL_CHUNK
 from ondevice.speculation.measuring import AVERAGE, PLAIN, Measured, Method, by_task, measure, steps
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ _PUBLISHED = 64  # nodes a draft: more than SAM ever drafts
 
 
 def methods(vocabulary: int) -> list[Method]:
-    """Vanilla; PLD and SAM as published; each with calibration, reuse and both; and SAM with both as printed.
+    """Vanilla; PLD and SAM as published; each with calibration, reuse and both; SAM with one rule of reuse; variants.
 
-    `verified` learns from the logits after rejected tokens, too, `forgetting` from the request at hand alone.
+    `printed` has both parts by the paper's rules; `verified` learns from the logits after rejected tokens, too,
+    `forgetting` from the request at hand alone.
     What has a part of sd.npu keeps to Lmax. A new drafter has an empty history.
     """
     found = [PLAIN]
@@ -47,6 +49,8 @@ def methods(vocabulary: int) -> list[Method]:
         for part in PARTS:
             found.append(Method(f"{name}+{part}", partial(_with, name, part, vocabulary)))
     found.append(Method("SAM, 31 drafted", partial(_base, "SAM", vocabulary), LMAX - 1))
+    for rule in ("printed", "shifted"):
+        found.append(Method(f"SAM+reuse, {rule}", partial(_reusing, rule, vocabulary)))
     found.append(Method("SAM+Ours, verified", partial(_learning, vocabulary)))
     found.append(Method("PLD+Ours, forgetting", partial(_forgetting, vocabulary)))
     found.append(Method("SAM+Ours, printed", partial(as_printed, vocabulary)))
@@ -57,6 +61,10 @@ def as_printed(vocabulary: int) -> SdNpu:
     """SAM with both parts, each by the paper's own rule."""
     parts = Sam(vocabulary), Calibration.printed(vocabulary), Reuse("printed")
     return SdNpu(*parts, order="printed", name="SAM+Ours, printed")
+
+
+def _reusing(rule: Literal["printed", "shifted"], vocabulary: int) -> SdNpu:
+    return SdNpu(Sam(vocabulary), None, Reuse(rule), name=f"SAM+reuse, {rule}")
 
 
 def _learning(vocabulary: int) -> SdNpu:
@@ -173,6 +181,25 @@ def _calibrated(calibration: Calibration, prompt: Sequence[int], logits: torch.T
     started = perf_counter()
     calibration.prefilled(0, logits)
     return perf_counter() - started
+
+
+def prefill_cost(lm: CausalLM, requests: Sequence[Request], repeats: int = 3) -> tuple[float, float]:
+    """Milliseconds a prompt token of prefill, plain and with a calibration that reads its logits; medians, in turns.
+
+    The difference is the output layer over the whole prompt, chunks of 256 tokens, and the calibration itself.
+    """
+    times: tuple[list[float], list[float]] = [], []
+    for _ in range(repeats + 1):
+        for one in requests:
+            for spent, calibration in zip(times, (None, Calibration(lm.vocabulary)), strict=True):
+                started = perf_counter()
+                if calibration is None:
+                    lm.start(len(one.ids)).prefill(one.ids)
+                else:
+                    calibration.begin(one.ids)
+                    lm.start(len(one.ids)).prefill(one.ids, PREFILL_CHUNK, calibration.prefilled)
+                spent.append(1e3 * (perf_counter() - started) / len(one.ids))
+    return float(np.median(times[0][len(requests) :])), float(np.median(times[1][len(requests) :]))
 
 
 def drafting_cost(found: pd.DataFrame) -> pd.DataFrame:

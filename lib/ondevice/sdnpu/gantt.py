@@ -13,7 +13,7 @@ from ondevice.sdnpu.scheduling import Timeline
 
 _STYLE = {"compute on G1": COLOURS["sky"], "compute on G2": COLOURS["orange"], "load of G2": COLOURS["green"]}
 _COMPUTE, _LOAD = 1, 0  # rows of a panel
-_MOST_NUMBERED = 60  # more bars than that have no room for their block's number
+_MOST_NUMBERED = 40  # more bars than that have no room for their block's number
 
 
 def gantt(timelines: Mapping[str, Timeline], unit: str = "ms", kind: str = "simulated") -> Figure:

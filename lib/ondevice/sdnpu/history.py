@@ -35,7 +35,8 @@ class History:
     """
 
     def __init__(self, vocabulary: int, tokenizer: str = "", path: Path | None = None, limit: int = LIMIT) -> None:
-        self.vocabulary, self.tokenizer, self.path, self.limit = vocabulary, tokenizer, path, limit
+        self.vocabulary, self.tokenizer, self.limit = vocabulary, tokenizer, limit
+        self.path = None if path is None else Path(path)
         self.responses: list[tuple[int, ...]] = []
         self.dropped = 0
         self._header = _header(vocabulary, tokenizer)
@@ -44,8 +45,8 @@ class History:
         if _KEPT * limit < len(self._header) + _size([0]):
             raise ValueError(f"A history of {limit} bytes could not hold a response.")
         self._bytes = len(self._header)
-        if path is not None:
-            self._open(path)
+        if self.path is not None:
+            self._open(self.path)
 
     def __len__(self) -> int:
         return len(self.responses)

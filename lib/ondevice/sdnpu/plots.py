@@ -68,6 +68,7 @@ _LINES = [COLOURS[name] for name in ("blue", "orange", "green", "purple", "red",
 _MARKERS = "osD^vP*"
 _HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", zorder=4)
 _PLAIN = StrMethodFormatter("{x:g}")
+_TASK: dict[str, Any] = dict(color=COLOURS["black"])  # colours are the arms'
 _BAND: dict[str, Any] = dict(fc=COLOURS["grey"], alpha=0.25, lw=0, zorder=0)
 
 
@@ -430,7 +431,7 @@ def switching(table: pd.DataFrame) -> Figure:
     _need(table, "", "total_s", positive=True)
     methods, kinds = _order(table["method"]), _order(table["kind"])
     figure, axes = panels(1, 2, width=4.4, height=1.5 + 0.3 * len(methods) * len(kinds), sharey=True)
-    titles = {"exposed_s": "exposed load time (ms)", "total_s": "whole request (ms)"}
+    titles = {"exposed_s": "exposed load time (ms)", "total_s": "prefill and switch (ms)"}
     for axis, (column, title) in zip(axes[0], titles.items(), strict=True):
         for number, kind in enumerate(kinds):
             place = _places(len(methods), number, len(kinds), 0.76)
@@ -521,10 +522,10 @@ def _ratios(
             axis.bar(number, high - low, 0.86, bottom=low, label="_" if number else "quoted, range", **_BAND)
         for place, (task, x) in enumerate(zip(tasks, number + _spread(len(tasks)), strict=True)):
             found = rows.loc[(rows["arm"] == arm) & (rows["task"] == task), "ratio"]
-            axis.plot([x] * len(found), found, ls="", label="_" if number else task, **_line(place, ms=4.5))
+            axis.plot([x] * len(found), found, ls="", label="_" if number else task, **_line(place, ms=4.5) | _TASK)
             if implied is not None:
                 paper = implied.loc[(implied["arm"] == arm) & (implied["task"] == task), "speedup"]
-                label = "_" if number or place else "quoted, implied; analytic"
+                label = "_" if number or place else "implied by Table 4 and the fit, analytic"
                 axis.plot([x] * len(paper), paper, ms=7.5, label=label, **_HOLLOW | {"zorder": 1})
     axis.axhline(1, color=COLOURS["black"], lw=1, ls="--")
     axis.set_xticks(range(len(arms)), [arm.replace(" ", "\n").replace("-", "-\n") for arm in arms], fontsize=8)

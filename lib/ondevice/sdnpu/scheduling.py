@@ -49,6 +49,8 @@ class Prefill:
             wrong = values[~(np.isfinite(values) & (values >= 0))]
             if wrong.size:
                 raise ValueError(f"A block's time is finite and not negative, but {name} holds {wrong[0]:g}.")
+        if any(times[name].ndim > 2 for name in "pd"):
+            raise ValueError(f"p and d are [N] or [C, N], not of {times['p'].ndim} and {times['d'].ndim} dimensions.")
         counts = [len(times[name]) for name in "pd" if times[name].ndim == 2] + ([] if chunks is None else [chunks])
         if len(set(counts)) != 1:
             raise ValueError(f"A prefill has one number of chunks, not {counts or 'none'}.")

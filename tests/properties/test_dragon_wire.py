@@ -1,0 +1,301 @@
+"""What crosses between the sides: any distribution, any message, any split of the stream, any damage."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ondevice.dragon import codec, frames, messages
+
+CAPS = st.integers(codec.SMALLEST, 700)
+
+
+@st.composite
+def distributions(draw, most: int = 200_000):
+    """Peaked, flat, sparse, with ties, of any vocabulary; exponents far beyond what is kept, too."""
+    vocabulary = min(most, draw(st.one_of(st.integers(1, 8), st.integers(1, 3000), st.sampled_from([8_192, 151_936]))))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kind = draw(st.sampled_from(["normal", "ties", "uniform", "few"]))
+    logits = random.normal(0, draw(st.floats(0.01, 40)), vocabulary)
+    if kind == "ties":
+        logits = np.round(logits)
+    if kind == "uniform":
+        logits = np.zeros(vocabulary)
+    p = np.exp(logits - logits.max())
+    if kind == "few":
+        kept = random.choice(vocabulary, draw(st.integers(1, min(vocabulary, 40))), replace=False)
+        p[np.setdiff1d(np.arange(vocabulary), kept)] = 0
+    return p / p.sum()
+
+
+def bit_by_bit(payload: bytes, vocabulary: int) -> list[Fraction]:
+    """A second decoder, of the format's description alone."""
+    precision, k, last = payload[0], payload[1], payload[2] << 8 | payload[3]
+    bits = iter("".join(f"{byte:08b}" for byte in payload[4:]))
+    high, widths = ([next_one(bits) for _ in range(last + 1)] for _ in range(2))
+    found, token = [Fraction(0)] * vocabulary, -1
+    gaps = [(value << k) + number(bits, k) for value in high]
+    for gap, width in zip(gaps, widths, strict=True):
+        token += gap + 1
+        found[token] = Fraction((1 << width) + number(bits, width), 2**precision)
+    assert "1" not in "".join(bits)
+    return found
+
+
+def next_one(bits) -> int:
+    """How many zeros come before the next one."""
+    return next(place for place in itertools.count() if next(bits) == "1")
+
+
+def number(bits, width: int) -> int:
+    """The next `width` bits."""
+    return int("0" + "".join(itertools.islice(bits, width)), 2)
+
+
+@settings(max_examples=120, deadline=None)
+@given(distributions(), CAPS)
+def test_any_distribution_fits_and_both_ends_have_the_same(p, cap):
+    payload = codec.encode(p, cap)
+    found = codec.decode(payload, len(p))
+    assert len(payload) <= cap
+    assert found.shape == p.shape
+    assert found.dtype == np.float64
+    assert found.min() >= 0
+    assert found.sum() == 1  # exactly
+    assert codec.decode(bytes(payload), len(p)).tobytes() == found.tobytes()
+    assert codec.encode(found, cap) == payload  # what was decoded is encoded without loss
+    assert codec.encode(found, codec.LARGEST) == payload
+    kept = found > 0
+    assert p[kept].min() >= p[~kept].max(initial=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(distributions(most=400), CAPS)
+def test_a_second_decoder_finds_the_same_numbers(p, cap):
+    payload = codec.encode(p, cap)
+    exact = bit_by_bit(payload, len(p))
+    assert sum(exact) == 1
+    assert codec.decode(payload, len(p)).tolist() == [float(value) for value in exact]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 2**12), min_size=1, max_size=40), st.integers(1, 2**20), st.randoms())
+def test_what_is_exact_already_stays_so(weights, vocabulary, random):
+    """Probabilities n / 2^20, as many as surely fit, come back as they were."""
+    weights = [*weights[: vocabulary - 1], 0]
+    weights[-1] = 2**20 - sum(weights)
+    p = np.zeros(vocabulary)
+    p[random.sample(range(vocabulary), len(weights))] = np.array(weights) / 2**20
+    assert (codec.decode(codec.encode(p), vocabulary) == p).all()
+
+
+def valid_or_refused(payload: bytes, vocabulary: int) -> None:
+    """Either a distribution, or one ValueError."""
+    try:
+        found = codec.decode(payload, vocabulary)
+    except ValueError:
+        return
+    assert found.shape == (vocabulary,)
+    assert found.min() >= 0
+    assert found.sum() == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(distributions(most=300), st.data())
+def test_a_damaged_code_is_a_distribution_or_refused(p, data):
+    payload = bytearray(codec.encode(p, 64))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    valid_or_refused(bytes(payload), len(p))
+    valid_or_refused(bytes(payload), data.draw(st.integers(1, len(p))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(distributions(most=300), CAPS)
+def test_a_cut_code_is_refused(p, cap):
+    payload = codec.encode(p, cap)
+    for cut in {0, 1, 4, len(payload) // 2, len(payload) - 1}:
+        with pytest.raises(ValueError, match="encoded distribution"):
+            codec.decode(payload[:cut], len(p))
+    with pytest.raises(ValueError, match="encoded distribution"):
+        codec.decode(payload + b"\0", len(p))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 30), st.integers(0, 40), st.integers(0, 2**16 - 1), st.binary(max_size=60))
+def test_any_bytes_are_a_distribution_or_refused(precision, k, last, body):
+    valid_or_refused(bytes([precision, k, last >> 8, last & 255]) + body, 1000)
+    valid_or_refused(bytes([precision, k, 0, last & 7]) + body, 1000)
+    valid_or_refused(body, 1000)
+
+
+# Messages
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=64)
+COUNTS = st.integers(0, 2**31 - 1)
+POSITIVE = st.integers(1, 2**31 - 1)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+NATURAL = st.floats(0, allow_nan=False, allow_infinity=False)
+DRAFTS = st.builds(messages.Draft, NAMES, COUNTS, COUNTS, COUNTS, st.binary(max_size=600), FLOATS, NATURAL)
+MESSAGES = st.one_of(
+    st.builds(messages.Hello, COUNTS, NAMES, NAMES, POSITIVE),
+    st.builds(messages.Welcome, COUNTS, NAMES, NAMES, POSITIVE),
+    st.builds(
+        messages.Begin, NAMES, st.integers(0, 2**63 - 1), st.sampled_from(messages.Mode.__args__), POSITIVE,
+        st.text(st.characters(codec="utf-8"), max_size=200), POSITIVE, st.sampled_from(messages.Side.__args__),
+        NATURAL, st.floats(0, 1), POSITIVE, st.integers(codec.SMALLEST, codec.LARGEST)),
+    DRAFTS,
+    st.builds(messages.Target, NAMES, COUNTS, COUNTS, COUNTS, st.booleans()),
+    st.builds(
+        messages.Switch, NAMES, COUNTS, COUNTS, st.lists(DRAFTS, max_size=4).map(tuple),
+        st.lists(FLOATS, max_size=8).map(tuple)),
+    st.builds(messages.Resume, NAMES, COUNTS, COUNTS, st.booleans()),
+    st.builds(messages.End, NAMES, COUNTS),
+    st.builds(messages.Heartbeat, FLOATS, FLOATS, NATURAL),
+    st.builds(messages.Failure, st.none() | NAMES, NAMES),
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+TAGS = st.sampled_from([one.__name__.lower() for one in messages.Message.__args__])
+
+
+@settings(max_examples=200, deadline=None)
+@given(MESSAGES)
+def test_every_message_comes_back(message):
+    body = messages.encode(message)
+    found = messages.decode(body)
+    assert found == message
+    assert type(found) is type(message)
+    assert len(body) <= frames.LIMIT
+
+
+def message_or_refused(body: bytes) -> None:
+    """Either a message, which can be sent on, or one ValueError."""
+    try:
+        found = messages.decode(body)
+    except ValueError as error:
+        assert str(error).startswith("No message of version 1: ")
+        return
+    assert isinstance(found, messages.Message)
+    assert messages.decode(messages.encode(found)) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(MESSAGES, st.data())
+def test_a_damaged_message_is_one_or_refused(message, data):
+    body = bytearray(messages.encode(message))
+    place = data.draw(st.integers(0, len(body) - 1))
+    body[place] ^= data.draw(st.integers(1, 255))
+    message_or_refused(bytes(body))
+    message_or_refused(bytes(body[:place]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(TAGS, st.lists(VALUES, max_size=8), VALUES, st.binary(max_size=80))
+def test_any_value_under_any_tag_is_a_message_or_refused(tag, values, value, raw):
+    for one in ([tag, *values], value, {"type": tag}):
+        message_or_refused(msgspec.msgpack.encode(one))
+    message_or_refused(raw)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MESSAGES, VALUES, st.text(max_size=12).filter(lambda tag: tag not in {"", "draft"}))
+def test_unknown_fields_and_tags_are_refused(message, more, tag):
+    fields = msgspec.msgpack.decode(messages.encode(message))
+    with pytest.raises(ValueError, match="at most length"):
+        messages.decode(msgspec.msgpack.encode([*fields, more]))
+    with pytest.raises(ValueError, match="Invalid value"):
+        messages.decode(msgspec.msgpack.encode([f"x{tag}", *fields[1:]]))
+
+
+# Frames
+
+
+def split(stream: bytes, cuts: list[int]) -> list[bytes]:
+    """The stream in pieces; some are empty."""
+    places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    return [stream[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+def read(pieces: list[bytes], limit: int = frames.LIMIT) -> tuple[list[bytes], str | None]:
+    """(bodies, the error or None) of a stream that ends after these pieces."""
+    reader, found = frames.Reader(limit), []
+    try:
+        for piece in pieces:
+            for body in reader.feed(piece):
+                found.append(body)  # what came before an error counts
+        reader.end()
+    except ValueError as error:
+        return found, str(error)
+    return found, None
+
+
+BODIES = st.lists(st.binary(min_size=1, max_size=80), max_size=6)
+CUTS = st.lists(st.integers(0, 2**16), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BODIES, CUTS)
+def test_any_split_of_the_stream_gives_the_same(bodies, cuts):
+    stream = b"".join(map(frames.pack, bodies))
+    assert read(split(stream, cuts)) == (bodies, None)
+    assert read([bytes([byte]) for byte in stream]) == (bodies, None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BODIES.filter(len), CUTS, st.integers(0, 2**16), st.integers(1, 255))
+def test_a_damaged_byte_is_found_and_nothing_false_is_read(bodies, cuts, place, change):
+    stream = bytearray(b"".join(map(frames.pack, bodies)))
+    place %= len(stream)
+    stream[place] ^= change
+    found, error = read(split(bytes(stream), cuts))
+    ends = np.cumsum([frames.HEADER + len(body) for body in bodies])
+    assert found == bodies[: int((ends <= place).sum())]
+    assert error is not None
+    assert read([bytes(stream)]) == (found, error)  # the same, whatever the pieces
+
+
+@settings(max_examples=100, deadline=None)
+@given(BODIES.filter(len), CUTS, st.integers(0, 2**16))
+def test_a_cut_stream_ends_with_an_error_or_between_frames(bodies, cuts, cut):
+    stream = b"".join(map(frames.pack, bodies))
+    cut %= len(stream)
+    ends = np.cumsum([frames.HEADER + len(body) for body in bodies])
+    found, error = read(split(stream[:cut], cuts))
+    assert found == bodies[: int((ends <= cut).sum())]
+    assert (error is None) == (cut in {0, *ends})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=1, max_size=300), CUTS)
+def test_any_bytes_are_refused_or_wait_for_more(stream, cuts):
+    found, error = read(split(stream, cuts), 64)
+    assert found == [] or frames.pack(found[0]) == stream[: frames.HEADER + len(found[0])]
+    assert error is not None or not stream[sum(frames.HEADER + len(body) for body in found) :]
+
+
+@settings(max_examples=50, deadline=None)
+@given(BODIES, st.integers(65, 200), CUTS)
+def test_an_oversized_frame_is_refused_by_its_header(bodies, size, cuts):
+    bodies = [body[:64] for body in bodies]
+    stream = b"".join(map(frames.pack, bodies)) + frames.pack(bytes(size))[: frames.HEADER]
+    assert read(split(stream, cuts), 64) == (bodies, f"A frame holds from 1 to 64 bytes, not {size}.")
+
+
+@settings(max_examples=60, deadline=None)
+@given(distributions(most=300), CUTS)
+def test_a_distribution_through_the_whole_wire(p, cuts):
+    draft = messages.Draft("s", 0, 0, int(p.argmax()), codec.encode(p), 0.0)
+    bodies, error = read(split(frames.pack(messages.encode(draft)), cuts))
+    assert error is None
+    received = messages.decode(bodies[0])
+    assert codec.decode(received.distribution, len(p)).tobytes() == codec.decode(draft.distribution, len(p)).tobytes()

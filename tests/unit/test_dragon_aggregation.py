@@ -1,0 +1,340 @@
+"""DRAGON's aggregation: mixtures in log space, Algorithm 1's edges, acceptance, shared randomness, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from ondevice.dragon import aggregation, speculative_aggregation
+from ondevice.dragon.aggregation import document_weights, log_weight, mixture, objective, share, target
+from ondevice.dragon.speculative_aggregation import (
+    UNIFORMS,
+    Stream,
+    acceptance,
+    aggregate,
+    aggregate_shared,
+    choose,
+    divergence,
+    expected_acceptance,
+    gumbel_noise,
+    gumbels,
+    sample,
+    shared_acceptance,
+    uniforms,
+    verify,
+)
+
+LAST = np.nextafter(1.0, 0.0)  # the largest number in [0, 1)
+
+
+def random_p(seed: int, vocabulary: int = 6) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(vocabulary, 0.5))
+
+
+# Mixtures (Eqs. 1-4)
+
+
+def test_a_mixture_by_hand():
+    weights = document_weights([np.log(3), 0.0])
+    assert np.exp(weights) == pytest.approx([0.75, 0.25])
+    with np.errstate(divide="ignore"):
+        rows = np.log([[0.2, 0.8, 0.0], [0.6, 0.4, 0.0]])
+    found = mixture(rows, weights)
+    assert np.exp(found) == pytest.approx([0.3, 0.7, 0.0])
+    assert np.isneginf(found[2])
+
+
+def test_a_temperature_flattens_the_weights():
+    assert np.exp(document_weights([2.0, 0.0], 2.0)) == pytest.approx(np.exp([1, 0]) / np.exp([1, 0]).sum())
+    assert log_weight([3.0, 3.0], 1.5) == pytest.approx(2 + np.log(2))
+
+
+def test_two_sides_are_one_softmax_over_all_documents():
+    """Eq. 4 against Eq. 2, with scores that overflow outside of log space."""
+    random = np.random.default_rng(0)
+    scores, log_probs = random.normal(2000, 2, 7), np.log(random.dirichlet(np.ones(9), 7))
+    central = np.exp(mixture(log_probs, document_weights(scores, 1.7)))
+    sides = [slice(0, 3), slice(3, 7)]
+    local, remote = (np.exp(mixture(log_probs[s], document_weights(scores[s], 1.7))) for s in sides)
+    split = target(local, remote, *(log_weight(scores[s], 1.7) for s in sides))
+    assert split == pytest.approx(central, rel=1e-12)
+
+
+def test_float32_rounding_is_normalised_away():
+    logits = np.random.default_rng(0).normal(0, 3, (3, 50_000)).astype(np.float32)
+    rows = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    assert np.exp(mixture(rows, document_weights([1, 2, 3]))).sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_the_target_is_the_same_from_both_sides():
+    for seed in range(20):
+        p, q, weight = random_p(seed), random_p(seed + 100), float(np.random.default_rng(seed).normal(0, 9))
+        assert (target(p, q, weight, 1.3) == target(q, p, 1.3, weight)).all()
+
+
+def test_shares():
+    assert share(np.log(3), 0.0) == pytest.approx(0.75)
+    assert share(5000.0, 5000.0) == 0.5
+    assert (share(-np.inf, -4000.0), share(-4000.0, -np.inf)) == (0, 1)
+
+
+def test_the_objective_is_cross_entropy_and_latency():
+    assert objective(np.log([0.5, 0.25]), [0.1, 0.3], 2.0) == pytest.approx(1.5 * np.log(2) + 0.4)
+    assert objective([-1.0], [0.0], 1.0, p_best=[0.5]) == 0.5
+
+
+# Algorithm 1
+
+
+def test_algorithm_1_by_hand():
+    """p^l = (.9, .1), p^r = (.3, .7), η^l = 1/4: p_t = (.45, .55); a local 0 is rejected below 1/2."""
+    local, remote = [0.9, 0.1], [0.3, 0.7]
+    q = target(local, remote, 0.0, np.log(3))
+    assert q == pytest.approx([0.45, 0.55])
+    drafts, take_local, take_remote = (0, 1), 0.0, 0.9
+    for verifying, coin, expected in [
+        (0.49, take_local, (1, False, True)),  # 0 is resampled to 1, the only token of the residual
+        (0.51, take_local, (0, True, False)),
+        (0.49, take_remote, (1, False, True)),  # the remote 1 is rejected below 3/14
+    ]:
+        found = aggregate(*drafts, local, remote, q, [verifying, 0.5, 0.22, 0.5, coin])
+        assert (int(found.token), bool(found.accepted_local), bool(found.accepted_remote)) == expected
+    assert aggregate(*drafts, local, remote, q, [0.9, 0.5, 0.21, 0.5, take_remote]).token == 0
+    with_gamma_1 = aggregate(*drafts, local, remote, q, [0.9, 0.5, 0.9, 0.5, take_local], gamma_remote=1)
+    assert (int(with_gamma_1.token), bool(with_gamma_1.accepted_remote)) == (1, True)
+
+
+def test_equal_sides_never_reject():
+    p = random_p(1)
+    drafts = sample(p, np.random.default_rng(0).random(500))
+    numbers = np.random.default_rng(1).random((UNIFORMS, 500))
+    numbers[[0, 2]] = 0.0  # rejects whatever can be rejected
+    found = aggregate(drafts, drafts, p, p, p, numbers)
+    assert found.accepted_local.all()
+    assert found.accepted_remote.all()
+    barely = p * (1 + 4e-7)  # of rounding: no token has more in the target, so that there is no residual
+    assert verify(drafts, barely, p, numbers[:2]).tolist() == drafts.tolist()
+
+
+def test_one_token():
+    found = aggregate(0, 0, [1.0], [1.0], [1.0], [0.0, LAST, 0.0, LAST, LAST])
+    assert (int(found.token), bool(found.accepted_local), bool(found.accepted_remote)) == (0, True, True)
+    assert int(aggregate_shared(0, 0, [1.0], [-3.0]).token) == 0
+    assert expected_acceptance([1.0], [1.0], 0.3) == acceptance([1.0], [1.0]) == shared_acceptance([1.0], [1.0]) == 1
+    assert mixture([[0.0]], [0.0]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("gamma_remote", [0.0, 0.5, 1.0])
+def test_a_greedy_target_is_the_mixtures_likeliest_token(gamma_remote):
+    """Which is neither side's own likeliest: drafts are one-hot or drawn, the target token is always the same."""
+    local, remote = np.array([0.5, 0.1, 0.4]), np.array([0.1, 0.5, 0.4])
+    q = np.eye(3)[target(local, remote, 0.0, 0.0).argmax()]
+    assert q.argmax() == 2
+    numbers = np.random.default_rng(0).random((UNIFORMS, 300))
+    for p_local, p_remote in ((local, remote), (np.eye(3)[0], np.eye(3)[1])):
+        drafts = [sample(p, np.random.default_rng(i).random(300)) for i, p in enumerate((p_local, p_remote))]
+        found = aggregate(*drafts, p_local, p_remote, q, numbers, gamma_remote)
+        assert (found.token == 2).all()
+        assert (found.accepted_local == (drafts[0] == 2)).all()
+    assert acceptance(local, q) == acceptance(local, q, 1.0) == pytest.approx(0.4)
+
+
+def test_one_hot_sides_give_either_token_as_often_as_they_weigh():
+    local, remote = np.eye(2)
+    q = target(local, remote, np.log(3), 0.0)
+    numbers = np.random.default_rng(0).random((UNIFORMS, 20_000))
+    zeros = np.zeros(20_000, int)
+    for gamma_remote in (0.5, 1.0):
+        token = aggregate(zeros, zeros + 1, local, remote, q, numbers, gamma_remote).token
+        assert (token == 0).mean() == pytest.approx(0.75, abs=0.015)
+
+
+def test_a_token_of_probability_0_is_never_drawn():
+    p = np.array([0.0, 0.1, 0.0, 0.3 + 1e-9, 0.6, 0.0])
+    numbers = np.array([0.0, LAST, *np.random.default_rng(0).random(1000)])
+    drawn = sample(p, numbers)
+    assert set(drawn.tolist()) == {1, 3, 4}
+    assert (drawn[0], drawn[1]) == (1, 4)
+    noise = gumbel_noise(np.array([[LAST, 0, LAST, 0, 0, LAST]]))
+    assert choose(p, noise)[0] == 4
+
+
+# Acceptance (Eq. 5, Theorem 2)
+
+
+def test_equation_5_by_enumeration():
+    """All drafts, all resamples of Algorithm 1 and both sides of the coin, with their exact probabilities."""
+    for seed in range(25):
+        p_local, p_remote = random_p(seed, 4), random_p(seed + 50, 4)
+        eta_local, gamma_local = np.random.default_rng(seed).random(2)
+        q = eta_local * p_local + (1 - eta_local) * p_remote
+        kernels = []  # [V, V] law of a side's resample for each of its drafts
+        for p, other, eta in ((p_local, p_remote, 1 - eta_local), (p_remote, p_local, eta_local)):
+            reject = np.maximum(0, eta * (1 - other / p))
+            rest = np.maximum(0, other - p)
+            kernels.append(np.diag(1 - reject) + np.outer(reject, rest / rest.sum()))
+        accepted_local = accepted_remote = 0.0
+        for x_local in range(4):
+            for x_remote in range(4):
+                chance = p_local[x_local] * p_remote[x_remote]
+                token = gamma_local * kernels[0][x_local] + (1 - gamma_local) * kernels[1][x_remote]
+                accepted_local += chance * token[x_local]
+                accepted_remote += chance * token[x_remote]
+        assert expected_acceptance(p_local, p_remote, eta_local, gamma_local) == pytest.approx(accepted_local)
+        assert expected_acceptance(p_remote, p_local, 1 - eta_local, 1 - gamma_local) == pytest.approx(accepted_remote)
+        assert acceptance(p_local, q, gamma_local) == pytest.approx(accepted_local)
+
+
+def test_gamma_1_gives_the_greatest_acceptance_possible():
+    """1 - TV(p^r, p_t): what the best joint law of draft and target reaches, a linear program."""
+    for seed in range(10):
+        p, q = random_p(seed, 4), random_p(seed + 70, 4)
+        same = -np.eye(4).ravel()
+        sums = np.vstack([np.kron(np.eye(4), np.ones(4)), np.kron(np.ones(4), np.eye(4))])
+        best = -linprog(same, A_eq=sums, b_eq=np.concatenate([p, q])).fun
+        assert acceptance(p, q, 1.0) == pytest.approx(best)
+        assert acceptance(p, q, 1.0) == pytest.approx(1 - np.abs(p - q).sum() / 2)
+        assert max(acceptance(p, q, gamma) for gamma in (0, 0.5, 0.9)) <= best
+        assert shared_acceptance(p, q) <= best
+
+
+def test_the_remote_acceptance_with_gamma_1_is_linear_in_the_divergence():
+    p_local, p_remote = random_p(0), random_p(1)
+    found = expected_acceptance(p_remote, p_local, 0.4, 1.0)
+    assert found == pytest.approx(1 - 0.6 * divergence(p_local, p_remote))
+    assert found == pytest.approx(acceptance(p_remote, 0.4 * p_remote + 0.6 * p_local, 1.0))
+
+
+def test_theorem_2_more_overlap_more_acceptance():
+    for seed in range(40):
+        p_local, p_remote = random_p(seed), random_p(seed + 90)
+        closer = [p_remote + step * (p_local - p_remote) for step in np.linspace(0, 1, 6)]
+        assert (np.diff([divergence(p_local, p) for p in closer]) < 0).all()
+        for gamma_local in (0.5, 0.8, 1.0):
+            rates = [expected_acceptance(p_local, p, 0.3, gamma_local) for p in closer]
+            assert (np.diff(rates) > -1e-12).all()
+
+
+def test_below_one_half_theorem_2_may_fail():
+    flat, sure = [0.4, 0.6], [0.0, 1.0]
+    assert expected_acceptance(flat, sure, 0.5, 0.0) > expected_acceptance(flat, flat, 0.5, 0.0)
+
+
+def test_divergence():
+    assert divergence([1, 0], [0, 1]) == 1
+    assert divergence([0.5, 0.5], [0.5, 0.5]) == 0
+    assert divergence([0.9, 0.1], [0.3, 0.7]) == pytest.approx(0.6)
+
+
+def test_shared_acceptance_is_its_sum():
+    for seed in range(20):
+        p, q = random_p(seed), random_p(seed + 40)
+        if seed % 2:
+            p[seed % 6] = q[(seed + 2) % 6] = 0
+            p, q = p / p.sum(), q / q.sum()
+        direct = 0.0
+        for x in np.flatnonzero((p > 0) & (q > 0)):
+            direct += 1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(6))
+        found = shared_acceptance(p, q)
+        assert found == pytest.approx(direct)
+        tv = divergence(p, q)
+        assert (1 - tv) / (1 + tv) - 1e-12 <= found <= 1 - tv + 1e-12
+    assert shared_acceptance([1, 0], [0, 1]) == 0
+    assert shared_acceptance([1 - 1e-9, 1e-9], [1.0, 5e-324]) == pytest.approx(1)
+
+
+# Random numbers
+
+
+def test_numbers_are_keyed_and_the_same_everywhere():
+    assert uniforms(5, Stream.CLOUD, 7).tolist() == uniforms(5, Stream.CLOUD, 7, 9)[:UNIFORMS].tolist()
+    seen = {
+        number
+        for seed in (0, 1, 2**64 - 1)
+        for stream in Stream
+        for position in (0, 1, 2**40)
+        for number in uniforms(seed, stream, position, 50).tolist()
+    }
+    assert len(seen) == 3 * 4 * 3 * 50  # no two streams share a part
+    assert uniforms(1, Stream.DEVICE, 2, 2).tolist() == [
+        0.9456775220595027,
+        0.6952594558751128,
+    ]  # for good: both sides count on it
+
+
+def test_gumbel_noise_is_finite_at_the_ends():
+    assert np.isfinite(gumbel_noise([0.0, LAST, 0.5])).all()
+    assert len(gumbels(0, 0, 11)) == 11
+
+
+def test_shared_tokens_are_what_token_wise_sampling_draws():
+    p, q = random_p(3), random_p(4)
+    for position in range(50):
+        noise = gumbels(12, position, 6)
+        found = aggregate_shared(choose(p, noise), choose(q, noise), q, noise)
+        assert int(found.token) == int(np.argmax(np.log(q) + noise))
+        assert found.accepted_remote
+        assert bool(found.accepted_local) == (np.argmax(np.log(p) + noise) == found.token)
+
+
+# Bad input
+
+HALF = [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: document_weights([]), "at least one document"),
+        (lambda: log_weight([]), "at least one document"),
+        (lambda: document_weights([1.0], 0), "temperature is positive and finite, not 0"),
+        (lambda: document_weights([1.0], np.nan), "temperature is positive and finite, not nan"),
+        (lambda: document_weights([1.0, np.inf]), "are finite, not"),
+        (lambda: document_weights([1e300], 1e-300), "Scores over the temperature 1e-300"),
+        (lambda: mixture([[1.0, 2.0]], [0.0]), "are they logits"),
+        (lambda: mixture([[np.nan, 0.0]], [0.0]), "not nan"),
+        (lambda: mixture(np.log([HALF, HALF]), [0.0]), r"not \(2, 2\) and \(1,\)"),
+        (lambda: mixture(np.log([HALF, HALF]), [0.0, 0.0]), "weights of documents sum to 1, not 2"),
+        (lambda: share(np.nan, 0.0), "these are"),
+        (lambda: share(0.0, np.inf), "these are"),
+        (lambda: share(-np.inf, -np.inf), "these are"),
+        (lambda: objective([], [], 1.0), "not .0,. and .0,."),
+        (lambda: target(HALF, [1.0], 0, 0), r"one length, not \[2, 1\]"),
+        (lambda: target(HALF, [[1.0]], 0, 0), r"not the shape \(1, 1\)"),
+        (lambda: target(HALF, [-0.5, 1.5], 0, 0), "no probability below 0, but one is -0.5"),
+        (lambda: target(HALF, [np.nan, 1.0], 0, 0), "but one is nan"),
+        (lambda: target(HALF, [0.5, 0.4], 0, 0), "sums to 1, not 0.9"),
+        (lambda: sample(HALF, 1.0), r"in \[0, 1\), but these go from 1 to 1"),
+        (lambda: sample(HALF, np.nan), "from nan to nan"),
+        (lambda: verify(2, HALF, HALF, [0.1, 0.1]), "from 0 to 1, not 2"),
+        (lambda: verify(-1, HALF, HALF, [0.1, 0.1]), "from 0 to 1, not -1"),
+        (lambda: verify(0.5, HALF, HALF, [0.1, 0.1]), "not of the type float64"),
+        (lambda: verify(1, [1.0, 0.0], HALF, [0.1, 0.1]), "Token 1 has probability 0"),
+        (lambda: verify([1, 1], HALF, HALF, [0.1, 0.1]), r"take numbers \(2, 2\), not \(2,\)"),
+        (lambda: aggregate(0, 0, HALF, HALF, HALF, [0.1] * 4), "drafts .. and .. with numbers .4,."),
+        (lambda: aggregate(0, [0, 1], HALF, HALF, HALF, [0.1] * 5), r"drafts \(\) and \(2,\)"),
+        (lambda: aggregate(0, 0, HALF, HALF, HALF, [0.1] * 5, 1.1), r"gamma is a chance in \[0, 1\], not 1.1"),
+        (lambda: acceptance(HALF, HALF, -0.1), "not -0.1"),
+        (lambda: expected_acceptance(HALF, HALF, 1.5), "share of the target is in .0, 1., not 1.5"),
+        (lambda: choose(HALF, [0.0]), r"each of 2 tokens, not the shape \(1,\)"),
+        (lambda: aggregate_shared([0], 0, HALF, [0.0, 0.0]), r"has drafts \(1,\) and \(\)"),
+        (lambda: uniforms(-1, Stream.DEVICE, 0), "seed is a whole number from 0 .* not -1"),
+        (lambda: uniforms(0, Stream.DEVICE, 2**64), "position is a whole number"),
+    ],
+)
+def test_bad_input_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_large_vocabularies_and_extreme_values_raise_no_warning():
+    """Warnings are errors here. Probabilities down to the smallest number there is."""
+    p = np.full(150_000, 5e-324)
+    q = p.copy()
+    p[0] = q[1] = 1.0
+    numbers = [0.5, LAST, 0.5, LAST, 0.2]
+    assert aggregate(0, 1, p, q, target(p, q, 0.0, 0.0), numbers).token in (0, 1)
+    assert shared_acceptance(p, q) == pytest.approx(0, abs=1e-300)
+    assert aggregation.distribution(p) is not None
+    assert speculative_aggregation.residual(p, q).argmax() == 1

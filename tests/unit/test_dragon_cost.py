@@ -1,0 +1,275 @@
+"""DRAGON's latency model: Table 1, Eqs. 6-9 and Theorem 3 against timelines of messages."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ondevice.dragon.cost import (
+    Costs,
+    aggregation_times,
+    latency_difference,
+    latency_per_token,
+    remaining,
+    should_move,
+    speedup,
+    waiting_time,
+)
+
+FIGURE_4 = Costs(2.0, 1.0, 1.5, 1.8)  # the device aggregates
+
+CASES = [
+    Costs(2, 1, 1.5, 1.8),
+    Costs(1, 2, 3, 0.5),
+    Costs(5, 1, 1, 1),
+    Costs(1, 1, 0, 0),
+    Costs(3, 2, 0.25, 4),
+]
+
+
+# Timelines by brute force: two sides that decode, send, drop and roll back, in ticks of 0.05
+
+
+@dataclass
+class Decoder:
+    """Decodes draft after draft; `restart` drops what was drafted and begins again after a delay."""
+
+    ticks: int
+    delay: int  # from a finished draft to its arrival at the aggregator
+    begins: int = 0
+    ends: deque[int] = field(default_factory=deque)  # arrivals of the drafts in the queue and on the way
+
+    def run_to(self, now: int) -> None:
+        while self.begins + self.ticks + self.delay <= now:
+            self.begins += self.ticks
+            self.ends.append(self.begins + self.delay)
+
+    def restart(self, at: int) -> None:
+        self.ends.clear()
+        self.begins = at
+
+
+def ticked(costs: Costs, accepted_local: tuple[bool, ...], accepted_remote: tuple[bool, ...]) -> list[float]:
+    """At every tick: is there a draft of both sides?"""
+    decode_local, decode_remote, send_local, send_remote = (
+        round(20 * time) for time in (costs.decode_local, costs.decode_remote, costs.send_local, costs.send_remote)
+    )
+    local, remote = Decoder(decode_local, 0), Decoder(decode_remote, send_remote)
+    outcomes, times, now = iter(zip(accepted_local, accepted_remote, strict=True)), [], 0
+    while True:
+        local.run_to(now)
+        remote.run_to(now)
+        if local.ends and remote.ends:
+            times.append(now / 20)
+            outcome = next(outcomes, None)
+            if outcome is None:
+                return times
+            for side, kept, delay in ((local, outcome[0], 0), (remote, outcome[1], send_local)):
+                if kept:
+                    side.ends.popleft()
+                else:
+                    side.restart(now + delay)
+            continue  # there may be a next pair already
+        now += 1
+
+
+@pytest.mark.parametrize("costs", CASES)
+def test_table_1_gives_the_timeline_of_every_outcome(costs):
+    for length in range(4):
+        for outcome in itertools.product((True, False), repeat=2 * length):
+            local, remote = outcome[:length], outcome[length:]
+            assert aggregation_times(costs, local, remote) == pytest.approx(ticked(costs, local, remote))
+
+
+def test_so_it_does_for_long_random_outcomes():
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        costs = Costs(*(random.integers(1, 20, 4) / 4))
+        local, remote = (tuple(random.random(40) < random.random()) for _ in range(2))
+        assert aggregation_times(costs, local, remote) == pytest.approx(ticked(costs, local, remote))
+
+
+def test_table_1_by_hand():
+    """c_dec 2 and 1, c_trans 1.5 and 1.8; the next drafts were begun 0.5 and 2 ago."""
+    assert waiting_time(FIGURE_4, False, True, 0.5, 2.0) == 2.0
+    assert waiting_time(FIGURE_4, True, False, 0.5, 2.0) == pytest.approx(4.3)
+    assert waiting_time(FIGURE_4, True, True, 0.5, 2.0) == 1.5
+    assert waiting_time(FIGURE_4, True, True, 1.5, 2.0) == pytest.approx(0.8)
+    assert waiting_time(FIGURE_4, False, False, 0.5, 2.0) == pytest.approx(4.3)
+    assert waiting_time(FIGURE_4, True, True, 5.0, 5.0) == 0
+    assert (remaining(2.0, 0.5), remaining(2.0, 3.0)) == (1.5, 0)
+
+
+def test_figure_4():
+    """First pair at 2.8; then 2 a token once both stream, and 4.3 if all is rejected."""
+    best, worst = (np.diff(aggregation_times(FIGURE_4, [kept] * 8, [kept] * 8)) for kept in (True, False))
+    assert aggregation_times(FIGURE_4, [], []) == [2.8]
+    assert best[1:] == pytest.approx(2.0)
+    assert worst == pytest.approx(4.3)
+
+
+# Eq. 7
+
+
+@pytest.mark.parametrize("costs", CASES)
+def test_equation_7_is_the_pace_of_outcomes_that_repeat(costs):
+    for accepted_local, accepted_remote in itertools.product((True, False), repeat=2):
+        times = aggregation_times(costs, [accepted_local] * 60, [accepted_remote] * 60)
+        assert (times[60] - times[40]) / 20 == pytest.approx(latency_per_token(costs, float(accepted_remote)))
+
+
+def pace(costs: Costs, acceptance_local: float, acceptance_remote: float) -> tuple[float, float]:
+    """Mean time between aggregations with random outcomes, and its standard error from 40 parts."""
+    random = np.random.default_rng(1)
+    local, remote = (list(random.random(40_000) < rate) for rate in (acceptance_local, acceptance_remote))
+    parts = np.diff(aggregation_times(costs, local, remote)[::1000]) / 1000
+    return float(parts.mean()), float(parts.std() / np.sqrt(len(parts) - 1))
+
+
+@pytest.mark.parametrize(
+    ("costs", "acceptance_local"),
+    [
+        (Costs(1, 2, 3, 0.5), 0.8),  # the local side is faster
+        (Costs(7, 2, 3, 0.5), 0.8),  # the local side is slower than remote decoding and the round trip
+        (Costs(3, 2, 3, 0.5), 0.0),  # in between, but never ahead
+    ],
+)
+def test_equation_7_is_exact_for_random_outcomes(costs, acceptance_local):
+    mean, error = pace(costs, acceptance_local, 0.7)
+    assert mean == pytest.approx(latency_per_token(costs, 0.7), abs=max(4 * error, 1e-3))
+
+
+def test_in_between_equation_7_is_an_upper_bound():
+    """c_dec^r < c_dec^l < c_dec^r + rtt: accepted local drafts are decoded while the remote one is on its way."""
+    costs = Costs(3, 2, 3, 0.5)
+    bound = latency_per_token(costs, 0.7)
+    some, error = pace(costs, 0.8, 0.7)
+    most, _ = pace(costs, 1.0, 0.7)
+    assert most < some < bound - 20 * error
+    assert most == pytest.approx(max(3, 2 + 0.3 * costs.round_trip), rel=0.01)
+
+
+def test_the_printed_equation_7_counts_one_way_twice():
+    costs = Costs(1, 2, 3, 0.5)
+    assert latency_per_token(costs, 0.5) == pytest.approx(0.5 * 2 + 0.5 * 5.5)
+    assert latency_per_token(costs, 0.5, printed=True) == pytest.approx(0.5 * 2 + 0.5 * 8)
+    alike = Costs(1, 2, 1.5, 1.5)
+    assert latency_per_token(alike, 0.3) == latency_per_token(alike, 0.3, printed=True)
+    timeline = aggregation_times(costs, [False] * 5, [False] * 5)
+    assert timeline[5] - timeline[4] == latency_per_token(costs, 0) != latency_per_token(costs, 0, printed=True)
+
+
+# Eqs. 6 and 8
+
+
+def random_points(count: int) -> list[tuple[Costs, float, float]]:
+    """Some on the bounds between the cases of Eqs. 8 and 9, in quarters."""
+    random = np.random.default_rng(2)
+    return [
+        (Costs(*(float(time) for time in random.integers(0, 16, 4) / 4)), *(float(a) for a in random.random(2)))
+        for _ in range(count)
+    ]
+
+
+def test_equation_8_is_the_difference_of_both_sides_equation_7():
+    seen = set()
+    for costs, local, remote in random_points(4000):
+        expected = latency_per_token(costs, remote) - latency_per_token(costs.exchanged, local)
+        found = latency_difference(costs, local, remote)
+        assert found == pytest.approx(expected, abs=1e-12)
+        if abs(found) > 1e-9:
+            assert should_move(costs, local, remote) == (found > 0)
+        edges = (costs.decode_remote - costs.round_trip, costs.decode_remote, costs.decode_remote + costs.round_trip)
+        seen.add(sum(costs.decode_local > edge for edge in edges))
+    assert seen == {0, 1, 2, 3}
+
+
+def test_exchanging_the_sides_turns_the_difference_round():
+    for costs, local, remote in random_points(500):
+        found = latency_difference(costs, local, remote)
+        assert latency_difference(costs.exchanged, remote, local) == pytest.approx(-found, abs=1e-12)
+
+
+def test_the_scheduler_prefers_the_side_whose_drafts_are_accepted_less():
+    """Equal costs: the other side, whose drafts are accepted, streams ahead."""
+    costs = Costs(1, 1, 2, 2)
+    assert should_move(costs, 0.9, 0.4)
+    assert not should_move(costs, 0.4, 0.9)
+    assert not should_move(costs, 0.6, 0.6)  # it stays in a tie
+
+
+def test_a_bottleneck_keeps_or_gets_the_aggregator_whatever_is_accepted():
+    for local, remote in itertools.product((0.0, 0.5, 0.9), repeat=2):
+        assert not should_move(Costs(9, 1, 2, 2), local, remote)
+        assert should_move(Costs(1, 9, 2, 2), local, remote)
+
+
+def test_the_better_side_of_equation_6_is_faster_on_the_timeline():
+    """Where Eq. 7 is exact for both sides: equal decoding times. The printed one errs on asymmetric links."""
+    costs, local, remote = Costs(1, 1, 3, 0.5), 0.6, 0.5
+    stays, error = pace(costs, local, remote)
+    moves, _ = pace(costs.exchanged, remote, local)
+    assert stays - moves > 5 * error
+    assert should_move(costs, local, remote)
+    costs, local, remote = Costs(1, 1, 0.5, 3), 0.6, 0.5
+    assert pace(costs, local, remote)[0] > pace(costs.exchanged, remote, local)[0]
+    assert should_move(costs, local, remote)
+    assert not should_move(costs, local, remote, printed=True)
+
+
+# Theorem 3
+
+
+def test_theorem_3_is_the_ratio_of_equation_7():
+    seen = set()
+    for costs, _, remote in random_points(3000):
+        if max(costs.decode_local, costs.decode_remote + costs.round_trip) == 0:
+            continue
+        token_wise, ours = latency_per_token(costs, 0.0), latency_per_token(costs, remote)
+        assert speedup(costs, remote) == pytest.approx(token_wise / ours)
+        edges = costs.decode_remote, costs.decode_remote + costs.round_trip
+        seen.add(sum(costs.decode_local > edge for edge in edges))
+    assert seen == {0, 1, 2}
+
+
+def test_theorem_3_is_a_lower_bound_of_the_timelines_speed_up():
+    for costs in CASES:
+        mean, error = pace(costs, 0.8, 0.7)
+        token_wise, _ = pace(costs, 0.0, 0.0)
+        assert token_wise / mean > speedup(costs, 0.7) * (1 - 4 * error / mean - 1e-3)
+
+
+def test_theorem_3_at_its_ends():
+    assert speedup(Costs(1, 2, 1, 1), 1.0) == pytest.approx(2)  # all of the round trip is hidden
+    assert speedup(Costs(1, 2, 1, 1), 0.0) == 1
+    assert speedup(Costs(9, 2, 1, 1), 1.0) == 1  # nothing to hide
+    assert speedup(Costs(1, 2, 0, 0), 1.0) == 1
+    assert speedup(Costs(0, 0, 1, 1), 1.0) == np.inf
+    assert speedup(FIGURE_4, 1.0) == pytest.approx(4.3 / 2)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Costs(-1, 1, 1, 1), "decode_local is a time, finite and not negative, not -1"),
+        (lambda: Costs(1, 1, 1, np.inf), "send_remote is a time, finite and not negative, not inf"),
+        (lambda: Costs(1, np.nan, 1, 1), "decode_remote is a time"),
+        (lambda: latency_per_token(FIGURE_4, 1.1), r"acceptance rate is in \[0, 1\], not 1.1"),
+        (lambda: latency_difference(FIGURE_4, -0.1, 0.5), "not -0.1"),
+        (lambda: latency_difference(FIGURE_4, 0.5, np.nan), "not nan"),
+        (lambda: should_move(FIGURE_4, 2, 0.5), "not 2"),
+        (lambda: speedup(FIGURE_4, 2), "not 2"),
+        (lambda: speedup(Costs(0, 0, 0, 0), 0.5), "no speed-up where nothing takes time"),
+        (lambda: aggregation_times(FIGURE_4, [True], []), "not 1 and 0"),
+    ],
+)
+def test_bad_input_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

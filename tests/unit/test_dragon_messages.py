@@ -1,0 +1,222 @@
+"""The closed schema and the frames: by hand, and what each kind of bad input gives."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import struct
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+import pytest
+
+from ondevice.dragon import codec, frames, messages
+from ondevice.dragon.messages import (
+    Begin,
+    Draft,
+    End,
+    Failure,
+    Heartbeat,
+    Hello,
+    Resume,
+    Switch,
+    Target,
+    Welcome,
+    check_peer,
+    decode,
+    encode,
+)
+
+DRAFT = Draft("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
+EVERY = [
+    Hello(1, "m" * 64, "t" * 64, 8_192),
+    Welcome(1, "m" * 64, "t" * 64, 8_192),
+    Begin("s1", 7, "shared", 4, "What does it return?", 100, "device"),
+    DRAFT,
+    Target("s1", 3, 41, 151_643, False),
+    Switch("s1", 3, 41, (DRAFT,), (0.5, 0.02)),
+    Resume("s1", 3, 41, True),
+    End("s1", 42),
+    Heartbeat(12.5, 12.25, 0.125),
+    Failure(None, "Versions differ."),
+]
+
+
+@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
+def test_round_trip(message):
+    assert decode(encode(message)) == message
+
+
+def test_bytes_by_hand():
+    """A MessagePack array of the tag and the fields."""
+    assert encode(End("ab", 300)) == b"\x93\xa3end\xa2ab\xcd\x01\x2c"
+
+
+def test_every_message_is_in_the_union_and_a_draft_costs_little_more_than_its_distribution():
+    assert {type(message) for message in EVERY} == set(messages.Message.__args__)
+    draft = Draft("s" * 16, 100, 1000, 151_643, bytes(codec.CAP), -2.5, 0.02)
+    assert len(frames.pack(encode(draft))) - codec.CAP <= 80
+
+
+@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
+def test_fields_are_exactly_the_schemas(message):
+    fields = msgspec.msgpack.decode(encode(message))
+    with pytest.raises(ValueError, match="at most length"):
+        decode(msgspec.msgpack.encode([*fields, 0]))
+    with pytest.raises(ValueError, match="at least length"):
+        decode(msgspec.msgpack.encode(fields[:1]))
+    with pytest.raises(ValueError, match="Expected `array`, got `object`"):
+        decode(msgspec.msgpack.encode(dict.fromkeys(map(str, range(3)))))
+    for place in range(1, len(fields)):
+        for wrong in ({"a": 1}, [[]], -(2**63), 2**64 - 1, "\0" * 2**17, bytes(2**15)):
+            if not (isinstance(wrong, int) and isinstance(fields[place], float) and wrong > 0):  # a float may be whole
+                if isinstance(message, Heartbeat) and isinstance(wrong, int):
+                    continue  # a clock may be below 0
+                if isinstance(message, Draft) and place == 6 and isinstance(wrong, int):
+                    continue  # log h may be any finite number
+                with pytest.raises(ValueError, match="No message of version 1"):
+                    decode(msgspec.msgpack.encode([*fields[:place], wrong, *fields[place + 1 :]]))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "truncated"),
+        (b"\x93\xa3nop\xa2ab\x01", "Invalid value 'nop'"),
+        (b"\x93\x01\xa2ab\x01", "Expected `str`, got `int`"),
+        (encode(DRAFT)[:-1], "truncated"),
+        (encode(DRAFT) + b"\0", "trailing"),
+        (b"\x93\xa3end\xa2\xff\xff\x01", "utf-8"),
+        (b"\x91" * 100_000, "got `array`"),
+        (pickle.dumps(("end", "s1", 1)), "No message of version 1"),
+        (msgspec.json.encode(["end", "s1", 1]), "No message of version 1"),
+        (msgspec.msgpack.encode(["end", "s1", True]), "Expected `int`, got `bool`"),
+        (msgspec.msgpack.encode(["end", "", 1]), "length >= 1"),
+        (msgspec.msgpack.encode(["heartbeat", float("nan")]), "sent takes finite numbers, not nan"),
+        (msgspec.msgpack.encode(["begin", "s", 0, "other", 1, "q", 1, "cloud"]), "Invalid enum value 'other'"),
+        (msgspec.msgpack.encode(["begin", "s", 0, "shared", 0, "q", 1, "cloud"]), "`int` >= 1"),  # k = 0
+        (msgspec.msgpack.encode(["draft", "s", 0, 0, 0, bytes(codec.LARGEST + 1), 0.0]), "length <= 16384"),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(body, said):
+    with pytest.raises(ValueError, match=said):
+        decode(body)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Draft("s", 0, 0, -1, b"", 0.0),
+        lambda: Draft("s", 0, 0, 2**80, b"", 0.0),
+        lambda: Draft("s", 0, 0, 1, b"", float("inf")),
+        lambda: Draft("\ud800", 0, 0, 1, b"", 0.0),
+        lambda: Draft("s", 0, 0, 1, object(), 0.0),
+        lambda: Switch("s", 0, 0, (), (float("nan"),)),
+        lambda: Begin("s", 0, "shared", 0, "q", 1, "cloud"),
+        lambda: Begin("s", 0, "shared", 1, "q" * 2**17, 1, "cloud"),
+        lambda: Failure(None, ""),
+        lambda: ["end", "s", 1, 2],
+        lambda: {"end": 1},
+    ],
+)
+def test_what_the_receiver_would_refuse_is_not_sent(make):
+    with pytest.raises(ValueError, match=r"No message|cannot be sent|finite"):
+        encode(make())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", 2), ("model", "x"), ("tokenizer", "x"), ("vocabulary", 151_936)]
+)
+def test_peers_that_differ_are_told_in_what(field, value):
+    ours, theirs = EVERY[:2]
+    check_peer(ours, theirs)
+    with pytest.raises(ValueError, match=f"has the {field} {value!r}"):
+        check_peer(ours, msgspec.structs.replace(theirs, **{field: value}))
+
+
+# Frames
+
+
+def read(data: bytes, limit: int = frames.LIMIT) -> list[bytes]:
+    """All bodies of a whole stream."""
+    reader = frames.Reader(limit)
+    found = list(reader.feed(data))
+    reader.end()
+    return found
+
+
+def test_frame_by_hand():
+    start = b"DRG\x01\x00\x00\x00\x02" + struct.pack(">I", crc32(b"hi"))
+    assert frames.pack(b"hi") == start + struct.pack(">I", crc32(start)) + b"hi"
+    assert read(frames.pack(b"hi") * 3) == [b"hi"] * 3
+    assert read(b"") == []
+
+
+def test_bodies_before_the_damage_are_read_and_none_after():
+    reader = frames.Reader()
+    good = frames.pack(b"one") + frames.pack(b"two")
+    found = []
+    with pytest.raises(ValueError, match="checksum"):
+        for body in reader.feed(good + good[:-1] + b"x" + good):
+            found.append(body)  # what came before the error counts
+    assert found == [b"one", b"two", b"one"]
+    for again in (lambda: list(reader.feed(good)), lambda: list(reader.feed(b"")), reader.end):
+        with pytest.raises(ValueError, match="damaged: its checksum is wrong"):
+            again()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n", "begins with DRG, not with a byte 71"),
+        (b"G", "begins with DRG"),  # a stranger is told from the first byte
+        (b"DRG\x02", "speaks version 2 of the protocol, this one 1"),
+        (b"\x80\x04\x95", "begins with DRG"),  # a pickle
+        (frames.pack(b"x" * 65), "from 1 to 64 bytes, not 65"),
+        (frames.pack(b"x" * 65)[: frames.HEADER], "not 65"),  # before any of it has come
+        (frames.pack(b"abc")[:7] + b"\x04" + frames.pack(b"abc")[8:], "header is damaged"),
+        (frames.pack(b"abc")[:-1] + b"d", "A frame of 3 bytes is damaged"),
+    ],
+)  # fmt: skip
+def test_bad_streams_are_refused_at_once(data, said):
+    with pytest.raises(ValueError, match=said):
+        list(frames.Reader(64).feed(data))
+
+
+def test_an_end_within_a_frame_is_told():
+    whole = frames.pack(b"abc")
+    for cut in range(1, len(whole)):
+        with pytest.raises(ValueError, match=f"ended within a frame, after {cut} bytes"):
+            read(whole[:cut])
+
+
+def test_limits():
+    with pytest.raises(ValueError, match="from 1 to 10 bytes, not 11"):
+        frames.pack(bytes(11), 10)
+    with pytest.raises(ValueError, match="not 0"):
+        frames.pack(b"")
+    for limit in (0, 2**32):
+        with pytest.raises(ValueError, match=str(limit)):
+            frames.Reader(limit)
+    assert read(frames.pack(bytes(10), 10), 10) == [bytes(10)]
+
+
+def test_a_refused_stream_is_not_kept():
+    reader = frames.Reader()
+    for _ in range(5):
+        with pytest.raises(ValueError, match="begins with DRG"):
+            list(reader.feed(b"x" * 1000))
+    assert not reader._held
+
+
+@pytest.mark.parametrize("module", [codec, messages, frames])
+def test_nothing_is_pickled_or_evaluated(module):
+    tree = ast.parse(Path(module.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    allowed = {"__future__", "bisect", "collections.abc", "dataclasses", "math", "struct", "typing", "zlib",
+               "msgspec", "numpy", "numpy.typing", "ondevice.dragon.codec", "ondevice.dragon.messages"}  # fmt: skip
+    assert imported <= allowed
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & {"eval", "exec", "compile", "__import__"}

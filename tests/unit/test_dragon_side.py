@@ -1,0 +1,247 @@
+"""DRAGON's side: a session by hand, what it refuses, the move of the aggregator, and the simulator on known cases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ondevice.dragon.scheduler import Scripted
+from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
+from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, independent, oracle, regimes, replayed, simulate
+
+
+def even(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+    """The target of position i is 10 i."""
+    return 10 * position, local.token == 10 * position, remote.token == 10 * position
+
+
+def side(**fields) -> Side:
+    return Side("s", even, **{"aggregates": True, "limit": 9, **fields})
+
+
+def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> Draft:
+    return Draft("s", epoch, position, token, pace=pace)
+
+
+# One side
+
+
+def test_a_session_by_hand_on_the_side_that_aggregates():
+    one = side(limit=3)
+    assert one.start(0.0) == [Decode(0, 0, None)]
+    assert one.drafted(1.0, 0, 0, 0) == [Decode(0, 1, 0)]  # ahead, before anything is decided
+    assert one.drafted(2.0, 0, 1, 11) == [Decode(0, 2, 11)]
+    first = [Send(Target("s", 0, 0, 0, True)), Emit(0, 0)]
+    assert one.received(2.5, draft(0, 0, 0)) == first
+    rejected = [Send(Target("s", 0, 1, 10, True)), Emit(1, 10), RollBack(1), Decode(1, 2, 10)]
+    assert one.received(2.6, draft(0, 1, 10)) == rejected
+    assert one.drafted(2.7, 0, 2, 20) == []  # of the decode that became void
+    assert one.received(2.8, draft(0, 2, 21)) == []
+    assert one.drafted(3.6, 1, 2, 20) == [Send(Target("s", 1, 2, 20, False)), Emit(2, 20), Done()]
+    assert one.received(4.0, draft(0, 3, 0)) == [] == one.drafted(4.0, 1, 3, 0)
+    assert (one.tokens, one.done, one.epoch) == ([0, 10, 20], True, 1)
+
+
+def test_a_session_by_hand_on_the_side_that_does_not():
+    one = side(aggregates=False, lookahead=2, end=20)
+    assert one.start(0.0) == [Decode(0, 0, None)]
+    assert one.drafted(1.0, 0, 0, 0) == [Send(draft(0, 0, 0)), Decode(0, 1, 0)]
+    assert one.drafted(3.0, 0, 1, 11) == [Send(draft(0, 1, 11, 2.0))]  # two ahead: it waits
+    assert one.received(4.0, Target("s", 0, 0, 0, True)) == [Emit(0, 0), Decode(0, 2, 11)]
+    assert one.received(5.0, Target("s", 1, 1, 10, False)) == [Emit(1, 10), RollBack(1), Decode(1, 2, 10)]
+    assert one.received(5.0, Target("s", 1, 1, 10, False)) == []  # repeated
+    assert one.drafted(6.0, 1, 2, 20) == [Send(draft(1, 2, 20))]  # its own end token: nothing to draft after it
+    assert one.received(7.0, Target("s", 1, 2, 20, True)) == [Emit(2, 20), Done()]
+
+
+def test_token_wise_is_a_lookahead_of_one():
+    one = side(aggregates=False, lookahead=1)
+    one.start(0.0)
+    assert one.drafted(1.0, 0, 0, 0) == [Send(draft(0, 0, 0))]
+    assert one.received(2.0, Target("s", 0, 0, 0, True)) == [Emit(0, 0), Decode(0, 1, 0)]
+
+
+def test_drafts_of_an_old_epoch_are_dropped():
+    one = side()
+    one.start(0.0)
+    one.received(1.0, draft(0, 0, 7))
+    one.received(1.0, draft(0, 1, 10))
+    one.drafted(2.0, 0, 0, 0)  # rejects 7, and with it the other side's draft of position 1
+    one.drafted(3.0, 0, 1, 10)
+    assert one.received(3.0, draft(0, 1, 10)) == [] == one.received(3.0, draft(0, 2, 20))
+    assert one.received(4.0, draft(1, 1, 10))[0] == Send(Target("s", 1, 1, 10, True))
+
+
+def test_all_that_moves_travels_in_one_message():
+    one, two = side(scheduler=Scripted([0])), side(aggregates=False)
+    one.start(0.0)
+    two.start(0.0)
+    one.drafted(1.0, 0, 0, 5)
+    one.drafted(1.0, 0, 1, 10)
+    one.drafted(1.0, 0, 2, 20)
+    sent = [action.message for action in two.drafted(1.0, 0, 0, 0) if isinstance(action, Send)]
+    two.drafted(2.0, 0, 1, 10)
+    actions = one.received(1.5, sent[0])  # one's 5 is rejected: its drafts of positions 1 and 2 are void
+    target, switch = [action.message for action in actions if isinstance(action, Send)]
+    assert (target, switch) == (Target("s", 0, 0, 0, True), Switch("s", 1, 1))
+    assert not one.aggregates and not two.aggregates
+    assert two.received(2.0, target) == [Emit(0, 0)]
+    assert two.received(2.0, switch) == [] == two.received(2.1, switch)
+    assert two.aggregates
+    (fresh,) = [action.message for action in one.drafted(2.0, 1, 1, 10) if isinstance(action, Send)]
+    assert two.received(3.0, fresh) == [Send(Target("s", 1, 1, 10, True)), Emit(1, 10)]
+
+
+def test_a_switch_carries_the_drafts_that_are_not_decided():
+    one, two = side(scheduler=Scripted([0])), side(aggregates=False)
+    one.start(0.0)
+    for position, token in enumerate([0, 10, 21]):
+        one.drafted(1.0, 0, position, token)
+    switch = [action.message for action in one.received(1.5, draft(0, 0, 3)) if isinstance(action, Send)][1]
+    assert switch == Switch("s", 0, 1, (draft(0, 1, 10, 0.0), draft(0, 2, 21, 0.0)))
+    two.start(0.0)
+    two.drafted(1.0, 0, 0, 3)
+    two.received(2.0, Target("s", 1, 0, 0, False))
+    two.received(2.0, switch)
+    assert two.drafted(3.0, 1, 1, 10)[:2] == [Send(Target("s", 0, 1, 10, True)), Emit(1, 10)]
+    assert two.drafted(4.0, 1, 2, 20)[0] == Send(Target("s", 1, 2, 20, False))
+
+
+@pytest.mark.parametrize(
+    ("aggregates", "message", "said"),
+    [
+        (True, Draft("other", 0, 0, 0), "session 'other'"),
+        (True, draft(0, 1, 0), "where 0, 0 comes next"),
+        (True, draft(1, 0, 0), "where 0, 0 comes next"),
+        (True, Target("s", 0, 0, 0, True), "aggregates at position 0"),
+        (True, Switch("s", 0, 0), "aggregates at position 0"),
+        (False, Target("s", 0, 1, 0, True), "does not aggregate at position 0"),
+        (False, Target("s", 0, 0, 0, True), "it drafted None"),
+        (False, Target("s", 0, 0, 0, False), "came in epoch 0"),
+        (False, Switch("s", 0, 3), "at position 0"),
+        (False, Switch("s", 0, 0, (draft(0, 1, 0),)), r"drafts of \[\(0, 1\)\]"),
+        (False, Switch("s", 1, 0, (draft(0, 0, 0),)), r"drafts of \[\(0, 0\)\]"),
+    ],
+)
+def test_what_no_peer_of_this_kind_sends_is_refused(aggregates, message, said):
+    one = side(aggregates=aggregates)
+    one.start(0.0)
+    with pytest.raises(ValueError, match=said):
+        one.received(1.0, message)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="at least one token, not 0"):
+        side(limit=0)
+    with pytest.raises(ValueError, match="one token ahead, not 0"):
+        side(lookahead=0)
+    one = side()
+    one.start(0.0)
+    with pytest.raises(ValueError, match="has started"):
+        one.start(1.0)
+    with pytest.raises(ValueError, match="Both sides"):
+        one.resume(0, True)
+    lying = Side("s", lambda local, remote, position: (4, True, False), aggregates=True, limit=3)
+    lying.start(0.0)
+    lying.drafted(1.0, 0, 0, 5)
+    with pytest.raises(ValueError, match="An accepted draft is the target, but 5, 4 gave 4"):
+        lying.received(1.0, draft(0, 0, 4))
+
+
+# The simulator
+
+ALL, NONE = np.ones((12, 2), bool), np.zeros((12, 2), bool)
+
+
+def figure_4(accepted) -> World:
+    """Device 2 s, cloud 1 s a token; 1.5 s up, 1.8 s down."""
+    return World(accepted, 2.0, 1.0, Link(1.5), Link(1.8))
+
+
+def test_figure_4():
+    """Section 6: 2 s a token if all drafts are accepted, 4.3 s if none is; the first token comes after 2.8 s."""
+    best, worst = simulate(figure_4(ALL)), simulate(figure_4(NONE))
+    assert best.seen == pytest.approx([2.8, *range(4, 26, 2)])
+    assert worst.seen == pytest.approx(2.8 + 4.3 * np.arange(12))
+    assert worst.drafted[DEVICE] == 12 + 10  # and a void one while it waits for each of positions 1 to 10
+    assert (best.moves, set(best.side), best.tokens) == (0, {DEVICE}, list(range(0, 24, 2)))
+
+
+@pytest.mark.parametrize(("device", "cloud", "rtt"), [(0.13, 0.02, 0.3), (0.23, 0.02, 0.1), (0.02, 0.05, 0.0)])
+def test_token_wise_is_as_slow_as_theorem_3_says(device, cloud, rtt):
+    world = World(independent(50, 0.7, 0.7), device, cloud, Link(rtt / 2), Link(rtt / 2), lookahead=1)
+    assert np.diff(simulate(world).decided) == pytest.approx(max(device, cloud + rtt))
+
+
+def test_a_decode_that_cannot_be_stopped_delays_the_next():
+    """The device starts its second decode at 2, hears at 2.8 that its first draft was rejected, and ends it at 4."""
+    run = simulate(World(NONE, 2.0, 1.0, Link(0), Link(1.8), preempts=False))
+    assert run.seen[:2] == pytest.approx([2.8, 6.0])
+
+
+def test_links_have_bandwidth_jitter_and_keep_their_order():
+    world = World(ALL, 0.0, 0.0, Link(), Link(0.1, bandwidth=5520.0))
+    assert simulate(world).seen == pytest.approx(0.1 + 0.1 * np.arange(1, 13))  # 552 bytes are 0.1 s
+    jittery = World(ALL, 0.01, 0.01, Link(), Link(0.1, jitter=1.0))
+    one, same, other = (simulate(jittery, seed=seed) for seed in (1, 1, 2))
+    assert one.seen.tolist() == same.seen.tolist() != other.seen.tolist()
+    assert 0.12 < one.total < 1.3 and (np.diff(one.seen) >= 0).all()
+    rising = World(ALL, 1.0, 0.0, Link(), Link(lambda now: now / 2))
+    assert simulate(rising).seen == pytest.approx(np.arange(1, 13))
+
+
+def test_paces_by_position():
+    assert simulate(World(ALL[:3], [1, 2, 3], lambda i: i / 2)).seen == pytest.approx([1, 3, 6])
+
+
+def test_the_aggregator_may_start_on_either_side():
+    """From the cloud, the tokens reach the device 1.8 s after they were decided."""
+    run = simulate(figure_4(ALL), CLOUD)
+    assert run.seen == pytest.approx(run.decided + 1.8)
+    assert run.decided[0] == 3.5 and set(run.side) == {CLOUD}
+
+
+def test_the_oracle_moves_where_it_pays():
+    """Where the cloud's drafts cease to be accepted and the device's begin, it moves to the cloud."""
+    world = World(regimes(80, [(0.0, 1.0), (1.0, 0.0)], 40, fixed=True), 0.13, 0.02, Link(0.3), Link(0.3), lookahead=80)
+    best = oracle(world)
+    assert best.moves[0] in range(38, 42)
+    static = [simulate(world, first).total for first in (DEVICE, CLOUD)]
+    assert best.total == pytest.approx(80 * 0.13 + 2 * 0.3, abs=0.15) and min(static) > 2 * best.total
+
+
+def test_sources_of_acceptance():
+    flags = independent(20_000, 0.49, 0.99, seed=3)
+    assert flags.mean(0) == pytest.approx([0.49, 0.99], abs=0.01)
+    assert (independent(50, 0.5, 0.5, seed=1) == independent(50, 0.5, 0.5, seed=1)).all()
+    swapping = regimes(90, [(0.0, 1.0), (1.0, 0.0)], 30, fixed=True)
+    assert swapping[:30].tolist() == swapping[60:].tolist() == [[False, True]] * 30
+    assert swapping[30:60].tolist() == [[True, False]] * 30
+    changes = np.count_nonzero(np.diff(regimes(30_000, [(0, 1), (1, 0)], 30)[:, 0]))
+    assert changes == pytest.approx(1000, rel=0.15)
+    assert replayed([1, 0], [0, 0], 5).tolist() == [[True, False], [False, False]] * 2 + [[True, False]]
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: independent(5, 1.1, 0.5), "from 0 to 1, not 1.1"),
+        (lambda: regimes(5, [], 3), "not 0 rates"),
+        (lambda: regimes(5, [(0.5, 0.5)], 0), "for 0"),
+        (lambda: replayed([2], [1]), "0 or 1"),
+        (lambda: replayed([], []), "at least one"),
+        (lambda: Link(-1.0), "delay is finite and not negative, not -1.0"),
+        (lambda: Link(0.0, math.inf), "jitter is finite and not negative, not inf"),
+        (lambda: Link(bandwidth=0.0), "positive, not 0.0"),
+        (lambda: World(np.ones((0, 2), bool)), r"not \(0, 2\)"),
+        (lambda: World(ALL, [0.1] * 11), "device has one pace, or 12"),
+        (lambda: World(ALL, cloud=-0.1), "cloud has one pace"),
+        (lambda: simulate(figure_4(ALL), 2), "not 2"),
+        (lambda: oracle(figure_4(ALL), -1), "not -1"),
+    ],
+)
+def test_bad_worlds_are_refused(build, said):
+    with pytest.raises(ValueError, match=said):
+        build()

@@ -1,0 +1,372 @@
+"""A side's decoder: every distribution is compared with uncached runs of all its documents, mixed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ondevice import shapes
+from ondevice.causal_lm import CausalLM
+from ondevice.dragon.aggregation import Floats, target
+from ondevice.dragon.decoder import Decoder, Drafted, Template, greedy, sampled
+from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 2},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+}
+V, CONTEXT = 61, 32
+PREFIXES = [[5, 17, 3, 44, 8, 29, 2], [11, 4], [23, 23, 50, 31, 9, 31, 40, 60, 12, 7]]
+SUFFIX, SCORES = [9, 33, 14], [1.0, 2.5, -0.5]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models run fastest on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def lm(kind: str = "llama", dtype: torch.dtype = torch.float64) -> CausalLM:
+    """A random model whose distributions are far from uniform."""
+    config = AutoConfig.for_model(
+        kind, vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2, **KINDS[kind],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+    return CausalLM(model)
+
+
+def side(of: CausalLM | None = None, **options: Any) -> Decoder:
+    return Decoder(of or lm(), PREFIXES, SUFFIX, SCORES, **options)
+
+
+@torch.inference_mode()
+def by_hand(
+    of: CausalLM, tokens: Sequence[int], temperature: float = 1.0, documents: Sequence[int] = (0, 1, 2)
+) -> Floats:
+    """[V] probabilities: Eqs. 1 and 2 as printed, each document in a run of its own without a cache."""
+    relevance = [np.exp(SCORES[index] / temperature) for index in documents]
+    mixed = np.zeros(V)
+    for index, weight in zip(documents, relevance, strict=True):
+        ids = torch.tensor([[*PREFIXES[index], *SUFFIX, *tokens]])
+        logits = of.model(input_ids=ids, use_cache=False).logits[0, -1]
+        mixed += weight / sum(relevance) * logits.double().softmax(0).numpy()
+    return mixed
+
+
+def assert_next(decoder: Decoder, bound: float = 1e-12, temperature: float = 1.0) -> None:
+    found = np.exp(decoder.next_distribution())
+    assert found.shape == (V,) and found.dtype == np.float64
+    assert np.abs(found - by_hand(decoder.lm, decoder.tokens, temperature)).max() < bound
+
+
+# Mixture
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_mixture_is_that_of_brute_force(
+    tmp_path: Path, kind: str, dtype: torch.dtype, bound: float, stored: bool
+) -> None:
+    of, store = lm(kind, dtype), None
+    if stored:
+        store = KVStore(tmp_path, of, shapes.byte_tokenizer(), "{document}{query}")
+        side(of, store=store)
+    decoder = side(of, store=store)
+    assert store is None or (store.hits, store.misses) == (3, 3)
+    for token in (7, 50, 7, 2, 33):
+        assert_next(decoder, bound)
+        decoder.commit(token)
+    assert_next(decoder, bound)
+    assert decoder.tokens == [7, 50, 7, 2, 33] and decoder.position == 5
+
+
+def test_the_bound_rejects_equal_weights_and_a_document_less() -> None:
+    found = np.exp(side().next_distribution())
+    assert np.abs(found - by_hand(lm(), [], temperature=1e9)).max() > 1e-3
+    assert np.abs(found - by_hand(lm(), [], documents=(0, 1))).max() > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_scores_are_divided_by_their_temperature(temperature: float) -> None:
+    decoder = side(temperature=temperature)
+    assert_next(decoder, temperature=temperature)
+    assert decoder.log_weight == pytest.approx(np.log(np.exp(np.array(SCORES) / temperature).sum()), abs=1e-12)
+
+
+def test_two_sides_make_the_mixture_of_all_documents() -> None:
+    one, other = Decoder(lm(), PREFIXES[:1], SUFFIX, SCORES[:1]), Decoder(lm(), PREFIXES[1:], SUFFIX, SCORES[1:])
+    for decoder in (one, other):
+        decoder.commit(19)
+    p_one, p_other = (np.exp(decoder.next_distribution()) for decoder in (one, other))
+    found = target(p_one, p_other, one.log_weight, other.log_weight)
+    assert np.abs(found - by_hand(lm(), [19])).max() < 1e-12
+
+
+def test_a_distribution_asked_for_twice_is_computed_once() -> None:
+    decoder = side()
+    assert decoder.next_distribution() is decoder.next_distribution()
+
+
+# Rollback
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_rollback_other_tokens_give_what_a_fresh_decoder_gives(kind: str) -> None:
+    decoder = side(lm(kind))
+    for _ in decoder.lookahead(6, greedy):
+        pass
+    decoder.next_distribution()
+    decoder.rollback(2)
+    kept = decoder.tokens.copy()
+    decoder.commit(41)
+    fresh = side(lm(kind))
+    for token in [*kept, 41]:
+        fresh.commit(token)
+    assert decoder.tokens == [*kept, 41] and len(kept) == 2
+    assert np.abs(decoder.next_distribution() - fresh.next_distribution()).max() < 1e-10
+    assert_next(decoder)
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_a_rollback_alone_gives_the_earlier_distribution(position: int) -> None:
+    decoder = side()
+    before = []
+    for token in (7, 50, 9):
+        before.append(decoder.next_distribution())
+        decoder.commit(token)
+    before.append(decoder.next_distribution())
+    decoder.rollback(position)
+    assert np.abs(decoder.next_distribution() - before[position]).max() < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_calls_gives_what_the_tokens_alone_give(seed: int) -> None:
+    random, decoder, model = np.random.default_rng(seed), side(), list[int]()
+    for _ in range(60):
+        call = random.integers(3)
+        if call == 0 and decoder.room > 1:
+            model.append(int(random.integers(V)))
+            decoder.commit(model[-1])
+        elif call == 1:
+            del model[int(random.integers(len(model) + 1)) :]
+            decoder.rollback(len(model))
+        else:
+            assert_next(decoder)
+        assert decoder.tokens == model
+
+
+@pytest.mark.parametrize("failing", range(3))
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_interrupted_step_leaves_the_decoder_right(
+    monkeypatch: pytest.MonkeyPatch, failing: int, rolled_back: bool
+) -> None:
+    decoder = side()
+    for token in (7, 50):
+        decoder.commit(token)
+    decoder.next_distribution()
+    decoder.rollback(1) if rolled_back else decoder.commit(13)
+    calls, forward = iter(range(9)), CausalLM.forward
+
+    def interrupted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if next(calls) == failing:
+            raise KeyboardInterrupt
+        return forward(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalLM, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.next_distribution()
+    assert_next(decoder)
+    decoder.commit(44)
+    assert_next(decoder)
+
+
+# Lookahead
+
+
+def test_greedy_drafts_are_the_likeliest_tokens_of_the_mixture() -> None:
+    decoder, tokens = side(), list[int]()
+    for _ in range(5):
+        tokens.append(int(by_hand(lm(), tokens).argmax()))
+    assert [draft.token for draft in decoder.lookahead(5, greedy)] == tokens == decoder.tokens
+
+
+def test_sampled_drafts_are_draws_with_the_numbers_of_their_positions() -> None:
+    decoder = side()
+    drafts = list(decoder.lookahead(6, sampled(5, Stream.CLOUD)))
+    expected = list[int]()
+    for position, draft in enumerate(drafts):
+        probabilities = by_hand(lm(), expected)
+        expected.append(int(sample(probabilities, uniforms(5, Stream.CLOUD, position, 1)[0])))
+        assert draft.position == position and np.abs(np.exp(draft.log_probs) - probabilities).max() < 1e-12
+    assert [draft.token for draft in drafts] == expected
+    assert [draft.token for draft in side().lookahead(6, sampled(6, Stream.CLOUD))] != expected
+    assert [draft.token for draft in side().lookahead(6, sampled(5, Stream.DEVICE))] != expected
+
+
+def test_a_draft_comes_before_the_work_on_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards, forward = list[int](), CausalLM.forward
+
+    def counted(lm: CausalLM, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        forwards.append(len(tokens))
+        return forward(lm, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(CausalLM, "forward", counted)
+    drafts = side().lookahead(2, greedy)
+    assert forwards == []
+    assert next(drafts).position == 0
+    assert forwards == [len(prefix) + len(SUFFIX) for prefix in PREFIXES]  # no store: document and query in one
+    assert next(drafts).position == 1
+    assert forwards[3:] == [1, 1, 1]
+    assert next(drafts, None) is None and len(forwards) == 6
+
+
+def test_a_rejection_between_two_drafts_changes_what_follows() -> None:
+    decoder = side()
+    drafts = decoder.lookahead(4, greedy)
+    next(drafts), next(drafts)
+    decoder.rollback(1)
+    decoder.commit(41)
+    third = next(drafts)
+    assert third.position == 2 and third.token == int(by_hand(lm(), [decoder.tokens[0], 41]).argmax())
+
+
+def test_the_choice_gets_position_and_distribution() -> None:
+    seen = list[tuple[int, Floats]]()
+
+    def choose(position: int, log_probs: Floats) -> int:
+        seen.append((position, log_probs))
+        return 3
+
+    found = list(side().lookahead(2, choose))
+    assert found == [Drafted(position, 3, log_probs) for position, log_probs in seen]
+    assert [position for position, _ in seen] == [0, 1]
+
+
+# Ends
+
+
+def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
+    decoder = side(end=(2, 6))
+    tokens = iter([8, 6, 9])
+    drafts = list(decoder.lookahead(3, lambda position, log_probs: next(tokens)))
+    assert [draft.token for draft in drafts] == [8, 6] and decoder.ended
+    for call in (decoder.next_distribution, lambda: decoder.commit(4)):
+        with pytest.raises(ValueError, match="ended with token 6 at position 1"):
+            call()
+    decoder.rollback(1)
+    assert not decoder.ended
+    decoder.commit(9)
+    assert_next(decoder)
+
+
+def test_an_end_token_in_the_prompt_ends_nothing() -> None:
+    decoder = side(end=(SUFFIX[-1],))
+    assert not decoder.ended
+    assert_next(decoder)
+
+
+def test_the_context_ends_with_its_longest_document() -> None:
+    decoder = side()
+    room = CONTEXT - len(PREFIXES[2]) - len(SUFFIX) + 1
+    assert decoder.room == room
+    drafts = list(decoder.lookahead(99, greedy))
+    assert len(drafts) == room and decoder.room == 0 and not decoder.ended
+    assert np.abs(np.exp(drafts[-1].log_probs) - by_hand(lm(), decoder.tokens[:-1])).max() < 1e-12
+    for call in (decoder.next_distribution, lambda: decoder.commit(4)):
+        with pytest.raises(ValueError, match=f"context of {CONTEXT} tokens is full at position {room}"):
+            call()
+    decoder.rollback(room - 1)
+    assert_next(decoder)
+
+
+def test_a_prompt_that_fills_the_context_has_room_for_one_token() -> None:
+    decoder = Decoder(lm(), [[3] * 29], SUFFIX, [0.0])
+    assert decoder.room == 1
+    decoder.commit(int(decoder.next_distribution().argmax()))
+    assert decoder.room == 0
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("prefixes", "suffix", "scores", "options", "message"), [
+    ([], SUFFIX, [], {}, "at least one document, not 0"),
+    ([[3], [4] * 33], SUFFIX, [0, 0], {}, "Document 1 takes 33 tokens, more than the context of 32"),
+    ([[3], [4] * 30], SUFFIX, [0, 0], {}, "query takes 3 tokens and has no room after document 1's 30"),
+    ([[3], []], SUFFIX, [0, 0], {}, "Document 1 is empty"),
+    ([[3]], [], [0], {}, "query is empty"),
+    ([[3, 61]], SUFFIX, [0], {}, "Document 0's prompt holds token 61, not in the model's 61"),
+    ([[3]], [-1], [0], {}, "holds token -1"),
+    ([[3.5]], SUFFIX, [0], {}, "integers"),
+    ([[3]], SUFFIX, [0, 1], {}, "1 documents need as many scores, not 2"),
+    ([[3]], SUFFIX, [float("nan")], {}, "nan"),
+    ([[3]], SUFFIX, [0], {"temperature": 0.0}, "positive"),
+])  # fmt: skip
+def test_bad_input_is_named_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, prefixes: Any, suffix: Any, scores: Any, options: Any, message: str
+) -> None:
+    monkeypatch.setattr(CausalLM, "start", None)
+    with pytest.raises(ValueError, match=message):
+        Decoder(lm(), prefixes, suffix, scores, **options)
+
+
+def test_bad_calls_are_named(tmp_path: Path) -> None:
+    decoder = side()
+    with pytest.raises(ValueError, match="Token 61 is not in the model's 61"):
+        decoder.commit(61)
+    with pytest.raises(ValueError, match="position 0 cannot be rolled back to 1"):
+        decoder.rollback(1)
+    with pytest.raises(ValueError, match="cannot be rolled back to -1"):
+        decoder.rollback(-1)
+    with pytest.raises(ValueError, match="at least one token, not 0"):
+        decoder.lookahead(0, greedy)
+    with pytest.raises(ValueError, match="another model"):
+        side(lm("opt"), store=KVStore(tmp_path, lm(), shapes.byte_tokenizer(), "{document}{query}"))
+    assert decoder.tokens == []
+    assert_next(decoder)
+
+
+# Template
+
+
+def test_a_templates_ids_are_cut_where_the_document_ends() -> None:
+    template, tokenizer = Template("Context: {document}.\nQ: {query}\nA:"), shapes.byte_tokenizer()
+    prefix, suffix = template.prefix(tokenizer, "a {query} b"), template.suffix(tokenizer, "why {document}?")
+    assert tokenizer.decode(prefix) == "Context: a {query} b"
+    assert tokenizer.decode(suffix) == ".\nQ: why {document}?\nA:"
+
+
+def test_a_begin_token_comes_once_where_the_tokenizer_puts_one() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    template, tokenizer = Template("{document}: {query}"), shapes.byte_tokenizer()
+    plain = template.prefix(tokenizer, "ab"), template.suffix(tokenizer, "c")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    assert (template.prefix(tokenizer, "ab"), template.suffix(tokenizer, "c")) == ([0, *plain[0]], plain[1])
+
+
+@pytest.mark.parametrize("text", ["", "{document}", "{query} {document}", "{document}{document}{query}"])
+def test_other_templates_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="once and then"):
+        Template(text)

@@ -1,0 +1,379 @@
+"""Documents' rows on disk: what comes back is what was computed, whatever happened to the files meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ondevice import assets, shapes
+from ondevice.causal_lm import CausalLM, Session
+from ondevice.dragon import kv_store
+from ondevice.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 2},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+}
+V, CONTEXT, TEMPLATE = 259, 64, "Context: {document}. Question: {query}"
+DOCUMENT, QUERY = [5, 117, 3, 244, 8, 29, 2, 31, 31, 70], [9, 200, 14, 77]
+OTHERS = [[6, *DOCUMENT], [7, *DOCUMENT]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models run fastest on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, **values: Any) -> CausalLM:
+    """A random model whose attention is far from uniform, so that wrong rows show."""
+    config = AutoConfig.for_model(
+        kind, vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2, **KINDS[kind] | values,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+    return CausalLM(model)
+
+
+@cache
+def lm(kind: str = "llama", dtype: torch.dtype = torch.float64) -> CausalLM:
+    return built(kind, dtype)
+
+
+def opened(folder: Path, of: CausalLM | None = None, cap: int = 1 << 20, template: str = TEMPLATE) -> KVStore:
+    return KVStore(folder, of or lm(), shapes.byte_tokenizer(), template, cap)
+
+
+@torch.inference_mode()
+def fresh(of: CausalLM, ids: list[int]) -> torch.Tensor:
+    """[len(ids), V] logits of one run without a cache."""
+    return of.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def assert_right(session: Session, document: list[int] = DOCUMENT, bound: float = 1e-10) -> None:
+    """The session's document is followed by a query as in a run from the text."""
+    assert session.tokens == document
+    found = session.extend(QUERY)
+    assert float((found - fresh(session.lm, document + QUERY)[len(document) :]).abs().max()) < bound
+
+
+# Rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+def test_a_stored_prefix_gives_the_logits_of_a_fresh_prefill(
+    tmp_path: Path, kind: str, dtype: torch.dtype, bound: float
+) -> None:
+    opened(tmp_path, lm(kind, dtype)).session(DOCUMENT)
+    store = opened(tmp_path, lm(kind, dtype))
+    session = store.session(DOCUMENT, capacity=40)
+    assert (store.hits, store.misses) == (1, 0)
+    assert_right(session, bound=bound)
+    session.rollback(len(DOCUMENT))  # a second query after the same document
+    assert_right(session, bound=bound)
+    session.extend(range(3, 43))  # past what was allocated
+    whole = fresh(session.lm, session.tokens)[-1]
+    assert float((session.extend([11])[0] - fresh(session.lm, session.tokens)[-1]).abs().max()) < bound
+    assert whole.shape == (V,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bounds_reject_rows_that_are_one_place_off(tmp_path: Path, kind: str) -> None:
+    store = opened(tmp_path, lm(kind))
+    store.session(DOCUMENT)
+    rewrite(store.path(DOCUMENT), lambda tensors: tensors | {"keys": tensors["keys"].roll(1, 2).contiguous()})
+    with pytest.raises(AssertionError):
+        assert_right(store.session(DOCUMENT), bound=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rows_of_half_precision_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    store = opened(tmp_path, lm("llama", dtype))
+    first, second = store.session(DOCUMENT).extend(QUERY), store.session(DOCUMENT).extend(QUERY)
+    assert store.hits == 1 and second.dtype == dtype and torch.equal(first, second)
+
+
+def test_a_session_is_no_view_of_the_file(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.session(DOCUMENT)
+    before = store.path(DOCUMENT).read_bytes()
+    session = store.session(DOCUMENT)
+    session.rollback(3)
+    session.extend([9, 9, 9, 9])
+    assert store.path(DOCUMENT).read_bytes() == before
+    assert_right(store.session(DOCUMENT))
+
+
+# The key
+
+
+def test_the_same_weights_tokenizer_template_and_document_have_one_place(tmp_path: Path) -> None:
+    assert opened(tmp_path, built("llama")).path(DOCUMENT) == opened(tmp_path, built("llama")).path(tuple(DOCUMENT))
+
+
+@pytest.mark.parametrize("other", [
+    lambda folder: opened(folder, built("llama", seed=1)),
+    lambda folder: opened(folder, built("llama", torch.float32)),
+    lambda folder: opened(folder, built("llama", rope_parameters={"rope_theta": 500.0, "rope_type": "default"})),
+    lambda folder: opened(folder, template=TEMPLATE + " "),
+    lambda folder: KVStore(folder, lm(), with_one_more_token(), TEMPLATE),
+], ids=["weights", "dtype", "rotary base", "template", "tokenizer"])  # fmt: skip
+def test_anything_else_has_another_place(tmp_path: Path, other: Callable[[Path], KVStore]) -> None:
+    assert other(tmp_path).path(DOCUMENT) != opened(tmp_path).path(DOCUMENT)
+
+
+def test_another_document_has_another_place(tmp_path: Path) -> None:
+    paths = {opened(tmp_path).path(document) for document in (DOCUMENT, DOCUMENT[:-1], DOCUMENT[::-1])}
+    assert len(paths) == 3
+
+
+def with_one_more_token() -> Any:
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_tokens(["<|passage|>"])
+    return tokenizer
+
+
+def test_one_changed_weight_changes_the_digest() -> None:
+    model = built("opt").model
+    before = weights_digest(model)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[-1] += 1e-9
+    assert weights_digest(model) != before
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[-1] -= 1e-9
+
+
+def test_a_call_with_padding_does_not_change_a_tokenizers_digest() -> None:
+    tokenizer = shapes.byte_tokenizer()
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["a", "abc"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_digest(tokenizer) == before
+
+
+# Damage
+
+
+def stored(path: Path) -> tuple[dict[str, str], dict[str, list[Any]]]:
+    """A file's label and tensors; safetensors writes labels in any order."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata(), {name: file.get_tensor(name).tolist() for name in ("keys", "values", "tokens")}
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Change a file's tensors and make its checksum fit, so that only what they hold can give them away."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        label = file.metadata()
+        tensors = change({name: file.get_tensor(name) for name in ("keys", "values", "tokens")})
+    label["checksum"] = _checksum(tensors["keys"], tensors["values"])
+    safetensors.torch.save_file(tensors, path, label)
+
+
+def flip(path: Path, place: int) -> None:
+    """Flip one bit."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "empty": lambda path: path.write_bytes(b""),
+    "not safetensors": lambda path: path.write_bytes(b"\x80\x04K\x01." * 1000),
+    "a header of 2^60 bytes": lambda path: path.write_bytes((1 << 60).to_bytes(8, "little") + b"{}"),
+    "a bit of the last row": lambda path: flip(path, -1),
+    "a bit of the first rows": lambda path: flip(path, 2500),
+    "other tensors": lambda path: safetensors.torch.save_file({"weight": torch.zeros(3)}, path),
+    "other tokens": lambda path: rewrite(path, lambda tensors: tensors | {"tokens": tensors["tokens"] + 1}),
+    "a tensor less": lambda path: safetensors.torch.save_file(
+        {"tokens": torch.tensor(DOCUMENT)}, path, safetensors.safe_open(path, framework="pt").metadata()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_made_anew(tmp_path: Path, kind: str) -> None:
+    store = opened(tmp_path)
+    store.session(DOCUMENT)
+    whole = stored(store.path(DOCUMENT))
+    DAMAGE[kind](store.path(DOCUMENT))
+    with pytest.warns(UserWarning, match="ignored and made anew"):
+        assert_right(store.session(DOCUMENT))
+    assert (store.hits, store.misses) == (0, 2) and stored(store.path(DOCUMENT)) == whole
+    assert_right(store.session(DOCUMENT))
+    assert store.hits == 1
+
+
+def test_another_documents_file_under_this_ones_name_is_not_used(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.session(DOCUMENT)
+    store.path(DOCUMENT).rename(store.path(OTHERS[0]))
+    with pytest.warns(UserWarning, match="made for something else"):
+        assert_right(store.session(OTHERS[0]), OTHERS[0])
+
+
+def test_where_nothing_can_be_written_sessions_are_right_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def full(path: Path) -> Iterator[Path]:
+        raise OSError(28, "No space left on device")
+        yield path
+
+    monkeypatch.setattr(assets, "writing", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        assert_right(opened(tmp_path).session(DOCUMENT))
+
+
+def test_a_folder_in_a_files_place_is_a_warning(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.path(DOCUMENT).mkdir()
+    with pytest.warns(UserWarning) as seen:
+        assert_right(store.session(DOCUMENT))
+    assert ["ignored" in str(seen[0].message), "could not be stored" in str(seen[1].message)] == [True, True]
+
+
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(tensors: object, path: Path, metadata: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(safetensors.torch, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path).session(DOCUMENT)
+    assert not list(tmp_path.iterdir())
+
+
+# The cap
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_files_used_longest_ago_go_first(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for age, document in enumerate((DOCUMENT, *OTHERS)):
+        store.session(document)
+        os.utime(store.path(document), (1000 + age, 1000 + age))
+    assert len(names(tmp_path)) == 3
+    size = max(path.stat().st_size for path in tmp_path.iterdir())
+    store.session(DOCUMENT)  # the oldest, and now the newest
+    small = opened(tmp_path, cap=3 * size)
+    fourth = [8, *DOCUMENT]
+    small.session(fourth)
+    assert names(tmp_path) == {store.path(document).name for document in (DOCUMENT, OTHERS[1], fourth)}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3 * size
+
+
+def test_a_document_larger_than_the_cap_is_not_stored_and_drops_nothing(tmp_path: Path) -> None:
+    opened(tmp_path).session(DOCUMENT)
+    kept = names(tmp_path)
+    with pytest.warns(UserWarning, match="cap of 100 bytes"):
+        assert_right(opened(tmp_path, cap=100).session(OTHERS[0]), OTHERS[0])
+    assert names(tmp_path) == kept
+
+
+def test_only_the_stores_own_files_count_and_go(tmp_path: Path) -> None:
+    notes, stem = tmp_path / "notes.safetensors", "0" * 64
+    old, young = tmp_path / f".{stem}-a1b2.safetensors", tmp_path / f".{stem}-c3d4.safetensors"
+    for path in (notes, old, young):
+        path.write_bytes(b"x" * 50_000)
+    for path in (notes, old):
+        os.utime(path, (time.time() - 7200,) * 2)
+    store = opened(tmp_path, cap=30_000)
+    store.session(DOCUMENT)
+    assert names(tmp_path) == {notes.name, young.name, store.path(DOCUMENT).name}
+
+
+# Two processes
+
+
+def work(folder: Path, cap: int, rounds: int) -> tuple[int, int, int]:
+    """Use three documents in turn where only two have room: (wrong sessions, hits, misses)."""
+    store, wrong = opened(folder, cap=cap), 0
+    expected = {tuple(document): fresh(lm(), document + QUERY)[-1] for document in (DOCUMENT, *OTHERS)}
+    for turn in range(rounds):
+        for document in (DOCUMENT, DOCUMENT, OTHERS[turn % 2]):
+            found = store.session(document).extend(QUERY)[-1]
+            wrong += float((found - expected[tuple(document)]).abs().max()) > 1e-10
+    return wrong, store.hits, store.misses
+
+
+def other_process(folder: Path, cap: int, rounds: int, results: Any) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", UserWarning)  # as in this process: a warning ends it
+    lm()
+    results.put("ready")
+    results.put(work(folder, cap, rounds))
+
+
+def test_a_file_dropped_while_it_was_read_is_not_put_back_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.session(DOCUMENT)
+    monkeypatch.setattr(kv_store, "_checksum", lambda *rows: (store.path(DOCUMENT).unlink(), _checksum(*rows))[1])
+    assert_right(store.session(DOCUMENT))
+    assert store.hits == 1 and not names(tmp_path)
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    probe, rounds = opened(tmp_path / "probe"), 40
+    probe.session(OTHERS[0])
+    cap, shared = 2 * probe.path(OTHERS[0]).stat().st_size, tmp_path / "shared"
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=other_process, args=(shared, cap, rounds, results), daemon=True)
+    process.start()
+    assert results.get(timeout=120) == "ready"
+    found = [work(shared, cap, rounds), results.get(timeout=120)]
+    process.join(timeout=60)
+    assert process.exitcode == 0
+    assert all(wrong == 0 and hits > 0 and hits + misses == 3 * rounds for wrong, hits, misses in found)
+    assert sum(path.stat().st_size for path in shared.iterdir()) <= cap
+    assert all(not name.startswith(".") for name in names(shared))
+
+
+# Bad input
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one byte, not 0"):
+        opened(tmp_path, cap=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="'file' is a file"):
+        opened(tmp_path / "file")
+    with pytest.raises(ValueError, match="empty"):
+        opened(tmp_path).session([])
+    with pytest.raises(ValueError, match="context of 64"):
+        opened(tmp_path).session([3] * 65)
+    with pytest.raises(ValueError, match="token 259"):
+        opened(tmp_path).session([V])
+    assert names(tmp_path) == {"file"}
+
+
+def test_the_folder_is_private(tmp_path: Path) -> None:
+    opened(tmp_path / "new" / "store")
+    assert (tmp_path / "new" / "store").stat().st_mode & 0o777 == 0o700

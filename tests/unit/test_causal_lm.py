@@ -199,6 +199,34 @@ def test_a_fork_goes_its_own_way() -> None:
     assert_continues(lm("qwen2").start().fork())
 
 
+@pytest.mark.parametrize("kind", PAPERS)
+def test_an_exported_session_goes_on_in_another(kind: str) -> None:
+    of = lm(kind)
+    session = started(of)
+    keys, values = session.exported()
+    resumed = of.resume(session.tokens, keys, values)
+    assert resumed.tokens == session.tokens and resumed.tokens is not session.tokens
+    session.extend([1, 2, 3])  # copies: what the old session does is not seen
+    assert_continues(resumed)
+    assert_continues(of.resume(resumed.tokens, *resumed.exported(), capacity=CONTEXT))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda keys: keys[:, :, 1:], r"The keys have the shape .* not \[2, heads, 7, width\]"),
+        (lambda keys: keys[:1], "The keys have the shape"),
+        (lambda keys: keys[0], "The keys have the shape"),
+        (lambda keys: keys.half(), "The keys are torch.float16"),
+    ],
+)
+def test_rows_that_are_not_the_models_are_refused(change, message: str) -> None:
+    of = lm("llama")
+    keys, values = started(of).exported()
+    with pytest.raises(ValueError, match=message):
+        of.resume(PROMPT, change(keys), values)
+
+
 @pytest.mark.parametrize("capacity", [0, 10_000])
 def test_the_cache_grows_past_its_first_allocation(capacity: int) -> None:
     of = CausalLM(built("llama", max_position_embeddings=400))

@@ -48,6 +48,29 @@ class CausalLM:
         """An empty session. capacity: rows to allocate at first, where the final length is known."""
         return Session(self, capacity)
 
+    @torch.inference_mode()
+    def resume(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor, capacity: int = 0) -> Session:
+        """A session that has these tokens committed, by their rows as `Session.exported` gave them.
+
+        Raises ValueError where the rows are not one a token and layer of this model, or not of its type.
+        """
+        for name, rows in (("keys", keys), ("values", values)):
+            if rows.ndim != 4 or rows.shape[0] != self.layers or rows.shape[2] != len(tokens):
+                wanted = f"[{self.layers}, heads, {len(tokens)}, width]"
+                raise ValueError(f"The {name} have the shape {list(rows.shape)}, not {wanted}.")
+            if rows.dtype != self.model.dtype:
+                raise ValueError(f"The {name} are {rows.dtype}, the model is {self.model.dtype}.")
+        if len(tokens) > self.context:
+            raise ValueError(f"{len(tokens)} tokens are more than the context of {self.context}.")
+        cached = Rows(self.layers, min(max(capacity, len(tokens)), self.context))
+        device = self.model.device
+        for layer, (k, v) in enumerate(zip(keys.to(device), values.to(device), strict=True)):
+            cached.append(layer, k[None], v[None])
+        cached.length = len(tokens)
+        session = Session(self, _rows=cached)
+        session.tokens = [int(token) for token in tokens]
+        return session
+
     def forward(
         self, tokens: torch.Tensor, rows: Rows, cache: object, *, last: bool = False, **shape: torch.Tensor
     ) -> torch.Tensor:
@@ -156,6 +179,19 @@ class Session:
         twin = Session(self.lm, _rows=self._rows.copy())
         twin.tokens = list(self.tokens)
         return twin
+
+    @torch.inference_mode()
+    def exported(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the committed keys and of the values, each [layers, heads, n, width]; `CausalLM.resume` takes them.
+
+        Raises ValueError where layers differ in heads or width.
+        """
+        nothing = torch.empty(1, 1, 0, 1, dtype=self.lm.model.dtype, device=self.lm.model.device)
+        views = [self._rows.append(layer, nothing, nothing) for layer in range(self.lm.layers)]
+        if len({view.shape for layer in views for view in layer}) > 1:
+            raise ValueError("The layers' rows have different shapes, so they cannot be exported as one.")
+        keys, values = (torch.cat(rows) for rows in zip(*views, strict=True))
+        return keys, values
 
     @torch.inference_mode()
     def _append(self, tokens: torch.Tensor, last: bool) -> torch.Tensor:

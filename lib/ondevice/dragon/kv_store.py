@@ -26,7 +26,6 @@ import torch
 
 from ondevice import assets
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.causal_lm.rows import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,7 +72,7 @@ class KVStore:
         stored = _read(path, label, prefix)
         if stored is not None:
             self.hits += 1
-            return _resumed(self.lm, prefix, *stored, capacity)
+            return self.lm.resume(prefix, *stored, capacity)
         self.misses += 1
         session = self.lm.start(max(capacity, len(prefix)))
         session.prefill(prefix)
@@ -91,7 +90,7 @@ class KVStore:
                 "document": document}  # fmt: skip
 
     def _write(self, path: Path, label: dict[str, str], session: Session) -> None:
-        keys, values = (rows.cpu() for rows in _exported(session))
+        keys, values = (rows.cpu() for rows in session.exported())
         if keys.nbytes + values.nbytes > self.cap:
             warnings.warn(f"A document's rows alone exceed the store's cap of {self.cap} bytes.", stacklevel=3)
             return
@@ -184,27 +183,3 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
 
 
 # What `Session` and `CausalLM` have no public way for.
-
-
-@torch.inference_mode()
-def _exported(session: Session) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of a session's committed keys and of its values, each [layers, heads, n, width]."""
-    nothing = torch.empty(1, 1, 0, 1, dtype=session.lm.model.dtype, device=session.lm.model.device)
-    views = [session._rows.append(layer, nothing, nothing) for layer in range(session.lm.layers)]
-    keys, values = (torch.cat(rows) for rows in zip(*views, strict=True))
-    return keys, values
-
-
-@torch.inference_mode()
-def _resumed(
-    lm: CausalLM, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor, capacity: int = 0
-) -> Session:
-    """A session with these committed tokens and their rows, as `_exported` gives them."""
-    device = lm.model.device
-    rows = Rows(lm.layers, min(max(capacity, len(tokens)), lm.context))
-    for layer, (k, v) in enumerate(zip(keys.to(device), values.to(device), strict=True)):
-        rows.append(layer, k[None], v[None])
-    rows.length = len(tokens)
-    session = Session(lm, _rows=rows)
-    session.tokens = [int(token) for token in tokens]
-    return session

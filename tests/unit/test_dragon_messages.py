@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pickle
 import struct
 from pathlib import Path
 from zlib import crc32
@@ -89,7 +88,8 @@ def test_fields_are_exactly_the_schemas(message):
         (encode(DRAFT) + b"\0", "trailing"),
         (b"\x93\xa3end\xa2\xff\xff\x01", "utf-8"),
         (b"\x91" * 100_000, "got `array`"),
-        (pickle.dumps(("end", "s1", 1)), "No message of version 1"),
+        # a pickle of ("end", "s1", 1), written out: no test needs the module either
+        (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x03end\x94\x8c\x02s1\x94K\x01\x87\x94.", "No message of version 1"),
         (msgspec.json.encode(["end", "s1", 1]), "No message of version 1"),
         (msgspec.msgpack.encode(["end", "s1", True]), "Expected `int`, got `bool`"),
         (msgspec.msgpack.encode(["end", "", 1]), "length >= 1"),

@@ -27,6 +27,10 @@ def pack(body: bytes, limit: int = LIMIT) -> bytes:
     return start + crc32(start).to_bytes(4, "big") + body
 
 
+class OtherVersion(ValueError):
+    """The other side speaks another version of the protocol: no new connection helps."""
+
+
 class Reader:
     """Finds the bodies in a stream that comes in pieces of any size.
 
@@ -74,7 +78,7 @@ class Reader:
         held = self._held
         for byte, wanted in zip(held, _START, strict=False):  # each as it comes, so that a stranger is told at once
             if byte != wanted and wanted == VERSION:
-                raise ValueError(f"The other side speaks version {byte} of the protocol, this one {VERSION}.")
+                raise OtherVersion(f"The other side speaks version {byte} of the protocol, this one {VERSION}.")
             if byte != wanted:
                 raise ValueError(f"A frame begins with {_MAGIC.decode()}, not with a byte {byte} there.")
         if len(held) < HEADER:

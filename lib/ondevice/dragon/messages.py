@@ -16,8 +16,9 @@ from ondevice.dragon.codec import CAP, LARGEST, SMALLEST
 
 VERSION = 1  # of the schema and of the codes in it; raised with every change
 
-Mode = Literal["speculative", "shared", "token-wise", "sequence-wise"]
+Mode = Literal["speculative", "shared", "token-wise", "sequence-wise", "cloud-only"]
 Side = Literal["device", "cloud"]
+Moves = Literal["stay", "greedy", "lagging"]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -66,7 +67,8 @@ class Begin(_Message, frozen=True):
     seed: of the session's shared randomness. k: documents that the receiver retrieves. query: to retrieve and to
     answer. limit: most tokens of the answer. aggregator: who aggregates first. temperature: of the next token's
     distribution, 0 for greedy. gamma_remote: chance that the other side's resample is the target (Algorithm 1: 0.5).
-    lookahead: most drafts that are not decided. cap: bytes a distribution.
+    lookahead: most drafts that are not decided. cap: bytes a distribution. scheduler: what moves the aggregator; with
+    `stay` it never leaves its first side. rtt: seconds, as the sender has measured it.
     """
 
     session: Name
@@ -80,6 +82,8 @@ class Begin(_Message, frozen=True):
     gamma_remote: Share = 0.5
     lookahead: Positive = 8
     cap: Cap = CAP
+    scheduler: Moves = "stay"
+    rtt: Natural = 0.0
 
 
 class Draft(_Message, frozen=True):

@@ -278,11 +278,13 @@ class Side:
 
     def _follow(self, target: Target, actions: list[Action]) -> None:
         """The other side decided a token."""
-        own = self._own.popleft().token if self._own else None
+        own = self._own[0].token if self._own else None
         if target.accepted and own != target.token:
             raise ValueError(f"{target} accepts a draft that this side does not have: it drafted {own}.")
         if target.epoch != self.epoch + (not target.accepted):
             raise ValueError(f"{target} came in epoch {self.epoch}.")
+        if self._own:
+            self._own.popleft()
         self._commit(target.position, target.token, target.accepted, actions)
 
     def _take_over(self, now: float, switch: Switch, actions: list[Action]) -> None:

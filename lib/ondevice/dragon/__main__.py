@@ -1,0 +1,144 @@
+"""`python -m ondevice.dragon cloud` and `device`: the two processes; `documents` says what a side has."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import ssl
+import sys
+from pathlib import Path
+
+import torch
+
+from ondevice import models
+from ondevice.causal_lm import CausalLM
+from ondevice.dragon import library
+from ondevice.dragon.cloud import Cloud
+from ondevice.dragon.connection import client_tls, server_tls
+from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.node import TEMPLATE, Node
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse, run, and end with one line where something cannot be."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="ondevice.dragon: %(message)s")
+    try:
+        options.run(options)
+    except (ValueError, ssl.SSLError) as error:
+        sys.exit(f"ondevice.dragon {options.command}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run_cloud(options: argparse.Namespace) -> None:
+    """Listen until interrupted, or until standard input ends where that was asked for."""
+    host, port = _address(options.listen)
+    tls = server_tls(options.certificate, options.key, options.authority) if options.certificate else None
+    cloud = Cloud(_node(options), pace=options.pace_ms / 1000, silence=options.silence, beat=options.silence / 8)
+
+    async def serve() -> None:
+        async with cloud.listening(host, port, tls) as opened:
+            print(f"Listening on {host}:{opened}", flush=True)
+            if options.until_input_ends:
+                await asyncio.to_thread(sys.stdin.read)
+            else:
+                await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+def run_device(options: argparse.Namespace) -> None:
+    """Answer one query, or each line of standard input."""
+    host, port = _address(options.connect)
+    tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
+    device = Device(
+        _node(options), host, port, tls=tls, pace=options.pace_ms / 1000, patience=options.patience,
+        silence=options.silence, beat=options.silence / 8,
+    )  # fmt: skip
+    asked = Asked(
+        options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
+        options.gamma_remote, options.lookahead, seed=options.seed,
+    )  # fmt: skip
+    for query in [options.query] if options.query is not None else map(str.strip, sys.stdin):
+        _report(device.answer(query, asked), options.json)
+
+
+def _report(answer: Answer, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(vars(answer)), flush=True)
+        return
+    print(answer.text, flush=True)
+    shares = [f"{name} {kept}/{all_}" for name, (all_, kept) in (("device", answer.device), ("cloud", answer.cloud))]
+    note = f"; alone from token {answer.alone_from}: {answer.reason}" if answer.alone_from is not None else ""
+    print(
+        f"[{len(answer.tokens)} tokens, first after {1e3 * answer.ttft:.0f} ms, then {1e3 * answer.per_token:.1f} ms "
+        f"each; drafts accepted: {', '.join(shares)}; {answer.sent} bytes sent, {answer.received} received{note}]",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+
+
+def _node(options: argparse.Namespace) -> Node:
+    torch.set_num_threads(options.threads)
+    documents = library.documents(options.documents, options.part, options.most)
+    loaded = models.load(options.model)
+    models.require_trained(loaded.model, "answering")
+    lm = CausalLM(loaded.model)
+    store = KVStore(options.store, lm, loaded.tokenizer, TEMPLATE.text) if options.store else None
+    return Node(lm, loaded.tokenizer, documents, weight_temperature=options.weight_temperature, store=store)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"An address is HOST:PORT, not {text!r}.")
+    return host.strip("[]"), int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ondevice.dragon", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    cloud = commands.add_parser("cloud", help="listen for devices")
+    cloud.set_defaults(run=run_cloud)
+    cloud.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0 takes a free one")
+    cloud.add_argument("--until-input-ends", action="store_true", help="end when standard input is closed")
+    device = commands.add_parser("device", help="ask, together with a cloud")
+    device.set_defaults(run=run_device)
+    device.add_argument("--connect", default="127.0.0.1:7600", metavar="HOST:PORT")
+    device.add_argument("--query", help="default: each line of standard input")
+    device.add_argument("--k", type=int, default=2, help="documents of each side")
+    device.add_argument("--limit", type=int, default=64, help="most tokens")
+    device.add_argument("--mode", default="speculative", help="shared, token-wise, sequence-wise or cloud-only")
+    device.add_argument("--aggregator", default="device", help="the side that aggregates first: device or cloud")
+    device.add_argument("--scheduler", default="stay", help="greedy (the paper's) or lagging: move the aggregator")
+    device.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
+    device.add_argument("--gamma-remote", type=float, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
+    device.add_argument("--lookahead", type=int, default=16)
+    device.add_argument("--seed", type=int)
+    device.add_argument("--patience", type=float, default=5.0, help="seconds to wait for a lost cloud")
+    device.add_argument("--json", action="store_true", help="print the whole account of each answer")
+    for side in (cloud, device):
+        _add_shared(side)
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="pydocs-lm-base", help="the same on both sides")
+    parser.add_argument("--documents", default=library.CORPUS, help="a JSON-lines file, a folder of texts, or corpus")
+    parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
+    parser.add_argument("--most", type=int, help="documents at most")
+    parser.add_argument("--store", type=Path, help="folder for documents' keys and values")
+    parser.add_argument("--weight-temperature", type=float, default=1.0, help="of the scores; the same on both sides")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pace-ms", type=float, default=0.0, help="least time of a token, to imitate slower hardware")
+    parser.add_argument("--silence", type=float, default=8.0, help="seconds after which a silent peer is given up")
+    parser.add_argument("--certificate", type=Path, help="TLS: this side's certificate")
+    parser.add_argument("--key", type=Path, help="TLS: its key")
+    parser.add_argument("--authority", type=Path, help="TLS: whose certificates are trusted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The cloud: listens, answers each device's sessions, and keeps those whose connection was lost for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from ondevice.dragon import decisions
+from ondevice.dragon.connection import Connection, Lost, listen
+from ondevice.dragon.drafting import Drafted, Drafting
+from ondevice.dragon.messages import Begin, End, Failure, Hello, Message, Resume, Welcome, check_peer
+from ondevice.dragon.node import Node
+from ondevice.dragon.player import Player
+from ondevice.dragon.remote import Remote
+from ondevice.dragon.side import Side
+from ondevice.dragon.speculative_aggregation import Stream
+
+_LOG = logging.getLogger(__name__)
+MOST = 64  # sessions at a time
+
+
+@dataclass(eq=False)
+class _Session:
+    """One device's, while it lasts. connection: the one it is on now; forgotten: when it is given up without one."""
+
+    player: Player
+    connection: Connection | None = None
+    forgotten: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class Cloud:
+    """The listening side. `async with Cloud(node).listening() as port` serves until the context ends.
+
+    pace: seconds that a token takes at least, to imitate other hardware. keep: seconds for which a session without a
+    connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer; more is refused.
+    """
+
+    def __init__(
+        self, node: Node, *, pace: float = 0.0, keep: float = 60.0, beat: float = 1.0, silence: float = 8.0,
+        longest: int = 4096,
+    ) -> None:  # fmt: skip
+        self.node, self.pace, self.keep, self.beat, self.silence = node, pace, keep, beat, silence
+        self.longest = longest
+        self._sessions: dict[str, _Session] = {}
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[int]:
+        """Serve at this address; yields the port. Raises ValueError as `connection.listen` does."""
+        _ = self.node.hello  # digests take a moment: not while the first device waits
+        server = await listen(self._handle, host, port, tls=tls, beat=self.beat, silence=self.silence)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in list(self._handlers):
+                task.cancel()
+            await asyncio.gather(*self._handlers, return_exceptions=True)
+            for name in list(self._sessions):
+                await self._forget(name)
+
+    async def _handle(self, connection: Connection) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        name: str | None = None
+        try:
+            await self._greet(connection)
+            first = await connection.receive()
+            if isinstance(first, Begin) and first.mode in ("cloud-only", "sequence-wise"):
+                await Remote(self.node, first, connection, self.pace).run()
+                return
+            name = await self._joined(connection, first)
+            await self._follow(name, connection)
+        except Lost as lost:
+            _LOG.info("A connection was lost: %s.", lost)
+        except asyncio.CancelledError:  # the cloud closes
+            _LOG.info("A connection ended with the cloud.")
+        except ValueError as error:
+            connection.send(Failure(name, str(error)[:1000]))
+            _LOG.warning("A connection was refused: %s", error)
+        finally:
+            self._handlers.discard(task)
+            self._left(name, connection)
+            await connection.close()
+
+    async def _greet(self, connection: Connection) -> None:
+        hello = await connection.receive()
+        if not isinstance(hello, Hello):
+            raise ValueError(f"A connection begins with Hello, not with {type(hello).__name__}.")
+        ours = self.node.hello
+        welcome = Welcome(ours.version, ours.model, ours.tokenizer, ours.vocabulary)
+        connection.send(welcome)
+        check_peer(welcome, hello)
+
+    async def _joined(self, connection: Connection, first: Message) -> str:
+        """A new session, or one that goes on; its name."""
+        if isinstance(first, Begin):
+            await self._forget(first.session)  # the device has not heard of it, and begins again
+            return self._begun(connection, first)
+        if not isinstance(first, Resume):
+            raise ValueError(f"A session begins with Begin or Resume, not with {type(first).__name__}.")
+        session = self._sessions.get(first.session)
+        if session is None:
+            raise ValueError(f"There is no session {first.session!r}; it may have been given up.")
+        if session.forgotten is not None:
+            session.forgotten.cancel()
+            session.forgotten = None
+        before, session.connection = session.connection, connection
+        if before is not None:  # it was half open: the device has given it up
+            session.player.detach()
+            await before.close()
+        connection.send(session.player.resumption)
+        session.player.resume(connection, first)
+        return first.session
+
+    def _begun(self, connection: Connection, begin: Begin) -> str:
+        if len(self._sessions) >= MOST:
+            raise ValueError(f"The cloud has {MOST} sessions already.")
+        if begin.limit > self.longest:
+            raise ValueError(f"An answer has at most {self.longest} tokens here, not {begin.limit}.")
+        machine = Side(
+            begin.session, decisions.decision(begin, self.node.lm.vocabulary), aggregates=begin.aggregator == "cloud",
+            limit=begin.limit, end=self.node.end, lookahead=decisions.lookahead(begin),
+            scheduler=decisions.mover(begin, begin.rtt),
+        )  # fmt: skip
+        player = Player(machine)
+        player.attach(connection)
+        self._sessions[begin.session] = _Session(player, connection)
+        player.start(lambda drafted, failed: self._drafting(begin, drafted, failed))
+        return begin.session
+
+    def _drafting(
+        self, begin: Begin, drafted: Callable[[Drafted], None], failed: Callable[[Exception], None]
+    ) -> Drafting:
+        node = self.node
+        return Drafting(
+            lambda: node.decoder(begin.query, begin.k, begin.temperature), decisions.drafts(begin, Stream.CLOUD),
+            drafted, failed, lock=node.lock, cap=begin.cap, pace=self.pace,
+        )  # fmt: skip
+
+    async def _follow(self, name: str, connection: Connection) -> None:
+        """Pass the device's messages on until it ends the session."""
+        player = self._sessions[name].player
+        failing = asyncio.create_task(_failure(player))
+        try:
+            while True:
+                receiving = asyncio.create_task(connection.receive())  # cancelled, it has taken nothing
+                await asyncio.wait({receiving, failing}, return_when=asyncio.FIRST_COMPLETED)
+                if failing.done():
+                    receiving.cancel()
+                    await self._forget(name)
+                    raise ValueError(str(player.failure))
+                message = receiving.result()
+                if isinstance(message, End | Failure):
+                    await self._forget(name)
+                    return
+                try:
+                    player.received(message)
+                except ValueError as error:  # something between the two is missing; the device resumes
+                    raise Lost(str(error)) from None
+        finally:
+            failing.cancel()
+            receiving.cancel()
+
+    def _left(self, name: str | None, connection: Connection) -> None:
+        """The session's connection has gone; give it up later, unless it has another one by now."""
+        session = self._sessions.get(name) if name is not None else None
+        if name is None or session is None or session.connection is not connection:
+            return
+        session.connection = None
+        session.player.detach()
+        loop = asyncio.get_running_loop()
+        session.forgotten = loop.call_later(self.keep, lambda: asyncio.ensure_future(self._forget(name)))
+
+    async def _forget(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            if session.forgotten is not None:
+                session.forgotten.cancel()
+            await asyncio.to_thread(session.player.drafting.stop)
+            session.player.ended.set()
+
+
+async def _failure(player: Player) -> None:
+    """Wait until the session cannot go on."""
+    await player.ended.wait()
+    if player.failure is None:
+        await asyncio.Event().wait()  # it has ended well: the device says so

@@ -1,0 +1,70 @@
+"""How a session draws its drafts and decides its tokens: by Algorithm 1, by shared randomness, or greedily."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ondevice.dragon import codec
+from ondevice.dragon.aggregation import Floats, target
+from ondevice.dragon.decoder import Choose
+from ondevice.dragon.messages import Begin
+from ondevice.dragon.scheduler import Greedy, Lagging, Scheduler, Stay
+from ondevice.dragon.side import Decide, Draft
+from ondevice.dragon.speculative_aggregation import (
+    Stream,
+    aggregate,
+    aggregate_shared,
+    choose,
+    gumbels,
+    sample,
+    uniforms,
+)
+
+
+def drafts(begin: Begin, stream: Stream) -> Choose:
+    """How a side draws its draft at a position from its own distribution: log probabilities [V] that sum to 1.
+
+    stream: the side's, DEVICE or CLOUD.
+    """
+
+    def draw(position: int, log_probs: Floats) -> int:
+        if begin.temperature == 0:
+            return int(log_probs.argmax())
+        p = np.exp(log_probs)
+        if begin.mode == "shared":
+            return int(choose(p, gumbels(begin.seed, position, len(p))))
+        return int(sample(p, uniforms(begin.seed, stream, position, 1)[0]))
+
+    return draw
+
+
+def decision(begin: Begin, vocabulary: int) -> Decide:
+    """How the aggregator decides: the target token from both drafts and the distributions they were drawn from."""
+
+    def decide(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+        p_local, p_remote = (codec.decode(draft.distribution, vocabulary) for draft in (local, remote))
+        mixed = target(p_local, p_remote, local.log_weight, remote.log_weight)
+        if begin.temperature == 0:
+            token = int(mixed.argmax())
+            return token, local.token == token, remote.token == token
+        if begin.mode == "shared":
+            noise = gumbels(begin.seed, position, vocabulary)
+            found = aggregate_shared(local.token, remote.token, mixed, noise)
+        else:
+            numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
+            found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
+        return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
+
+    return decide
+
+
+def mover(begin: Begin, rtt: float) -> Scheduler:
+    """The session's scheduler; rtt: the round trip in seconds, as first measured."""
+    if begin.scheduler == "greedy":
+        return Greedy(rtt)
+    return Lagging(rtt) if begin.scheduler == "lagging" else Stay()
+
+
+def lookahead(begin: Begin) -> int:
+    """Token-wise aggregation drafts nothing past an undecided token."""
+    return 1 if begin.mode == "token-wise" else begin.lookahead

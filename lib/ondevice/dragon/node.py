@@ -1,0 +1,109 @@
+"""What a side brings to every session: its model, its documents and how prompts are made of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ondevice.causal_lm import CausalLM
+from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.dragon.decoder import Decoder, Template
+from ondevice.dragon.kv_store import KVStore, tokenizer_digest, weights_digest
+from ondevice.dragon.messages import VERSION, Hello
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEMPLATE = Template(f"{PASSAGE}{{document}}{USER}{{query}}{ASSISTANT}")  # as the bundled models were trained
+
+
+class Search(Protocol):
+    """An index of ondevice.retrieval, or anything that searches like one."""
+
+    @property
+    def size(self) -> int:
+        """Documents."""
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(positions [q, k], scores [q, k]) of the best documents, best first."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A side's own documents and their index. Raises ValueError where there are none, or the index is of others."""
+
+    texts: Sequence[str]
+    index: Search
+
+    def __post_init__(self) -> None:
+        if not len(self.texts):
+            raise ValueError("A side has at least one document, not 0.")
+        if self.index.size != len(self.texts):
+            raise ValueError(f"The index is of {self.index.size} documents, but there are {len(self.texts)}.")
+
+    def best(self, query: str, k: int) -> tuple[list[str], list[float]]:
+        """The k most relevant texts and their scores, best first; all where there are fewer than k.
+
+        Raises ValueError on k below 1 and on a query without text.
+        """
+        if k < 1:
+            raise ValueError(f"A query retrieves at least one document, not {k}.")
+        if not query.strip():
+            raise ValueError("The query is empty.")
+        found, scores = self.index.search([query], min(k, len(self.texts)))
+        return [self.texts[int(i)] for i in found[0]], [float(score) for score in scores[0]]
+
+
+@dataclass(eq=False)
+class Node:
+    """One side, before and between sessions.
+
+    weight_temperature: what scores are divided by before documents are weighed; both sides need the same.
+    store: where documents' rows are kept; without one each query prefills its documents.
+    longest: most tokens of a document in a prompt; what is beyond is cut off.
+    lock: held while the model runs, as several sessions share it.
+    """
+
+    lm: CausalLM
+    tokenizer: PreTrainedTokenizerBase
+    documents: Documents
+    template: Template = TEMPLATE
+    weight_temperature: float = 1.0
+    store: KVStore | None = None
+    longest: int = 512
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @cached_property
+    def hello(self) -> Hello:
+        """What the other side must have alike."""
+        return Hello(VERSION, weights_digest(self.lm.model), tokenizer_digest(self.tokenizer), self.lm.vocabulary)
+
+    @property
+    def end(self) -> int | None:
+        """The id after which nothing follows, if there is one."""
+        found = self.tokenizer.eos_token_id
+        return None if found is None else int(found)
+
+    def decoder(self, query: str, k: int, temperature: float = 1.0) -> Decoder:
+        """A decoder of the k best documents for the query. temperature: of the next token; 0 is greedy: as with 1.
+
+        Raises ValueError as `Documents.best` and `Decoder` do.
+        """
+        texts, scores = self.documents.best(query, k)
+        return self.decoder_of(texts, scores, query, temperature)
+
+    def decoder_of(
+        self, texts: Sequence[str], scores: Sequence[float], query: str, temperature: float = 1.0
+    ) -> Decoder:
+        """The same of documents that are given."""
+        prefixes = [self.template.prefix(self.tokenizer, text)[: self.longest] for text in texts]
+        end = () if self.end is None else (self.end,)
+        return Decoder(
+            self.lm, prefixes, self.template.suffix(self.tokenizer, query), scores,
+            temperature=self.weight_temperature, sampling_temperature=temperature or 1.0, store=self.store, end=end,
+        )  # fmt: skip

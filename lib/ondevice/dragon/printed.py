@@ -1,0 +1,251 @@
+"""The paper's numbers, and those of the authors' result files, under our names; and what they say of each other.
+
+Nothing here is measured by us: values are quoted, or analytic, computed from quoted ones. Times are in milliseconds in
+Figures 7 and 8, else in seconds. The files are data/paper/dragon/*.csv; the column `source` of each says which numbers
+are of the paper's figures and text, and which only of the result files that its authors published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ondevice import assets
+from ondevice.dragon.simulator import Bools, replayed
+
+QWEN, OPT = "Qwen2.5-1.5B", "OPT-1.3B"
+TW, SW = "DRDG/TW", "DRDG/SW"
+# The recordings of device paces whose sums are the least totals of Figure 9, by the figure's model. Both are of one
+# prompt length and pace: the one drawn as OPT's is no recording of OPT, which takes half as long in Figure 7.
+RECORDINGS = {QWEN: "Latency-20250330144956", OPT: "Latency-20250326224732"}
+CASE_PACES, CASE_ACCEPTANCE = RECORDINGS[OPT], "Latency-20250330174023"  # of Figure 10
+RATES = (0.49, 0.99)  # of a side in Figure 9: each sequence draws one for the device and one for the cloud
+EXAMPLE = dict(decode_local=2.0, decode_remote=1.0, send_local=1.5, send_remote=1.8)  # Figure 4, device local, seconds
+KV_SHAPES = {OPT: (24, 32, 64), QWEN: (28, 2, 128)}  # layers, heads of the keys, their size, by the models' configs
+
+
+# Figures
+
+
+def perplexity() -> pd.DataFrame:
+    """Figure 6: method, documents (of both sides), perplexity, model, corpus."""
+    table = _table("fig_06_perplexity").rename(columns={"dataset": "corpus", "n_docs_total_both_sides": "documents"})
+    return table[["method", "documents", "perplexity", "model", "corpus"]]
+
+
+def per_token() -> pd.DataFrame:
+    """Figure 7: method, delay_ms, per_token_ms, low, high, model.
+
+    low, high: mean -/+ 1.96 standard errors of the tokens (of the prompts for DRDG/SW) where the figure's run is among
+    the published ones; else NaN. The paper draws no intervals. CRCG has no delay in it: one row, at 0.
+    """
+    names = {"extra_network_latency_ms": "delay_ms", "latency_ms_per_token": "per_token_ms"}
+    table = _table("fig_07_per_token_latency").rename(columns=names)
+    runs = _table("fig_07_runs_march_summary").rename(columns=names)
+    runs = runs[runs["final_figure_uses_this_run"] == "yes"]
+    keys = ["model", "method", "delay_ms"]
+    half = runs.assign(half=1.96 * runs["stdev_ms"] / np.sqrt(runs["n_samples"]))[[*keys, "half"]]
+    table = table.merge(half, on=keys, how="left", validate="one_to_one")
+    low, high = table["per_token_ms"] - table["half"], table["per_token_ms"] + table["half"]
+    table = table.assign(low=low, high=high)
+    return table[["method", "delay_ms", "per_token_ms", "low", "high", "model"]]
+
+
+def ttft() -> pd.DataFrame:
+    """Figure 8: method, delay_ms, ttft_ms, model. The authors put most of these together from parts."""
+    table = _table("fig_08_ttft").rename(columns={"extra_network_latency_ms": "delay_ms"})
+    return table.assign(ttft_ms=1e3 * table["ttft_s"])[["method", "delay_ms", "ttft_ms", "model"]]
+
+
+def scheduling() -> pd.DataFrame:
+    """Figure 9, of 50 sequences of 99 tokens: model, strategy, delay_ms (one way), total_s, low, high (95 %)."""
+    table = _table("fig_09_scheduling").rename(
+        columns={"extra_latency_ms_one_way": "delay_ms", "total_time_s_mean_for_99_tokens": "total_s"}
+    )
+    half = 1.96 * table["total_time_s_stderr"]
+    table = table.assign(low=table["total_s"] - half, high=table["total_s"] + half)
+    return table[["model", "strategy", "delay_ms", "total_s", "low", "high"]]
+
+
+def waiting_formulas() -> pd.DataFrame:
+    """Table 1: local, remote (accepted, rejected), formula, steady_form (of Eq. 7, with the corrected round trip)."""
+    names = ["previous_local_draft", "previous_remote_draft", "waiting_time_formula", "steady_state_form_used_in_eq7"]
+    return _table("table_01_waiting_time")[names].set_axis(["local", "remote", "formula", "steady_form"], axis=1)
+
+
+def drawn_rates(model: str = QWEN) -> NDArray[np.float64]:
+    """[50, 2] rates of acceptance, device and cloud, of the sequences of Figure 9: inferred, they are not published.
+
+    With the device aggregating, a sequence is slow where the cloud's drafts are often rejected, and the other way
+    round; at 400 ms both totals fall into two groups with a wide gap between them. Raises ValueError on other models.
+    """
+    table = _table("fig_09_per_sequence_400_ms")
+    table = table[table["model"] == model]
+    if table.empty:
+        raise ValueError(f"The paper's models are {QWEN} and {OPT}, not {model!r}.")
+    totals = table[["cloud_total_s", "device_total_s"]].to_numpy()
+    ordered = np.sort(totals, axis=0)
+    last_fast = ordered[np.diff(ordered, axis=0).argmax(0), range(2)]
+    return np.where(totals > last_fast, *RATES)
+
+
+def case_events() -> pd.DataFrame:
+    """Figure 10's bars: what (decode, draft, target, switch), side, to (empty for a decode), position, begin_s, end_s.
+
+    position: of a decode; -1 for messages, whose positions are not published.
+    """
+    table = _table("fig_10_pipeline_events")
+    what = table["event"].replace({
+        "draft transmission": "draft", "target transmission": "target", "aggregator switch": "switch"
+    })  # fmt: skip
+    return pd.DataFrame({
+        "what": what, "side": table["from_side"], "to": table["to_side"].fillna(""),
+        "position": table["decode_step"].fillna(-1).astype(int), "begin_s": table["begin_s"],
+        "end_s": table["begin_s"] + table["duration_s"],
+    })  # fmt: skip
+
+
+def case_decisions() -> pd.DataFrame:
+    """Figure 10's decisions: position, time_s, side (that aggregated), delta_z_s, moved, device, cloud (acceptance)."""
+    table, rates = _table("fig_10_delta_z"), _table("fig_10_acceptance")
+    return pd.DataFrame({
+        "position": range(len(table)), "time_s": table["time_s"], "side": table["aggregator_side"],
+        "delta_z_s": table["delta_z_s"], "moved": table["decision"] == "switch",
+        "device": rates["device_acceptance_rate_so_far"], "cloud": rates["cloud_acceptance_rate_so_far"],
+    })  # fmt: skip
+
+
+def case_flags() -> Bools:
+    """[15, 2] whose drafts are accepted in Figure 10, device and cloud, as the figure assigns them."""
+    table = _table("fig_10_acceptance")
+    return replayed(table["device_draft_accepted"], table["cloud_draft_accepted"])
+
+
+# Recordings
+
+
+class Recording(NamedTuple):
+    """Paces of one of the authors' runs. device: [n] seconds of each token while serving; cloud: mean seconds."""
+
+    device: NDArray[np.float64]
+    cloud: float
+
+
+def paces(run: str) -> Recording:
+    """A run's recorded paces. Raises ValueError on a run without them."""
+    online, offline = _table("decode_latency_online"), _table("decode_latency_offline_summary")
+    device = online.loc[online["run_id"] == run, "device_decode_ms_while_serving"]
+    cloud = offline[(offline["run_id"] == run) & (offline["side"] == "cloud")]
+    if device.empty or cloud.empty:
+        known = sorted(set(online["run_id"]) & set(offline.loc[offline["side"] == "cloud", "run_id"]))
+        raise ValueError(f"There are no recorded paces of run {run!r}; there are of {', '.join(known)}.")
+    return Recording(1e-3 * device.to_numpy(), 1e-3 * float(np.average(cloud["mean_ms"], weights=cloud["steps"])))
+
+
+def acceptance_traces() -> dict[str, Bools]:
+    """[n, 2] recorded decisions, device and cloud, by run. Five of the seven runs recorded the same ones: kept once."""
+    traces: dict[str, Bools] = {}
+    for run, rows in _table("acceptance_traces").groupby("run_id", sort=False):
+        flags = replayed(rows["device_draft_accepted"], rows["cloud_draft_accepted"])
+        if not any(np.array_equal(flags, other) for other in traces.values()):
+            traces[str(run)] = flags
+    return traces
+
+
+def acceptance_rates() -> pd.DataFrame:
+    """Recorded acceptance: model (empty where it is not recorded), delay_ms, tokens, device, cloud."""
+    table = _table("acceptance_rates").rename(columns={
+        "extra_network_latency_ms": "delay_ms", "n_tokens": "tokens", "device_draft_acceptance_rate": "device",
+        "cloud_draft_acceptance_rate": "cloud",
+    })  # fmt: skip
+    return table.assign(model=table["model"].fillna(""))[["model", "delay_ms", "tokens", "device", "cloud"]]
+
+
+# What the printed numbers say of each other
+
+
+def perplexity_gains() -> pd.DataFrame:
+    """What retrieval gains over none, at most over documents: model, dragon, second, by (the second best), ratio.
+
+    ratio is the paper's 1.9 and 1.4.
+    """
+    table, rows = perplexity(), []
+    for model, part in table.groupby("model", sort=False):
+        base = part.loc[part["method"] == "no retrieval", "perplexity"].iloc[0]
+        best = base - part[part["method"] != "no retrieval"].groupby("method")["perplexity"].min()
+        others = best.drop("DRAGON")
+        rows.append((model, best["DRAGON"], others.max(), others.idxmax(), best["DRAGON"] / others.max()))
+    return pd.DataFrame(rows, columns=["model", "dragon", "second", "by", "ratio"])
+
+
+def per_token_reductions() -> pd.DataFrame:
+    """By how much DRAGON's latency per token is lower in Figure 7: model, delay_ms, over_tw, over_sw (percent).
+
+    49.5 and 42.4 are OPT's at 300 ms; negative at 0 ms against DRDG/SW.
+    """
+    wide = per_token().pivot(index=["model", "delay_ms"], columns="method", values="per_token_ms")
+    over = {f"over_{name}": 100 * (1 - wide["DRAGON"] / wide[method]) for name, method in (("tw", TW), ("sw", SW))}
+    return pd.DataFrame(over).reset_index()
+
+
+def overhead_over_device() -> dict[str, float]:
+    """Percent by which DRAGON's latency per token is above CRCG/Device's, mean over delays, by model."""
+    table = per_token()
+    mean = table.groupby(["model", "method"])["per_token_ms"].mean().unstack()
+    return {str(model): 100 * float(row["DRAGON"] / row["CRCG/Device"] - 1) for model, row in mean.iterrows()}
+
+
+def ttft_ratios() -> pd.DataFrame:
+    """Figure 8's TTFT over DRAGON's: model, delay_ms, and a column a method."""
+    wide = ttft().pivot(index=["model", "delay_ms"], columns="method", values="ttft_ms")
+    return wide.drop(columns="DRAGON").div(wide["DRAGON"], axis=0).reset_index().rename_axis(columns=None)
+
+
+def synchronous_floor() -> pd.DataFrame:
+    """DRDG/TW of Figure 7 and the least that it can take: model, delay_ms, per_token_ms, floor_ms, below.
+
+    A token's decision needs the cloud's draft, which is decoded after the last decision and waits out the delay on its
+    way to the device: delay + CRCG/Cloud's time. Where `below`, tokens were decided on drafts of rejected prefixes.
+    """
+    table = per_token()
+    cloud = table[table["method"] == "CRCG/Cloud"].set_index("model")["per_token_ms"]
+    rows = table[table["method"] == TW]
+    floor = rows["delay_ms"] + rows["model"].map(cloud)
+    return pd.DataFrame({
+        "model": rows["model"], "delay_ms": rows["delay_ms"], "per_token_ms": rows["per_token_ms"], "floor_ms": floor,
+        "below": rows["per_token_ms"] < floor,
+    }).reset_index(drop=True)  # fmt: skip
+
+
+def scheduling_gain() -> pd.DataFrame:
+    """Figure 9: DRAGON's total over that of the better static side of the means: model, delay_ms, ratio."""
+    wide = scheduling().pivot(index=["model", "delay_ms"], columns="strategy", values="total_s")
+    return (wide["DRAGON"] / wide[["Device", "Cloud"]].min(axis=1)).rename("ratio").reset_index()
+
+
+def kv_megabytes(model: str, tokens: int = 128, width: int = 4) -> float:
+    """10^6 bytes of the keys and values of `tokens` tokens in numbers of `width` bytes.
+
+    50.3 and 7.3 for two documents of 64 tokens in fp32, where the paper says 114 and 16. Raises ValueError on a model
+    that is not the paper's.
+    """
+    if model not in KV_SHAPES:
+        raise ValueError(f"The paper's models are {' and '.join(KV_SHAPES)}, not {model!r}.")
+    return 2 * float(np.prod(KV_SHAPES[model])) * tokens * width / 1e6
+
+
+def text_number(words: Sequence[str]) -> float:
+    """The one number of the text whose name has all these words. Raises ValueError where there is none, or several."""
+    table = _table("paper_text_numbers")
+    rows = table[[all(word in name for word in words) for name in table["quantity"]]]
+    if len(rows) != 1:
+        raise ValueError(f"{len(rows)} numbers of the text are named by {' and '.join(map(repr, words))}, not one.")
+    return float(rows["value"].iloc[0])
+
+
+def _table(stem: str) -> pd.DataFrame:
+    return assets.paper_table("dragon", stem)

@@ -2,7 +2,8 @@
 
 Values and units are the paper's (data/paper/claims.csv). Where the paper gives a size, `reproduced` allows a factor of
 1.5 on it, unless the rule says otherwise; `trend` is the rule's weaker test. All rules were written before the first
-run of what they judge.
+run of what they judge, but c29's: it first compared the static sides with each other, which says nothing of schedules
+(150.7 and 152.8 percent), and was replaced after that.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def _near(value: float, size: float, factor: float = _FACTOR) -> bool:
 
 def _gain(size: float, of: str) -> Rule:
     return Rule(
-        f"{of}: the largest over 2 to 16 documents of DRAGON's gain over no documents, over that of the second-best "
-        f"method of the paper, is within a factor 1.5 of {size:g}; trend: above 1",
+        f"{of}: DRAGON's largest gain over no documents, of 2 to 16, over the largest of the second-best method of the "
+        f"paper, is within a factor 1.5 of {size:g}; trend: above 1",
         wrong=0.8,
         reproduced=lambda v: _near(v, size) and v > 1,
         trend=lambda v: v > 1,
@@ -188,10 +189,11 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v[0] > 0.9,
     ),
     "dragon-c29": Rule(
-        "Cloud's and Device's totals differ by so many percent, where the sides' paces are alike and where they are "
-        "6.5 to 1, at 200 ms and acceptance 0.49 and 0.99: the first is larger; trend: none",
-        wrong=(1.0, 20.0),
-        reproduced=lambda v: v[0] > v[1],
+        "percent that a schedule, ours, saves over the better static side at the largest delay where acceptance changes: "
+        "with equal paces, and with the authors' (10 to 1); the first is larger by half; trend: larger",
+        wrong=(10.0, 30.0),
+        reproduced=lambda v: v[0] >= 1.5 * v[1],
+        trend=lambda v: v[0] > v[1],
     ),
     "dragon-c30": Rule(
         "share of the positions after the first that the cloud aggregates in the replay of Figure 10, with the sides "

@@ -27,6 +27,7 @@ MOST = 64  # sessions at a time
 class _Session:
     """One device's, while it lasts. connection: the one it is on now; forgotten: when it is given up without one."""
 
+    name: str
     player: Player
     connection: Connection | None = None
     forgotten: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -46,6 +47,7 @@ class Cloud:
         self.node, self.pace, self.keep, self.beat, self.silence = node, pace, keep, beat, silence
         self.longest = longest
         self._sessions: dict[str, _Session] = {}
+        self._remotes = 0  # devices for which this side generates alone
         self._handlers: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -62,33 +64,37 @@ class Cloud:
             for task in list(self._handlers):
                 task.cancel()
             await asyncio.gather(*self._handlers, return_exceptions=True)
-            for name in list(self._sessions):
-                await self._forget(name)
+            for session in list(self._sessions.values()):
+                await self._forget(session)
 
     async def _handle(self, connection: Connection) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
-        name: str | None = None
+        task.add_done_callback(self._handlers.discard)
+        session: _Session | None = None
         try:
-            await self._greet(connection)
-            first = await connection.receive()
+            async with asyncio.timeout(self.silence):  # who beats its heart but asks for nothing gets no more
+                await self._greet(connection)
+                first = await connection.receive()
             if isinstance(first, Begin) and first.mode in ("cloud-only", "sequence-wise"):
-                await Remote(self.node, first, connection, self.pace).run()
+                await self._generate(connection, first)
                 return
-            name = await self._joined(connection, first)
-            await self._follow(name, connection)
-        except Lost as lost:
+            session = await self._joined(connection, first)
+            await self._follow(session, connection)
+        except (Lost, TimeoutError) as lost:
             _LOG.info("A connection was lost: %s.", lost)
         except asyncio.CancelledError:  # the cloud closes
             _LOG.info("A connection ended with the cloud.")
-        except ValueError as error:
-            connection.send(Failure(name, str(error)[:1000]))
-            _LOG.warning("A connection was refused: %s", error)
+        except (ValueError, RuntimeError) as error:
+            reason = str(error) or type(error).__name__
+            connection.send(Failure(session.name if session else None, reason[:1000]))
+            _LOG.warning("A connection was refused: %s", reason)
         finally:
-            self._handlers.discard(task)
-            self._left(name, connection)
-            await connection.close()
+            if session is not None:
+                self._left(session, connection)
+            with contextlib.suppress(asyncio.CancelledError):
+                await connection.close()
 
     async def _greet(self, connection: Connection) -> None:
         hello = await connection.receive()
@@ -99,10 +105,20 @@ class Cloud:
         connection.send(welcome)
         check_peer(welcome, hello)
 
-    async def _joined(self, connection: Connection, first: Message) -> str:
-        """A new session, or one that goes on; its name."""
+    async def _generate(self, connection: Connection, begin: Begin) -> None:
+        self._check(begin)
+        self._remotes += 1
+        try:
+            await Remote(self.node, begin, connection, self.pace).run()
+        finally:
+            self._remotes -= 1
+
+    async def _joined(self, connection: Connection, first: Message) -> _Session:
+        """A new session, or one that goes on."""
         if isinstance(first, Begin):
-            await self._forget(first.session)  # the device has not heard of it, and begins again
+            known = self._sessions.get(first.session)
+            if known is not None:  # the device has not heard of it, and begins again
+                await self._forget(known)
             return self._begun(connection, first)
         if not isinstance(first, Resume):
             raise ValueError(f"A session begins with Begin or Resume, not with {type(first).__name__}.")
@@ -118,13 +134,16 @@ class Cloud:
             await before.close()
         connection.send(session.player.resumption)
         session.player.resume(connection, first)
-        return first.session
+        return session
 
-    def _begun(self, connection: Connection, begin: Begin) -> str:
-        if len(self._sessions) >= MOST:
+    def _check(self, begin: Begin) -> None:
+        if len(self._sessions) + self._remotes >= MOST:
             raise ValueError(f"The cloud has {MOST} sessions already.")
         if begin.limit > self.longest:
             raise ValueError(f"An answer has at most {self.longest} tokens here, not {begin.limit}.")
+
+    def _begun(self, connection: Connection, begin: Begin) -> _Session:
+        self._check(begin)
         machine = Side(
             begin.session, decisions.decision(begin, self.node.lm.vocabulary), aggregates=begin.aggregator == "cloud",
             limit=begin.limit, end=self.node.end, lookahead=decisions.lookahead(begin),
@@ -132,9 +151,9 @@ class Cloud:
         )  # fmt: skip
         player = Player(machine)
         player.attach(connection)
-        self._sessions[begin.session] = _Session(player, connection)
+        session = self._sessions[begin.session] = _Session(begin.session, player, connection)
         player.start(lambda drafted, failed: self._drafting(begin, drafted, failed))
-        return begin.session
+        return session
 
     def _drafting(
         self, begin: Begin, drafted: Callable[[Drafted], None], failed: Callable[[Exception], None]
@@ -145,47 +164,48 @@ class Cloud:
             drafted, failed, lock=node.lock, cap=begin.cap, pace=self.pace,
         )  # fmt: skip
 
-    async def _follow(self, name: str, connection: Connection) -> None:
-        """Pass the device's messages on until it ends the session."""
-        player = self._sessions[name].player
-        failing = asyncio.create_task(_failure(player))
+    async def _follow(self, session: _Session, connection: Connection) -> None:
+        """Pass the device's messages on until it ends the session, or the session cannot go on."""
+        pumping = asyncio.create_task(_pump(session, connection))
+        failing = asyncio.create_task(_failure(session.player))
         try:
-            while True:
-                receiving = asyncio.create_task(connection.receive())  # cancelled, it has taken nothing
-                await asyncio.wait({receiving, failing}, return_when=asyncio.FIRST_COMPLETED)
-                if failing.done():
-                    receiving.cancel()
-                    await self._forget(name)
-                    raise ValueError(str(player.failure))
-                message = receiving.result()
-                if isinstance(message, End | Failure):
-                    await self._forget(name)
-                    return
-                try:
-                    player.received(message)
-                except ValueError as error:  # something between the two is missing; the device resumes
-                    raise Lost(str(error)) from None
+            await asyncio.wait({pumping, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                await self._forget(session)
+                raise ValueError(str(session.player.failure) or type(session.player.failure).__name__)
+            pumping.result()
+            await self._forget(session)
         finally:
+            pumping.cancel()
             failing.cancel()
-            receiving.cancel()
+            await asyncio.gather(pumping, failing, return_exceptions=True)
 
-    def _left(self, name: str | None, connection: Connection) -> None:
+    def _left(self, session: _Session, connection: Connection) -> None:
         """The session's connection has gone; give it up later, unless it has another one by now."""
-        session = self._sessions.get(name) if name is not None else None
-        if name is None or session is None or session.connection is not connection:
+        if self._sessions.get(session.name) is not session or session.connection is not connection:
             return
         session.connection = None
         session.player.detach()
         loop = asyncio.get_running_loop()
-        session.forgotten = loop.call_later(self.keep, lambda: asyncio.ensure_future(self._forget(name)))
+        session.forgotten = loop.call_later(self.keep, lambda: asyncio.ensure_future(self._forget(session)))
 
-    async def _forget(self, name: str) -> None:
-        session = self._sessions.pop(name, None)
-        if session is not None:
-            if session.forgotten is not None:
-                session.forgotten.cancel()
-            await asyncio.to_thread(session.player.drafting.stop)
-            session.player.ended.set()
+    async def _forget(self, session: _Session) -> None:
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
+        if session.forgotten is not None:
+            session.forgotten.cancel()
+        await asyncio.to_thread(session.player.stop)
+
+
+async def _pump(session: _Session, connection: Connection) -> None:
+    """Until the device says that it is over. Raises Lost."""
+    while not isinstance(message := await connection.receive(), End | Failure):
+        if session.connection is not connection:
+            raise Lost("the session goes on over another connection")
+        try:
+            session.player.received(message)
+        except ValueError as error:  # something between the two is missing; the device resumes
+            raise Lost(str(error)) from None
 
 
 async def _failure(player: Player) -> None:

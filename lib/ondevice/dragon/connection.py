@@ -15,6 +15,7 @@ from ondevice.dragon import frames, messages
 from ondevice.dragon.messages import Heartbeat, Message
 
 _PIECE = 2**16  # bytes asked of the socket at once
+_NUMBER = 4  # bytes of a message's number
 
 
 class Lost(ConnectionError):
@@ -27,6 +28,9 @@ class Connection:
     beat: seconds between heartbeats. silence: seconds without a byte after which the peer counts as gone; a connection
     that is half open is noticed by nothing else. `rtt` is the least round trip seen so far, in seconds; None before.
     sent, received: bytes, frames included.
+
+    Each message has its number before it, so that one that is missing or comes twice is damage, not a session that
+    waits for ever: TCP does not do that, but who stands between the two might.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Connection:
             raise ValueError(f"A peer beats more often than it is given up, not every {beat} s of {silence} s.")
         self._reader, self._writer, self._frames = reader, writer, frames.Reader()
         self._ready: deque[bytes] = deque()
+        self._next_out = self._next_in = 0  # numbers of messages
         self._beat, self._silence = beat, silence
         self._understood = False  # whether a message has come: after it another version is damage
         self._echo: tuple[float, float] | None = None  # the peer's clock, and ours when it came
@@ -46,22 +51,26 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send after all that was sent before; of a connection that is closed, nothing happens: `receive` tells."""
-        frame = frames.pack(messages.encode(message))
+        frame = frames.pack(self._next_out.to_bytes(_NUMBER, "big") + messages.encode(message))
         if not self._writer.is_closing():
             self._writer.write(frame)
+            self._next_out += 1
             self.sent += len(frame)
 
     async def receive(self) -> Message:
-        """The next message that is no heartbeat. Raises Lost, and frames.OtherVersion where the first message shows it.
+        """The next message that is no heartbeat.
 
-        After either the caller closes the connection.
+        Raises Lost, and where the first message shows that no new connection helps, ValueError: frames.OtherVersion,
+        or a certificate of ours that the peer does not accept. After each of them the caller closes the connection.
         """
         while True:
             try:
-                message = messages.decode(await self._body())
+                message = messages.decode(self._numbered(await self._body()))
             except (ValueError, OSError, TimeoutError) as error:
                 if isinstance(error, frames.OtherVersion) and not self._understood:
                     raise
+                if not self._understood and _refused(error):
+                    raise ValueError(f"The other side does not accept this side's certificate: {error}.") from None
                 raise Lost(str(error) or f"nothing was heard for {self._silence:g} s") from None
             self._understood = True
             if not isinstance(message, Heartbeat):
@@ -71,15 +80,19 @@ class Connection:
     async def close(self) -> None:
         """Close after what was sent has left, or after a moment. May be called twice."""
         self._beating.cancel()
-        if not self._writer.is_closing():
+        try:
+            self._writer.close()  # what was sent still leaves
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(min(1.0, self._silence)):
-                    await self._writer.drain()
-        self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError, ssl.SSLError):
-            async with asyncio.timeout(1.0):
-                await self._writer.wait_closed()
-        self._writer.transport.abort()
+                    await self._writer.wait_closed()
+        finally:
+            self._writer.transport.abort()
+
+    def _numbered(self, body: bytes) -> bytes:
+        number, self._next_in = self._next_in, self._next_in + 1
+        if int.from_bytes(body[:_NUMBER], "big") != number:
+            raise Lost(f"message {number} did not come in its turn")
+        return body[_NUMBER:]
 
     async def _body(self) -> bytes:
         while not self._ready:
@@ -110,13 +123,15 @@ class Connection:
 async def connect(
     host: str, port: int, *, tls: ssl.SSLContext | None = None, beat: float = 1.0, silence: float = 8.0
 ) -> Connection:
-    """Connect within `silence` seconds. Raises Lost where there is nobody, and ssl.SSLError on a wrong certificate."""
+    """Connect within `silence` seconds. Raises Lost where there is nobody, and ValueError on a wrong certificate."""
     try:
         async with asyncio.timeout(silence):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-    except ssl.SSLError:
-        raise
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(f"The certificate of {host}:{port} is not trusted: {error.verify_message}.") from None
     except (OSError, TimeoutError) as error:
+        if _refused(error):
+            raise ValueError(f"{host}:{port} does not accept this side's certificate: {error}.") from None
         raise Lost(f"nobody answers at {host}:{port} ({error or 'no answer in time'})") from None
     return Connection(reader, writer, beat=beat, silence=silence)
 
@@ -179,6 +194,12 @@ def _trust(context: ssl.SSLContext, authority: Path) -> None:
         context.load_verify_locations(authority)
     except (OSError, ssl.SSLError) as error:
         raise ValueError(f"{authority.name} holds no certificate: {error}.") from None
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the peer's TLS says that it wants a certificate, or another one."""
+    reason = str(getattr(error, "reason", "") or "") if isinstance(error, ssl.SSLError) else ""
+    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
 
 
 def _loopback(host: str) -> bool:

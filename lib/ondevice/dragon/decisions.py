@@ -21,6 +21,10 @@ from ondevice.dragon.speculative_aggregation import (
 )
 
 
+class Undecidable(ValueError):
+    """Two drafts that no honest peer sends: nothing can be decided from them, now or after a new connection."""
+
+
 def drafts(begin: Begin, stream: Stream) -> Choose:
     """How a side draws its draft at a position from its own distribution: log probabilities [V] that sum to 1.
 
@@ -39,7 +43,16 @@ def drafts(begin: Begin, stream: Stream) -> Choose:
 
 
 def decision(begin: Begin, vocabulary: int) -> Decide:
-    """How the aggregator decides: the target token from both drafts and the distributions they were drawn from."""
+    """How the aggregator decides: the target token from both drafts and the distributions they were drawn from.
+
+    It raises Undecidable where a draft cannot have been drawn from its distribution.
+    """
+
+    def checked(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+        try:
+            return decide(local, remote, position)
+        except ValueError as error:
+            raise Undecidable(str(error)) from None
 
     def decide(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
         p_local, p_remote = (codec.decode(draft.distribution, vocabulary) for draft in (local, remote))
@@ -55,7 +68,7 @@ def decision(begin: Begin, vocabulary: int) -> Decide:
             found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
         return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 
-    return decide
+    return checked
 
 
 def mover(begin: Begin, rtt: float) -> Scheduler:

@@ -1,7 +1,8 @@
-"""One side's decoder: its documents as sessions that all advance by one shared next token (section 3, Eqs. 1 and 2)."""
+"""One side's decoder: its documents as sequences that share each next token (section 3, Eqs. 1 and 2)."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from ondevice.causal_lm import CausalLM, Session
+from ondevice.causal_lm import Batch, CausalLM, Member
+from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
+from ondevice.causal_lm.batch import refusal
 from ondevice.causal_lm.tree import integers
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, mixture
 from ondevice.dragon.kv_store import KVStore
@@ -19,7 +22,7 @@ from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_AHEAD = 128  # rows allocated beyond the prompt; a session that needs more grows by itself
+_AHEAD = 128  # rows allocated beyond the prompt; what needs more grows by itself
 _DOCUMENT, _QUERY = "{document}", "{query}"
 
 # Chooses the next token at a position from its log probabilities [V]: greedy, or drawn with noise of that position.
@@ -65,18 +68,20 @@ class Drafted:
 
 
 class Decoder:
-    """What one side decodes: D documents with one query, in D sessions of batch one.
+    """What one side decodes: D documents with one query, in one batch where the model can, else one by one.
 
     prefixes: the ids of each document's prompt up to the document's end. suffix: of the query, the same for all.
-    scores: [D] relevance of each document. temperature: what scores are divided by.
+    scores: [D] relevance of each document. temperature: what scores are divided by. sampling_temperature: what each
+        document's logits are divided by, before the mixture.
     store: where prefixes' rows are kept; without one they are computed.
     end: ids after which nothing follows.
     tokens: what has been committed, the end token included; a position is an index into it.
     log_weight: the log of the side's h (Eq. 4): logsumexp of its scores / temperature. It is constant: scores are.
 
     `commit` and `rollback` are free; the model runs in `next_distribution` alone, on what it has not seen. An
-    interrupted call leaves the decoder as it was.
-    Raises ValueError without documents, and where a document or its query does not fit into the context.
+    interrupted call leaves the decoder as it was. Only `interrupt` may be called while another call runs.
+    Raises ValueError without documents, on a temperature that is not positive, and where a document or its query does
+    not fit into the context.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Decoder:
         scores: ArrayLike,
         *,
         temperature: float = 1.0,
+        sampling_temperature: float = 1.0,
         store: KVStore | None = None,
         end: Collection[int] = (),
     ) -> None:
@@ -96,10 +102,16 @@ class Decoder:
         self._log_weights, self.log_weight = document_weights(scores, temperature), log_weight(scores, temperature)
         if len(self._log_weights) != len(prefixes):
             raise ValueError(f"{len(prefixes)} documents need as many scores, not {len(self._log_weights)}.")
+        if not 0 < sampling_temperature < np.inf:
+            raise ValueError(f"The sampling temperature is positive and finite, not {sampling_temperature}.")
         self.lm, self.tokens, self._end = lm, list[int](), frozenset(end)
-        self._prompts = [[*map(int, prefix), *map(int, suffix)] for prefix in prefixes]
-        self._longest = max(map(len, self._prompts))
-        self._sessions = [self._started(prefix, len(prefix) + len(suffix) + _AHEAD, store) for prefix in prefixes]
+        self._temperature, self._stop = sampling_temperature, threading.Event()
+        self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in prefixes], list(map(int, suffix))
+        self._longest = max(map(len, prefixes)) + len(suffix)
+        self._members, self._batch = self._started()
+        if store is not None:  # without one, a document is prefilled with the query, in one forward
+            for prefix, member in zip(self._prefixes, self._members, strict=True):
+                store.fill(member, prefix)
         self._next: Floats | None = None
 
     @property
@@ -114,7 +126,7 @@ class Decoder:
 
     @property
     def room(self) -> int:
-        """Tokens that can still be committed before a session reaches the context's end.
+        """Tokens that can still be committed before the longest prompt reaches the context's end.
 
         The last one is not given to the model any more, so a prompt that fills the context has room for one.
         """
@@ -123,13 +135,23 @@ class Decoder:
     def next_distribution(self) -> Floats:
         """[V] float64: log probabilities of the next token, the mixture over the documents (Eqs. 1 and 2).
 
-        Raises ValueError after an end token and at the context's end.
+        Raises ValueError after an end token and at the context's end, and Interrupted (see `interrupt`).
         """
         self._require_open()
-        if self._next is None:
-            logits = torch.stack([self._advanced(index) for index in range(len(self._sessions))])
-            self._next = mixture(logits.cpu().double().log_softmax(-1).numpy(), self._log_weights)
-        return self._next
+        try:
+            if self._next is None:
+                logits = self._logits().cpu().double()
+                self._next = mixture((logits / self._temperature).log_softmax(-1).numpy(), self._log_weights)
+            return self._next
+        finally:
+            self._stop.clear()
+
+    def interrupt(self) -> None:
+        """Make the `next_distribution` that runs in another thread raise Interrupted at the model's next layer.
+
+        Where none runs, the next one does that, unless it has nothing to compute; the one after it runs to its end.
+        """
+        self._stop.set()
 
     def commit(self, token: int) -> None:
         """Make this the next token of every document.
@@ -151,8 +173,8 @@ class Decoder:
             return
         del self.tokens[position:]
         self._next = None
-        for prompt, session in zip(self._prompts, self._sessions, strict=True):
-            session.rollback(min(session.length, len(prompt) + position))
+        for prefix, member in zip(self._prefixes, self._members, strict=True):
+            member.rollback(min(member.length, len(prefix) + len(self._suffix) + position))
 
     def lookahead(self, count: int, choose: Choose) -> Iterator[Drafted]:
         """Up to `count` drafts, fewer where the text or the context ends; each is committed when it is yielded.
@@ -173,17 +195,26 @@ class Decoder:
             self.commit(draft.token)
             yield draft
 
-    def _started(self, prefix: Sequence[int], rows: int, store: KVStore | None) -> Session:
-        if store is not None:
-            return store.session(prefix, rows)
-        return self.lm.start(rows)  # the prefix is prefilled with the query, in one forward
+    def _started(self) -> tuple[list[Member], Batch | None]:
+        """A sequence for each document, and the batch that extends all of them, if there is one."""
+        ends, more = [len(prefix) for prefix in self._prefixes], len(self._suffix) + _AHEAD
+        if len(ends) > 1 and refusal(self.lm) is None:
+            batch = Batch(self.lm, ends, max(ends) + more, self._stop)
+            return batch.members, batch
+        return [Batch(self.lm, [end], end + more, self._stop).members[0] for end in ends], None
 
-    def _advanced(self, index: int) -> torch.Tensor:
-        """Logits [V] after all that is committed; repeats the last token where the model has seen it already."""
-        session, ids = self._sessions[index], self._prompts[index] + self.tokens
-        if session.length == len(ids):
-            session.rollback(len(ids) - 1)
-        return session.prefill(ids[session.length :])
+    def _logits(self) -> torch.Tensor:
+        """Logits [D, V] after all that is committed; repeats the last token where the model has seen it already."""
+        common = self._suffix + self.tokens
+        lacks = list[int]()
+        for prefix, member in zip(self._prefixes, self._members, strict=True):
+            if member.length == len(prefix) + len(common):
+                member.rollback(member.length - 1)
+            lacks.append(len(prefix) + len(common) - member.length)
+        if self._batch is not None and max(lacks) == min(lacks) <= len(common):
+            return self._batch.prefill(common[-lacks[0] :])
+        each = zip(self._members, self._prefixes, lacks, strict=True)  # also where a prefix has still to be computed
+        return torch.stack([member.prefill((prefix + common)[-lack:]) for member, prefix, lack in each])
 
     def _require_open(self) -> None:
         if self.ended:

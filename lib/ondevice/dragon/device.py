@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import get_type_hints
 
 import msgspec
 
@@ -50,12 +51,14 @@ class Answer:
     """What came, and how. Times in seconds from the question.
 
     times: [n] when each token was known here. device, cloud: [decided, accepted] of each side's drafts, as far as this
-    side knows: the cloud's where the device aggregated. alone_from: the first position that the device generated
-    alone, None where there is none; reason: why. prefilled: when the device's first distribution was there.
+    side knows: the cloud's where the device aggregated. decisions: those of the device: position, whether its and the
+    cloud's draft were accepted, and the seconds that each draft took. alone_from: the first position that the device
+    generated alone, None where there is none; reason: why. prefilled: when the device's first distribution was there.
     sent, received: bytes, frames and heartbeats included. connections: how many there were. rtt: seconds.
     """
 
     tokens: list[int] = field(default_factory=list)
+    decisions: list[tuple[int, bool, bool, float, float]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     device: list[int] = field(default_factory=lambda: [0, 0])
     cloud: list[int] = field(default_factory=lambda: [0, 0])
@@ -82,8 +85,9 @@ class Answer:
 class Device:
     """The asking side; one answer at a time, each over a connection of its own.
 
-    host, port: of the cloud. tls: of `connection.client_tls`. pace: seconds that a token takes at least, to imitate
-    other hardware. patience: seconds for which a lost cloud is tried again before the device goes on alone.
+    host, port: of the cloud; with port 0 there is none, and the device answers alone (CRCG on the device).
+    tls: of `connection.client_tls`. pace: seconds that a token takes at least, to imitate other hardware.
+    patience: seconds for which a lost cloud is tried again before the device goes on alone.
     """
 
     def __init__(
@@ -148,10 +152,15 @@ class Device:
             secrets.token_hex(8), seed, asked.mode, asked.k, query, asked.limit, asked.aggregator, asked.temperature,
             asked.gamma_remote, asked.lookahead, asked.cap, asked.scheduler,
         )  # fmt: skip
-        try:
-            return msgspec.convert(msgspec.to_builtins(begin), Begin)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"The request cannot be: {error}.") from None
+        kinds = get_type_hints(Begin, include_extras=True)
+        for name in Begin.__struct_fields__:
+            value = getattr(begin, name)
+            try:
+                msgspec.convert(value, kinds[name])
+            except msgspec.ValidationError as error:
+                shown = value if not isinstance(value, str) or len(value) < 80 else f"{value[:80]}..."
+                raise ValueError(f"A request's {name} cannot be {shown!r}: {error}.") from None
+        return begin
 
 
 class _Asking:
@@ -167,7 +176,9 @@ class _Asking:
         self._heard = False  # whether the cloud has said anything of this session, so that it knows it
 
     async def run(self) -> None:
-        if self.begin.mode == "cloud-only":
+        if not self.device.port:
+            await self._go_alone(await self._decoder(), "there is no cloud")
+        elif self.begin.mode == "cloud-only":
             await self._listen()
         elif self.begin.mode == "sequence-wise":
             await self._sequence_wise()
@@ -295,6 +306,7 @@ class _Asking:
             for counts, kept in ((self.answer.device, kept_local), (self.answer.cloud, kept_remote)):
                 counts[0] += 1
                 counts[1] += kept
+            self.answer.decisions.append((position, kept_local, kept_remote, local.pace, remote.pace))
             return token, kept_local, kept_remote
 
         return counted
@@ -318,6 +330,7 @@ class _Asking:
             cap=begin.cap, pace=self.device.pace,
         ):  # fmt: skip
             found.append(token)
+            self.answer.prefilled = self.answer.prefilled or time.perf_counter() - self.began
             if self.answer.alone_from is not None:
                 loop.call_soon_threadsafe(self._emitted, token.position, token.token)
         return found
@@ -358,6 +371,10 @@ class _Asking:
             await working
             await self._go_alone(decoder, str(error))
             return
+        except BaseException:
+            self.stop.set()
+            await asyncio.gather(working, return_exceptions=True)
+            raise
         for mine, draft in zip(await working, theirs, strict=False):
             own = Own(begin.session, 0, mine.position, mine.token, mine.distribution, decoder.log_weight)
             other = Own(begin.session, 0, draft.position, draft.token, draft.distribution, draft.log_weight)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -19,22 +20,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 
 from ondevice import assets
-from ondevice.causal_lm import CausalLM, Session
+from ondevice.causal_lm import Batch, CausalLM, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_FORMAT = "ondevice.dragon prefix 1"  # raise it when the tensors or their meaning change
+_FORMAT = "ondevice.dragon prefix 2"  # raise it when the tensors or their meaning change
 _NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PARTIAL = re.compile(r"\.[0-9a-f]{64}-.*\.safetensors")  # of `assets.writing`
 _ABANDONED = 3600.0  # seconds after which a partial file has no writer any more
-_PAGE = 4096  # bytes
+_LONGEST = 1 << 16  # bytes of a header
+_VECTORS = 512  # buffers of one read: the system's limit is 1024
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 _UNUSED = ("_name_or_path", "transformers_version", "use_cache")  # of a configuration: they do not change any row
 
 
@@ -62,26 +66,40 @@ class KVStore:
         self.hits = self.misses = 0
         self._template = hashlib.sha256(template.encode()).hexdigest()
 
-    def session(self, prefix: Sequence[int], capacity: int = 0) -> Session:
+    def session(self, prefix: Sequence[int], capacity: int = 0) -> Member:
         """A session that has committed `prefix`, its rows read from the folder, or computed and put there.
 
         prefix: ids of the template up to the document's end. capacity: rows to allocate, the prefix's included.
         Raises ValueError on a prefix that the model cannot take.
         """
-        path, label = self.path(prefix), self._label(prefix)
-        stored = _read(path, label, prefix)
-        if stored is not None:
+        if not len(prefix):
+            raise ValueError("The prefix is empty.")
+        (session,) = Batch(self.lm, [len(prefix)], max(capacity, len(prefix))).members
+        self.fill(session, prefix)
+        return session
+
+    def fill(self, session: Member, prefix: Sequence[int]) -> None:
+        """The same into an empty session, whose rows are read from the file to where they are needed.
+
+        Raises ValueError where the session has tokens already.
+        """
+        if session.length:
+            raise ValueError(f"A document is put into an empty session, not after {session.length} tokens.")
+        label = self._label(prefix)
+        path = self._place(label)
+        if _read(path, label, prefix, session):
             self.hits += 1
-            return self.lm.resume(prefix, *stored, capacity)
+            return
         self.misses += 1
-        session = self.lm.start(max(capacity, len(prefix)))
         session.prefill(prefix)
         self._write(path, label, session)
-        return session
 
     def path(self, prefix: Sequence[int]) -> Path:
         """Where the prefix's rows are, or would be."""
-        label = json.dumps(self._label(prefix), sort_keys=True)
+        return self._place(self._label(prefix))
+
+    def _place(self, name: dict[str, str]) -> Path:
+        label = json.dumps(name, sort_keys=True)
         return self.folder / f"{hashlib.sha256(label.encode()).hexdigest()}.safetensors"
 
     def _label(self, prefix: Sequence[int]) -> dict[str, str]:
@@ -89,7 +107,7 @@ class KVStore:
         return {"format": _FORMAT, "model": self.model, "tokenizer": self.tokenizer, "template": self._template,
                 "document": document}  # fmt: skip
 
-    def _write(self, path: Path, label: dict[str, str], session: Session) -> None:
+    def _write(self, path: Path, label: dict[str, str], session: Member) -> None:
         keys, values = (rows.cpu() for rows in session.exported())
         if keys.nbytes + values.nbytes > self.cap:
             warnings.warn(f"A document's rows alone exceed the store's cap of {self.cap} bytes.", stacklevel=3)
@@ -125,25 +143,81 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(found.encode()).hexdigest()
 
 
-def _read(path: Path, label: dict[str, str], prefix: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Keys and values [layers, heads, n, width] of a file that is whole and is the prefix's, else None."""
+class _Tensor(msgspec.Struct):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+    def require(self, dtype: torch.dtype, shape: Sequence[int | None], size: int) -> None:
+        """Raise ValueError unless it has this dtype and shape (None: any) and lies within `size` bytes."""
+        begin, end = self.data_offsets
+        fits = len(self.shape) == len(shape) and all(b in (None, a) for a, b in zip(self.shape, shape, strict=True))
+        if _DTYPES.get(self.dtype) != dtype or not fits or min(self.shape) < 1:
+            raise ValueError(f"a tensor is {self.dtype} of shape {self.shape}")
+        if not 0 <= begin <= end <= size or end - begin != math.prod(self.shape) * dtype.itemsize:
+            raise ValueError("a tensor is cut short")
+
+
+class _Header(msgspec.Struct, rename={"metadata": "__metadata__"}):
+    """The header of a file that `KVStore` writes."""
+
+    metadata: dict[str, str]
+    keys: _Tensor
+    values: _Tensor
+    tokens: _Tensor
+
+
+def _header(file: int) -> tuple[_Header, int]:
+    """The header, and where the data begin."""
+    size = int.from_bytes(os.pread(file, 8, 0), "little")
+    if not 0 < size <= _LONGEST:
+        raise ValueError(f"its header has {size} bytes")
+    return msgspec.json.decode(os.pread(file, size, 8), type=_Header), 8 + size
+
+
+def _read(path: Path, label: dict[str, str], prefix: Sequence[int], session: Member) -> bool:
+    """Commit the prefix by the rows of a file that is whole and is the prefix's; False where there is none such."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            checksum = found.pop("checksum", "")
-            if found != label:
-                raise ValueError("it was made for something else")
-            keys, values, tokens = (file.get_tensor(name) for name in ("keys", "values", "tokens"))
-        if checksum != _checksum(keys, values) or tokens.tolist() != list(prefix):
-            raise ValueError("its contents have changed")
+        with path.open("rb", buffering=0) as file:
+            _commit(file.fileno(), label, prefix, session)
         with contextlib.suppress(OSError):  # another process has dropped it, or may write where this one may not
             os.utime(path)  # the time of last use
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        warnings.warn(f"A stored document is ignored and made anew ({path.name[:12]}: {error}).", stacklevel=3)
-        return None
-    return keys, values
+        return False
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        session.release()
+        warnings.warn(f"A stored document is ignored and made anew ({path.name[:12]}: {error}).", stacklevel=4)
+        return False
+    return True
+
+
+def _commit(file: int, label: dict[str, str], prefix: Sequence[int], session: Member) -> None:
+    """Read keys and values to their places in the session. Raises ValueError on any other file than `_write` makes."""
+    header, start = _header(file)
+    checksum = header.metadata.pop("checksum", "")
+    if header.metadata != label:
+        raise ValueError("it was made for something else")
+    layers, n, size = session.lm.layers, len(prefix), os.fstat(file).st_size - start
+    stored = header.keys, header.values
+    for tensor in stored:
+        tensor.require(session.lm.model.dtype, (layers, None, n, None), size)
+    header.tokens.require(torch.int64, (n,), size)
+    tokens = np.empty(n, "<i8")
+    _fill(file, start + header.tokens.data_offsets[0], [tokens.view(np.uint8)])
+    if tokens.tolist() != list(prefix):
+        raise ValueError("its contents have changed")
+    windows = session.window(n, *((tensor.shape[1], tensor.shape[3]) for tensor in stored))
+    rows = [window.cpu() for window in windows]  # where the model is on the CPU, the windows themselves
+    for tensor, into in zip(stored, rows, strict=True):
+        _fill(file, start + tensor.data_offsets[0], _blocks(into))
+    if checksum != _checksum(*rows):
+        raise ValueError("its contents have changed")
+    for window, row in zip(windows, rows, strict=True):
+        if row is not window:
+            window.copy_(row)
+    session.filled(prefix)
 
 
 def _shrink(folder: Path, cap: int) -> None:
@@ -166,20 +240,32 @@ def _shrink(folder: Path, cap: int) -> None:
         total -= size
 
 
+def _fill(file: int, offset: int, blocks: list[np.ndarray]) -> None:
+    """Read what begins at the offset into the blocks, one after the other. Raises ValueError where the file ends."""
+    for first in range(0, len(blocks), _VECTORS):
+        part: Any = blocks[first : first + _VECTORS]
+        wanted = sum(map(len, part))
+        if os.preadv(file, part, offset) != wanted:
+            raise ValueError("it is cut short")
+        offset += wanted
+
+
 def _checksum(*tensors: torch.Tensor) -> str:
-    """CRC-32 over shapes, dtypes and the sum of each page: some six times as fast as over the bytes themselves."""
+    """CRC-32 over shapes, dtypes and each head's sum of words: many times as fast as over the bytes themselves."""
     found = 0
     for tensor in tensors:
-        data = _bytes(tensor)
-        whole = len(data) // _PAGE * _PAGE
-        pages = data[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(1, dtype=np.uint64)
         found = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(data[whole:].data, zlib.crc32(pages.data, found))
+        for block in _blocks(tensor):
+            words = block[: len(block) // 8 * 8].view(np.uint64)
+            found = zlib.crc32(block[8 * len(words) :].data, zlib.crc32(words.sum(dtype=np.uint64).tobytes(), found))
     return f"{found:08x}"
+
+
+def _blocks(rows: torch.Tensor) -> list[np.ndarray]:
+    """Views of the bytes of rows [layers, heads, n, width], one block for each layer and head."""
+    found = rows.view(torch.uint8).numpy()
+    return [head.reshape(-1) for layer in found for head in layer]
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
-
-
-# What `Session` and `CausalLM` have no public way for.

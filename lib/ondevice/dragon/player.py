@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ondevice.dragon import messages, side
 from ondevice.dragon.connection import Connection
+from ondevice.dragon.decisions import Undecidable
 from ondevice.dragon.drafting import Drafted, Drafting
 from ondevice.dragon.messages import Message, Resume
 from ondevice.dragon.side import Action, Decode, Done, Emit, RollBack, Send, Side
@@ -61,7 +62,10 @@ class Player:
         """A message of the session. Raises ValueError on one that no peer of this kind sends."""
         if not isinstance(message, messages.Draft | messages.Target | messages.Switch):
             raise ValueError(f"A {type(message).__name__} has no place in a session that runs.")
-        self._act(self.machine.received(self._loop.time(), _local(message)))
+        try:
+            self._act(self.machine.received(self._loop.time(), _local(message)))
+        except Undecidable as error:  # the drafts are spent: resuming would not bring them back
+            self._failed(error)
 
     def stop(self) -> None:
         """End the thread, soon; `ended` is set. Waits for the thread: call it outside the event loop, or at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from ondevice.dragon import alone, decisions, messages
 from ondevice.dragon.connection import Connection
@@ -25,19 +26,21 @@ class Remote:
 
     async def run(self) -> None:
         """Answer, and wait until the device has it all. Raises Lost, and ValueError where it cannot answer."""
-        watching = asyncio.create_task(self.connection.receive())
-        working = asyncio.create_task(asyncio.to_thread(self._generate))
-        try:
-            await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            message = await watching
-            if not isinstance(message, End | messages.Failure):
-                raise ValueError(f"A {type(message).__name__} has no place in a session that only listens.")
-        finally:
-            self._stop.set()
-            watching.cancel()
-            await asyncio.wait({working})
+        with ThreadPoolExecutor(1, "answering") as pool:
+            watching = asyncio.create_task(self.connection.receive())
+            working = self._loop.run_in_executor(pool, self._generate)
+            both: set[asyncio.Future] = {watching, working}
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    working.result()
+                message = await watching
+                if not isinstance(message, End | messages.Failure):
+                    raise ValueError(f"A {type(message).__name__} has no place in a session that only listens.")
+            finally:
+                self._stop.set()
+                watching.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
 
     def _generate(self) -> None:
         begin, node = self.begin, self.node
@@ -61,5 +64,5 @@ class Remote:
         self._send(End(begin.session, decoder.position))
 
     def _send(self, message: messages.Message) -> None:
-        if not self._stop.is_set():
+        if not self._stop.is_set():  # while it is not, the loop waits for this thread
             self._loop.call_soon_threadsafe(self.connection.send, message)

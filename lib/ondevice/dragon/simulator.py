@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice.dragon.scheduler import Scheduler, Stay
 from ondevice.dragon.side import Action, Decide, Decode, Draft, Emit, Message, Send, Side, Switch, Target
+from ondevice.network.link import PERFECT, Line, Link
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -71,30 +71,6 @@ def _draw(rates: Floats, seed: int) -> Bools:
 # The world
 
 
-@dataclass(frozen=True)
-class Link:
-    """One direction, first in, first out.
-
-    delay: seconds, or a function of the time of sending. jitter: seconds; each message's delay is greater by up to
-    that much, uniformly. bandwidth: bytes a second. Raises ValueError on what is negative or not finite, or no number.
-    """
-
-    delay: float | Callable[[float], float] = 0.0
-    jitter: float = 0.0
-    bandwidth: float = float("inf")
-
-    def __post_init__(self) -> None:
-        for name, seconds in (("delay", 0.0 if callable(self.delay) else self.delay), ("jitter", self.jitter)):
-            if not 0 <= seconds < float("inf"):
-                raise ValueError(f"A link's {name} is finite and not negative, not {seconds}.")
-        if not self.bandwidth > 0:
-            raise ValueError(f"A link's bandwidth is positive, not {self.bandwidth}.")
-
-    def arrival(self, sent: float) -> float:
-        """When it arrives, without jitter, bandwidth and messages before it."""
-        return sent + (self.delay(sent) if callable(self.delay) else self.delay)
-
-
 @dataclass(frozen=True, eq=False)
 class World:
     """All that a session meets.
@@ -108,8 +84,8 @@ class World:
     accepted: Bools
     device: Pace = 0.13
     cloud: Pace = 0.02
-    up: Link = Link()
-    down: Link = Link()
+    up: Link = PERFECT
+    down: Link = PERFECT
     lookahead: int = 16
     preempts: bool = True
 
@@ -167,7 +143,7 @@ def simulate(
     """Run one session.
 
     aggregator: the side that aggregates first. schedulers: the device's and the cloud's, new ones for each session;
-    None: it stays. seed: of the jitter. Raises ValueError on an aggregator that is no side.
+    None: it stays. seed: of jitter and losses. Raises ValueError on an aggregator that is no side.
     """
     if aggregator not in (DEVICE, CLOUD):
         raise ValueError(f"The aggregator starts on side 0 (device) or 1 (cloud), not {aggregator}.")
@@ -180,16 +156,16 @@ class _Simulation:
     def __init__(self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int) -> None:
         accepted = np.asarray(world.accepted, bool)
         self.drafts = (2 * np.arange(len(accepted))[:, None] + ~accepted).tolist()
-        self.paces, self.links, self.preempts = world.paces(), (world.up, world.down), world.preempts
+        self.paces, self.preempts = world.paces(), world.preempts
+        self.lines = Line(world.up, seed, "up"), Line(world.down, seed, "down")
         self.sides = [
             Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator, limit=len(accepted),
                  lookahead=world.lookahead, scheduler=schedulers[side])
             for side in (DEVICE, CLOUD)
         ]  # fmt: skip
-        self.random = Random(seed)
         self.events: list[tuple[float, int, int, Decode | Message]] = []
         self.number = 0
-        self.sending, self.arriving, self.decoding = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]  # until when, by side
+        self.decoding = [0.0, 0.0]  # until when, by side
         self.seen: list[float] = []
         self.decided: list[tuple[float, int]] = []
         self.drafted, self.sent, self.ahead, self.moves = [0, 0], [0, 0], [0, 0], 0
@@ -232,14 +208,9 @@ class _Simulation:
             self.decided.append((now, side))
         elif isinstance(message, Switch):
             self.moves += 1
-        link, amount = self.links[side], size(message)
+        amount = size(message)
         self.sent[side] += amount
-        self.sending[side] = max(now, self.sending[side]) + amount / link.bandwidth
-        arrival = link.arrival(self.sending[side])
-        if link.jitter:
-            arrival += link.jitter * self.random.random()
-        self.arriving[side] = max(self.arriving[side], arrival)
-        self._schedule(self.arriving[side], 1 - side, message)
+        self._schedule(self.lines[side].arrival(now, amount), 1 - side, message)
 
     def _schedule(self, time: float, side: int, what: Decode | Message) -> None:
         self.number += 1
@@ -285,8 +256,8 @@ class _State(NamedTuple):
 def oracle(world: World, aggregator: int = DEVICE) -> Oracle:
     """The least total of all schedules, knowing all decisions, paces and delays beforehand.
 
-    No bound on lookahead, no jitter, links of infinite bandwidth, decodes that stop at once: each of these only helps,
-    so the total is a lower bound for every scheduler in the world as it is, and exact in a world without them
+    No bound on lookahead, no jitter or loss, links of infinite bandwidth, decodes that stop at once: each of these only
+    helps, so the total is a lower bound for every scheduler in the world as it is, and exact in a world without them
     (`Scripted` reaches it). All times grow with the times before, so of two states with the aggregator on the same
     side, one that is later in everything is dropped; what is left is exact, not a heuristic. Raises ValueError as
     `simulate`. Links must keep the order of sending by themselves.

@@ -1,0 +1,173 @@
+"""What goes wrong with a connection, for tests: at a byte of its stream or at a time, the same in every run.
+
+A fault strikes one direction of one connection as its bytes enter the link. Offsets count the bytes that were sent,
+whatever other faults make of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
+
+from ondevice.network.link import Direction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Where and when. The kinds are below.
+
+    connection: its number, from 0, in the order of their coming. direction: "up" from the client to the target.
+    at: after so many bytes of that direction. after: seconds from the connection's start; bytes before do not count.
+    Raises ValueError on another direction and on what is negative or not finite.
+    """
+
+    connection: int = 0
+    direction: Direction = "up"
+    at: int = 0
+    after: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.direction not in get_args(Direction):
+            raise ValueError(f"A direction is up or down, not {self.direction!r}.")
+        for name, number in (("connection", self.connection), ("at", self.at)):
+            if not (number >= 0 and number == int(number)):
+                raise ValueError(f"A fault's {name} is a whole number from 0, not {number}.")
+        if not 0 <= self.after < math.inf:
+            raise ValueError(f"A fault comes after seconds that are finite and not negative, not {self.after}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Fault):
+    """Both ends' connections are closed, or reset; bytes before the cut arrive first.
+
+    With at = 0 it comes at its time, whether bytes flow or not, and what is on the link is lost.
+    """
+
+    reset: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall(Fault):
+    """A half-open connection: from here on all is taken and nothing arrives, not even the end or a reset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range(Fault):
+    """A fault of `length` bytes. Raises ValueError on a length below 1."""
+
+    length: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.length >= 1 and self.length == int(self.length)):
+            raise ValueError(f"A fault's length is a whole number of bytes from 1, not {self.length}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrupt(Range):
+    """The bits of `mask` are flipped in each byte. Raises ValueError on a mask that is not from 1 to 255."""
+
+    mask: int = 0xFF
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask not in range(1, 256):
+            raise ValueError(f"A mask flips some bits of a byte: it is from 1 to 255, not {self.mask}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat(Range):
+    """The bytes come twice, one copy behind the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop(Range):
+    """The bytes are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst(Range):
+    """The bytes come `seconds` later, and what is behind them waits. Raises ValueError unless that is 0 or more."""
+
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"A burst's seconds are finite and not negative, not {self.seconds}.")
+
+
+class Piece(NamedTuple):
+    """What goes on the link: bytes, how many seconds late, and the cut that follows them."""
+
+    data: bytes
+    late: float = 0.0
+    cut: Cut | None = None
+
+
+class Stream:
+    """One direction of one connection, with its faults."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._waiting = sorted(faults, key=lambda fault: fault.after)
+        self._begun: list[tuple[int, Fault]] = []  # with the offset of each
+        self._copies: dict[int, bytes] = {}
+        self._offset = 0
+        self._cut = False
+
+    def feed(self, now: float, data: bytes) -> list[Piece]:
+        """What becomes of bytes that are sent now, in seconds from the connection's start."""
+        self._begin(now)
+        if not self._begun and not self._cut:
+            self._offset += len(data)
+            return [Piece(data)]
+        return [piece for part in self._parts(data) for piece in self._apply(part)]
+
+    def silent(self, now: float) -> bool:
+        """Whether an end or a reset that comes now is swallowed."""
+        self._begin(now)
+        return self._cut or any(isinstance(fault, Stall) and self._offset >= at for at, fault in self._begun)
+
+    def _begin(self, now: float) -> None:
+        while self._waiting and self._waiting[0].after <= now:
+            fault = self._waiting.pop(0)
+            self._begun.append((self._offset + fault.at, fault))
+
+    def _parts(self, data: bytes) -> Iterator[bytes]:
+        """The bytes, parted where a fault begins or ends."""
+        edges = {at for at, _ in self._begun} | {at + f.length for at, f in self._begun if isinstance(f, Range)}
+        inner = sorted(edge - self._offset for edge in edges if 0 < edge - self._offset < len(data))
+        for start, end in zip([0, *inner], [*inner, len(data)], strict=True):
+            yield data[start:end]
+
+    def _apply(self, data: bytes) -> list[Piece]:
+        if self.silent(0.0):
+            return []
+        before = self._due_cut()
+        if before:
+            return [Piece(b"", cut=before)]
+        at, late, again = self._offset, 0.0, b""
+        self._offset += len(data)
+        for number, (start, fault) in enumerate(self._begun):
+            if not isinstance(fault, Range) or not start <= at < start + fault.length:
+                continue
+            if isinstance(fault, Corrupt):
+                data = bytes(byte ^ fault.mask for byte in data)
+            elif isinstance(fault, Drop):
+                data = b""
+            elif isinstance(fault, Burst):
+                late = max(late, fault.seconds)
+            elif isinstance(fault, Repeat):
+                self._copies[number] = self._copies.get(number, b"") + data
+                if self._offset == start + fault.length:
+                    again += self._copies.pop(number)
+        cut = self._due_cut()
+        return [Piece(data + again, late, cut)] if data or again or cut else []
+
+    def _due_cut(self) -> Cut | None:
+        """The cut that comes here; nothing comes after it."""
+        cut = next((fault for at, fault in self._begun if isinstance(fault, Cut) and self._offset >= at), None)
+        self._cut = cut is not None
+        return cut

@@ -1,0 +1,567 @@
+"""The relay in its own process: times as the model has them, order, bandwidth, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+import pytest
+
+from ondevice.network import Line, Link, Relay, Sinusoid, Trace
+from ondevice.network.faults import Burst, Corrupt, Cut, Drop, Fault, Repeat, Stall
+
+HOST = "127.0.0.1"
+LATE = 0.15  # seconds that a busy machine may add now and then
+DATA = bytes(range(256)) * 4
+
+
+@dataclass
+class Target:
+    """A server; each connection runs `serve` in a thread."""
+
+    serve: Callable[[socket.socket], None]
+    listener: socket.socket = field(default_factory=lambda: socket.create_server((HOST, 0), backlog=64))
+
+    @property
+    def port(self) -> int:
+        return self.listener.getsockname()[1]
+
+    def __enter__(self) -> Target:
+        threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # ends the accept
+        self.listener.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                connection.settimeout(10)
+                threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            self.serve(connection)
+
+
+def echo(connection: socket.socket) -> None:
+    while data := connection.recv(2**16):
+        connection.sendall(data)
+
+
+class Recorder:
+    """Keeps what a connection brings: bytes, when each came, and how it ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.data = b""
+        self.ended: list[str] = []
+
+    def __call__(self, connection: socket.socket) -> None:
+        try:
+            while data := connection.recv(2**16):
+                self.times += [time.monotonic()] * len(data)
+                self.data += data
+            self.ended.append("end")
+        except ConnectionResetError:
+            self.ended.append("reset")
+
+    def wait(self, what: Callable[[], object], seconds: float = 5.0) -> None:
+        limit = time.monotonic() + seconds
+        while not what() and time.monotonic() < limit:
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def connected(relay: Relay) -> Iterator[socket.socket]:
+    with socket.create_connection((HOST, relay.port), 10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield client
+
+
+def read(client: socket.socket, amount: int) -> bytes:
+    found = b""
+    while len(found) < amount and (data := client.recv(2**16)):
+        found += data
+    return found
+
+
+def one_byte_each(relay: Relay, target: Recorder, count: int, gap: float) -> tuple[np.ndarray, np.ndarray]:
+    """When each of `count` messages was sent and when it arrived, in seconds from the first."""
+    sent = []
+    with connected(relay) as client:
+        time.sleep(0.05)
+        for number in range(count):
+            sent.append(time.monotonic())
+            client.sendall(bytes([number % 256]))
+            time.sleep(gap)
+        target.wait(lambda: len(target.data) == count)
+    assert target.data == bytes(number % 256 for number in range(count))
+    return np.array(sent) - sent[0], np.array(target.times) - sent[0]
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    ("link", "seed"),
+    [
+        (Link(), 0),
+        (Link(0.1), 0),
+        (Link(0.02, 0.1), 1),
+        (Link(0.02, 0.1), 2),
+        (Link(0.02, loss=0.3, retransmission=0.15), 1),
+        (Link(0.02, bandwidth=45.0), 0),
+    ],
+    ids=["none", "delay", "jitter", "other jitter", "loss", "bandwidth"],
+)
+def test_bytes_arrive_when_the_model_says(link, seed):
+    """Message by message: so a relay that draws another jitter, or none, fails."""
+    target = Recorder()
+    with Target(target) as server, Relay(HOST, server.port, up=link, seed=seed) as relay:
+        sent, arrived = one_byte_each(relay, target, 25, 0.02)
+    line = Line(link, seed, "up")
+    added = arrived - [line.arrival(now, 1) for now in sent]
+    assert added.min() > -1e-4
+    assert np.median(added) < 0.02
+
+
+def test_each_direction_has_its_link():
+    with Target(echo) as server, Relay(HOST, server.port, Link(0.05), Link(0.2)) as relay, connected(relay) as client:
+        begin = time.monotonic()
+        client.sendall(b"a")
+        assert client.recv(1) == b"a"
+        assert 0.25 <= time.monotonic() - begin < 0.25 + LATE
+        relay.set(up=Link(0.0), down=Link(0.02))
+        begin = time.monotonic()
+        client.sendall(b"b")
+        assert client.recv(1) == b"b"
+        assert 0.02 <= time.monotonic() - begin < 0.02 + LATE
+
+
+def test_a_change_does_not_overtake():
+    target = Recorder()
+    with Target(target) as server, Relay(HOST, server.port, Link(0.3)) as relay, connected(relay) as client:
+        client.sendall(b"a" * 500)
+        time.sleep(0.05)
+        relay.set(up=Link(0.0))
+        client.sendall(b"b" * 500)
+        target.wait(lambda: len(target.data) == 1000)
+    assert target.data == b"a" * 500 + b"b" * 500
+
+
+@pytest.mark.parametrize("delay", [Sinusoid(0.06, 0.05, 0.4), Trace((0.01, 0.11), 0.2)])
+def test_delays_that_change_with_time(delay):
+    target = Recorder()
+    with Target(target) as server, Relay(HOST, server.port, Link(delay)) as relay:
+        sent, arrived = one_byte_each(relay, target, 45, 0.015)
+    took = arrived - sent
+    assert 0.01 <= took.min() < 0.03 and 0.09 < took.max() < 0.11 + LATE
+    assert (np.diff(arrived) >= 0).all()
+
+
+def test_bandwidth_is_kept_and_shared(capfd):
+    """Two connections send 150 kB each at 500 kB/s."""
+    ends: list[float] = []
+
+    def drain(connection: socket.socket) -> None:
+        while connection.recv(2**16):
+            pass
+        ends.append(time.monotonic())
+
+    with Target(drain) as server, Relay(HOST, server.port, Link(0.1, bandwidth=5e5)) as relay:
+        begin = time.monotonic()
+        with connected(relay) as one, connected(relay) as other:
+            threads = [threading.Thread(target=c.sendall, args=(bytes(150_000),)) for c in (one, other)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        limit = time.monotonic() + 5
+        while len(ends) < 2 and time.monotonic() < limit:
+            time.sleep(0.005)
+    took = sorted(np.array(ends) - begin)
+    assert 0.69 <= took[1] < 0.7 + LATE
+    assert took[0] >= 0.39
+    assert capfd.readouterr().err == ""
+
+
+def test_a_message_does_not_wait_for_all_of_another_connections_bytes():
+    with (
+        Target(echo) as server,
+        Relay(HOST, server.port, Link(bandwidth=5e5)) as relay,
+        connected(relay) as bulk,
+        connected(relay) as small,
+    ):
+        sender = threading.Thread(target=bulk.sendall, args=(bytes(400_000),))
+        sender.start()
+        time.sleep(0.2)
+        begin = time.monotonic()
+        small.sendall(b"a")
+        assert small.recv(1) == b"a"
+        assert 0.02 < time.monotonic() - begin < 0.15 + LATE
+        assert read(bulk, 400_000) == bytes(400_000)
+        sender.join()
+
+
+def test_many_bytes_keep_their_order_to_a_slow_receiver():
+    data, found = np.random.default_rng(0).bytes(6_000_000), []
+
+    def slow(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        while part := connection.recv(2**17):
+            found.append(part)
+            time.sleep(0.001)
+        connection.sendall(b"!")
+
+    with Target(slow) as server, Relay(HOST, server.port, Link(0.01, 0.01)) as relay, connected(relay) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b"!"
+    assert b"".join(found) == data
+
+
+@pytest.mark.parametrize(("link", "most"), [(Link(), 30e6), (Link(60.0), 80e6), (Link(bandwidth=1e5), 20e6)])
+def test_a_sender_waits_as_with_a_full_window(link, most):
+    """Where the receiver does not read, or what is under way is long in coming, or the wire is slow."""
+    asleep = Target(lambda _: time.sleep(20))
+    with asleep as server, Relay(HOST, server.port, link) as relay, connected(relay) as client:
+        client.settimeout(0.3)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 2 * most:
+                sent += client.send(bytes(2**20))
+        assert sent < most
+
+
+def test_twenty_connections_at_once():
+    link = Link(0.05, 0.05)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Target(echo))
+        relay = stack.enter_context(Relay(HOST, server.port, link, link))
+        clients = [stack.enter_context(connected(relay)) for _ in range(20)]
+        begin = time.monotonic()
+        for part in range(10):
+            for number, client in enumerate(clients):
+                client.sendall(bytes([number, part]) * 50)
+        for number, client in enumerate(clients):
+            assert read(client, 1000) == b"".join(bytes([number, part]) * 50 for part in range(10))
+        assert 0.1 <= time.monotonic() - begin < 0.2 + 2 * LATE
+
+
+# Ends
+
+
+def test_a_half_close_is_passed_on_behind_the_bytes():
+    def answer(connection: socket.socket) -> None:
+        total = 0
+        while data := connection.recv(2**16):
+            total += len(data)
+        connection.sendall(str(total).encode())
+
+    with Target(answer) as server, Relay(HOST, server.port, Link(0.1), Link(0.1)) as relay, connected(relay) as client:
+        begin = time.monotonic()
+        client.sendall(bytes(5000))
+        client.shutdown(socket.SHUT_WR)
+        assert read(client, 99) == b"5000"
+        assert time.monotonic() - begin >= 0.2
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+
+
+def test_a_reset_of_either_end_is_passed_on():
+    target = Recorder()
+    with Target(target) as server, Relay(HOST, server.port, Link(0.1)) as relay, connected(relay) as client:
+        client.sendall(b"abc")
+        time.sleep(0.02)
+        begin = time.monotonic()
+        reset(client)
+        target.wait(lambda: target.ended)
+        assert target.ended == ["reset"] and target.data == b"abc"
+        assert time.monotonic() - begin >= 0.09
+
+    def resets(connection: socket.socket) -> None:
+        connection.recv(1)
+        reset(connection)
+
+    with Target(resets) as server, Relay(HOST, server.port) as relay, connected(relay) as client:
+        client.sendall(b"a")
+        assert take(client, 1) == (b"", "reset")
+
+
+def test_an_unreachable_target_is_logged_once_and_clients_are_closed(capfd):
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+    with Relay(HOST, port) as relay:
+        for _ in range(3):
+            with connected(relay) as client:
+                assert client.recv(1) == b""
+        with Target(echo, socket.create_server((HOST, port))), connected(relay) as client:
+            client.sendall(b"a")
+            assert client.recv(1) == b"a"
+    said = capfd.readouterr().err
+    assert said.count("does not reach") == 1 and f"{HOST}:{port}" in said and "Traceback" not in said
+
+
+# Faults
+
+
+@pytest.fixture(scope="module")
+def echoing() -> Iterator[Relay]:
+    with Target(echo) as server, Relay(HOST, server.port, Link(0.02), Link(0.02)) as relay:
+        yield relay
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize(
+    ("kind", "options", "wanted"),
+    [
+        (Cut, dict(at=100), DATA[:100]),
+        (Cut, dict(at=100, reset=True), DATA[:100]),
+        (Drop, dict(at=100, length=50), DATA[:100] + DATA[150:]),
+        (Repeat, dict(at=100, length=50), DATA[:150] + DATA[100:]),
+        (Corrupt, dict(at=100, length=2, mask=1), DATA[:100] + bytes([101, 100]) + DATA[102:]),
+        (Stall, dict(at=100), DATA[:100]),
+        (Burst, dict(at=100, length=50, seconds=0.2), DATA),
+    ],
+    ids=["cut", "reset", "drop", "repeat", "corrupt", "stall", "burst"],
+)
+def test_each_fault_in_each_direction(echoing, direction, kind, options, wanted):
+    """It strikes the second connection of three; the others echo all."""
+    echoing.set(faults=[kind(connection=1, direction=direction, **options)])
+    for number in range(3):
+        with connected(echoing) as client:
+            begin = time.monotonic()
+            client.sendall(DATA)
+            client.settimeout(0.2 if kind is Stall else 5)
+            if number != 1:
+                assert take(client, len(DATA)) == (DATA, "open")
+            elif kind is Cut:
+                ended = "reset" if options.get("reset") else "end"
+                assert take(client, 101) == (wanted if direction == "down" else b"", ended)
+            else:
+                assert take(client, len(wanted)) == (wanted, "open")
+                assert kind is not Burst or 0.24 <= time.monotonic() - begin < 0.24 + LATE
+                client.settimeout(0.1)
+                assert take(client, 1) == (b"", "open")  # and no more
+
+
+def take(client: socket.socket, amount: int) -> tuple[bytes, str]:
+    """Up to so many bytes, and how it stands: open, end or reset."""
+    found = b""
+    try:
+        while len(found) < amount:
+            data = client.recv(amount - len(found))
+            if not data:
+                return found, "end"
+            found += data
+    except TimeoutError:
+        pass
+    except ConnectionResetError:
+        return found, "reset"
+    return found, "open"
+
+
+@pytest.mark.parametrize("cut_reset", [False, True])
+def test_a_cut_at_a_time_needs_no_bytes_and_loses_what_is_on_the_link(cut_reset):
+    target = Recorder()
+    fault = Cut(after=0.2, reset=cut_reset)
+    with Target(target) as server, Relay(HOST, server.port, Link(1.0), faults=[fault]) as relay:
+        begin = time.monotonic()
+        with connected(relay) as client:
+            client.sendall(b"abc")
+            assert take(client, 1) == (b"", "reset" if cut_reset else "end")
+            assert 0.19 <= time.monotonic() - begin < 0.2 + LATE
+            target.wait(lambda: target.ended)
+    assert target.ended == ["reset" if cut_reset else "end"] and target.data == b""
+
+
+def test_a_stalled_connection_hides_the_end():
+    target = Recorder()
+    stalls = [Stall(at=3), Stall(at=0, connection=1)]
+    with Target(target) as server, Relay(HOST, server.port, faults=stalls) as relay:
+        with connected(relay) as client:
+            client.sendall(bytes(100_000))
+            target.wait(lambda: target.data)
+        time.sleep(0.2)
+        assert (target.data, target.ended) == (bytes(3), [])
+        with connected(relay) as client:
+            client.sendall(bytes(3))
+            time.sleep(0.05)
+            reset(client)
+            time.sleep(0.2)
+        assert (target.data, target.ended) == (bytes(3), [])
+
+
+def test_new_faults_count_new_connections():
+    with Target(echo) as server, Relay(HOST, server.port) as relay:
+        for faults, wanted in (([Drop(length=2)], b"cd"), ([], b"abcd"), ([Drop(at=2, length=2)], b"ab")):
+            relay.set(faults=faults)
+            with connected(relay) as client:
+                client.sendall(b"abcd")
+                assert read(client, len(wanted)) == wanted
+
+
+# Nothing is left
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def gone(pid: int, seconds: float = 5.0) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+                continue
+        return True
+    return False
+
+
+def test_nothing_is_left_after_the_block():
+    before = set(psutil.Process().children()), len(os.listdir("/proc/self/fd"))
+    target = Recorder()
+    with Target(target) as server:
+        with Relay(HOST, server.port, Link(5.0), Link(5.0)) as relay, connected(relay) as client:
+            client.sendall(b"abc")
+            (child,) = set(psutil.Process().children()) - before[0]
+            relay.__exit__()
+            assert client.recv(1) == b""
+        assert not child.is_running() and not listens(relay.port)
+        target.wait(lambda: target.ended)
+    time.sleep(0.05)
+    assert (set(psutil.Process().children()), len(os.listdir("/proc/self/fd"))) == before
+    assert target.ended == ["end"] and target.data == b""
+
+
+def test_a_block_that_raises_ends_the_relay():
+    before = psutil.Process().children()
+    with pytest.raises(KeyError), Relay(HOST, 9) as relay:
+        raise KeyError
+    assert not listens(relay.port) and psutil.Process().children() == before
+
+
+def test_the_relay_ends_with_a_killed_parent():
+    code = (
+        "import time; from ondevice.network import Relay; relay = Relay('127.0.0.1', 9).__enter__();"
+        "print(relay.port, relay._process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        port, pid = map(int, parent.stdout.readline().split())
+        assert listens(port)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert gone(pid) and not listens(port)
+
+
+def test_a_killed_relay_is_told():
+    with Relay(HOST, 9) as relay:
+        assert relay._process
+        relay._process.kill()
+        relay._process.wait()
+        with pytest.raises(RuntimeError, match="ended with status -9"):
+            relay.set(up=Link(0.1))
+
+
+def test_it_sleeps_when_there_is_nothing_to_do():
+    with Target(echo) as server, Relay(HOST, server.port, Link(0.3)) as relay, connected(relay) as client:
+        assert relay._process
+        used = psutil.Process(relay._process.pid).cpu_times
+        client.sendall(b"a")
+        assert client.recv(1) == b"a"
+        before = sum(used()[:2])
+        client.sendall(b"b" * 100)
+        time.sleep(0.6)
+        assert sum(used()[:2]) - before < 0.05
+
+
+# Bad input
+
+
+def test_bad_relays_are_refused():
+    before = psutil.Process().children()
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"cannot listen on {HOST}:{port}: {os.strerror(errno.EADDRINUSE)}"):
+            Relay(HOST, 9, port=port).__enter__()
+    with pytest.raises(ValueError, match=r"cannot listen on no.such.host:0"):
+        Relay(HOST, 9, host="no.such.host").__enter__()
+    for port in (0, 65536, -1):
+        with pytest.raises(ValueError, match=f"port is from 1 to 65535, not {port}"):
+            Relay(HOST, port)
+    with pytest.raises(ValueError, match="from 0 to 65535, not 70000"):
+        Relay(HOST, 9, port=70000)
+    with pytest.raises(ValueError, match="delays that are numbers, Sinusoid or Trace"):
+        Relay(HOST, 9, Link(lambda now: now))
+    with pytest.raises(ValueError, match="not Fault"):
+        Relay(HOST, 9, faults=[Fault()])
+    with pytest.raises(ValueError, match="not running"):
+        Relay(HOST, 9).set(up=Link())
+    assert psutil.Process().children() == before
+
+
+# The command
+
+
+def run(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ondevice.network", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_relays_until_it_is_interrupted(ends):
+    options = ["--delay-ms", "50", "--jitter-ms", "10", "--bandwidth-mbps", "100", "--only", "down"]
+    with Target(echo) as server, run("--listen", f"{HOST}:0", "--to", f"{HOST}:{server.port}", *options) as process:
+        assert process.stdout and process.stderr
+        assert select.select([process.stdout], [], [], 10)[0]
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        with socket.create_connection((HOST, port), 5) as client:
+            begin = time.monotonic()
+            client.sendall(b"a")
+            assert client.recv(1) == b"a"
+            assert 0.05 <= time.monotonic() - begin < 0.06 + LATE
+        process.send_signal(ends)
+        assert process.wait(5) == 0 and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "127.0.0.1:9", "--delay-ms", "-1"], "delay is finite and not negative, not -0.001"),
+        (["--to", "127.0.0.1:9", "--delay-ms", "1", "--swing-ms", "2"], "does not swing by 0.002"),
+        (["--to", "127.0.0.1:9", "--bandwidth-mbps", "0"], "positive, not 0.0"),
+        (["--to", "127.0.0.1:99999"], "from 1 to 65535, not 99999"),
+        (["--to", "127.0.0.1"], "HOST:PORT, not '127.0.0.1'"),
+        (["--to", "127.0.0.1:9", "--listen", "192.0.2.1:80"], "cannot listen on 192.0.2.1:80"),
+        (["--to", "127.0.0.1:9", "--latency", "3"], "unrecognized arguments: --latency 3"),
+        ([], "--to"),
+    ],
+)
+def test_bad_commands_are_refused(arguments, said):
+    with run(*arguments) as process:
+        assert process.stderr
+        error = process.stderr.read()
+        assert process.wait(10) in (1, 2)
+    assert said in error and "Traceback" not in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.dragon.aggregation import Floats, target
-from ondevice.dragon.decoder import Decoder, Drafted, Template, greedy, sampled
+from ondevice.dragon.decoder import Decoder, Drafted, Interrupted, Template, greedy, sampled
 from ondevice.dragon.kv_store import KVStore
 from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 
@@ -23,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen2": {"num_key_value_heads": 2},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 12},  # takes no mask of ours: its documents run one by one
 }
 V, CONTEXT = 61, 32
 PREFIXES = [[5, 17, 3, 44, 8, 29, 2], [11, 4], [23, 23, 50, 31, 9, 31, 40, 60, 12, 7]]
@@ -60,7 +62,11 @@ def side(of: CausalLM | None = None, **options: Any) -> Decoder:
 
 @torch.inference_mode()
 def by_hand(
-    of: CausalLM, tokens: Sequence[int], temperature: float = 1.0, documents: Sequence[int] = (0, 1, 2)
+    of: CausalLM,
+    tokens: Sequence[int],
+    temperature: float = 1.0,
+    documents: Sequence[int] = (0, 1, 2),
+    sampling: float = 1.0,
 ) -> Floats:
     """[V] probabilities: Eqs. 1 and 2 as printed, each document in a run of its own without a cache."""
     relevance = [np.exp(SCORES[index] / temperature) for index in documents]
@@ -68,14 +74,14 @@ def by_hand(
     for index, weight in zip(documents, relevance, strict=True):
         ids = torch.tensor([[*PREFIXES[index], *SUFFIX, *tokens]])
         logits = of.model(input_ids=ids, use_cache=False).logits[0, -1]
-        mixed += weight / sum(relevance) * logits.double().softmax(0).numpy()
+        mixed += weight / sum(relevance) * (logits.double() / sampling).softmax(0).numpy()
     return mixed
 
 
-def assert_next(decoder: Decoder, bound: float = 1e-12, temperature: float = 1.0) -> None:
+def assert_next(decoder: Decoder, bound: float = 1e-12, temperature: float = 1.0, sampling: float = 1.0) -> None:
     found = np.exp(decoder.next_distribution())
     assert found.shape == (V,) and found.dtype == np.float64
-    assert np.abs(found - by_hand(decoder.lm, decoder.tokens, temperature)).max() < bound
+    assert np.abs(found - by_hand(decoder.lm, decoder.tokens, temperature, sampling=sampling)).max() < bound
 
 
 # Mixture
@@ -111,6 +117,15 @@ def test_scores_are_divided_by_their_temperature(temperature: float) -> None:
     decoder = side(temperature=temperature)
     assert_next(decoder, temperature=temperature)
     assert decoder.log_weight == pytest.approx(np.log(np.exp(np.array(SCORES) / temperature).sum()), abs=1e-12)
+
+
+@pytest.mark.parametrize("sampling", [0.25, 3.0])
+def test_the_sampling_temperature_acts_on_each_document(sampling: float) -> None:
+    decoder = side(sampling_temperature=sampling)
+    decoder.commit(7)
+    assert_next(decoder, sampling=sampling)
+    mixed = by_hand(lm(), [7]) ** (1 / sampling)  # what it is not: the mixture, tempered
+    assert np.abs(np.exp(decoder.next_distribution()) - mixed / mixed.sum()).max() > 1e-3
 
 
 def test_two_sides_make_the_mixture_of_all_documents() -> None:
@@ -175,29 +190,134 @@ def test_any_order_of_calls_gives_what_the_tokens_alone_give(seed: int) -> None:
         assert decoder.tokens == model
 
 
-@pytest.mark.parametrize("failing", range(3))
+@pytest.mark.parametrize(("kind", "failing"), [("llama", 0), ("opt", 0), ("mistral", 0), ("mistral", 2)])
 @pytest.mark.parametrize("rolled_back", [False, True])
 def test_an_interrupted_step_leaves_the_decoder_right(
-    monkeypatch: pytest.MonkeyPatch, failing: int, rolled_back: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, failing: int, rolled_back: bool
 ) -> None:
-    decoder = side()
+    decoder = side(lm(kind))
     for token in (7, 50):
         decoder.commit(token)
     decoder.next_distribution()
     decoder.rollback(1) if rolled_back else decoder.commit(13)
-    calls, forward = iter(range(9)), CausalLM.forward
+    calls, forward = iter(range(9)), lm(kind).model.forward
 
-    def interrupted(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == failing:
             raise KeyboardInterrupt
         return forward(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CausalLM, "forward", interrupted)
+        patch.setattr(lm(kind).model, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             decoder.next_distribution()
     assert_next(decoder)
     decoder.commit(44)
+    assert_next(decoder)
+
+
+# Interruption
+
+
+class Paused:
+    """Holds a model's forward at the nth call of a layer until `go`, so that another thread can do something there."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, of: CausalLM, layer: int, nth: int = 0) -> None:
+        self.there, self.go, self.calls, self.run = threading.Event(), threading.Event(), 0, 0
+        module = of.model.model.layers[layer].mlp  # after the layer's attention has written its rows
+        forward = module.forward
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls == nth + 1:
+                self.there.set()
+                assert self.go.wait(60)
+            return forward(*args, **kwargs)
+
+        patch.setattr(module, "forward", held)
+
+
+def called(decoder: Decoder, results: list[Any]) -> threading.Thread:
+    """A thread that asks for the next distribution."""
+
+    def run() -> None:
+        try:
+            results.append(decoder.next_distribution())
+        except Interrupted as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("kind", "nth"), [("llama", 0), ("mistral", 0), ("mistral", 2)])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_running_call_is_interrupted_from_another_thread(
+    monkeypatch: pytest.MonkeyPatch, kind: str, nth: int, begun: bool
+) -> None:
+    decoder, results = side(lm(kind)), list[Any]()
+    if begun:
+        decoder.commit(int(decoder.next_distribution().argmax()))
+    with monkeypatch.context() as patch:
+        paused = Paused(patch, lm(kind), layer=0, nth=nth)
+        thread = called(decoder, results)
+        assert paused.there.wait(60)
+        lengths = [len(decoder.tokens), decoder.room]
+        decoder.interrupt()
+        paused.go.set()
+        thread.join(60)
+    assert [type(result) for result in results] == [Interrupted]
+    assert paused.calls == nth + 1  # nothing ran after it
+    assert lengths == [len(decoder.tokens), decoder.room]
+    assert_next(decoder)
+    decoder.commit(44)
+    assert_next(decoder)
+
+
+def test_after_an_interruption_the_text_can_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, other, results = side(), side(), list[Any]()
+    for token in (7, 50, 9):
+        decoder.commit(token)
+    with monkeypatch.context() as patch:
+        paused = Paused(patch, lm(), layer=0)
+        thread = called(decoder, results)
+        assert paused.there.wait(60)
+        decoder.interrupt()
+        assert_next(other)  # another decoder of the same model does not notice
+        paused.go.set()
+        thread.join(60)
+    assert type(results[0]) is Interrupted
+    decoder.rollback(1)
+    decoder.commit(13)
+    assert_next(decoder)
+
+
+def test_an_interruption_in_the_last_layer_comes_too_late_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, results = side(), list[Any]()
+    decoder.next_distribution()
+    decoder.commit(7)
+    with monkeypatch.context() as patch:
+        paused = Paused(patch, lm(), layer=1)
+        thread = called(decoder, results)
+        assert paused.there.wait(60)
+        decoder.interrupt()
+        paused.go.set()
+        thread.join(60)
+    assert np.abs(np.exp(results[0]) - by_hand(lm(), [7])).max() < 1e-12
+    decoder.commit(8)
+    assert_next(decoder)
+
+
+def test_an_interruption_where_nothing_runs_stops_the_next_call_and_no_other() -> None:
+    decoder = side()
+    decoder.interrupt()
+    with pytest.raises(Interrupted):
+        decoder.next_distribution()
+    assert_next(decoder)
+    decoder.interrupt()
+    assert_next(decoder)  # is known already
+    decoder.commit(7)
     assert_next(decoder)
 
 
@@ -225,20 +345,42 @@ def test_sampled_drafts_are_draws_with_the_numbers_of_their_positions() -> None:
 
 
 def test_a_draft_comes_before_the_work_on_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    forwards, forward = list[int](), CausalLM.forward
-
-    def counted(lm: CausalLM, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        forwards.append(len(tokens))
-        return forward(lm, tokens, *args, **kwargs)
-
-    monkeypatch.setattr(CausalLM, "forward", counted)
+    forwards = counted(monkeypatch, lm())
     drafts = side().lookahead(2, greedy)
     assert forwards == []
     assert next(drafts).position == 0
-    assert forwards == [len(prefix) + len(SUFFIX) for prefix in PREFIXES]  # no store: document and query in one
+    assert forwards == [(1, len(prefix) + len(SUFFIX)) for prefix in PREFIXES]  # no store: document and query in one
     assert next(drafts).position == 1
-    assert forwards[3:] == [1, 1, 1]
-    assert next(drafts, None) is None and len(forwards) == 6
+    assert forwards[3:] == [(3, 1)]
+    assert next(drafts, None) is None and len(forwards) == 4
+
+
+def counted(patch: pytest.MonkeyPatch, of: CausalLM) -> list[tuple[int, ...]]:
+    """The shapes of the ids that the model is given from now on."""
+    shapes, forward = list[tuple[int, ...]](), of.model.forward
+
+    def counting(*args: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        shapes.append(tuple(input_ids.shape))
+        return forward(*args, input_ids=input_ids, **kwargs)
+
+    patch.setattr(of.model, "forward", counting)
+    return shapes
+
+
+@pytest.mark.parametrize(("kind", "expected"), [
+    ("llama", [(3, 3), (3, 1)]), ("opt", [(3, 3), (3, 1)]), ("mistral", [(1, 3)] * 3 + [(1, 1)] * 3),
+])  # fmt: skip
+def test_stored_documents_take_the_query_in_one_forward_where_the_model_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: list[tuple[int, int]]
+) -> None:
+    store = KVStore(tmp_path, lm(kind), shapes.byte_tokenizer(), "{document}{query}")
+    side(lm(kind), store=store)
+    forwards = counted(monkeypatch, lm(kind))
+    decoder = side(lm(kind), store=store)
+    assert forwards == []
+    decoder.commit(greedy(0, decoder.next_distribution()))
+    decoder.next_distribution()
+    assert forwards == expected
 
 
 def test_a_rejection_between_two_drafts_changes_what_follows() -> None:
@@ -322,11 +464,13 @@ def test_a_prompt_that_fills_the_context_has_room_for_one_token() -> None:
     ([[3]], SUFFIX, [0, 1], {}, "1 documents need as many scores, not 2"),
     ([[3]], SUFFIX, [float("nan")], {}, "nan"),
     ([[3]], SUFFIX, [0], {"temperature": 0.0}, "positive"),
+    ([[3]], SUFFIX, [0], {"sampling_temperature": 0.0}, "sampling temperature is positive and finite, not 0.0"),
+    ([[3]], SUFFIX, [0], {"sampling_temperature": float("nan")}, "not nan"),
 ])  # fmt: skip
 def test_bad_input_is_named_before_any_work(
     monkeypatch: pytest.MonkeyPatch, prefixes: Any, suffix: Any, scores: Any, options: Any, message: str
 ) -> None:
-    monkeypatch.setattr(CausalLM, "start", None)
+    monkeypatch.setattr("ondevice.dragon.decoder.Batch", None)
     with pytest.raises(ValueError, match=message):
         Decoder(lm(), prefixes, suffix, scores, **options)
 

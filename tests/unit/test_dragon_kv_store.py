@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice import assets, shapes
-from ondevice.causal_lm import CausalLM, Session
+from ondevice.causal_lm import Batch, CausalLM, Session
 from ondevice.dragon import kv_store
 from ondevice.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
@@ -124,6 +124,36 @@ def test_a_session_is_no_view_of_the_file(tmp_path: Path) -> None:
     session.extend([9, 9, 9, 9])
     assert store.path(DOCUMENT).read_bytes() == before
     assert_right(store.session(DOCUMENT))
+
+
+def test_several_documents_are_read_into_one_batch(tmp_path: Path) -> None:
+    store, documents = opened(tmp_path), [DOCUMENT, OTHERS[0][:4], [9]]
+    for _ in range(2):
+        batch = Batch(lm(), [len(document) for document in documents])
+        for member, document in zip(batch.members, documents, strict=True):
+            store.fill(member, document)
+        for logits, document in zip(batch.extend(QUERY), documents, strict=True):
+            assert float((logits - fresh(lm(), document + QUERY)[len(document) :]).abs().max()) < 1e-10
+    assert (store.hits, store.misses) == (3, 3)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_file_with_other_heads_is_made_anew_wherever_it_is_in_a_batch(tmp_path: Path, wrong: int) -> None:
+    def three(rows: torch.Tensor) -> torch.Tensor:
+        return rows.repeat(1, 2, 1, 1)[:, :3].contiguous()
+
+    store, documents = opened(tmp_path), [DOCUMENT, OTHERS[0]]
+    for document in documents:
+        store.session(document)
+    path = store.path(documents[wrong])
+    rewrite(path, lambda found: found | {"keys": three(found["keys"]), "values": three(found["values"])})
+    flip(path, -1)
+    batch = Batch(lm(), [len(document) for document in documents])
+    with pytest.warns(UserWarning, match="do not fit" if wrong else "have changed"):
+        for member, document in zip(batch.members, documents, strict=True):
+            store.fill(member, document)
+    for logits, document in zip(batch.extend(QUERY), documents, strict=True):
+        assert float((logits - fresh(lm(), document + QUERY)[len(document) :]).abs().max()) < 1e-10
 
 
 # The key
@@ -340,7 +370,7 @@ def test_a_file_dropped_while_it_was_read_is_not_put_back_empty(
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
-    probe, rounds = opened(tmp_path / "probe"), 40
+    probe, rounds = opened(tmp_path / "probe"), 25
     probe.session(OTHERS[0])
     cap, shared = 2 * probe.path(OTHERS[0]).stat().st_size, tmp_path / "shared"
     context = multiprocessing.get_context("spawn")
@@ -371,6 +401,10 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         opened(tmp_path).session([3] * 65)
     with pytest.raises(ValueError, match="token 259"):
         opened(tmp_path).session([V])
+    (used,) = Batch(lm(), [1]).members
+    used.prefill([3])
+    with pytest.raises(ValueError, match="an empty session, not after 1 tokens"):
+        opened(tmp_path).fill(used, DOCUMENT)
     assert names(tmp_path) == {"file"}
 
 

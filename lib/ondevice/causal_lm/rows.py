@@ -1,6 +1,9 @@
-"""Keys and values of a session, in buffers that rows are written into: nothing is copied when a session grows."""
+"""Keys and values of sessions, in buffers that rows are written into: nothing is copied when a session grows."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -8,18 +11,24 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 _LEAST = 64  # rows of the first allocation
 
 
+class Interrupted(Exception):
+    """A forward was stopped between two layers, because its rows' `stop` was set."""
+
+
 class Rows:
-    """Keys and values of every layer, one row a token: two buffers [layers, heads, capacity, width] (batch of one).
+    """Keys and values of every layer, one row a token: two buffers [layers, batch, heads, capacity, width].
 
     All layers in one tensor, so that keeping a path is two copies and not two a layer. transformers' own DynamicCache
     concatenates: each forward copies the whole cache once a layer, and so does a path that is kept.
     `length` rows count. A forward writes its rows after them, and they count only once the session says so: an
     interrupted forward leaves nothing behind.
+    stop: while it is set, a forward raises `Interrupted` at its next layer.
     """
 
-    def __init__(self, layers: int, capacity: int = 0) -> None:
+    def __init__(self, layers: int, capacity: int = 0, batch: int = 1) -> None:
         self.length = 0
-        self._layers = layers
+        self.stop: threading.Event | None = None
+        self._layers, self._batch = layers, batch
         self._capacity = max(capacity, _LEAST)
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -37,14 +46,40 @@ class Rows:
             self._adopt(self._grown(self._buffers[0]), self._grown(self._buffers[1]))
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new rows [1, heads, n, width]; returns views of all its [1, heads, length + n, width]."""
+        """Write a layer's new rows [batch, heads, n, width]; returns views of all [batch, heads, length + n, width].
+
+        Raises Interrupted while `stop` is set.
+        """
+        if self.stop is not None and self.stop.is_set():
+            raise Interrupted("The forward was stopped between two layers.")
         if self._buffers is None:
-            self._adopt(self._empty(keys), self._empty(values))
+            self._allocate(keys, values)
         all_keys, all_values = self._views[layer]
         start, n = self.length, keys.shape[2]
         all_keys.narrow(2, start, n).copy_(keys)
         all_values.narrow(2, start, n).copy_(values)
         return all_keys.narrow(2, 0, start + n), all_values.narrow(2, 0, start + n)
+
+    def window(self, keys: torch.Tensor, values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of all layers' next n rows, not counted, to be written to: [layers, batch, heads, n, width] each.
+
+        keys, values: [1, heads, any, width] tensors like the rows. Raises ValueError where the buffers are not like it.
+        """
+        self.reserve(self.length + n)
+        if self._buffers is None:
+            self._allocate(keys, values)
+        assert self._buffers is not None
+        for buffer, like in zip(self._buffers, (keys, values), strict=True):
+            mine, other = ((t.shape[-3], t.shape[-1], t.dtype) for t in (buffer, like))
+            if mine != other:
+                raise ValueError(f"Rows of heads, width and type {other} do not fit to those of {mine}.")
+        first, second = (buffer.narrow(-2, self.length, n) for buffer in self._buffers)
+        return first, second
+
+    def release(self) -> None:
+        """Forget the buffers, of any shape, where no row counts."""
+        if not self.length:
+            self._buffers, self._views = None, []
 
     def gather(self, rows: list[int]) -> None:
         """Append to the rows that count the uncounted ones at these increasing offsets from `length`, in place."""
@@ -53,28 +88,90 @@ class Rows:
             start = self.length + moved
             source = torch.tensor(rows[moved:]).add_(self.length).to(self._buffers[0].device)
             for buffer in self._buffers:
-                buffer.narrow(2, start, len(source)).copy_(buffer.index_select(2, source))
+                buffer.narrow(-2, start, len(source)).copy_(buffer.index_select(-2, source))
         self.length += len(rows)
 
     def copy(self) -> Rows:
         """An independent copy of the rows that count."""
-        twin = Rows(self._layers, self._capacity)
+        twin = Rows(self._layers, self._capacity, self._batch)
         twin.length = self.length
         if self._buffers is not None:
             twin._adopt(self._grown(self._buffers[0]), self._grown(self._buffers[1]))
         return twin
 
+    def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._adopt(self._empty(keys), self._empty(values))
+
     def _adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._buffers = keys, values
-        self._views = list(zip(keys.unsqueeze(1).unbind(), values.unsqueeze(1).unbind(), strict=True))
+        self._views = list(zip(keys.unbind(), values.unbind(), strict=True))
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(self._layers, like.shape[1], self._capacity, like.shape[3])
+        return like.new_empty(self._layers, self._batch, like.shape[-3], self._capacity, like.shape[-1])
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        new = old.new_empty(old.shape[0], old.shape[1], self._capacity, old.shape[3])
-        new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
+        new, used = self._empty(old), self._used(old)
+        new.narrow(-2, 0, used).copy_(old.narrow(-2, 0, used))
         return new
+
+    def _used(self, buffer: torch.Tensor) -> int:
+        """Rows of a buffer that a copy must have."""
+        return self.length
+
+
+class AlignedRows(Rows):
+    """Rows of D sequences whose next rows are in one column, so that one forward can write them.
+
+    ends: [D] rows of each sequence at some moment at which they are to stand in line. Shorter ones begin later.
+    pads: [D] columns before each sequence's first row; they hold zeros. parts: [D] each sequence's own rows, views.
+    `length` counts columns, and only while all sequences stand in line: `Batch` sets it.
+    """
+
+    def __init__(self, layers: int, ends: Sequence[int], capacity: int = 0) -> None:
+        super().__init__(layers, max(capacity, *ends, 0), len(ends))
+        self.pads = [max(ends) - end for end in ends]
+        self.parts = [_Part(self, index, pad) for index, pad in enumerate(self.pads)]
+
+    def release(self) -> None:
+        """Forget the buffers where no part's row counts."""
+        if not any(part.length for part in self.parts):
+            for rows in (self, *self.parts):
+                rows._buffers, rows._views = None, []
+
+    def _adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super()._adopt(keys, values)
+        for part in self.parts:
+            part.view(keys, values)
+
+    def _used(self, buffer: torch.Tensor) -> int:
+        return buffer.shape[-2]  # a part may have rows that do not count yet
+
+
+class _Part(Rows):
+    """The rows of one sequence of `AlignedRows`."""
+
+    def __init__(self, whole: AlignedRows, index: int, pad: int) -> None:
+        super().__init__(whole._layers)
+        self._whole, self._index, self._pad = whole, index, pad
+        self._capacity = whole._capacity - pad
+
+    def reserve(self, rows: int) -> None:
+        self._whole.reserve(self._pad + rows)
+
+    def release(self) -> None:
+        self._whole.release()
+
+    def view(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take this part of the whole's buffers, and clear what is before it: a padding must be finite."""
+        mine = [buffer.narrow(1, self._index, 1) for buffer in (keys, values)]
+        for buffer in mine:
+            buffer.narrow(-2, 0, self._pad).zero_()
+        self._capacity = keys.shape[-2] - self._pad
+        first, second = (buffer.narrow(-2, self._pad, self._capacity) for buffer in mine)
+        self._adopt(first, second)
+
+    def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._whole._allocate(keys, values)
 
 
 class _Layer(CacheLayerMixin):

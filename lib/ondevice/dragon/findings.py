@@ -15,8 +15,6 @@ from ondevice.dragon.aggregation import target
 from ondevice.dragon.cost import Costs, latency_difference, speedup
 from ondevice.dragon.language_modelling import CLOUD, DEVICE, DRAGON, DRCG, NONE, PRINTED, SEQUENCE
 from ondevice.dragon.lockstep import by_word
-from ondevice.dragon.simulator import CLOUD as ON_CLOUD
-from ondevice.dragon.simulator import DEVICE as ON_DEVICE
 from ondevice.dragon.speculative_aggregation import aggregate, expected_acceptance, sample
 
 Values = dict[str, float | tuple[float, ...]]

@@ -6,6 +6,7 @@ over each give one ValueError. Nothing is pickled, and no type comes from the pe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Literal
 
@@ -15,6 +16,10 @@ from msgspec import Meta
 from ondevice.dragon.codec import CAP, LARGEST, SMALLEST
 
 VERSION = 1  # of the schema and of the codes in it; raised with every change
+MOST = 64  # documents of a side that a baseline sends at once
+PIECE = 2**19  # bytes of a document's rows in one message; with all else in it below a frame's limit
+_TEXTS = 2**19  # bytes of all texts of one message
+_IDS = 2**17  # token ids of all candidates of one message
 
 Mode = Literal["speculative", "shared", "token-wise", "sequence-wise", "cloud-only"]
 Side = Literal["device", "cloud"]
@@ -30,6 +35,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[float, Meta(ge=0)]
 Cap = Annotated[int, Meta(ge=SMALLEST, le=LARGEST)]
 Distribution = Annotated[bytes, Meta(max_length=LARGEST)]
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+Shape = tuple[Positive, Positive, Positive, Positive]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=str.lower):
@@ -37,10 +44,18 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, float) and not isfinite(one):
+            for one in _floats(getattr(self, name)):
+                if not isfinite(one):
                     raise ValueError(f"{name} takes finite numbers, not {one}.")
+
+
+def _floats(value: object) -> Iterator[float]:
+    """Those in a field."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _floats(one)
 
 
 class Hello(_Message, frozen=True):
@@ -166,7 +181,101 @@ class Failure(_Message, frozen=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Begin | Draft | Target | Switch | Resume | End | Heartbeat | Failure
+# Of the baselines (section 7.2)
+
+
+class Fetch(_Message, frozen=True):
+    """Asks for the receiver's k best documents for a query: their texts, or their prefixes' keys and values."""
+
+    session: Name
+    query: Text
+    k: Annotated[int, Meta(ge=1, le=MOST)]
+    what: Literal["text", "rows"]
+
+
+class Texts(_Message, frozen=True):
+    """The answer to a Fetch of texts, best first. scores: relevance, one for each text."""
+
+    session: Name
+    texts: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MOST)]
+    scores: Annotated[tuple[float, ...], Meta(min_length=1, max_length=MOST)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.texts) != len(self.scores):
+            raise ValueError(f"{len(self.texts)} texts have as many scores, not {len(self.scores)}.")
+        size = sum(len(text.encode()) for text in self.texts)
+        if size > _TEXTS:
+            raise ValueError(f"Texts take at most {_TEXTS} bytes in all, not {size}.")
+
+
+class Rows(_Message, frozen=True):
+    """A piece of the answer to a Fetch of rows: document 0 first, each in its pieces from 0 on.
+
+    score: the document's relevance. tokens: [n] ids of its prefix, in piece 0; none in the others. keys, values: their
+    shapes [layers, heads, n, width]. data: of both, first all keys, in C order and little-endian, cut into pieces of
+    PIECE bytes and a last one.
+    """
+
+    session: Name
+    document: Annotated[int, Meta(ge=0, lt=MOST)]
+    documents: Annotated[int, Meta(ge=1, le=MOST)]
+    score: float
+    tokens: Annotated[tuple[Count, ...], Meta(max_length=2**16)]
+    dtype: Dtype
+    keys: Shape
+    values: Shape
+    piece: Count
+    pieces: Positive
+    data: Annotated[bytes, Meta(min_length=1, max_length=PIECE)]
+
+
+class Propose(_Message, frozen=True):
+    """Asks for RAG-Sequence: each side answers once from each of its documents, then scores what both have answered.
+
+    begin: the request. Of its mode only `shared` counts, as the noise of what is drawn.
+    """
+
+    begin: Begin
+
+
+class Candidates(_Message, frozen=True):
+    """The sender's answers, different from each other; an end token is part of one."""
+
+    session: Name
+    sequences: Annotated[
+        tuple[Annotated[tuple[Count, ...], Meta(min_length=1)], ...], Meta(min_length=1, max_length=MOST)
+    ]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        total = sum(map(len, self.sequences))
+        if total > _IDS:
+            raise ValueError(f"Candidates have at most {_IDS} tokens in all, not {total}.")
+
+
+class Scores(_Message, frozen=True):
+    """How likely each candidate is after each of the sender's D documents.
+
+    log_probs: [C][D], log p(candidate | document), of the device's candidates and then of the cloud's that are not
+    among them. log_weights: [D], the documents' relevance over the temperature, not normalised.
+    """
+
+    session: Name
+    log_probs: Annotated[tuple[tuple[float, ...], ...], Meta(min_length=1, max_length=2 * MOST)]
+    log_weights: Annotated[tuple[float, ...], Meta(min_length=1, max_length=MOST)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for row in self.log_probs:
+            if len(row) != len(self.log_weights):
+                raise ValueError(f"{len(self.log_weights)} documents give as many scores, not {len(row)}.")
+
+
+Message = (
+    Hello | Welcome | Begin | Draft | Target | Switch | Resume | End | Heartbeat | Failure
+    | Fetch | Texts | Rows | Propose | Candidates | Scores
+)  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Message)
 

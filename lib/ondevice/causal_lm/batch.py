@@ -1,0 +1,180 @@
+"""Sequences of different lengths that get the same next tokens: one forward extends them all.
+
+The rows lie in one buffer, each sequence's shifted so that the last ones stand in one column. A mask hides the columns
+before a sequence begins, and position ids count from there, so that the logits are those of sessions of batch one.
+Where all sequences are equally long there is neither mask nor ids, as in a session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from numpy.typing import ArrayLike
+
+from ondevice.causal_lm import probe, support
+from ondevice.causal_lm.rows import AlignedRows
+from ondevice.causal_lm.session import CausalLM, Session
+from ondevice.causal_lm.tree import integers
+
+
+class Member(Session):
+    """A session of a `Batch`. By itself it is as any other; its rows can also be filled from outside."""
+
+    def window(self, n: int, keys: tuple[int, int], values: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views [layers, heads, n, width] of the keys and values of the next n tokens, to be written to.
+
+        keys, values: heads and width. The tokens are committed by `filled`. Raises ValueError where the context or the
+        heads and width that the batch has already do not allow it.
+        """
+        if self.length + n > self.lm.context:
+            raise ValueError(f"{self.length + n} tokens are more than the context of {self.lm.context}.")
+        empty = torch.empty(0, dtype=self.lm.model.dtype, device=self.lm.model.device)
+        shapes = [(1, heads, 0, width) for heads, width in (keys, values)]
+        first, second = self._rows.window(empty.view(shapes[0]), empty.view(shapes[1]), n)
+        return first[:, 0], second[:, 0]
+
+    def filled(self, ids: Sequence[int]) -> None:
+        """Commit these tokens: their rows have been written to the window."""
+        self._rows.length += len(ids)
+        self.tokens += [int(token) for token in ids]
+
+    def release(self) -> None:
+        """Let the batch's memory go where nothing is committed, so that rows of another shape can follow."""
+        self._rows.release()
+
+
+class Batch:
+    """D sequences of one model; `members` are sessions, which can be used one by one, and `extend` extends all.
+
+    ends: [D] tokens of each before the first that are common to all, such as their documents' lengths.
+    capacity: rows to allocate, of the longest sequence, where its final length is known.
+    stop: while it is set, a forward of the batch or of a member raises `Interrupted`.
+    A failed or interrupted call leaves the batch as it was. Raises ValueError without sequences, and for more than one
+    where the model cannot (see `refusal`).
+    """
+
+    def __init__(
+        self, lm: CausalLM, ends: Sequence[int], capacity: int = 0, stop: threading.Event | None = None
+    ) -> None:
+        if not len(ends) or min(ends) < 0:
+            raise ValueError(f"A batch has sequences of 0 or more tokens, not {list(ends)}.")
+        if max(ends) > lm.context:
+            raise ValueError(f"{max(ends)} tokens are more than the context of {lm.context}.")
+        reason = refusal(lm) if len(ends) > 1 else None
+        if reason:
+            raise ValueError(reason)
+        self.lm, self.ends = lm, [int(end) for end in ends]
+        self._rows = AlignedRows(lm.layers, self.ends, min(capacity, lm.context))
+        for rows in (self._rows, *self._rows.parts):
+            rows.stop = stop
+        self.members = [Member(lm, _rows=part) for part in self._rows.parts]
+        self._cache = self._rows.cache()
+        self._pads = torch.tensor(self._rows.pads, device=lm.model.device)
+        self._hidden: torch.Tensor | None = None  # [D, columns]: 0, or the dtype's least number before a sequence
+
+    @property
+    def length(self) -> int:
+        """Tokens that all have after their ends. Raises ValueError where they are not the same."""
+        lengths = [member.length - end for member, end in zip(self.members, self.ends, strict=True)]
+        if min(lengths) != max(lengths) or lengths[0] < 0:
+            raise ValueError(f"The sequences are not in line: they have {lengths} tokens after their ends.")
+        return lengths[0]
+
+    def prefill(self, ids: ArrayLike) -> torch.Tensor:
+        """Commit the ids after every sequence; returns the logits [D, V] after the last. Errors as of `extend`."""
+        return self._append(ids, "The prompt", last=True)[:, -1]
+
+    def extend(self, tokens: ArrayLike) -> torch.Tensor:
+        """Commit tokens after every sequence; returns the logits [D, n, V] after each.
+
+        Raises ValueError where the sequences are not in line, and as `Session.extend` does.
+        """
+        return self._append(tokens, "The extension", last=False)
+
+    def rollback(self, length: int) -> None:
+        """Drop the common tokens from `length` on. Raises ValueError where there are fewer."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"A batch of {self.length} common tokens cannot be rolled back to {length}.")
+        for member, end in zip(self.members, self.ends, strict=True):
+            member.rollback(end + length)
+
+    @torch.inference_mode()
+    def _append(self, ids: ArrayLike, what: str, last: bool) -> torch.Tensor:
+        found = integers(ids, "A batch's tokens")
+        for member in self.members:
+            tokens = member._checked(found, what)
+        self._rows.length = max(self.ends) + self.length
+        columns = self._rows.length + len(tokens)
+        self._rows.reserve(columns)
+        logits = self._forward(tokens, columns, last)
+        for member in self.members:
+            member.filled(found.tolist())
+        return logits
+
+    def _forward(self, tokens: torch.Tensor, columns: int, last: bool) -> torch.Tensor:
+        """Logits [D, n or 1, V]."""
+        options: dict[str, object] = {"logits_to_keep": 1} if last and self.lm._one_row else {}
+        if any(self._rows.pads):
+            positions = torch.arange(columns - len(tokens), columns, device=tokens.device)
+            options["position_ids"] = positions - self._pads[:, None]
+            options["attention_mask"] = self._mask(len(tokens), columns)
+        return self.lm.model(
+            input_ids=tokens.expand(len(self.members), -1), past_key_values=self._cache, use_cache=True,
+            return_dict=True, **options,
+        ).logits  # fmt: skip
+
+    def _mask(self, n: int, columns: int) -> torch.Tensor:
+        """[D, 1, n, columns] to be added to the scores of the last n columns' attention."""
+        least = torch.finfo(self.lm.model.dtype).min
+        if self._hidden is None or self._hidden.shape[1] < columns:
+            places = torch.arange(2 * columns, device=self._pads.device)
+            self._hidden = torch.zeros(len(self.ends), 2 * columns, dtype=self.lm.model.dtype, device=places.device)
+            self._hidden.masked_fill_(places < self._pads[:, None], least)
+        mask = self._hidden[:, None, None, :columns]
+        if n == 1:
+            return mask
+        mask = mask.repeat(1, 1, n, 1)
+        mask[..., -n:] += torch.full((n, n), least, dtype=mask.dtype, device=mask.device).triu(1)
+        return mask
+
+
+_refusals: WeakKeyDictionary[CausalLM, str | None] = WeakKeyDictionary()
+_probing = threading.RLock()
+
+
+def refusal(lm: CausalLM) -> str | None:
+    """Why sequences of different lengths cannot share a forward of this model, in a sentence; None where they can.
+
+    They need what a tree needs: a mask and positions that are obeyed, here of each sequence its own. Architectures that
+    our tests do not cover are probed, once a model, with a few tokens.
+    """
+    if lm.tree_refusal:
+        return f"Several sequences in one forward need a mask and positions, as a tree does: {lm.tree_refusal}"
+    if support.text_config(lm.model).model_type in support.TESTED:
+        return None
+    with _probing:
+        if lm not in _refusals:
+            _refusals[lm] = None  # the probe makes a batch
+            _refusals[lm] = _probe(lm)
+        return _refusals[lm]
+
+
+def _probe(lm: CausalLM) -> str | None:
+    """Compare two sequences of different lengths with sessions of their own."""
+    ids = [(7 * k + 11) % lm.vocabulary for k in range(8)]
+    prompts, common = (ids[:5], ids[5:6]), ids[6:]
+    try:
+        batch = Batch(lm, [len(prompt) for prompt in prompts])
+        for member, prompt in zip(batch.members, prompts, strict=True):
+            member.prefill(prompt)
+        found = batch.extend(common)
+    except Exception as error:  # whatever a foreign forward raises
+        return f"{support.name(lm.model)} cannot run several sequences ({str(error).strip().splitlines()[:1]})."
+    for logits, prompt in zip(found, prompts, strict=True):
+        right = lm.start().prefill([*prompt, *common])
+        if float((logits[-1] - right).abs().max() / right.std()) > probe._tolerance(lm):
+            return f"{support.name(lm.model)} does not obey the positions and masks of several sequences."
+    return None

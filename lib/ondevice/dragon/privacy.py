@@ -1,0 +1,47 @@
+"""What leaves the device: for each way to answer, the fields of messages that can carry something of its contents.
+
+The documents themselves, their scores and their rows of keys and values leave it never. What does:
+
+- The query, in every session: the cloud retrieves with it. Nobody who must hide the query can use a cloud.
+- Target tokens, wherever the device aggregates: the answer is written by both sides, so the cloud knows it. An answer
+  may quote the device's documents; then the quotation is known too, and no mode can prevent that but answering alone.
+- The device's drafts, their distributions and log h, only where the aggregator is on the cloud or may move there. A
+  distribution depends on the private documents, and a draft may quote them even where the answer does not.
+
+TLS hides all of it from the network; the table is about what the cloud itself learns.
+"""
+
+from __future__ import annotations
+
+from ondevice.dragon.messages import Begin
+
+_ALWAYS = {
+    "Hello": ("version", "model", "tokenizer", "vocabulary"),
+    "Begin": Begin.__struct_fields__,
+    "Heartbeat": ("sent", "echo", "held"),
+    "End": ("session", "position"),
+}
+_RESUMES = {"Resume": ("session", "epoch", "position", "aggregates")}
+_DECIDES = {"Target": ("session", "epoch", "position", "token", "accepted")}
+_DRAFTS = {"Draft": ("session", "epoch", "position", "token", "distribution", "log_weight", "pace")}
+_MOVES = {"Switch": ("session", "epoch", "position", "drafts", "profile")}
+PRIVATE = ("distribution", "log_weight", "drafts")  # fields that come from the device's documents by themselves
+
+
+def sent_by_device(begin: Begin) -> dict[str, tuple[str, ...]]:
+    """The kinds of messages that the device may send in this session, and their fields; it sends no others."""
+    found = dict(_ALWAYS)
+    if begin.mode in ("cloud-only", "sequence-wise"):
+        return found  # the device mixes by itself what the cloud has sent
+    moves = begin.scheduler != "stay"
+    found |= _RESUMES
+    if begin.aggregator == "device" or moves:
+        found |= _DECIDES
+    if begin.aggregator == "cloud" or moves:
+        found |= _DRAFTS
+    return found | _MOVES if moves else found
+
+
+def keeps_documents(begin: Begin) -> bool:
+    """Whether neither a draft nor a distribution of the device's documents leaves it."""
+    return not any(name in PRIVATE for fields in sent_by_device(begin).values() for name in fields)

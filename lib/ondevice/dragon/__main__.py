@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
-import ssl
+import os
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="ondevice.dragon: %(message)s")
     try:
         options.run(options)
-    except (ValueError, ssl.SSLError) as error:
+    except ValueError as error:
         sys.exit(f"ondevice.dragon {options.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
@@ -38,17 +41,31 @@ def run_cloud(options: argparse.Namespace) -> None:
     """Listen until interrupted, or until standard input ends where that was asked for."""
     host, port = _address(options.listen)
     tls = server_tls(options.certificate, options.key, options.authority) if options.certificate else None
-    cloud = Cloud(_node(options), pace=options.pace_ms / 1000, silence=options.silence, beat=options.silence / 8)
+    cloud = Cloud(_node(options), gives_documents=options.gives_documents, **_timing(options))
 
     async def serve() -> None:
         async with cloud.listening(host, port, tls) as opened:
             print(f"Listening on {host}:{opened}", flush=True)
             if options.until_input_ends:
-                await asyncio.to_thread(sys.stdin.read)
+                await _input_end()
             else:
                 await asyncio.Event().wait()
 
     asyncio.run(serve())
+
+
+async def _input_end() -> None:
+    """Wait until standard input is closed, in a thread that does not hold up an interrupted process."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 2**12):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, daemon=True).start()
+    await ended.wait()
 
 
 def run_device(options: argparse.Namespace) -> None:
@@ -56,8 +73,7 @@ def run_device(options: argparse.Namespace) -> None:
     host, port = _address(options.connect)
     tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
     device = Device(
-        _node(options), host, port, tls=tls, pace=options.pace_ms / 1000, patience=options.patience,
-        silence=options.silence, beat=options.silence / 8,
+        _node(options), host, port, tls=tls, **_timing(options), patience=options.patience,
     )  # fmt: skip
     asked = Asked(
         options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
@@ -81,6 +97,13 @@ def _report(answer: Answer, as_json: bool) -> None:
     )  # fmt: skip
 
 
+def _timing(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "pace": options.pace_ms / 1000, "prefill": options.prefill_ms / 1000, "silence": options.silence,
+        "beat": options.silence / 8,
+    }  # fmt: skip
+
+
 def _node(options: argparse.Namespace) -> Node:
     torch.set_num_threads(options.threads)
     documents = library.documents(options.documents, options.part, options.most)
@@ -88,7 +111,8 @@ def _node(options: argparse.Namespace) -> Node:
     models.require_trained(loaded.model, "answering")
     lm = CausalLM(loaded.model)
     store = KVStore(options.store, lm, loaded.tokenizer, TEMPLATE.text) if options.store else None
-    return Node(lm, loaded.tokenizer, documents, weight_temperature=options.weight_temperature, store=store)
+    return Node(lm, loaded.tokenizer, documents, weight_temperature=options.weight_temperature, store=store,
+                longest=options.longest)  # fmt: skip
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -104,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     cloud = commands.add_parser("cloud", help="listen for devices")
     cloud.set_defaults(run=run_cloud)
     cloud.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0 takes a free one")
+    cloud.add_argument("--gives-documents", action="store_true", help="let devices fetch its documents (baselines)")
     cloud.add_argument("--until-input-ends", action="store_true", help="end when standard input is closed")
     device = commands.add_parser("device", help="ask, together with a cloud")
     device.set_defaults(run=run_device)
@@ -130,10 +155,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--documents", default=library.CORPUS, help="a JSON-lines file, a folder of texts, or corpus")
     parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
     parser.add_argument("--most", type=int, help="documents at most")
+    parser.add_argument("--longest", type=int, default=512, help="tokens of a document in a prompt")
     parser.add_argument("--store", type=Path, help="folder for documents' keys and values")
     parser.add_argument("--weight-temperature", type=float, default=1.0, help="of the scores; the same on both sides")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pace-ms", type=float, default=0.0, help="least time of a token, to imitate slower hardware")
+    parser.add_argument("--prefill-ms", type=float, default=0.0, help="the same of the first token")
     parser.add_argument("--silence", type=float, default=8.0, help="seconds after which a silent peer is given up")
     parser.add_argument("--certificate", type=Path, help="TLS: this side's certificate")
     parser.add_argument("--key", type=Path, help="TLS: its key")

@@ -24,12 +24,12 @@ class Token(NamedTuple):
 
 def generate(
     decoder: Decoder, choose: Choose, limit: int, *, lock: threading.Lock, stop: threading.Event,
-    cap: int = codec.CAP, pace: float = 0.0,
+    cap: int = codec.CAP, pace: float = 0.0, prefill: float = 0.0,
 ) -> Iterator[Token]:  # fmt: skip
     """Tokens from the decoder's position up to `limit` in all, or to an end token, or until `stop` is set.
 
-    Drawn from the same encoded distributions as in a session. pace: seconds that each takes at least. lock: held while
-    the model runs.
+    Drawn from the same encoded distributions as in a session. pace, prefill: seconds that each and the first of all
+    take at least. lock: held while the model runs.
     """
     while decoder.position < limit and not decoder.ended and decoder.room > 0 and not stop.is_set():
         start, position = time.perf_counter(), decoder.position
@@ -38,7 +38,7 @@ def generate(
         with np.errstate(divide="ignore"):
             token = choose(position, np.log(codec.decode(payload, decoder.lm.vocabulary)))
         decoder.commit(token)
-        if stop.wait(max(0.0, pace - (time.perf_counter() - start))):
+        if stop.wait(max(0.0, (pace if position else prefill) - (time.perf_counter() - start))):
             return
         yield Token(position, token, payload, time.perf_counter() - start)
 

@@ -37,6 +37,7 @@ Aggregation = Literal["context", "output"]
 BUDGET = 256  # tokens of documents in one context (section 7.3)
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 _M = TypeVar("_M", bound=Message)
 Ids = tuple[int, ...]
 
@@ -118,9 +119,9 @@ class Request:
     ) -> None:  # fmt: skip
         asked = asked or Asked()
         if cloud and not device.port:
-            raise ValueError("The device has no cloud to ask for documents.")
+            raise ValueError("This baseline needs a cloud, and the device has none.")
         if cloud and asked.k > messages.MOST:
-            raise ValueError(f"A cloud sends at most {messages.MOST} documents, not {asked.k}.")
+            raise ValueError(f"This baseline takes at most {messages.MOST} documents of a side, not {asked.k}.")
         self.device, self.node, self.begin = device, device.node, device._begin(query, asked)
         self.answer, self.on_token, self.stop = Answer(), on_token, threading.Event()
         self.began = time.perf_counter()
@@ -150,26 +151,24 @@ class Request:
 
     async def fetch_rows(self) -> Documents:
         """The cloud's k best, with their rows."""
-        shapes, lm = await beside(lambda: _shapes(self.node), self.stop), self.node.lm
-        taken, scores = dict[Ids, tuple[torch.Tensor, torch.Tensor]](), list[float]()
+        taken = list[tuple[Ids, float, tuple[torch.Tensor, torch.Tensor]]]()
         async with self.connected() as connection:
             connection.send(Fetch(self.begin.session, self.begin.query, self.begin.k, "rows"))
-            document, documents = 0, 1
-            while document < documents:
+            shapes = await beside(lambda: _shapes(self.node), self.stop)  # while the rows are on their way
+            documents = 1
+            while (document := len(taken)) < documents:
                 first = await received(connection, Rows)
-                _require_rows(first, lm, shapes, document, documents if document else first.documents, self.begin.k)
+                documents = documents if document else first.documents
+                _require_rows(first, self.node.lm, shapes, document, documents, self.begin.k)
                 data = bytearray(first.data)
                 for piece in range(1, first.pieces):
                     more = await received(connection, Rows)
                     if more != msgspec.structs.replace(first, tokens=(), piece=piece, data=more.data):
                         raise Lost(f"piece {piece} of document {document} did not come in its turn")
                     data += more.data
-                taken[first.tokens] = _tensors(first, data)
-                scores.append(first.score)
-                document, documents = document + 1, first.documents
-        if len(taken) != len(scores):
-            raise ValueError("The cloud has sent the rows of one document twice.")
-        return Documents(list(taken), scores, taken)
+                taken.append((first.tokens, first.score, _tensors(first, data)))
+        ids, scores, rows = zip(*taken, strict=True)
+        return Documents(list(ids), list(scores), dict(zip(ids, rows, strict=True)))
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
@@ -201,8 +200,9 @@ class Request:
             decoder = build()
         choose = decisions.drafts(begin, Stream.DEVICE)
         for found in alone.generate(
-            decoder, choose, begin.limit, lock=lock, stop=self.stop, cap=begin.cap, pace=self.device.pace
-        ):
+            decoder, choose, begin.limit, lock=lock, stop=self.stop, cap=begin.cap, pace=self.device.pace,
+            prefill=self.device.prefill,
+        ):  # fmt: skip
             seconds = time.perf_counter() - self.began
             self.answer.prefilled = self.answer.prefilled or seconds
             loop.call_soon_threadsafe(self.emitted, found.token, seconds)
@@ -253,7 +253,7 @@ async def beside(work: Callable[[], _T], stop: threading.Event) -> _T:
             await asyncio.gather(working, return_exceptions=True)
 
 
-async def together(first: Coroutine[Any, Any, _T], second: Coroutine[Any, Any, _M]) -> tuple[_T, _M]:
+async def together(first: Coroutine[Any, Any, _T], second: Coroutine[Any, Any, _U]) -> tuple[_T, _U]:
     """Both results; where one fails, the other is given up, and is over when the error comes out."""
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:

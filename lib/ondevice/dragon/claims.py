@@ -189,8 +189,8 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v[0] > 0.9,
     ),
     "dragon-c29": Rule(
-        "percent that a schedule, ours, saves over the better static side at the largest delay where acceptance changes: "
-        "with equal paces, and with the authors' (10 to 1); the first is larger by half; trend: larger",
+        "percent that a schedule, ours, saves over the better static side at the largest delay where acceptance "
+        "changes: with equal paces, and with the authors' (10 to 1); the first is larger by half; trend: larger",
         wrong=(10.0, 30.0),
         reproduced=lambda v: v[0] >= 1.5 * v[1],
         trend=lambda v: v[0] > v[1],

@@ -12,10 +12,22 @@ from dataclasses import dataclass, field
 from ondevice.dragon import decisions
 from ondevice.dragon.connection import Connection, Lost, listen
 from ondevice.dragon.drafting import Drafted, Drafting
-from ondevice.dragon.messages import Begin, End, Failure, Hello, Message, Resume, Welcome, check_peer
+from ondevice.dragon.messages import (
+    Begin,
+    End,
+    Failure,
+    Fetch,
+    Hello,
+    Message,
+    Propose,
+    Resume,
+    Welcome,
+    check_peer,
+)
 from ondevice.dragon.node import Node
 from ondevice.dragon.player import Player
 from ondevice.dragon.remote import Remote
+from ondevice.dragon.shelf import Shelf
 from ondevice.dragon.side import Side
 from ondevice.dragon.speculative_aggregation import Stream
 
@@ -36,16 +48,18 @@ class _Session:
 class Cloud:
     """The listening side. `async with Cloud(node).listening() as port` serves until the context ends.
 
-    pace: seconds that a token takes at least, to imitate other hardware. keep: seconds for which a session without a
-    connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer; more is refused.
+    pace, prefill: seconds that a token and the first one take at least, to imitate other hardware. keep: seconds for
+    which a session without a connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer; more is refused.
+    gives_documents: whether devices may have documents, as the centralised baselines need it.
     """
 
     def __init__(
-        self, node: Node, *, pace: float = 0.0, keep: float = 60.0, beat: float = 1.0, silence: float = 8.0,
-        longest: int = 4096,
+        self, node: Node, *, pace: float = 0.0, prefill: float = 0.0, keep: float = 60.0, beat: float = 1.0,
+        silence: float = 8.0, longest: int = 4096, gives_documents: bool = False,
     ) -> None:  # fmt: skip
-        self.node, self.pace, self.keep, self.beat, self.silence = node, pace, keep, beat, silence
-        self.longest = longest
+        self.node, self.pace, self.prefill = node, pace, prefill
+        self.keep, self.beat, self.silence = keep, beat, silence
+        self.longest, self.gives_documents = longest, gives_documents
         self._sessions: dict[str, _Session] = {}
         self._remotes = 0  # devices for which this side generates alone
         self._handlers: set[asyncio.Task[None]] = set()
@@ -80,6 +94,9 @@ class Cloud:
             if isinstance(first, Begin) and first.mode in ("cloud-only", "sequence-wise"):
                 await self._generate(connection, first)
                 return
+            if isinstance(first, Fetch | Propose):
+                await self._shelve(connection, first)
+                return
             session = await self._joined(connection, first)
             await self._follow(session, connection)
         except (Lost, TimeoutError) as lost:
@@ -109,7 +126,15 @@ class Cloud:
         self._check(begin)
         self._remotes += 1
         try:
-            await Remote(self.node, begin, connection, self.pace).run()
+            await Remote(self.node, begin, connection, self.pace, self.prefill).run()
+        finally:
+            self._remotes -= 1
+
+    async def _shelve(self, connection: Connection, first: Fetch | Propose) -> None:
+        self._check(first.begin if isinstance(first, Propose) else None)
+        self._remotes += 1
+        try:
+            await Shelf(self.node, first, connection, self.gives_documents, self.pace, self.prefill).run()
         finally:
             self._remotes -= 1
 
@@ -136,10 +161,10 @@ class Cloud:
         session.player.resume(connection, first)
         return session
 
-    def _check(self, begin: Begin) -> None:
+    def _check(self, begin: Begin | None) -> None:
         if len(self._sessions) + self._remotes >= MOST:
             raise ValueError(f"The cloud has {MOST} sessions already.")
-        if begin.limit > self.longest:
+        if begin is not None and begin.limit > self.longest:
             raise ValueError(f"An answer has at most {self.longest} tokens here, not {begin.limit}.")
 
     def _begun(self, connection: Connection, begin: Begin) -> _Session:
@@ -162,6 +187,7 @@ class Cloud:
         return Drafting(
             lambda: node.decoder(begin.query, begin.k, begin.temperature), decisions.drafts(begin, Stream.CLOUD),
             drafted, failed, lock=node.lock, cap=begin.cap, pace=self.pace,
+            prefill=self.prefill,
         )  # fmt: skip
 
     async def _follow(self, session: _Session, connection: Connection) -> None:

@@ -42,6 +42,7 @@ class Connection:
         self._ready: deque[bytes] = deque()
         self._next_out = self._next_in = 0  # numbers of messages
         self._beat, self._silence = beat, silence
+        self._damage: ValueError | None = None  # of the stream, once all before it is read
         self._understood = False  # whether a message has come: after it another version is damage
         self._echo: tuple[float, float] | None = None  # the peer's clock, and ours when it came
         self.rtt: float | None = None
@@ -60,8 +61,8 @@ class Connection:
     async def receive(self) -> Message:
         """The next message that is no heartbeat.
 
-        Raises Lost, and where the first message shows that no new connection helps, ValueError: frames.OtherVersion,
-        or a certificate of ours that the peer does not accept. After each of them the caller closes the connection.
+        Raises Lost, and frames.OtherVersion where the first message shows it. After either the caller closes the
+        connection.
         """
         while True:
             try:
@@ -69,9 +70,10 @@ class Connection:
             except (ValueError, OSError, TimeoutError) as error:
                 if isinstance(error, frames.OtherVersion) and not self._understood:
                     raise
-                if not self._understood and _refused(error):
-                    raise ValueError(f"The other side does not accept this side's certificate: {error}.") from None
-                raise Lost(str(error) or f"nothing was heard for {self._silence:g} s") from None
+                reason = str(error) or f"nothing was heard for {self._silence:g} s"
+                if not self._understood and self._writer.get_extra_info("sslcontext") is not None:
+                    reason += "; with TLS, the other side may not accept this side's certificate"
+                raise Lost(reason) from None
             self._understood = True
             if not isinstance(message, Heartbeat):
                 return message
@@ -80,6 +82,7 @@ class Connection:
     async def close(self) -> None:
         """Close after what was sent has left, or after a moment. May be called twice."""
         self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
         try:
             self._writer.close()  # what was sent still leaves
             with contextlib.suppress(OSError, TimeoutError):
@@ -96,13 +99,18 @@ class Connection:
 
     async def _body(self) -> bytes:
         while not self._ready:
+            if self._damage is not None:
+                raise self._damage
             async with asyncio.timeout(self._silence):
                 piece = await self._reader.read(_PIECE)
             if not piece:
                 self._frames.end()
                 raise Lost("the other side has closed the connection")
             self.received += len(piece)
-            self._ready.extend(self._frames.feed(piece))
+            try:
+                self._ready.extend(self._frames.feed(piece))
+            except ValueError as error:
+                self._damage = error  # what came before it is whole
         return self._ready.popleft()
 
     async def _beats(self) -> None:
@@ -130,8 +138,6 @@ async def connect(
     except ssl.SSLCertVerificationError as error:
         raise ValueError(f"The certificate of {host}:{port} is not trusted: {error.verify_message}.") from None
     except (OSError, TimeoutError) as error:
-        if _refused(error):
-            raise ValueError(f"{host}:{port} does not accept this side's certificate: {error}.") from None
         raise Lost(f"nobody answers at {host}:{port} ({error or 'no answer in time'})") from None
     return Connection(reader, writer, beat=beat, silence=silence)
 
@@ -194,12 +200,6 @@ def _trust(context: ssl.SSLContext, authority: Path) -> None:
         context.load_verify_locations(authority)
     except (OSError, ssl.SSLError) as error:
         raise ValueError(f"{authority.name} holds no certificate: {error}.") from None
-
-
-def _refused(error: Exception) -> bool:
-    """Whether the peer's TLS says that it wants a certificate, or another one."""
-    reason = str(getattr(error, "reason", "") or "") if isinstance(error, ssl.SSLError) else ""
-    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
 
 
 def _loopback(host: str) -> bool:

@@ -7,10 +7,10 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -25,6 +25,8 @@ from ondevice.dragon.player import Player
 from ondevice.dragon.side import Decide, Side
 from ondevice.dragon.side import Draft as Own
 from ondevice.dragon.speculative_aggregation import Stream
+
+Result = TypeVar("Result")
 
 _PAUSE = 0.05  # seconds between attempts to connect
 _MOST = 20  # connections of one session
@@ -82,19 +84,30 @@ class Answer:
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1) if len(self.times) > 1 else float("nan")
 
 
+def waited(work: Coroutine[Any, Any, Result]) -> Result:
+    """What a coroutine gives, outside of an event loop and within one that runs, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
 class Device:
     """The asking side; one answer at a time, each over a connection of its own.
 
     host, port: of the cloud; with port 0 there is none, and the device answers alone (CRCG on the device).
-    tls: of `connection.client_tls`. pace: seconds that a token takes at least, to imitate other hardware.
+    tls: of `connection.client_tls`. pace, prefill: seconds that a token and the first one take at least, to imitate
+    other hardware.
     patience: seconds for which a lost cloud is tried again before the device goes on alone.
     """
 
     def __init__(
         self, node: Node, host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | None = None,
-        pace: float = 0.0, patience: float = 5.0, beat: float = 1.0, silence: float = 8.0,
+        pace: float = 0.0, prefill: float = 0.0, patience: float = 5.0, beat: float = 1.0, silence: float = 8.0,
     ) -> None:  # fmt: skip
-        self.node, self.host, self.port, self.tls, self.pace = node, host, port, tls, pace
+        self.node, self.host, self.port, self.tls, self.pace, self.prefill = node, host, port, tls, pace, prefill
         self.patience, self.beat, self.silence = patience, beat, silence
 
     def answer(self, query: str, asked: Asked | None = None, on_token: Callable[[int], None] | None = None) -> Answer:
@@ -103,12 +116,7 @@ class Device:
         Raises ValueError on a request that cannot be, and on a cloud that cannot work with this device; where the
         cloud is gone, the answer says from where on the device went alone.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self.ask(query, asked, on_token))
-        with ThreadPoolExecutor(1) as pool:  # a notebook's event loop runs already
-            return pool.submit(lambda: asyncio.run(self.ask(query, asked, on_token))).result()
+        return waited(self.ask(query, asked, on_token))
 
     async def ask(
         self, query: str, asked: Asked | None = None, on_token: Callable[[int], None] | None = None
@@ -218,6 +226,7 @@ class _Asking:
         return Drafting(
             lambda: node.decoder(begin.query, begin.k, begin.temperature), decisions.drafts(begin, Stream.DEVICE),
             drafted, failed, lock=node.lock, cap=begin.cap, pace=self.device.pace,
+            prefill=self.device.prefill,
         )  # fmt: skip
 
     async def _session(self, player: Player) -> str:
@@ -328,6 +337,7 @@ class _Asking:
         for token in alone.generate(
             decoder, decisions.drafts(begin, Stream.DEVICE), begin.limit, lock=node.lock, stop=self.stop,
             cap=begin.cap, pace=self.device.pace,
+            prefill=self.device.prefill,
         ):  # fmt: skip
             found.append(token)
             self.answer.prefilled = self.answer.prefilled or time.perf_counter() - self.began

@@ -30,17 +30,20 @@ class Drafting:
     build: makes the decoder, in the thread: retrieval and prefill.
     choose: the draft from the distribution as it is sent. cap: bytes of it.
     drafted, failed: called in the thread, with a draft and with what went wrong; after a failure nothing follows.
-    pace: seconds that a token takes at least, to imitate slower hardware. lock: held while the model runs.
+    pace, prefill: seconds that a token and the first one take at least, to imitate slower hardware.
+    lock: held while the model runs.
     """
 
     def __init__(
         self, build: Callable[[], Decoder], choose: Choose, drafted: Callable[[Drafted], None],
         failed: Callable[[Exception], None], *, lock: threading.Lock, cap: int = codec.CAP, pace: float = 0.0,
+        prefill: float = 0.0,
     ) -> None:  # fmt: skip
-        if not 0 <= pace < float("inf"):
-            raise ValueError(f"A pace is in seconds a token, not {pace}.")
+        for seconds in (pace, prefill):
+            if not 0 <= seconds < float("inf"):
+                raise ValueError(f"A pace is in seconds a token, not {seconds}.")
         self._build, self._choose, self._drafted, self._failed = build, choose, drafted, failed
-        self._lock, self._cap, self._pace = lock, cap, pace
+        self._lock, self._cap, self._pace, self._prefill = lock, cap, pace, prefill
         self._changed = threading.Condition()
         self._order: Decode | None = None
         self._keep: int | None = None  # the least position of the rollbacks since the last decode
@@ -122,15 +125,16 @@ class Drafting:
                 finally:
                     with self._changed:
                         self._running = None
-        if self.prefilled is None:
-            self.prefilled = time.perf_counter() - self._began
         payload = codec.encode(np.exp(log_probs), self._cap)
         with np.errstate(divide="ignore"):
             token = self._choose(order.position, np.log(codec.decode(payload, len(log_probs))))
         with self._changed:
-            self._changed.wait_for(self._void, max(0.0, self._pace - (time.perf_counter() - start)))
+            least = self._pace if order.position else self._prefill
+            self._changed.wait_for(self._void, max(0.0, least - (time.perf_counter() - start)))
             if self._void():
                 return None
+        if self.prefilled is None:
+            self.prefilled = time.perf_counter() - self._began
         return Drafted(order, token, payload, decoder.log_weight, time.perf_counter() - start)
 
     def _void(self) -> bool:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from scipy.stats import chisquare, spearmanr
 
-from ondevice.dragon import analysis, language_modelling, live, overhead, printed
+from ondevice.dragon import analysis, first_token, language_modelling, live, overhead, printed, replays
 from ondevice.dragon.aggregation import target
 from ondevice.dragon.cost import Costs, latency_difference, speedup
 from ondevice.dragon.language_modelling import CLOUD, DEVICE, DRAGON, DRCG, NONE, PRINTED, SEQUENCE
 from ondevice.dragon.lockstep import by_word
+from ondevice.dragon.simulator import DEVICE as ON_DEVICE
 from ondevice.dragon.speculative_aggregation import aggregate, expected_acceptance, sample
 
 Values = dict[str, float | tuple[float, ...]]
@@ -81,6 +82,23 @@ def per_token(summary: pd.DataFrame, pace: str) -> Values:
     }  # fmt: skip
 
 
+def first_token_values(rows: pd.DataFrame, summary: pd.DataFrame, imposed: pd.DataFrame) -> Values:
+    """c15 and c17 to c19. rows, summary: of `first_token`, unpaced; imposed: a summary with the paper's paces."""
+    wide, paced = (_pivot(table, "delay_ms", "method", "ttft_ms") for table in (summary, imposed))
+    decoding: Any = rows.groupby("method")["per_token_ms"].median()
+    ratios = wide.div(wide[live.DRAGON], axis=0)
+    return {
+        "dragon-c15": float(decoding[first_token.ROWS] / decoding[first_token.AS_MANY]),
+        "dragon-c17": float((paced[live.DRAGON] / paced[live.CRCG]).max()),
+        "dragon-c18": float(ratios[first_token.TEXT].mean()), "dragon-c19": float(ratios[first_token.ROWS].iloc[-1]),
+    }  # fmt: skip
+
+
+def sizes() -> Values:
+    """c22 and c23: keys and values of two documents of 64 tokens, from the configurations, in float32."""
+    return {"dragon-c22": printed.kv_megabytes(printed.OPT), "dragon-c23": printed.kv_megabytes(printed.QWEN)}
+
+
 # Figures 9 and 10
 
 
@@ -91,12 +109,13 @@ def scheduling(table: pd.DataFrame) -> Values:
     saved = 100 * (1 - wide["DRAGON"] / wide["Device"])
     changing = table[(table["strategy"] == "Lagging") & (table["delay_ms"] == wide.index[-1])].set_index("setting")
     gains: Any = 100 * (1 - changing["over_static"])
-    moves: Any = rows[(rows["strategy"] == "DRAGON") & (rows["delay_ms"] == 0)]["moves"].iloc[0]
+    on_device = float(np.mean([side == ON_DEVICE for run in replays.greedy_runs(int(rows["n"].max()), 0.0)
+                               for side in run.side]))  # fmt: skip
     return {
         "dragon-c26": float((wide["DRAGON"] / wide[["Cloud", "Device", "Random"]].min(axis=1)).max()),
         "dragon-c27": (float(saved[saved.index[saved.index > 0][0]]), float(saved.iloc[-1])),
         "dragon-c29": (float(gains["changing, both 100 ms"]), float(gains[f"changing, {printed.QWEN}"])),
-        "dragon-c28": (float(moves == 0), *(float(wide.loc[0, name] / wide.loc[0, "Device"])
+        "dragon-c28": (on_device, *(float(wide.loc[0, name] / wide.loc[0, "Device"])
                                             for name in ("Cloud", "Random"))),
     }  # fmt: skip
 
@@ -104,18 +123,23 @@ def scheduling(table: pd.DataFrame) -> Values:
 # Theorems and formulas
 
 
-def chi_square(pairs: int = 50, draws: int = 100_000, vocabulary: int = 24, seed: int = 0) -> pd.DataFrame:
-    """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), apart, eta."""
+def chi_square(
+    pairs: int = 50, draws: int = 100_000, vocabulary: int = 24, seed: int = 0, wrong: float = 0.0
+) -> pd.DataFrame:
+    """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), apart (TV).
+
+    wrong: by how much the aggregator's log odds of the sides' weights are off, as a control.
+    """
     random, rows = np.random.default_rng(seed), []
     for pair in range(pairs):
         spread = random.choice([0.1, 0.5, 2.0], 2)
         p, q = (random.dirichlet(np.full(vocabulary, s)) * 0.999 + 0.001 / vocabulary for s in spread)
         weights = random.normal(size=2)
-        mixed = target(p, q, *weights)
+        mixed, decided = target(p, q, *weights), target(p, q, weights[0] + wrong, weights[1])
         for gamma in (0.5, 1.0):
             numbers = random.random((7, draws))
             drafts = sample(p, numbers[5]), sample(q, numbers[6])
-            tokens = aggregate(*drafts, p, q, mixed, numbers[:5], gamma).token
+            tokens = aggregate(*drafts, p, q, decided, numbers[:5], gamma).token
             counts = np.bincount(tokens, minlength=vocabulary)
             rows.append((pair, gamma, float(_pooled(counts, draws * mixed)), 0.5 * np.abs(p - q).sum()))
     return pd.DataFrame(rows, columns=["pair", "gamma_remote", "p", "apart"])

@@ -13,6 +13,8 @@ TLS hides all of it from the network; the table is about what the cloud itself l
 
 from __future__ import annotations
 
+import pandas as pd
+
 from ondevice.dragon.messages import Begin
 
 _ALWAYS = {
@@ -25,6 +27,10 @@ _RESUMES = {"Resume": ("session", "epoch", "position", "aggregates")}
 _DECIDES = {"Target": ("session", "epoch", "position", "token", "accepted")}
 _DRAFTS = {"Draft": ("session", "epoch", "position", "token", "distribution", "log_weight", "pace")}
 _MOVES = {"Switch": ("session", "epoch", "position", "drafts", "profile")}
+_TOLD = {
+    "Begin": "the query", "Target": "the answer's tokens", "Draft": "its drafts with their distributions",
+    "Switch": "and those undecided when the aggregator moves",
+}  # fmt: skip
 PRIVATE = ("distribution", "log_weight", "drafts")  # fields that come from the device's documents by themselves
 
 
@@ -45,3 +51,19 @@ def sent_by_device(begin: Begin) -> dict[str, tuple[str, ...]]:
 def keeps_documents(begin: Begin) -> bool:
     """Whether neither a draft nor a distribution of the device's documents leaves it."""
     return not any(name in PRIVATE for fields in sent_by_device(begin).values() for name in fields)
+
+
+def table() -> pd.DataFrame:
+    """A row a way to answer: mode, aggregator, what the device sends of its own, and whether it keeps its documents."""
+    ways = [("speculative, shared, token-wise", "speculative", "device", "stay"),
+            ("the same", "speculative", "cloud", "stay"), ("the same", "speculative", "device", "lagging"),
+            ("sequence-wise", "sequence-wise", "device", "stay"),
+            ("cloud-only", "cloud-only", "device", "stay")]  # fmt: skip
+    rows = []
+    for name, mode, side, scheduler in ways:
+        begin = Begin("table", 0, mode, 1, "query", 1, side, scheduler=scheduler)  # type: ignore[arg-type]
+        found = sent_by_device(begin)
+        told = [text for kind, text in _TOLD.items() if kind in found]
+        place = side if scheduler == "stay" else "moves"
+        rows.append((name, place, ", ".join(told), keeps_documents(begin)))
+    return pd.DataFrame(rows, columns=["mode", "aggregator", "the device sends", "documents' distributions stay"])

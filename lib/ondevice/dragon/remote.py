@@ -20,8 +20,10 @@ class Remote:
     one is drawn, with their distributions, as the baseline transfers them.
     """
 
-    def __init__(self, node: Node, begin: Begin, connection: Connection, pace: float = 0.0) -> None:
-        self.node, self.begin, self.connection, self.pace = node, begin, connection, pace
+    def __init__(
+        self, node: Node, begin: Begin, connection: Connection, pace: float = 0.0, prefill: float = 0.0
+    ) -> None:
+        self.node, self.begin, self.connection, self.pace, self.prefill = node, begin, connection, pace, prefill
         self._stop, self._loop = threading.Event(), asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -50,7 +52,7 @@ class Remote:
         streams = begin.mode == "cloud-only"
         tokens = alone.generate(
             decoder, decisions.drafts(begin, Stream.CLOUD), begin.limit, lock=node.lock, stop=self._stop,
-            cap=begin.cap, pace=self.pace,
+            cap=begin.cap, pace=self.pace, prefill=self.prefill,
         )  # fmt: skip
         for found in tokens:
             payload = b"" if streams else found.distribution

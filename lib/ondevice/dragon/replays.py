@@ -25,6 +25,7 @@ from ondevice.dragon.simulator import (
     SIDES,
     Bools,
     Pace,
+    Run,
     World,
     independent,
     oracle,
@@ -123,6 +124,13 @@ def replay(
             world = World(flags, device, cloud, way, way, lookahead)
             rows += [(name, delay, number, *_total(name, world, round_trip(delay), number)) for name in strategies]
     return pd.DataFrame(rows, columns=["strategy", "delay_ms", "sequence", "total_s", "moves"])
+
+
+def greedy_runs(count: int, delay_ms: float) -> list[Run]:
+    """The paper's rule on the first setting's sequences: whole runs, with the side of each decision."""
+    paces, way, rtt = printed.paces(printed.RECORDINGS[printed.QWEN]), link(delay_ms), round_trip(delay_ms)
+    worlds = [World(flags, paces.device, paces.cloud, way, way, LOOKAHEAD) for flags in drawn(count)]
+    return [simulate(world, DEVICE, (Greedy(rtt), Greedy(rtt)), seed) for seed, world in enumerate(worlds)]
 
 
 def _total(name: str, world: World, rtt: float, seed: int) -> tuple[float, int]:

@@ -12,15 +12,22 @@ import pytest
 
 from ondevice.dragon import codec, frames, messages
 from ondevice.dragon.messages import (
+    PIECE,
     Begin,
+    Candidates,
     Draft,
     End,
     Failure,
+    Fetch,
     Heartbeat,
     Hello,
+    Propose,
     Resume,
+    Rows,
+    Scores,
     Switch,
     Target,
+    Texts,
     Welcome,
     check_peer,
     decode,
@@ -28,10 +35,11 @@ from ondevice.dragon.messages import (
 )
 
 DRAFT = Draft("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
+BEGIN = Begin("s1", 7, "shared", 4, "What does it return?", 100, "device")
 EVERY = [
     Hello(1, "m" * 64, "t" * 64, 8_192),
     Welcome(1, "m" * 64, "t" * 64, 8_192),
-    Begin("s1", 7, "shared", 4, "What does it return?", 100, "device"),
+    BEGIN,
     DRAFT,
     Target("s1", 3, 41, 151_643, False),
     Switch("s1", 3, 41, (DRAFT,), (0.5, 0.02)),
@@ -39,12 +47,64 @@ EVERY = [
     End("s1", 42),
     Heartbeat(12.5, 12.25, 0.125),
     Failure(None, "Versions differ."),
+    Fetch("s1", "What does it return?", 4, "rows"),
+    Texts("s1", ("One.", "Two."), (3.5, -1.0)),
+    Rows("s1", 1, 2, 0.5, (7, 151_643), "bfloat16", (2, 4, 2, 16), (2, 4, 2, 16), 0, 1, bytes(1024)),
+    Propose(BEGIN),
+    Candidates("s1", ((7, 151_643), (7,))),
+    Scores("s1", ((-0.5, -3.0), (-2.0, -1.0)), (3.5, -1.0)),
 ]
+ANY_FLOAT = {(Draft, 6), (Heartbeat, 1), (Heartbeat, 2), (Rows, 4)}  # fields that take whole numbers below 0 as well
 
 
 @pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
 def test_round_trip(message):
     assert decode(encode(message)) == message
+
+
+def test_every_bound_keeps_a_message_within_a_frame():
+    """The largest of each kind; ids and counts of five bytes, characters of four."""
+    text, large = "\U0001f600" * 2**16, 2**31 - 1
+    largest = [
+        Begin("s" * 64, 2**63 - 1, "token-wise", large, text, large, "device"),
+        Fetch("s" * 64, text, 64, "text"),
+        Texts("s" * 64, ("\U0001f600" * 2**11,) * 64, (0.5,) * 64),
+        Rows("s" * 64, 63, 64, 0.5, (large,) * 2**16, "bfloat16", *[(large,) * 4] * 2, large, large, bytes(PIECE)),
+        Candidates("s" * 64, ((large,) * 2**11,) * 64),
+        Scores("s" * 64, ((0.5,) * 64,) * 128, (0.5,) * 64),
+    ]
+    sizes = [len(encode(message)) for message in largest]
+    assert max(sizes) + 64 < frames.LIMIT
+    assert min(sizes) > 70_000
+    assert decode(encode(largest[3])) == largest[3]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Texts("s", ("a" * 2**16,) * 9, (0.5,) * 9), "at most 524288 bytes in all, not 589824"),
+        (lambda: Texts("s", ("a", "b"), (0.5,)), "2 texts have as many scores, not 1"),
+        (lambda: Texts("s", (), ()), "length >= 1"),
+        (lambda: Texts("s", ("a",), (float("inf"),)), "scores takes finite numbers, not inf"),
+        (lambda: Candidates("s", ((1,) * 2**12,) * 33), "at most 131072 tokens in all, not 135168"),
+        (lambda: Candidates("s", ((1,),) * 65), "length <= 64"),
+        (lambda: Candidates("s", ((1,), ())), "length >= 1"),
+        (lambda: Scores("s", ((0.5,), (0.5, 1.0)), (0.5,)), "1 documents give as many scores, not 2"),
+        (lambda: Scores("s", ((0.5, float("nan")),), (0.5, 0.5)), "log_probs takes finite numbers, not nan"),
+        (lambda: Fetch("s", "q", 65, "text"), "`int` <= 64"),
+        (lambda: Fetch("s", "q", 0, "text"), "`int` >= 1"),
+        (lambda: Fetch("s", "q", 1, "all"), "Invalid enum value 'all'"),
+        (lambda: msgspec.structs.replace(EVERY[12], data=bytes(PIECE + 1)), "length <= 524288"),
+        (lambda: msgspec.structs.replace(EVERY[12], data=b""), "length >= 1"),
+        (lambda: msgspec.structs.replace(EVERY[12], dtype="object"), "Invalid enum value 'object'"),
+        (lambda: msgspec.structs.replace(EVERY[12], keys=(1, 2, 3)), "length 4, got 3"),
+        (lambda: msgspec.structs.replace(EVERY[12], keys=(1, 2, 3, 0)), "`int` >= 1"),
+        (lambda: Propose(msgspec.structs.replace(BEGIN, k=0)), "`int` >= 1"),
+    ],
+)
+def test_bounds_of_what_baselines_send(make, said):
+    with pytest.raises(ValueError, match=said):
+        encode(make())
 
 
 def test_bytes_by_hand():
@@ -70,10 +130,10 @@ def test_fields_are_exactly_the_schemas(message):
     for place in range(1, len(fields)):
         for wrong in ({"a": 1}, [[]], -(2**63), 2**64 - 1, "\0" * 2**17, bytes(2**15)):
             if not (isinstance(wrong, int) and isinstance(fields[place], float) and wrong > 0):  # a float may be whole
-                if isinstance(message, Heartbeat) and isinstance(wrong, int):
-                    continue  # a clock may be below 0
-                if isinstance(message, Draft) and place == 6 and isinstance(wrong, int):
-                    continue  # log h may be any finite number
+                if isinstance(wrong, int) and (type(message), place) in ANY_FLOAT:
+                    continue
+                if isinstance(message, Rows) and isinstance(wrong, bytes) and isinstance(fields[place], bytes):
+                    continue  # rows are as long as that
                 with pytest.raises(ValueError, match="No message of version 1"):
                     decode(msgspec.msgpack.encode([*fields[:place], wrong, *fields[place + 1 :]]))
 

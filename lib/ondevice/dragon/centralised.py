@@ -4,6 +4,8 @@ Documents are put together in one of two ways (section 2). Context: all in one p
 first and cut to a budget. Output: each in a prompt of its own and the distributions mixed, which is what DRAGON
 computes, here on one side. Rows that are fetched serve output aggregation alone: keys and values depend on all that
 stands before them, so those of two documents that were computed apart are not those of the two in one prompt.
+
+Of the device's, the query alone goes to the cloud. The cloud's documents come to the device, as ids where not as text.
 """
 
 from __future__ import annotations
@@ -248,9 +250,12 @@ async def beside(work: Callable[[], _T], stop: threading.Event) -> _T:
         await asyncio.wait({working})
         return working.result()
     finally:
-        if not working.done():
+        while not working.done():
             stop.set()
-            await asyncio.gather(working, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):  # one more: the first is on its way already
+                await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # taken note of, where the caller does not wait for the result any more
 
 
 async def together(first: Coroutine[Any, Any, _T], second: Coroutine[Any, Any, _U]) -> tuple[_T, _U]:

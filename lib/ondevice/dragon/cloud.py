@@ -49,7 +49,8 @@ class Cloud:
     """The listening side. `async with Cloud(node).listening() as port` serves until the context ends.
 
     pace, prefill: seconds that a token and the first one take at least, to imitate other hardware. keep: seconds for
-    which a session without a connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer; more is refused.
+    which a session without a connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer;
+    more is refused.
     gives_documents: whether devices may have documents, as the centralised baselines need it.
     """
 
@@ -63,6 +64,7 @@ class Cloud:
         self._sessions: dict[str, _Session] = {}
         self._remotes = 0  # devices for which this side generates alone
         self._handlers: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Future[None]] = set()
 
     @contextlib.asynccontextmanager
     async def listening(
@@ -80,6 +82,7 @@ class Cloud:
             await asyncio.gather(*self._handlers, return_exceptions=True)
             for session in list(self._sessions.values()):
                 await self._forget(session)
+            await asyncio.gather(*self._stopping)
 
     async def _handle(self, connection: Connection) -> None:
         task = asyncio.current_task()
@@ -220,7 +223,11 @@ class Cloud:
             del self._sessions[session.name]
         if session.forgotten is not None:
             session.forgotten.cancel()
-        await asyncio.to_thread(session.player.stop)
+        session.player.ended.set()
+        stopping = asyncio.ensure_future(asyncio.to_thread(session.player.drafting.stop))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.shield(stopping)  # whoever waits may be cancelled, but the thread ends
 
 
 async def _pump(session: _Session, connection: Connection) -> None:

@@ -323,7 +323,10 @@ class _Asking:
     # The device by itself
 
     async def _go_alone(self, decoder: Decoder, reason: str) -> None:
-        """Generate the rest from the device's own documents."""
+        """Generate the rest from the device's own documents, if there is a rest."""
+        tokens = self.answer.tokens
+        if len(tokens) == self.begin.limit or (tokens and tokens[-1] == self.node.end):
+            return
         self.answer.alone_from, self.answer.reason = len(self.answer.tokens), reason
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._alone, decoder, list(self.answer.tokens), loop)

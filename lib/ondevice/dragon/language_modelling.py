@@ -162,6 +162,17 @@ def perplexities(frame: pd.DataFrame, seed: int = 0, resamples: int = 2000, agai
     return table
 
 
+def paired(table: pd.DataFrame) -> pd.DataFrame:
+    """`perplexities` with low and high from the differences: the same windows, so what all windows share cancels.
+
+    A row's interval is DRAGON's perplexity, with as many documents, plus that of the difference; it is nothing but the
+    perplexity where there is none to compare with.
+    """
+    reference, own = table["perplexity"] - table["difference"], table["perplexity"]
+    ends = {side: (reference + table[f"difference_{side}"]).fillna(own) for side in ("low", "high")}
+    return table.assign(**ends)
+
+
 @dataclass(frozen=True)
 class GainRatio:
     """DRAGON's fall of perplexity over that of a baseline, with a 95 % interval; documents: of the baseline."""

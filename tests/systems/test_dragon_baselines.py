@@ -1,0 +1,575 @@
+"""The baselines that move documents or whole answers, between two nodes with different documents: each is compared with
+runs of the model without any cache, computed by hand, and with what DRAGON itself answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from dragon_tables import left_over, until
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from ondevice.causal_lm import CausalLM
+from ondevice.dragon import centralised, messages, rag_sequence, shelf
+from ondevice.dragon.centralised import device_only, fetched_rows, fetched_texts, in_one_context
+from ondevice.dragon.cloud import Cloud
+from ondevice.dragon.connection import Lost, listen
+from ondevice.dragon.decoder import Template
+from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.messages import Candidates, End, Failure, Fetch, Propose, Rows, Scores, Texts
+from ondevice.dragon.node import Documents, Node
+from ondevice.dragon.rag_sequence import marginal, union
+
+V, CONTEXT, END = 61, 48, 2
+WORDS = [f"w{i}" for i in range(3, V)]
+TEMPLATE = Template("w5 {document} w6 {query} w7")
+QUERY, SUFFIX = "w20 w31", [6, 20, 31, 7]
+DEVICE = {"w40 w8 w8 w29": 0.4, "w11": 1.1, "w50 w51": -2.0}
+CLOUD = {"w12 w33 w9 w9 w60 w14": 1.3, "w17 w3": 0.2}
+GREEDY = Asked(k=2, limit=12, temperature=0.0)
+DRAWN = replace(GREEDY, temperature=1.5, mode="shared", seed=5)
+LIKE_DRAGON = dict(aggregation="output")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tiny models run fastest on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tokenizer(end: bool = False) -> PreTrainedTokenizerFast:
+    """Word i has the id i. end: whether id 2 ends a text."""
+    ids = {"pad": 0, "unknown": 1, "end": END, **{word: int(word[1:]) for word in WORDS}}
+    made = Tokenizer(WordLevel(ids, unk_token="unknown"))
+    made.pre_tokenizer = Whitespace()
+    options = {"eos_token": "end"} if end else {}
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="unknown", **options)
+
+
+def model(dtype: torch.dtype = torch.float64, kv_heads: int = 2) -> CausalLM:
+    """A random model whose distributions are far from uniform."""
+    config = AutoConfig.for_model(
+        "llama", vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=kv_heads, max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    return CausalLM(made)
+
+
+LM = model()
+
+
+@dataclass
+class Fixed:
+    """An index that finds the same for every query."""
+
+    scores: Sequence[float]
+
+    @property
+    def size(self) -> int:
+        return len(self.scores)
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(-np.asarray(self.scores), kind="stable")[:k]
+        return order[None], np.asarray(self.scores)[order][None]
+
+
+def node(documents: dict[str, float], lm: CausalLM = LM, end: bool = False, **options: Any) -> Node:
+    found = Documents(list(documents), Fixed(list(documents.values())))
+    return Node(lm, tokenizer(end), found, TEMPLATE, weight_temperature=0.7, **options)
+
+
+@asynccontextmanager
+async def sides(device: Node | None = None, cloud: Node | None = None, **options: Any) -> AsyncIterator[Device]:
+    """A device with a cloud that gives its documents; nothing may be left over."""
+    of = Cloud(cloud or node(CLOUD), **{"gives_documents": True, **options})
+    async with of.listening() as port:
+        yield Device(device or node(DEVICE), port=port)
+        assert await until(lambda: not of._handlers and not of._remotes)
+    assert not list(left_over())
+
+
+def run(work, *arguments: Any, **options: Any) -> Any:
+    """A baseline between two sides. sides: options of `sides`."""
+    between = options.pop("sides", {})
+
+    async def one() -> Any:
+        async with asyncio.timeout(20), sides(**between) as device:
+            return await work(device, QUERY, *arguments, **options)
+
+    return asyncio.run(one())
+
+
+# By hand
+
+
+def ids(text: str) -> list[int]:
+    return [5, *(int(word[1:]) for word in text.split())]
+
+
+def best(documents: dict[str, float], k: int) -> list[str]:
+    return sorted(documents, key=lambda text: -documents[text])[:k]
+
+
+@torch.inference_mode()
+def log_probs(prompt: Sequence[int], temperature: float = 1.0, lm: CausalLM = LM) -> np.ndarray:
+    """[n, V] after every token of a prompt."""
+    logits = lm.model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0].double()
+    return (logits / temperature).log_softmax(-1).numpy()
+
+
+def mixed(k: int, tokens: Sequence[int]) -> np.ndarray:
+    """[V] Eq. 2 over the k best documents of each side."""
+    both = {text: (DEVICE | CLOUD)[text] for text in (*best(DEVICE, k), *best(CLOUD, k))}
+    weights = np.exp(np.array(list(both.values())) / 0.7)
+    rows = np.array([np.exp(log_probs([*ids(text), *SUFFIX, *tokens])[-1]) for text in both])
+    return weights / weights.sum() @ rows
+
+
+def greedily(following, limit: int) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < limit:
+        tokens.append(int(following(tokens).argmax()))
+    return tokens
+
+
+# Output aggregation
+
+
+def test_output_aggregation_on_the_device_is_what_dragon_and_brute_force_answer():
+    expected = greedily(lambda tokens: mixed(2, tokens), GREEDY.limit)
+    assert len(set(expected)) > 3
+    answers = {
+        "dragon": run(lambda device, query: device.ask(query, GREEDY)),
+        "text": run(fetched_texts, GREEDY, **LIKE_DRAGON),
+        "rows": run(fetched_rows, GREEDY),
+    }
+    assert {name: answer.tokens for name, answer in answers.items()} == dict.fromkeys(answers, expected)
+    assert run(device_only, GREEDY, **LIKE_DRAGON).tokens != expected  # the cloud's documents matter
+
+
+def test_drawn_with_shared_randomness_they_are_dragons_tokens_too():
+    dragon = run(lambda device, query: device.ask(query, DRAWN)).tokens
+    assert dragon == run(fetched_texts, DRAWN, **LIKE_DRAGON).tokens == run(fetched_rows, DRAWN).tokens
+    other = replace(DRAWN, seed=6)
+    assert dragon != run(fetched_texts, other, **LIKE_DRAGON).tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_come_in_the_models_dtype_as_they_are(dtype):
+    """The device's decoder has exactly the rows that the cloud's session has."""
+    lm = model(dtype)
+    session = lm.start()
+    session.prefill(ids(best(CLOUD, 1)[0]))
+
+    async def rows(device: Device, query: str) -> centralised.Documents:
+        async with centralised.Request(device, query, replace(GREEDY, k=1), None, cloud=True) as request:
+            return await request.fetch_rows()
+
+    found = run(rows, sides=dict(device=node(DEVICE, lm), cloud=node(CLOUD, lm)))
+    assert found.prefixes == [tuple(ids(best(CLOUD, 1)[0]))] and found.scores == [1.3]
+    for mine, theirs in zip(found.rows[found.prefixes[0]], session.exported(), strict=True):
+        assert mine.dtype == dtype and torch.equal(mine, theirs)
+
+
+def test_stores_on_both_sides_change_nothing_and_fetched_text_is_prefilled_each_time(tmp_path):
+    def stored(documents: dict[str, float], name: str) -> Node:
+        return node(documents, store=KVStore(tmp_path / name, LM, tokenizer(), TEMPLATE.text))
+
+    device, cloud = stored(DEVICE, "device"), stored(CLOUD, "cloud")
+    expected = run(fetched_rows, GREEDY).tokens
+    for turn in range(2):
+        for work, options in ((fetched_rows, {}), (fetched_texts, LIKE_DRAGON)):
+            assert run(work, GREEDY, **options, sides=dict(device=device, cloud=cloud)).tokens == expected
+        assert (device.store.misses, device.store.hits) == (2, 2 + 4 * turn)  # its own two documents, each time
+        assert (cloud.store.misses, cloud.store.hits) == (2, 2 * turn)  # for rows alone
+
+
+def test_bytes_of_rows_are_those_of_their_shapes(monkeypatch):
+    """2 layers, 2 heads of width 8, keys and values, 8 bytes each; pieces as small as they must be."""
+    sizes = [2 * 2 * 2 * 8 * 8 * len(ids(text)) for text in best(CLOUD, 2)]
+    least = sum(sizes)
+    whole = run(fetched_rows, GREEDY)
+    assert least < whole.received < least + 900  # greeting, headers and heartbeats
+    for module in (shelf, centralised):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    pieces = run(fetched_rows, GREEDY)
+    assert pieces.tokens == whole.tokens
+    more = sum(-(-size // 1000) - 1 for size in sizes)
+    assert more == 3 + 1
+    assert whole.received + 50 * more < pieces.received < whole.received + 150 * more
+    assert run(fetched_texts, GREEDY, **LIKE_DRAGON).received < 600
+
+
+def test_pieces_by_hand():
+    keys, values = torch.arange(12.0).reshape(1, 2, 3, 2), torch.arange(6.0).reshape(1, 1, 3, 2)
+    (only,) = shelf.pieces("s", 1, 2, 0.5, (4, 5, 6), keys, values)
+    assert only.data == np.concatenate([np.arange(12.0), np.arange(6.0)]).astype("<f4").tobytes()
+    assert (only.keys, only.values, only.dtype, only.pieces) == ((1, 2, 3, 2), (1, 1, 3, 2), "float32", 1)
+    for found, sent in zip(centralised._tensors(only, bytearray(only.data)), (keys, values), strict=True):
+        assert torch.equal(found, sent)
+
+
+# Context aggregation
+
+
+@pytest.mark.parametrize(("budget", "cut"), [(256, None), (None, None), (9, 9), (1, 1)])
+def test_context_aggregation_puts_all_documents_in_one_prompt(budget, cut):
+    order = sorted([*best(DEVICE, 2), *best(CLOUD, 2)], key=lambda text: -(DEVICE | CLOUD)[text])
+    prompt = [token for text in order for token in ids(text)][:cut]
+    expected = greedily(lambda tokens: log_probs([*prompt, *SUFFIX, *tokens])[-1], GREEDY.limit)
+    answer = run(fetched_texts, GREEDY, budget=budget)
+    assert answer.tokens == expected
+    assert (answer.tokens == run(fetched_texts, GREEDY).tokens) == (cut is None)
+
+
+def test_context_aggregation_of_the_device_alone_needs_no_cloud():
+    prompt = [token for text in best(DEVICE, 2) for token in ids(text)]
+    expected = greedily(lambda tokens: log_probs([*prompt, *SUFFIX, *tokens])[-1], GREEDY.limit)
+    seen: list[int] = []
+    answer = asyncio.run(device_only(Device(node(DEVICE)), QUERY, GREEDY, on_token=seen.append))
+    assert answer.tokens == seen == expected
+    assert (answer.sent, answer.received, answer.connections, answer.rtt) == (0, 0, 0, None)
+
+
+def test_one_context_by_hand():
+    some = centralised.Documents([(1, 7, 8), (1, 9), (1, 4, 4, 4)], [0.0, 2.0, 1.0])
+    assert in_one_context(some, [3], 4, None, 100) == [1, 9, 1, 4, 4, 4, 1, 7, 8]
+    assert in_one_context(some, [3], 4, None, 100, begin=1) == [1, 9, 4, 4, 4, 7, 8]
+    assert in_one_context(some, [3], 4, 3, 100, begin=1) == [1, 9, 4]
+    assert in_one_context(some, [3], 4, None, 9, begin=1) == [1, 9, 4, 4, 4]  # room for the query and three tokens
+    with pytest.raises(ValueError, match="query of 1 tokens and an answer of 4 leave no room"):
+        in_one_context(some, [3], 4, None, 4)
+
+
+def test_equal_compute_stops_where_the_context_does():
+    """Query and answer fit exactly: 48 tokens, of which the last of the answer is not given to the model."""
+    many = {f"w{30 + i} " * 9: 1.0 - i for i in range(4)}
+    asked = replace(GREEDY, k=4)
+    answer = run(fetched_texts, asked, budget=None, sides=dict(device=node(many)))
+    order = sorted([*many, *best(CLOUD, 4)], key=lambda text: -(many | CLOUD)[text])
+    prompt = [token for text in order for token in ids(text)][: CONTEXT - len(SUFFIX) - 11]
+    assert answer.tokens == greedily(lambda tokens: log_probs([*prompt, *SUFFIX, *tokens])[-1], 12)
+
+
+# The account
+
+
+@pytest.mark.parametrize("work", [fetched_texts, fetched_rows, rag_sequence.rag_sequence])
+def test_the_account(work):
+    seen: list[int] = []
+    device = node(DEVICE)
+
+    async def counted(of: Device, query: str) -> tuple[Answer, int, int]:
+        answer = await work(of, query, GREEDY, on_token=seen.append)
+        return answer, answer.sent, answer.received
+
+    answer, sent, received = run(counted, sides=dict(device=device))
+    assert len(answer.times) == len(answer.tokens) == 12
+    assert answer.tokens == seen
+    assert answer.times == sorted(answer.times)
+    assert 0 < answer.prefilled <= answer.ttft
+    assert answer.text == device.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+    assert answer.connections == 1
+    assert 0 < answer.rtt < 5
+    assert 300 < sent < 1200
+    assert received > 300
+    assert answer.alone_from is None
+
+
+def test_an_imposed_pace_holds_for_the_baselines_too():
+    async def paced(device: Device, query: str) -> list[Answer]:
+        slow = Device(device.node, port=device.port, pace=0.02, prefill=0.1)
+        works = (fetched_texts, fetched_rows, rag_sequence.rag_sequence)
+        return [await work(slow, query, replace(GREEDY, limit=6)) for work in works]
+
+    for answer in run(paced):
+        assert answer.prefilled >= 0.1
+        assert answer.times[-1] >= 0.1 + 5 * 0.02
+
+
+# RAG-Sequence
+
+
+def candidate(text: str, limit: int, end: int | None = None) -> tuple[int, ...]:
+    tokens: list[int] = []
+    while len(tokens) < limit and end not in tokens[-1:]:
+        tokens.append(int(log_probs([*ids(text), *SUFFIX, *tokens])[-1].argmax()))
+    return tuple(tokens)
+
+
+def likelihood(tokens: Sequence[int], texts: Sequence[str], temperature: float = 1.0) -> float:
+    """p(y) by its definition."""
+    weights = np.exp([(DEVICE | CLOUD)[text] / 0.7 for text in texts])
+    each = []
+    for text in texts:
+        prompt = [*ids(text), *SUFFIX]
+        rows = log_probs([*prompt, *tokens], temperature)[len(prompt) - 1 : -1]
+        each.append(np.prod(np.exp(rows[np.arange(len(tokens)), list(tokens)])))
+    return float(weights / weights.sum() @ np.array(each))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("k", "limit"), [(1, 5), (2, 4), (3, 3)])
+def test_rag_sequence_is_the_likeliest_of_all_candidates(k, limit, ends):
+    texts = [*best(DEVICE, k), *best(CLOUD, k)]
+    end = candidate(texts[-1], limit)[1] if ends else None
+    found = {candidate(text, limit, end) for text in texts}
+    assert not ends or min(map(len, found)) < limit
+    expected = max(found, key=lambda tokens: likelihood(tokens, texts))
+    nodes = [node(DEVICE), node(CLOUD)]
+    if ends:
+        for one in nodes:
+            one.tokenizer.eos_token = f"w{end}"
+    asked = replace(GREEDY, k=k, limit=limit)
+    answer = run(rag_sequence.rag_sequence, asked, sides=dict(device=nodes[0], cloud=nodes[1]))
+    assert tuple(answer.tokens) == expected
+
+
+def scored(device: Node, cloud: Node, asked: Asked) -> tuple[rag_sequence.Side, list[tuple[int, ...]], np.ndarray]:
+    """Both sides in one thread: the device's, all candidates, and log p of each."""
+    begin = Device(device)._begin(QUERY, asked)
+    both = [
+        rag_sequence.Side(one, begin, threading.Event(), stream)
+        for one, stream in ((device, rag_sequence.Stream.DEVICE), (cloud, rag_sequence.Stream.CLOUD))
+    ]
+    found = union(*(side.candidates() for side in both))
+    each = np.concatenate([side.log_probs(found) for side in both], axis=1)
+    return both[0], found, marginal(each, [weight for side in both for weight in side.log_weights])
+
+
+def test_each_candidates_likelihood_is_the_sum_over_all_documents(tmp_path):
+    texts = [*best(DEVICE, 2), *best(CLOUD, 2)]
+    store = KVStore(tmp_path, LM, tokenizer(), TEMPLATE.text)
+    for asked in (GREEDY, DRAWN):
+        for options in ({}, {"store": store}, {"store": store}):
+            _, found, totals = scored(node(DEVICE, **options), node(CLOUD, **options), asked)
+            by_hand = [likelihood(tokens, texts, asked.temperature or 1.0) for tokens in found]
+            assert np.abs(np.exp(totals) / by_hand - 1).max() < 1e-9
+            assert len(found) >= 3
+    assert store.hits and store.misses == 4
+
+
+def test_drawn_candidates_have_noise_of_their_own():
+    """One document twice gives two different answers, and the whole choice follows from the seed."""
+    twice = {"w40 w8": 1.0, "w40  w8": 1.0}
+    _, found, _ = scored(node(twice), node(twice), replace(DRAWN, mode="speculative"))
+    assert len(found) == 4
+    again = [run(rag_sequence.rag_sequence, DRAWN).tokens for _ in range(2)]
+    assert again[0] == again[1] != run(rag_sequence.rag_sequence, replace(DRAWN, seed=99)).tokens
+
+
+def test_the_marginal_by_hand():
+    each = np.log([[0.5, 0.1], [0.2, 0.4]])
+    assert np.exp(marginal(each, np.log([3.0, 1.0]))) == pytest.approx([0.4, 0.25])
+    assert np.exp(marginal(each, [800.0, 800.0])) == pytest.approx([0.3, 0.3])
+    assert union([(1,), (2, 3)], [(2, 3), (4,)]) == [(1,), (2, 3), (4,)]
+    for wrong in (([[0.0]], [0.0, 0.0]), ([], []), ([0.0], [0.0])):
+        with pytest.raises(ValueError, match=r"\[C, D\] and \[D\]"):
+            marginal(*wrong)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("work", [fetched_texts, fetched_rows])
+def test_a_cloud_gives_no_documents_unless_it_was_told_to(work):
+    with pytest.raises(ValueError, match=r"The cloud refuses: This cloud does not give its documents away\."):
+        run(work, GREEDY, sides=dict(gives_documents=False))
+    assert run(rag_sequence.rag_sequence, GREEDY, sides=dict(gives_documents=False)).tokens
+
+
+@pytest.mark.parametrize("work", [fetched_texts, fetched_rows, rag_sequence.rag_sequence])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (replace(GREEDY, k=0), "k cannot be 0"),
+        (replace(GREEDY, k=65), "at most 64 documents of a side, not 65"),
+        (replace(GREEDY, limit=0), "limit cannot be 0"),
+        (replace(GREEDY, temperature=-1.0), "temperature cannot be -1"),
+    ],
+)
+def test_requests_that_cannot_be(work, asked, said):
+    with pytest.raises(ValueError, match=said):
+        run(work, asked)
+
+
+def test_what_else_cannot_be():
+    for work in (fetched_texts, fetched_rows, rag_sequence.rag_sequence):
+        with pytest.raises(ValueError, match="needs a cloud, and the device has none"):
+            asyncio.run(work(Device(node(DEVICE)), QUERY, GREEDY))
+        with pytest.raises(ValueError, match="query is empty"):
+            asyncio.run(work(Device(node(DEVICE), port=1), " ", GREEDY))
+        with pytest.raises(Lost, match="nobody answers"):
+            asyncio.run(work(Device(node(DEVICE), port=1), QUERY, GREEDY))
+    for work in (fetched_texts, device_only):
+        with pytest.raises(ValueError, match="by `context` or `output`, not by 'both'"):
+            run(work, GREEDY, aggregation="both")
+        with pytest.raises(ValueError, match="at least one token, not 0"):
+            run(work, GREEDY, budget=0)
+        with pytest.raises(ValueError, match="answer of 45 leave no room for documents"):
+            run(work, replace(GREEDY, limit=45))
+    with pytest.raises(ValueError, match="The cloud refuses: An answer has at most 4096 tokens here, not 5000"):
+        run(rag_sequence.rag_sequence, replace(GREEDY, limit=5000))
+
+
+def test_a_candidate_that_fits_on_one_side_alone_is_told():
+    """30 tokens after the short documents; the cloud's long one has room for less."""
+    long = {"w9 " * 35: 1.0}
+    with pytest.raises(ValueError, match="refuses: A candidate of 30 tokens has no room after 40 in the context of 48"):
+        run(rag_sequence.rag_sequence, replace(GREEDY, limit=30, k=1), sides=dict(cloud=node(long)))
+
+
+def test_a_device_that_goes_away_leaves_nothing_behind():
+    async def gone(device: Device, query: str) -> None:
+        begin = device._begin(query, replace(GREEDY, limit=30))
+        for first in (Propose(begin), Fetch("s", query, 2, "rows"), Fetch("s", query, 2, "text")):
+            connection = await device.open()
+            connection.send(first)
+            await connection.close()
+        slow = Device(device.node, port=device.port, pace=1.0, prefill=1.0)
+        for work in (rag_sequence.rag_sequence, fetched_texts):
+            start = time.perf_counter()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await work(slow, query, GREEDY)
+            assert time.perf_counter() - start < 3  # 12 tokens would take 12 seconds
+
+    run(gone, sides=dict(pace=0.5, prefill=0.5))
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (Candidates("s", ((1, V),)), f"token that is not in the model's {V}"),
+        (Candidates("s", ((4,) * 47,)), "47 tokens has no room"),
+        (End("s", 0), "A End came in the place of Candidates"),
+    ],
+)
+def test_what_a_device_must_not_send_is_told(second, said):
+    async def lying(device: Device, query: str) -> str:
+        connection = await device.open()
+        try:
+            connection.send(Propose(device._begin(query, GREEDY)))
+            connection.send(second)
+            while not isinstance(message := await connection.receive(), Failure):
+                assert isinstance(message, Candidates)
+            return message.reason
+        finally:
+            await connection.close()
+
+    assert said in run(lying)
+
+
+def against(work, *answers: messages.Message) -> Any:
+    """A baseline with a cloud that greets, hears one message and sends these."""
+
+    async def one() -> Any:
+        cloud = node(CLOUD)
+
+        async def handle(connection) -> None:
+            await connection.receive()
+            connection.send(messages.Welcome(*msgspec.structs.astuple(cloud.hello)))
+            await connection.receive()
+            for answer in answers:
+                connection.send(answer)
+            with pytest.raises(Lost):
+                while True:
+                    await connection.receive()
+            await connection.close()
+
+        server = await listen(handle)
+        try:
+            async with asyncio.timeout(10):
+                return await work(Device(node(DEVICE), port=server.sockets[0].getsockname()[1]), QUERY, GREEDY)
+        finally:
+            server.close()
+
+    return asyncio.run(one())
+
+
+TOKENS = (5, 17, 3)
+SHAPE = (2, 2, 3, 8)
+GOOD = Rows("s", 0, 1, 0.2, TOKENS, "float64", SHAPE, SHAPE, 0, 1, bytes(2 * 8 * 96))
+
+
+def test_fetched_rows_are_used_as_they_come():
+    """With rows of another document the answer is another one: the device computes no fetched document itself."""
+    session = LM.start()
+    session.prefill(TOKENS)
+    (right,) = shelf.pieces("s", 0, 1, 0.2, TOKENS, *session.exported())
+    texts = [*best(DEVICE, 2), "w17 w3"]
+    weights = np.exp([(DEVICE | CLOUD)[text] / 0.7 for text in texts])
+    expected = greedily(
+        lambda tokens: weights @ np.array([np.exp(log_probs([*ids(text), *SUFFIX, *tokens])[-1]) for text in texts]), 12
+    )
+    assert against(fetched_rows, right).tokens == expected
+    assert right.keys == GOOD.keys and right.tokens == GOOD.tokens and len(right.data) == len(GOOD.data)
+    assert against(fetched_rows, GOOD).tokens != expected
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(dtype="float32"), "Fetched rows are float32"),
+        (dict(keys=(2, 4, 3, 8)), "of shapes (2, 4, 3, 8)"),
+        (dict(values=(2, 2, 4, 8)), "(2, 2, 4, 8); this model's are"),
+        (dict(tokens=()), "of (2, 2, 0, 8)"),
+        (dict(document=1), "piece 0 of document 1 of 1 in the place of document 0"),
+        (dict(documents=3), "document 0 of 3 in the place of document 0 of at most 2"),
+        (dict(piece=1, pieces=2), "piece 1 of document 0"),
+        (dict(pieces=2), "pieces of 524288, not in 2"),
+        (dict(data=bytes(8 * 96)), "Fetched rows have 768 bytes, not 1536"),
+        (dict(tokens=(5, 17, V)), f"token {V}, not in the model's {V}"),
+        (dict(tokens=(3,) * 60, keys=(2, 2, 60, 8), values=(2, 2, 60, 8)), "60 tokens exceeds the context of 48"),
+    ],
+)
+def test_rows_of_another_model_or_another_size_are_refused(change, said):
+    with pytest.raises(ValueError) as raised:
+        against(fetched_rows, msgspec.structs.replace(GOOD, **change))
+    assert said in str(raised.value)
+
+
+def test_what_a_cloud_must_not_send_is_told(monkeypatch):
+    with pytest.raises(Lost, match="a Texts came in the place of Rows"):
+        against(fetched_rows, Texts("s", ("w3",), (1.0,)))
+    with pytest.raises(Lost, match="a Candidates came in the place of Texts"):
+        against(fetched_texts, Candidates("s", ((1,),)))
+    with pytest.raises(ValueError, match="has scored 1 candidates, not 3"):
+        against(rag_sequence.rag_sequence, Candidates("s", ((4,),)), Scores("s", ((0.0,),), (1.0,)))
+    with pytest.raises(ValueError, match="not in the model's"):
+        against(rag_sequence.rag_sequence, Candidates("s", ((V,),)), Scores("s", ((0.0,),), (1.0,)))
+    for module in (shelf, centralised):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    halves = [msgspec.structs.replace(GOOD, pieces=2, data=bytes(1000)) for _ in range(2)]
+    with pytest.raises(Lost, match="piece 1 of document 0 did not come in its turn"):
+        against(fetched_rows, *halves)
+
+
+def test_texts_beyond_a_message_are_told():
+    """Nine texts of 2^16 characters."""
+    long = {f"w{i} " + "x" * (2**16 - 10): float(i) for i in range(9)}
+    with pytest.raises(ValueError, match=r"refuses: Texts take at most 524288 bytes in all, not 589\d\d\d"):
+        run(fetched_texts, replace(GREEDY, k=9), sides=dict(cloud=node(long)))

@@ -93,7 +93,7 @@ class Fixed:
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.argsort(-np.asarray(self.scores), kind="stable")[:k]
-        return order[None], np.asarray(self.scores)[order][None]
+        return np.asarray(self.scores)[order][None], order[None]
 
 
 def node(documents: dict[str, float], lm: CausalLM = LM, end: bool = False, **options: Any) -> Node:

@@ -18,10 +18,11 @@ from ondevice.dragon import alone, codec, decisions
 from ondevice.dragon.connection import Connection, Lost, connect
 from ondevice.dragon.decoder import Decoder
 from ondevice.dragon.drafting import Drafted, Drafting
-from ondevice.dragon.messages import Begin, Draft, End, Failure, Mode, Moves, Resume, Welcome, check_peer
+from ondevice.dragon.messages import Begin, Draft, End, Failure, Message, Mode, Moves, Resume, Welcome, check_peer
 from ondevice.dragon.messages import Side as SideName
 from ondevice.dragon.node import Node
 from ondevice.dragon.player import Player
+from ondevice.dragon.scheduler import Profiler
 from ondevice.dragon.side import Decide, Side
 from ondevice.dragon.side import Draft as Own
 from ondevice.dragon.speculative_aggregation import Stream
@@ -108,6 +109,7 @@ class Device:
         pace: float = 0.0, prefill: float = 0.0, patience: float = 5.0, beat: float = 1.0, silence: float = 8.0,
     ) -> None:  # fmt: skip
         self.node, self.host, self.port, self.tls, self.pace, self.prefill = node, host, port, tls, pace, prefill
+        self.rtt = 0.0  # seconds, of the last greeting
         self.patience, self.beat, self.silence = patience, beat, silence
 
     def answer(self, query: str, asked: Asked | None = None, on_token: Callable[[int], None] | None = None) -> Answer:
@@ -131,15 +133,19 @@ class Device:
         session.answer.text = str(self.node.tokenizer.decode(session.answer.tokens, skip_special_tokens=True))
         return session.answer
 
-    async def open(self) -> Connection:
+    async def open(self, first: Message | None = None) -> Connection:
         """A connection to a cloud that this device can work with; its rtt is that of the greeting.
 
+        first: sent with the greeting, which saves a round trip; so the cloud has it before it has shown its digests.
+        Who it is, TLS has shown by then.
         Raises Lost where there is none, and ValueError on a cloud that cannot work with this device.
         """
         connection = await connect(self.host, self.port, tls=self.tls, beat=self.beat, silence=self.silence)
         try:
             start = time.perf_counter()
             connection.send(self.node.hello)
+            if first is not None:
+                connection.send(first)
             message = await connection.receive()
             connection.rtt = time.perf_counter() - start
             if isinstance(message, Failure):
@@ -150,6 +156,7 @@ class Device:
         except BaseException:
             await connection.close()
             raise
+        self.rtt = connection.rtt or 0.0
         return connection
 
     def _begin(self, query: str, asked: Asked) -> Begin:
@@ -253,7 +260,8 @@ class _Asking:
         deadline = time.perf_counter() + self.device.patience
         while True:
             try:
-                connection = await self._greeted()
+                first = player.resumption if self._heard else msgspec.structs.replace(self.begin, rtt=self.device.rtt)
+                connection = await self._greeted(first)
                 break
             except Lost as lost:
                 await self._dropped()
@@ -261,11 +269,10 @@ class _Asking:
                     raise _Nobody(str(lost)) from None
                 await asyncio.sleep(_PAUSE)
         if not self._heard:
-            begin = msgspec.structs.replace(self.begin, rtt=connection.rtt or 0.0)
-            connection.send(begin)
-            peer = Resume(begin.session, 0, 0, begin.aggregator == "cloud")
+            peer = Resume(self.begin.session, 0, 0, self.begin.aggregator == "cloud")
+            if isinstance(player.machine.scheduler, Profiler):
+                player.machine.scheduler.rtt = self.device.rtt
         else:
-            connection.send(player.resumption)
             message = await connection.receive()
             if isinstance(message, Failure):
                 raise _GivenUp(message.reason)
@@ -277,8 +284,8 @@ class _Asking:
         except ValueError as error:
             raise _GivenUp(str(error)) from None
 
-    async def _greeted(self) -> Connection:
-        self.connection = await self.device.open()
+    async def _greeted(self, first: Message) -> Connection:
+        self.connection = await self.device.open(first)
         self.answer.connections += 1
         return self.connection
 
@@ -397,7 +404,7 @@ class _Asking:
                 return
 
     async def _begun_remotely(self) -> None:
-        (await self._greeted()).send(self.begin)
+        await self._greeted(self.begin)
 
     async def _drafts(self) -> AsyncIterator[Draft]:
         assert self.connection is not None

@@ -30,7 +30,7 @@ class Search(Protocol):
         """Documents."""
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(positions [q, k], scores [q, k]) of the best documents, best first."""
+        """(scores [q, k], positions [q, k]) of the best documents, best first."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Documents:
             raise ValueError(f"A query retrieves at least one document, not {k}.")
         if not query.strip():
             raise ValueError("The query is empty.")
-        found, scores = self.index.search([query], min(k, len(self.texts)))
+        scores, found = self.index.search([query], min(k, len(self.texts)))
         return [self.texts[int(i)] for i in found[0]], [float(score) for score in scores[0]]
 
 

@@ -8,6 +8,9 @@ The documents themselves, their scores and their rows of keys and values leave i
 - The device's drafts, their distributions and log h, only where the aggregator is on the cloud or may move there. A
   distribution depends on the private documents, and a draft may quote them even where the answer does not.
 
+Which of the cloud's drafts are rejected depends on the device's documents too, a bit a token. The baselines are other
+programs and not in the table: RAG-Sequence sends the device's own answers, written from its documents alone.
+
 TLS hides all of it from the network; the table is about what the cloud itself learns.
 """
 

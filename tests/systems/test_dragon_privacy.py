@@ -1,0 +1,272 @@
+"""Every byte between the two sides, searched for the device's documents: as text, and as runs of their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from dragon_tables import begin_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ondevice import shapes
+from ondevice.causal_lm import CausalLM
+from ondevice.dragon import codec, frames, messages
+from ondevice.dragon.cloud import Cloud
+from ondevice.dragon.decoder import Template
+from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.messages import VERSION, Draft, Hello, Message, Switch, Target
+from ondevice.dragon.node import Documents, Node
+from ondevice.dragon.privacy import PRIVATE, keeps_documents, sent_by_device
+
+WINDOW, RUN = 24, 8  # characters of a document, tokens of it: what is searched for
+QUERY = "What does Ms Quill take?"
+PRIVATE_TEXT = (
+    "Patient file 4711, strictly confidential: Jonquil Quill, born 3 May 1961, takes 40 mg of propranolol twice a day "
+    "and has told nobody but her doctor that she sees zebras at dusk. Her next visit is on Thursday at ten."
+)
+PUBLIC_TEXT = (
+    "A pharmacy hands out medicine by prescription; the leaflet says how often it is taken, and what else to avoid. "
+    "Most tablets are taken with water, after a meal, at the same time of each day, for as long as is prescribed."
+)
+WAYS = [
+    Asked(mode=mode, aggregator=aggregator, scheduler=scheduler)
+    for mode, aggregator, scheduler in itertools.product(
+        ["speculative", "shared", "token-wise"], ["device", "cloud"], ["stay", "lagging"]
+    )
+] + [Asked(mode="sequence-wise"), Asked(mode="cloud-only")]
+
+
+# The wire
+
+
+@dataclass
+class Wire:
+    """What went over it, each way."""
+
+    up: bytearray = field(default_factory=bytearray)
+    down: bytearray = field(default_factory=bytearray)
+
+    def messages(self, way: str) -> list[Message]:
+        """Those of one way, in order. Every byte of it is in one of them, or this raises."""
+        reader, data = frames.Reader(), bytes(getattr(self, way))
+        found = [messages.decode(body[4:]) for body in reader.feed(data)]
+        reader.end()
+        return found
+
+
+@contextlib.asynccontextmanager
+async def tapped(target: int) -> AsyncIterator[tuple[int, Wire]]:
+    """A proxy that keeps all bytes."""
+    wire, tasks = Wire(), []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                kept += data
+                writer.write(data)
+        writer.close()
+
+    async def opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs = await asyncio.open_connection("127.0.0.1", target)
+        tasks.append(asyncio.create_task(pump(reader, theirs[1], wire.up)))
+        tasks.append(asyncio.create_task(pump(theirs[0], writer, wire.down)))
+
+    server = await asyncio.start_server(opened, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], wire
+    finally:
+        await asyncio.gather(*tasks)
+        server.close()
+
+
+def talk(device: Node, cloud: Node, asked: Asked, query: str = QUERY) -> tuple[Answer, Wire]:
+    async def run() -> tuple[Answer, Wire]:
+        async with Cloud(cloud).listening() as port, tapped(port) as (through, wire):
+            answer = await Device(device, port=through, patience=30.0).ask(query, asked)
+        return answer, wire
+
+    answer, wire = asyncio.run(run())
+    assert answer.alone_from is None and answer.connections == 1
+    return answer, wire
+
+
+# The search
+
+
+def texts_found(raw: bytes, text: str) -> list[str]:
+    """Pieces of the text that stand in these bytes."""
+    pieces = (text[i : i + WINDOW] for i in range(len(text) - WINDOW + 1))
+    return [piece for piece in pieces if piece.encode() in raw or piece.encode("utf-16-le") in raw]
+
+
+def varint(number: int) -> bytes:
+    return (bytes([number & 127 | 128]) + varint(number >> 7)) if number > 127 else bytes([number])
+
+
+def written(ids: Sequence[int]) -> set[bytes]:
+    """Token ids as bytes, in the ways that programs write them."""
+    arrays = {np.array(ids, kind).tobytes() for kind in ("<u2", ">u2", "<u4", ">u4", "<u8")}
+    return arrays | {b"".join(map(varint, ids)), b"".join(map(msgspec.msgpack.encode, ids))}
+
+
+def told(found: Sequence[Message]) -> dict[str, list[int]]:
+    """All token ids that messages tell, in their order: decided, drafted, and those of each distribution."""
+    drafts = [d for m in found for d in ([m] if isinstance(m, Draft) else m.drafts if isinstance(m, Switch) else [])]
+    last = {draft.position: draft.token for draft in drafts}  # drafted anew after each rejection
+    ids = {"decided": [m.token for m in found if isinstance(m, Target)], "drafted": [last[i] for i in sorted(last)]}
+    for number, draft in enumerate(draft for draft in drafts if draft.distribution):
+        p = codec.decode(draft.distribution, VOCABULARY)
+        ids[f"likeliest {number}"] = np.argsort(-p, kind="stable")[: np.count_nonzero(p)].tolist()
+    return ids
+
+
+def runs_found(raw: bytes, found: Sequence[Message], ids: Sequence[int]) -> list[tuple[str, int]]:
+    """(where, at which of its tokens) a run of the document's tokens is."""
+    places = []
+    runs = {tuple(ids[i : i + RUN]): i for i in range(len(ids) - RUN + 1)}
+    for where, tokens in told(found).items():
+        places += [(where, runs[run]) for i in range(len(tokens)) if (run := tuple(tokens[i : i + RUN])) in runs]
+    return places + [("bytes", i) for run, i in runs.items() if any(code in raw for code in written(run))]
+
+
+# Sides whose documents matter
+
+VOCABULARY = 259
+TOKENIZER = shapes.byte_tokenizer()
+
+
+class CopyingDecoder:
+    """A decoder that quotes its document, from the beginning, whatever the other side says."""
+
+    ended, room = False, 10**6
+
+    def __init__(self, node: CopyingNode) -> None:
+        self.lm, self.log_weight, self.tokens, self.ids = node.lm, node.log_weight, list[int](), node.ids
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    def next_distribution(self) -> np.ndarray:
+        p = np.full(VOCABULARY, 0.02 / VOCABULARY)
+        p[self.ids[self.position % len(self.ids)]] += 0.98
+        return np.log(p)
+
+    def commit(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def rollback(self, position: int) -> None:
+        del self.tokens[position:]
+
+    def interrupt(self) -> None:
+        """Nothing here takes long."""
+
+
+@dataclass
+class CopyingNode:
+    """The worst case: what this side drafts is its document, word for word."""
+
+    text: str
+    log_weight: float
+
+    def __post_init__(self) -> None:
+        self.ids = TOKENIZER(self.text).input_ids
+        self.hello, self.tokenizer, self.end = Hello(VERSION, "copying", "bytes", VOCABULARY), TOKENIZER, None
+        self.lm, self.lock = type("LM", (), {"vocabulary": VOCABULARY}), threading.Lock()
+
+    def decoder(self, query: str, k: int, temperature: float = 1.0) -> CopyingDecoder:
+        return CopyingDecoder(self)
+
+
+class Only:
+    """An index that finds all documents."""
+
+    size = 1
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((1, 1), int), np.zeros((1, 1), int)
+
+
+@cache
+def lm() -> CausalLM:
+    config = AutoConfig.for_model(
+        "llama", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return CausalLM(AutoModelForCausalLM.from_config(config))
+
+
+def node(text: str) -> Node:
+    """The real thing: retrieval, prompt, model."""
+    return Node(lm(), TOKENIZER, Documents([text], Only()), Template("{document}\n{query}\n"))
+
+
+SIDES = {
+    "copying": lambda: (CopyingNode(PRIVATE_TEXT, 0.0), CopyingNode(PUBLIC_TEXT, 12.0)),
+    "model": lambda: (node(PRIVATE_TEXT), node(PUBLIC_TEXT)),
+}
+DOCUMENT_IDS = TOKENIZER(PRIVATE_TEXT).input_ids
+
+
+def name(asked: Asked) -> str:
+    return f"{asked.mode}-{asked.aggregator}-{asked.scheduler}"
+
+
+@pytest.mark.parametrize("kind", SIDES)
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_the_device_sends_what_the_table_says_and_nothing_of_its_documents(kind: str, way: Asked):
+    asked = replace(way, limit=40, seed=11, k=1, lookahead=16)
+    answer, wire = talk(*SIDES[kind](), asked)
+    begin = begin_of(asked)
+    table, sent, raw = sent_by_device(begin), wire.messages("up"), bytes(wire.up + wire.down)
+
+    for message in sent:
+        assert table[type(message).__name__] == message.__struct_fields__
+    assert texts_found(raw, PRIVATE_TEXT) == []  # of the drafts' texts too: they are sent as ids
+    if keeps_documents(begin):
+        assert not any(isinstance(message, Draft | Switch) for message in sent)
+        assert runs_found(raw, [*sent, *wire.messages("down")], DOCUMENT_IDS) == []
+    elif kind == "copying" and len(told(sent)["drafted"]) > 3 * RUN:  # it did come to that
+        assert "drafted" in dict(runs_found(raw, sent, DOCUMENT_IDS))
+    assert asked.aggregator == "device" or asked.scheduler != "stay" or len(told(sent)["drafted"]) > 3 * RUN
+    assert QUERY.encode() in wire.up  # which every session tells
+    if asked.mode in ("speculative", "shared", "token-wise") and keeps_documents(begin):
+        assert [message.token for message in sent if isinstance(message, Target)] == answer.tokens
+
+
+def test_the_table_names_who_keeps_the_documents():
+    kept = [name(way) for way in WAYS if keeps_documents(begin_of(replace(way, seed=0)))]
+    aggregating = [f"{mode}-device-stay" for mode in ("speculative", "shared", "token-wise")]
+    assert kept == [*aggregating, "sequence-wise-device-stay", "cloud-only-device-stay"]
+    fields = {
+        name for way in WAYS for found in sent_by_device(begin_of(replace(way, seed=0))).values() for name in found
+    }
+    assert set(PRIVATE) <= fields
+
+
+def test_an_answer_that_quotes_the_document_tells_the_quotation():
+    asked = Asked(limit=40, seed=3, k=1)
+    _, wire = talk(CopyingNode(PRIVATE_TEXT, 12.0), CopyingNode(PUBLIC_TEXT, 0.0), asked)
+    assert ("decided", 0) in runs_found(bytes(wire.up), wire.messages("up"), DOCUMENT_IDS)
+
+
+def test_the_search_finds_text_and_runs_of_tokens():
+    device, cloud = SIDES["copying"]()
+    _, wire = talk(device, cloud, Asked(limit=5, seed=3, k=1), query=f"Why {PRIVATE_TEXT[30:70]}?")
+    assert texts_found(bytes(wire.up), PRIVATE_TEXT)[0] == PRIVATE_TEXT[30 : 30 + WINDOW]
+    run = DOCUMENT_IDS[5 : 5 + RUN]
+    assert all(runs_found(b"##" + code, [], DOCUMENT_IDS) == [("bytes", 5)] for code in written(run))
+    assert written([200] * RUN) != written([199] * RUN) and len(written([200] * RUN)) == 7
+    assert runs_found(b"", [Target("s", 0, i, token, True) for i, token in enumerate(run)], DOCUMENT_IDS) == [
+        ("decided", 5)
+    ]

@@ -35,7 +35,7 @@ from ondevice.network.relay import Relay
 
 DRAGON, TW, SW, CRCG = "DRAGON", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 BASE, BASE_JITTER = 0.002, 0.006  # seconds, of the paper's network without added delay (section 7.2)
-WEIGHTS = 8.0  # what BM25's scores are divided by; Figure 6's choice on the validation split
+WEIGHTS = 8.0  # what BM25's scores are divided by: so much that both sides count (Figure 6 chooses 2 to 8)
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
 GREEDY = Asked(temperature=0.0)
 METHODS: dict[str, Asked] = {
@@ -313,8 +313,9 @@ def against_theorem_3(summary: pd.DataFrame, answers: Sequence[tuple[dict, Answe
     for pace, delay in summary[["pace", "delay_ms"]].drop_duplicates().itertuples(index=False):
         found = [answer for about, answer in answers
                  if (about["pace"], about["delay_ms"], about["method"]) == (pace, delay, DRAGON)]  # fmt: skip
-        decided = np.array([row for answer in found for row in answer.decisions[1:]], float)
-        device, cloud = np.median(decided[:, 3]), np.median(decided[:, 4])
+        decided = np.array([row for answer in found for row in answer.decisions[:-1]], float)  # what tokens waited for
+        later = decided[decided[:, 0] > 0]  # the first one's pace is the prefill's
+        device, cloud = np.median(later[:, 3]), np.median(later[:, 4])
         up = BASE + BASE_JITTER / 2  # in the mean, as `added` has it
         down = up + delay / 1000
         expected = speedup(Costs(device, cloud, up, down), decided[:, 2].mean())

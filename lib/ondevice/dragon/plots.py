@@ -195,6 +195,10 @@ def ttft(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "m
     figure = _by_method(table, quoted, "delay_ms", "ttft_ms", ["model"], kind, log=True)
     figure.supxlabel("added network delay (ms)", fontsize=9)
     figure.supylabel("time to first token (ms)", fontsize=9)
+    for axis in figure.axes:  # a panel of one level shows that it is one
+        low, high = axis.get_ylim()
+        if high < 4 * low:
+            axis.set_ylim(low / 3, high * 3)
     return figure
 
 

@@ -48,8 +48,15 @@ class Resident:
         self._chunks: dict[int, Tensor] = {}
 
     def put(self, chunk: int, hidden: Tensor) -> None:
-        """Keep the tensor itself."""
-        self._chunks[chunk] = hidden
+        """Keep a copy in the memory that the chunk has, where it has the same shape; else the tensor itself.
+
+        A new tensor at each layer, among the layer's temporaries, would leave holes in the heap.
+        """
+        kept = self._chunks.get(chunk)
+        if kept is None or kept.shape != hidden.shape or kept.dtype != hidden.dtype:
+            self._chunks[chunk] = hidden
+        else:
+            kept.copy_(hidden)
 
     def each(self, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """The chunks in this order. Raises ValueError on one that was never put."""

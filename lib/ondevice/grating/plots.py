@@ -1,0 +1,643 @@
+"""GRATING's figures. Each function draws tables of the experiments and returns the figure.
+
+Times are in seconds unless a column ends in _ms, memory in MB (10^6 bytes), shares and precision are fractions of 1.
+A method is named as in `printed`; others are drawn, too. What the paper prints is hollow and called quoted; it is of
+other machines and models. A legend's title says the kind of the rest.
+All functions raise ValueError where a table lacks a column, has no row, two rows for one bar, or a value that cannot be
+drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from ondevice.grating import printed
+from ondevice.plotting import COLOURS, panels
+
+_METHODS = {  # colours
+    printed.HF: "grey", printed.OFFLOAD: "orange", printed.QUANT: "green",
+    printed.OURS: "blue", printed.OURS_QUANT: "sky", printed.NONE: "black",
+}  # fmt: skip
+_OTHERS = ("purple", "red", "yellow", "black")
+_STAGES = ("blue", "orange", "green", "purple", "sky", "red", "grey")
+_VERDICTS = {"deferred": ("grey", "o"), "selected": ("green", "^"), "dropped": ("red", "v")}
+_LINES, _MARKERS = ("blue", "orange", "green", "red", "purple", "sky", "black"), "osD^vP*"
+_HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", ms=6, zorder=5)
+_PLAIN = StrMethodFormatter("{x:g}")
+_PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.4g}")
+
+
+# Figures 1, 2 and 4
+
+
+def pipeline(stages: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 1: latency and peak memory of each stage of a file search, with the reranker's share.
+
+    stages: columns stage (one is `reranker`), latency_ms, peak_mb. Quoted: the reranker's shares, as what they would be
+    of ours: at the same time and memory of the other stages.
+    """
+    _need(stages, "stage", "latency_ms peak_mb", least=0, unique="stage")
+    _known(["reranker"], stages["stage"], "stage")
+    figure, axes = panels(1, 2, width=4.2, height=2.6, sharey=True)
+    quoted = {"latency_ms": "latency", "peak_mb": "memory"}
+    place = stages["stage"].tolist().index("reranker")
+    for axis, (column, name) in zip(axes[0], quoted.items(), strict=True):
+        values, share = stages[column], printed.number(f"file search: reranker share of {name}") / 100
+        others = values.sum() - values.iloc[place]
+        colours = [COLOURS["blue" if stage == "reranker" else "grey"] for stage in stages["stage"]]
+        bars = axis.barh(range(len(stages)), values, 0.6, color=colours)
+        axis.bar_label(bars, [f"{value:.3g}, {value / values.sum():.1%}" for value in values], fontsize=8, padding=4)
+        axis.plot(others * share / (1 - share), place + 0.38, label="quoted share, with our other stages",
+                  **_HOLLOW | {"marker": "^"})  # fmt: skip
+        axis.margins(x=0.4)
+        axis.grid(axis="y", visible=False)
+    axes[0, 0].set_yticks(range(len(stages)), stages["stage"])
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].set_xlabel("latency (ms)")
+    axes[0, 1].set_xlabel("peak memory (MB)")
+    _legend(figure, axes[0], columns=2, kind=kind)
+    return figure
+
+
+def score_evolution(scores: pd.DataFrame, agreement: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 2: above, the scores of one query's candidates after each layer; below, when their order is settled.
+
+    scores: columns model, layer (1 is the first), candidate, probability, top (whether in the full model's top K).
+    agreement: model, layer, kendall, low, high (95 %): Kendall's tau with the last layer's order, mean over queries.
+    Quoted: layers that the paper calls stable (7 and 13, of a model that it does not name), where ours have them.
+    """
+    _need(scores, "model top", "layer candidate", least=0, unique="model layer candidate")
+    _need(scores, "", "probability", least=0, most=1)
+    _need(agreement, "model", "layer kendall low high", least=-1, unique="model layer")
+    models = _order(scores["model"])
+    _known(models, agreement["model"], "model in the agreement")
+    figure, axes = panels(2, len(models), width=8.7 / max(1.4, len(models)), height=2.1, sharey="row", sharex="col")
+    for (above, below), model in zip(axes.T, models, strict=True):
+        rows = scores[scores["model"] == model]
+        for (_, top), one in rows.sort_values("layer").groupby(["candidate", "top"]):
+            colour, name = ("blue", "in the full model's top K") if top else ("grey", "the other candidates")
+            above.plot(one["layer"], one["probability"], color=COLOURS[colour], lw=0.9, alpha=0.8, label=name)
+        mean = agreement[agreement["model"] == model].sort_values("layer")
+        below.plot(mean["layer"], mean["kendall"], "-o", ms=3, color=COLOURS["black"], label="agreement, mean")
+        below.fill_between(mean["layer"], mean["low"], mean["high"], color=COLOURS["black"], alpha=0.15, lw=0)
+        for axis in (above, below):
+            for layer in [one for one in printed.STABLE_LAYERS if one <= rows["layer"].max()]:
+                axis.axvline(layer, color=COLOURS["red"], ls=":", lw=1.2, label="quoted, a stable layer")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        above.set_title(model, fontsize=9)
+        below.set_xlabel("layer")
+    axes[0, 0].set(ylabel="score, sigmoid(z)", ylim=(-0.03, 1.03))
+    axes[1, 0].set_ylabel("Kendall's tau with\nthe last layer")
+    _legend(figure, axes.ravel(), columns=4, kind=kind)
+    return figure
+
+
+def pruning(scores: pd.DataFrame, rounds: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 4, and the worked example of section 4.5: who is decided after which layer; below, why.
+
+    scores: columns layer, candidate, probability, verdict (deferred, selected, dropped), a row for each candidate that
+    was active in a layer. rounds: layer, statistic (of the active scores, such as CV), threshold.
+    """
+    _need(scores, "verdict", "layer candidate", least=0, unique="layer candidate")
+    _need(scores, "", "probability", least=0, most=1)
+    _need(rounds, "", "layer statistic threshold", unique="layer")
+    _known(scores["verdict"], _VERDICTS, "verdict")
+    figure, axes = panels(2, 1, width=7.4, height=2.3, sharex=True, height_ratios=[2, 1])
+    above, below = axes[:, 0]
+    for _, one in scores.sort_values("layer").groupby("candidate"):
+        above.plot(one["layer"], one["probability"], color=COLOURS["grey"], lw=0.6, alpha=0.6)
+    for verdict, (colour, marker) in _VERDICTS.items():
+        rows = scores[scores["verdict"] == verdict]
+        size = 2.5 if verdict == "deferred" else 6
+        above.plot(rows["layer"], rows["probability"], marker, ms=size, color=COLOURS[colour], label=verdict)
+    for layer, active in scores.groupby("layer").size().items():
+        above.annotate(f"{active}", (float(str(layer)), 1.01), xycoords=("data", "axes fraction"), ha="center",
+                       fontsize=7)  # fmt: skip
+    above.set(ylabel="score, sigmoid(z)", ylim=(-0.04, 1.04))
+    above.set_title("active candidates", fontsize=8, loc="left", pad=12)
+    rounds = rounds.sort_values("layer")
+    below.plot(rounds["layer"], rounds["statistic"], "-o", ms=4, color=COLOURS["blue"], label="dispersion")
+    below.plot(rounds["layer"], rounds["threshold"], "--", color=COLOURS["red"], label="threshold")
+    below.set(xlabel="after layer", ylabel="dispersion")
+    _ticks_at(below, rounds["layer"])
+    _legend(figure, axes[:, 0], columns=5, kind=kind)
+    return figure
+
+
+# Figures 8, 9 and 10
+
+
+def latency_and_precision(table: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 8, one query set: latency (bars, 95 %) and Precision@K (points) by method; a row a model, a column a K.
+
+    table: columns model, queries, k, method, threshold (low, high, or empty), seconds, low, high (of the seconds),
+    precision. The number on a bar is HF Offload's latency over it. Quoted: the paper's best case (K = 1) and its
+    hardest (K = 10), as a part of HF Offload's latency. Raises ValueError where there are several query sets.
+    """
+    _need(table, "model queries method threshold", "k seconds low high", least=0, unique="model k method threshold")
+    _need(table, "", "precision", least=0, most=1)
+    sets = _order(table["queries"])
+    if len(sets) > 1:
+        raise ValueError(f"A figure is of one query set, not of {', '.join(sets)}.")
+    table = table.assign(bar=(table["method"] + " " + table["threshold"].fillna("")).str.strip())
+    models, sizes, names = _order(table["model"]), sorted(table["k"].unique()), _order(table["bar"])
+    figure, axes = panels(len(models), len(sizes), width=8.9 / len(sizes), height=2.2, sharey="row")
+    above = [[axis.twinx() for axis in row] for row in axes]
+    for row, model in enumerate(models):
+        for column, k in enumerate(sizes):
+            rows = table[(table["model"] == model) & (table["k"] == k)].set_index("bar")
+            axis, twin = axes[row, column], above[row][column]
+            _bars_and_points(axis, twin, rows, names, k)
+            axis.set_title(f"{model}, K = {k:g}", fontsize=8)
+            twin.tick_params(axis="y", right=column == len(sizes) - 1, labelright=column == len(sizes) - 1)
+    figure.supylabel("latency (s a query)", fontsize=9)
+    above[0][-1].set_ylabel("Precision@K", fontsize=8)
+    for name in names:
+        axes[0, 0].plot([], [], "s", ms=8, color=_colour(name, names), label=name)
+    _legend(figure, [*axes[0], above[0][0]], columns=4, kind=f"{sets[0]}, {kind}")
+    return figure
+
+
+def memory_over_time(samples: pd.DataFrame, peaks: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 9: memory while 20 candidates are ranked, by method, over the process after its imports.
+
+    samples: columns method, seconds (since the load began), rss_mb, anon_mb (anonymous and shared). peaks: method,
+    rss_mb, anon_mb, mean_rss_mb, cached_mb (of the model's file, left in the page cache). Quoted: where GRATING's peak
+    would be by the paper's ratios to each baseline's.
+    """
+    _need(samples, "method", "seconds rss_mb anon_mb")
+    _need(peaks, "method", "rss_mb anon_mb mean_rss_mb cached_mb", unique="method")
+    names = _order(peaks["method"])
+    _known(samples["method"], names, "method in the peaks")
+    figure, axes = panels(2, 2, width=4.5, height=2.6, height_ratios=[1, 1.1])
+    for axis, column, title in zip(axes[0], ("rss_mb", "anon_mb"), ("resident", "anonymous and shared"), strict=True):
+        for name in names:
+            rows = samples[samples["method"] == name].sort_values("seconds")
+            axis.plot(rows["seconds"], rows[column], color=_colour(name, names), label=name, lw=1.2)
+        axis.set(xlabel="time (s)", title=f"{title}, over time")
+    axes[0, 0].set_ylabel("growth (MB)")
+    wide = peaks.set_index("method").reindex(names)
+    place = np.arange(len(names))
+    titles = ("resident: peak, and faint the mean", "anonymous: peak; faint: file in the page cache")
+    for axis, strong, faint, title in zip(axes[1], ("rss_mb", "anon_mb"), ("mean_rss_mb", "cached_mb"), titles,
+                                          strict=True):  # fmt: skip
+        _barh(axis, place - 0.2, wide[strong], names, alpha=1.0)
+        _barh(axis, place + 0.2, wide[faint], names, alpha=0.45)
+        axis.set_yticks(place, names, fontsize=8)
+        axis.invert_yaxis()
+        axis.set(xlabel="MB", title=title)
+        axis.grid(axis="y", visible=False)
+    for axis in axes.ravel():
+        axis.title.set_fontsize(8)
+    axes[1, 0].set_yticks([*place, len(names)], [*names, "GRATING, quoted"], fontsize=8)
+    _quoted_ratios(axes[1, 0], wide["rss_mb"], names)
+    axes[1, 1].set(yticklabels=[], ylim=axes[1, 0].get_ylim())
+    _legend(figure, axes[:, 0], columns=4, kind=kind)
+    return figure
+
+
+def trade_off(curve: pd.DataFrame, chosen: pd.DataFrame | None = None, kind: str = "replayed") -> Figure:
+    """Figure 10: latency and change of Precision@K against the dispersion threshold, a line a K; a column a model.
+
+    curve: columns model, k, threshold (finite, above 0), latency (over the full model's), precision, full (precision
+    without pruning). chosen: model, k, threshold, name (such as low, high): calibrated ones. The paper prints no
+    numbers here.
+    """
+    _need(curve, "model", "k threshold", positive=True, unique="model k threshold")
+    _need(curve, "", "k latency precision full", least=0)
+    if chosen is not None:
+        _need(chosen, "model name", "k threshold", unique="model k name")
+    models, sizes = _order(curve["model"]), sorted(curve["k"].unique())
+    figure, axes = panels(2, len(models), width=8.9 / max(1.4, len(models)), height=2.2, sharey="row", sharex="col")
+    for (above, below), model in zip(axes.T, models, strict=True):
+        for number, k in enumerate(sizes):
+            rows = curve[(curve["model"] == model) & (curve["k"] == k)].sort_values("threshold")
+            style = dict(color=COLOURS[_LINES[number]], label=f"K = {k:g}", lw=1.3)
+            change = 100 * (rows["precision"] - rows["full"])
+            above.plot(rows["threshold"], rows["latency"], **style)
+            below.plot(rows["threshold"], change, **style)
+            if chosen is None:
+                continue
+            for one in chosen[(chosen["model"] == model) & (chosen["k"] == k)].itertuples():
+                marker = dict(marker=_MARKERS[_order(chosen["name"]).index(one.name)], ls="", ms=5, zorder=4)
+                for axis, values in ((above, rows["latency"]), (below, change)):
+                    height = np.interp(float(str(one.threshold)), rows["threshold"], values)
+                    axis.plot(one.threshold, height, color=COLOURS[_LINES[number]], mec="black", **marker)
+                below.plot([], [], color="white", mec="black", label=f"{one.name} threshold", **marker)
+        below.axhline(0, color=COLOURS["black"], lw=0.8, ls="--")
+        above.set_title(model, fontsize=9)
+        below.set_xlabel("dispersion threshold")
+        found = curve.loc[curve["model"] == model, "threshold"]
+        below.set_xscale("log")
+        below.set_xlim(0.9 * max(found.min(), found.max() / 1e3), 1.1 * found.max())
+        below.xaxis.set_major_formatter(_PLAIN)
+        below.xaxis.set_minor_formatter(NullFormatter())
+    axes[0, 0].set_ylabel("latency, of the\nfull model's (%)")
+    axes[0, 0].yaxis.set_major_formatter(_PERCENT)
+    axes[0, 0].set_ylim(bottom=0)
+    axes[1, 0].set_ylabel("change of Precision@K\n(points)")
+    _legend(figure, axes.ravel(), columns=6, kind=kind)
+    return figure
+
+
+# Figures 11 to 15
+
+
+def rag(times: pd.DataFrame, quality: pd.DataFrame, memory: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 11: retrieval-augmented answering with HF and GRATING: latency, precision and memory, a column a reranker.
+
+    times: columns setting (the reranker), method, part (stage), seconds. quality: setting, method, precision, low,
+    high (95 %). memory: setting, method, seconds, mb (of all processes). Quoted: the paper's savings, of ours with HF.
+    """
+    savings = {
+        ours: printed.number(f"RAG, latency reduction, {machine}")
+        for ours, machine in zip(printed.STANDS_FOR.values(), ("NVIDIA", "Apple"), strict=True)
+    }
+    settings = _order(times["setting"]) if "setting" in times else []
+    figure, axes = panels(3, max(1, len(settings)), width=8.9 / max(1.4, len(settings)), height=1.9,
+                          height_ratios=[1, 0.7, 1.1])  # fmt: skip
+    _application(axes[:2], times, quality, "Precision@K", {(name, printed.OURS): cut for name, cut in savings.items()})
+    peak = printed.number("RAG, peak memory reduction at most")
+    _footprints(axes[2], memory, settings, dict.fromkeys(settings, peak), "at most")
+    _legend(figure, axes.ravel(), columns=4, kind=kind)
+    return figure
+
+
+def agent_memory(times: pd.DataFrame, quality: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 12: latency and success of an agent's tasks, a column a workload (`video`, `community`).
+
+    times, quality: as in `rag`; precision is the share of tasks done.
+    """
+    savings = {(name, printed.OURS): printed.number(f"agent memory, latency reduction, {name}")
+               for name in ("video", "community")}  # fmt: skip
+    return _whole(times, quality, "tasks done", savings, kind)
+
+
+def agent_memory_footprint(memory: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 13: memory during one action of the agent. memory: as in `rag`, the setting is the workload."""
+    return _footprint_figure(memory, printed.number("agent memory, peak memory reduction"), kind)
+
+
+def long_context(times: pd.DataFrame, quality: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 14: latency and precision of answers from a long text, with HF, GRATING and no reranker.
+
+    times, quality: as in `rag`. Quoted: GRATING's saving, of our HF.
+    """
+    cut = printed.number("long context, latency reduction against HF Reranker")
+    savings = {(name, printed.OURS): cut for name in _order(times["setting"])} if "setting" in times else {}
+    return _whole(times, quality, "right answers", savings, kind)
+
+
+def long_context_footprint(memory: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 15: memory while one question is answered. memory: as in `rag`. The paper's 1 GiB is of other models."""
+    return _footprint_figure(memory, None, kind)
+
+
+# Figure 16
+
+
+def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Figure 16: peak memory and latency as each technique is added, over the baseline's, beside the paper's.
+
+    table: columns step (of `printed.STEPS`), peak_mb, seconds, low, high (of the seconds, 95 %).
+    """
+    _need(table, "step", "peak_mb seconds low high", positive=True, unique="step")
+    _known(table["step"], printed.STEPS, "step")
+    _known(printed.STEPS[:1], table["step"], "step in the table")
+    rows = table.set_index("step").reindex([step for step in printed.STEPS if step in set(table["step"])])
+    quoted = printed.ablation().set_index("step").reindex(rows.index)
+    figure, axes = panels(1, 2, width=4.4, height=3.0, sharey=True)
+    place = np.arange(len(rows))
+    first = rows.iloc[0]
+    spread = np.abs(rows[["low", "high"]].to_numpy() - rows[["seconds"]].to_numpy()).T / first["seconds"]
+    for axis, column, name, text, interval in (
+        (axes[0, 0], "peak_mb", "peak", "{:.0f} MB", None), (axes[0, 1], "seconds", "latency", "{:.2f} s", spread),
+    ):  # fmt: skip
+        bars = axis.barh(place, rows[column] / first[column], 0.6, color=COLOURS["sky"], label="ours", xerr=interval,
+                         error_kw=dict(lw=1, capsize=2))  # fmt: skip
+        for bar, value in zip(bars, rows[column], strict=True):
+            axis.text(0.02, bar.get_y() + bar.get_height() / 2, text.format(value), va="center", fontsize=8)
+        axis.plot(quoted[name], place, label="quoted, 0.6B", **_HOLLOW)
+        axis.axvline(1, color=COLOURS["black"], lw=0.8, ls="--")
+        axis.xaxis.set_major_formatter(_PERCENT)
+        axis.grid(axis="y", visible=False)
+    axes[0, 0].set_yticks(place, ["+ " * bool(number) + step for number, step in enumerate(rows.index)])
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].set_xlabel("peak memory, of the baseline's (%)")
+    axes[0, 1].set_xlabel("latency, of the baseline's (%)")
+    _legend(figure, axes[0], columns=3, kind=kind)
+    return figure
+
+
+# Beyond the paper
+
+
+def guarantee(table: pd.DataFrame, kind: str = "replayed") -> Figure:
+    """A rule with a promise against a calibrated threshold: recall promised and reached, and the work that is saved.
+
+    table: columns model, k, rule, promised, reached, low, high (of what is reached on test pools, 95 %), saved (share
+    of the layer-candidates).
+    """
+    _need(table, "model rule", "k promised", unique="model k rule promised")
+    _need(table, "", "promised reached low high saved", least=0, most=1)
+    rules, cells = _order(table["rule"]), _order(table["model"])
+    figure, axes = panels(1, 2, width=4.4, height=3.2)
+    left, right = axes[0]
+    low = min(table["promised"].min(), table["low"].min())
+    left.plot([low, 1], [low, 1], "--", color=COLOURS["black"], lw=1, label="as promised")
+    for number, rule in enumerate(rules):
+        for place, model in enumerate(cells):
+            rows = table[(table["rule"] == rule) & (table["model"] == model)]
+            style: dict[str, Any] = dict(color=COLOURS[_LINES[number % 7]], marker=_MARKERS[place % 7], ls="", ms=5)
+            shift = rows["promised"] + (number * len(cells) + place) * 0.012 * (1 - low)
+            error = np.abs(rows[["low", "high"]].to_numpy() - rows[["reached"]].to_numpy()).T
+            left.errorbar(shift, rows["reached"], error, elinewidth=0.8, label=rule if not place else None, **style)
+            right.plot(rows["reached"], rows["saved"], **style)
+            if not number:
+                right.plot([], [], label=model, **style | {"color": COLOURS["grey"]})
+    left.set(xlabel="recall of the top K, promised", ylabel="recall, reached on test pools")
+    right.set(xlabel="recall, reached on test pools", ylabel="layer-candidates saved (%)", ylim=(0, None))
+    right.yaxis.set_major_formatter(_PERCENT)
+    _legend(figure, axes[0], columns=4, kind=kind)
+    return figure
+
+
+def hidden_reads(points: pd.DataFrame, crossover: Mapping[str, float] | None = None, kind: str = "measured") -> Figure:
+    """Share of the layers' read time that computation hides, against the tokens that a layer computes.
+
+    points: columns disk (such as `O_DIRECT`, or `throttled to 200 MB/s`), tokens, hidden. crossover: disk -> tokens
+    from which all of it should be hidden: GFLOP/s over GB/s for weights of two bytes, as a layer of P of them takes 2 P
+    floating-point operations a token and 2 P bytes; its kind is analytic, from the two measured speeds.
+    """
+    _need(points, "disk", "tokens", positive=True, unique="disk tokens")
+    _need(points, "", "hidden", most=1)
+    disks = _order(points["disk"])
+    _known(crossover or {}, disks, "disk")
+    figure, axes = panels(1, 1, width=6.8, height=3.0)
+    axis = axes[0, 0]
+    for number, disk in enumerate(disks):
+        rows = points[points["disk"] == disk].sort_values("tokens")
+        colour = COLOURS[_LINES[number % 7]]
+        axis.plot(rows["tokens"], rows["hidden"], "-", marker=_MARKERS[number % 7], ms=4, color=colour, label=disk)
+        if crossover and disk in crossover:
+            axis.axvline(crossover[disk], color=colour, ls="--", lw=1, label=f"{disk}: GFLOP/s over GB/s, analytic")
+    axis.axhline(0.9, color=COLOURS["black"], lw=0.8, ls=":", label="90 %")
+    axis.set(xlabel="tokens a layer computes", ylabel="read time hidden (%)", xscale="log", ylim=(min(0, 1.05 *
+             points["hidden"].min()), 1.05))  # fmt: skip
+    _ticks_at(axis, points["tokens"])
+    axis.yaxis.set_major_formatter(_PERCENT)
+    _legend(figure, [axis], columns=2, kind=kind)
+    return figure
+
+
+def clustering(table: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Exact 1-D k-means against Lloyd's iterations: how often they miss the optimum, change a decision, and their time.
+
+    table: columns method, n (candidates), missed (share of pools above the least sum of squares), changed (share of
+    pools in which a candidate is decided otherwise than by the exact clusters), time_us (a call).
+    """
+    _need(table, "method", "n time_us", positive=True, unique="method n")
+    _need(table, "", "missed changed", least=0, most=1)
+    figure, axes = panels(1, 3, width=3.0, height=2.6)
+    labels = ("optimum missed\n(% of pools)", "decisions changed\n(% of pools)", "time a call (µs)")
+    for axis, column, text in zip(axes[0], ("missed", "changed", "time_us"), labels, strict=True):
+        for number, method in enumerate(_order(table["method"])):
+            rows = table[table["method"] == method].sort_values("n")
+            axis.plot(rows["n"], rows[column], "-", ms=4, label=method, **_line(number))
+        axis.set(xlabel="candidates", xscale="log", ylabel=text)
+        _ticks_at(axis, table["n"])
+        if column == "time_us":
+            axis.set_yscale("log")
+        else:
+            axis.yaxis.set_major_formatter(_PERCENT)
+            axis.set_ylim(bottom=-0.01)
+    _legend(figure, axes[0], columns=4, kind=kind)
+    return figure
+
+
+def embedding_cache(table: pd.DataFrame, kind: str = "measured") -> Figure:
+    """Section 4.4: hit rate and added latency of the embedding cache, query by query.
+
+    table: columns stream (such as `Zipf`, or a query set), query (1 is cold), hit_rate (of distinct rows), added_ms.
+    Quoted: 4 ms added, of Figure 16.
+    """
+    _need(table, "stream", "query added_ms", least=0, unique="stream query")
+    _need(table, "", "hit_rate", least=0, most=1)
+    figure, axes = panels(1, 2, width=4.2, height=2.6)
+    for number, stream in enumerate(_order(table["stream"])):
+        rows = table[table["stream"] == stream].sort_values("query")
+        for axis, column in zip(axes[0], ("hit_rate", "added_ms"), strict=True):
+            axis.plot(rows["query"], rows[column], "-", label=stream, **_line(number))
+    added = printed.ablation().set_index("step")["added_ms"]["embedding cache"]
+    axes[0, 1].axhline(added, color=COLOURS["black"], lw=1, ls="--", label="quoted, 4 ms")
+    for axis in axes[0]:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0, 0].set(xlabel="query", ylabel="rows found in the cache (%)", ylim=(0, 1.03))
+    axes[0, 0].yaxis.set_major_formatter(_PERCENT)
+    axes[0, 1].set(xlabel="query", ylabel="added latency (ms)", ylim=(0, None))
+    _legend(figure, axes[0], columns=4, kind=kind)
+    return figure
+
+
+# Parts of figures
+
+
+def _bars_and_points(axis: Axes, twin: Any, rows: pd.DataFrame, names: list[str], k: float) -> None:
+    """One panel of Figure 8. rows: indexed by the name of the bar."""
+    rows = rows.reindex(names)
+    place = np.arange(len(names))
+    error = np.abs(rows[["low", "high"]].to_numpy() - rows[["seconds"]].to_numpy()).T
+    axis.bar(place, rows["seconds"], 0.7, color=[_colour(name, names) for name in names], yerr=error,
+             error_kw=dict(lw=0.8, capsize=1.5))  # fmt: skip
+    base = rows["seconds"].get(printed.OFFLOAD, np.nan)
+    for x, seconds, top in zip(place, rows["seconds"], rows["high"], strict=True):
+        if np.isfinite(base) and np.isfinite(seconds):
+            axis.annotate(f"{base / seconds:.1f}x", (x, top), xytext=(0, 2), textcoords="offset points", ha="center",
+                          fontsize=7)  # fmt: skip
+    case = {1: "best case, latency reduction against HF Offload", 10: "hardest case, latency reduction"}.get(int(k))
+    ours = [number for number, name in enumerate(names) if name.split(" ")[0] == printed.OURS and "Quant" not in name]
+    if case and np.isfinite(base):
+        left = base * (1 - printed.number(case) / 100)
+        label = f"quoted, {case.split(',')[0]}, of HF Offload's"
+        axis.plot(ours, [left] * len(ours), label=label, **_HOLLOW | {"marker": "_", "ms": 14, "mew": 1.6})
+    twin.plot(place, rows["precision"], "D-", ms=3.5, lw=0.8, color=COLOURS["red"], label="Precision@K")
+    twin.set_ylim(0, 1.05)
+    twin.grid(visible=False)
+    twin.spines["right"].set_visible(True)
+    axis.set_ylim(0, 1.3 * float(np.nanmax(rows["high"])))
+    axis.set_xticks([])
+    axis.grid(axis="x", visible=False)
+
+
+def _quoted_ratios(axis: Axes, peak: pd.Series, names: Sequence[str]) -> None:
+    """GRATING's peak by the paper's ranges, a line for each baseline, in a row of its own below the others."""
+    for number, (base, (least, greatest)) in enumerate(printed.memory_ratios().items()):
+        if base in peak.index:
+            style = _HOLLOW | dict(ls="-", lw=1, color=_colour(base, names), mec=_colour(base, names), ms=4)
+            ends, y = [peak[base] / greatest, peak[base] / least], len(names) + 0.25 * (number - 1)
+            axis.plot(ends, [y, y], label=f"quoted, by its ratio to {base}'s", **style)
+    axis.set_ylim(len(names) + 0.5, -0.6)
+
+
+def _application(
+    axes: np.ndarray, times: pd.DataFrame, quality: pd.DataFrame, what: str, savings: Mapping[tuple[str, str], float]
+) -> None:
+    """Stacked latency above, quality below, a column a setting. savings: (setting, method) -> percent of HF's."""
+    _need(times, "setting method part", "seconds", least=0, unique="setting method part")
+    _need(quality, "setting method", "precision low high", least=0, most=1, unique="setting method")
+    parts = _order(times["part"])
+    for (above, below), setting in zip(axes.T, _order(times["setting"]), strict=True):
+        rows = times[times["setting"] == setting]
+        wide = rows.pivot(index="method", columns="part", values="seconds").reindex(_order(rows["method"]))
+        names, left = list(wide.index), np.zeros(len(wide))
+        for number, part in enumerate(parts):
+            values = wide[part].fillna(0).to_numpy() if part in wide else np.zeros(len(wide))
+            above.barh(names, values, 0.6, left=left, color=COLOURS[_STAGES[number % 7]], label=part)
+            left += values
+        for name, total in zip(names, left, strict=True):
+            above.text(total, names.index(name), f" {total:.3g} s", va="center", fontsize=8)
+        for (where, method), percent in savings.items():
+            if where == setting and {printed.HF, method} <= set(names):
+                quoted = left[names.index(printed.HF)] * (1 - percent / 100)
+                above.plot(quoted, names.index(method), label="quoted saving, of our HF", **_HOLLOW)
+        found = quality[quality["setting"] == setting].set_index("method").reindex(names)
+        error = np.abs(found[["low", "high"]].to_numpy() - found[["precision"]].to_numpy()).T
+        below.errorbar(found["precision"], range(len(names)), xerr=error, fmt="D", ms=5, color=COLOURS["red"],
+                       elinewidth=1, capsize=2, label=f"{what}, 95 %")  # fmt: skip
+        below.set_yticks(range(len(names)), names)
+        below.set(xlabel=f"{what} (%)", xlim=(0, 1.02), ylim=(len(names) - 0.4, -0.6))
+        below.xaxis.set_major_formatter(_PERCENT)
+        above.set_title(setting, fontsize=9)
+        above.set_xlabel("latency (s)")
+        above.margins(x=0.2)
+        above.invert_yaxis()
+        above.grid(axis="y", visible=False)
+
+
+def _footprints(
+    axes: Sequence[Axes], memory: pd.DataFrame, settings: Sequence[str], savings: Mapping[str, float], most: str = ""
+) -> None:
+    """Memory over time, a column a setting. savings: setting -> percent of HF's peak."""
+    _need(memory, "setting method", "seconds mb")
+    _known(settings, memory["setting"], "setting in the memory table")
+    for axis, setting in zip(axes, settings, strict=True):
+        rows = memory[memory["setting"] == setting]
+        names = _order(rows["method"])
+        peaks = rows.groupby("method")["mb"].max()
+        for name in names:
+            one = rows[rows["method"] == name].sort_values("seconds")
+            axis.plot(one["seconds"], one["mb"], color=_colour(name, names), lw=1.3, label=name)
+            top = one.iloc[int(one["mb"].argmax())]
+            axis.annotate(f"{top['mb']:.0f} MB", (top["seconds"], top["mb"]), xytext=(2, 2),
+                          textcoords="offset points", fontsize=7)  # fmt: skip
+        if setting in savings and printed.HF in peaks:
+            label = f"quoted, GRATING's peak of our HF's{', ' + most if most else ''}"
+            axis.axhline(peaks[printed.HF] * (1 - savings[setting] / 100), color=COLOURS["black"], ls="--", lw=1,
+                         label=label)  # fmt: skip
+        axis.set(xlabel="time (s)", ylabel="memory (MB)")
+        axis.margins(y=0.15)
+        axis.set_ylim(bottom=0)
+
+
+def _whole(
+    times: pd.DataFrame, quality: pd.DataFrame, what: str, savings: Mapping[tuple[str, str], float], kind: str
+) -> Figure:
+    """Figures 12 and 14."""
+    count = max(1, len(_order(times["setting"]))) if "setting" in times else 1
+    figure, axes = panels(2, count, width=8.9 / max(1.4, count), height=1.9)
+    _application(axes, times, quality, what, savings)
+    _legend(figure, axes.ravel(), columns=5, kind=kind)
+    return figure
+
+
+def _footprint_figure(memory: pd.DataFrame, percent: float | None, kind: str) -> Figure:
+    """Figures 13 and 15. percent: of HF's peak that is saved, by the paper."""
+    settings = _order(memory["setting"]) if "setting" in memory else []
+    figure, axes = panels(1, max(1, len(settings)), width=8.9 / max(1.4, len(settings)), height=2.5)
+    _footprints(axes[0], memory, settings, {} if percent is None else dict.fromkeys(settings, percent))
+    for axis, setting in zip(axes[0], settings, strict=True):
+        axis.set_title(setting, fontsize=9)
+    _legend(figure, axes[0], columns=3, kind=kind)
+    return figure
+
+
+def _barh(axis: Axes, place: np.ndarray, values: pd.Series, names: Sequence[str], *, alpha: float) -> None:
+    """Bars in the methods' colours, with their values."""
+    bars = axis.barh(place, values, 0.38, color=[_colour(one, names) for one in names], alpha=alpha)
+    axis.bar_label(bars, [f"{value:.0f}" if np.isfinite(value) else "" for value in values], fontsize=7, padding=2)
+    axis.margins(x=0.12)
+
+
+# Tables, places and styles
+
+
+def _need(
+    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, most: float = np.inf,
+    positive: bool = False, unique: str = "",
+) -> None:  # fmt: skip
+    """Raise ValueError where the table cannot be drawn. Names of columns are separated by spaces."""
+    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
+    if missing:
+        raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
+    if table.empty:
+        raise ValueError("A table without a row has nothing to draw.")
+    for name in numbers.split():
+        values = pd.to_numeric(table[name], errors="coerce")
+        right = np.isfinite(values) & values.between(least, most) & ((values > 0) | (not positive))
+        if not right.all():
+            limits = "above 0" if positive else f"from {least:g} to {most:g}"
+            raise ValueError(f"{name} holds finite numbers {limits}, not {table[name][~right].iloc[0]}.")
+    twice = table.duplicated(unique.split()) if unique else pd.Series(dtype=bool)
+    if twice.any():
+        raise ValueError(f"There are two rows for {dict(table[twice][unique.split()].iloc[0])}.")
+
+
+def _known(found: Iterable[str], names: Iterable[str], what: str) -> None:
+    unknown = sorted(set(found) - set(names))
+    if unknown:
+        raise ValueError(f"There is no {what} {', '.join(unknown)}; there are {', '.join(_order(names))}.")
+
+
+def _order(values: Iterable[str]) -> list[str]:
+    """Distinct values in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def _colour(name: str, names: Sequence[str]) -> str:
+    """Of a method, whose name a threshold may follow; the low one is lighter."""
+    base = name.removesuffix(" low").removesuffix(" high")
+    if base not in _METHODS:
+        others = [one for one in names if one.removesuffix(" low").removesuffix(" high") not in _METHODS]
+        return COLOURS[_OTHERS[others.index(name) % len(_OTHERS)]]
+    return COLOURS[_METHODS[base]] + ("99" if name.endswith(" low") else "")
+
+
+def _line(number: int) -> dict[str, Any]:
+    """Colour and marker of the number-th of several lines."""
+    return dict(color=COLOURS[_LINES[number % len(_LINES)]], marker=_MARKERS[number % len(_MARKERS)])
+
+
+def _ticks_at(axis: Axes, values: Iterable[float]) -> None:
+    """Ticks at these places of the x-axis only, as plain numbers."""
+    axis.set_xticks(sorted(set(values)))
+    axis.xaxis.set_major_formatter(_PLAIN)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, axes: Iterable[Axes], *, columns: int, kind: str) -> None:
+    """One legend above all panels, with every entry that any of them has, the quoted last, the kind its title."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    labels = sorted(found, key=lambda label: label.startswith("quoted"))
+    figure.legend([found[label] for label in labels], labels, title=kind, loc="outside upper center", ncols=columns,
+                  fontsize=8, title_fontsize=8)  # fmt: skip

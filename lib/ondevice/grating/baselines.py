@@ -184,19 +184,22 @@ def quantised(model: Model, batch: int = BATCH, whole_head: bool = False) -> Bat
 
 
 def _filled(model: Model, each: Callable[[nn.Module], None]) -> Any:
-    """transformers' model, filled from the files layer by layer. each: is called with every layer once it is full."""
+    """transformers' model, filled from the files layer by layer, the largest tensors first.
+
+    each: is called with every layer once it is full.
+    """
     import accelerate  # type: ignore[import-untyped]
     import transformers
 
     architecture, groups = model.architecture, Checkpoint.open(model.folder).groups
     with accelerate.init_empty_weights(include_buffers=False):
         network = getattr(transformers, architecture.name)(architecture.config).eval()
+    others = [groups.table, *([] if groups.head is None else [groups.head]), *groups.rest.values()]
+    network.load_state_dict(_loaded({tensor.name: tensor for tensor in others}), assign=True, strict=False)
     trunk = network.base_model
     for layer, tensors in zip(trunk.layers if architecture.causal else trunk.encoder.layer, groups.layers, strict=True):
         layer.load_state_dict(_loaded(tensors), assign=True)
         each(layer)
-    others = [*groups.rest.values(), groups.table, *([] if groups.head is None else [groups.head])]
-    network.load_state_dict(_loaded({tensor.name: tensor for tensor in others}), assign=True, strict=False)
     network.tie_weights()
     empty = [name for name, value in network.named_parameters() if value.is_meta]
     if empty:

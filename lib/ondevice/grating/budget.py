@@ -32,8 +32,8 @@ CHUNK = 512  # tokens: the fewest at which a core's products are efficient (the 
 SIZES = (CHUNK, CHUNK // 2, CHUNK // 4)  # that are tried
 _ROWS = 256  # embedding rows at least
 _SCRATCH = MB  # bytes of a thread's attention blocks and products
-_HOLES = 0.5, 1.0  # of a chunk's tensors, of hidden states: heap that is free and of no use, at most, where measured
-_LIBRARIES = 8 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
+_HOLES = 0.75, 1.0  # of a chunk's tensors, of hidden states: heap that is free and of no use, at most, where measured
+_LIBRARIES = 14 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
 _NEAR = 0.95  # of the best rate on a compute curve: as good
 
 Curve = Sequence[tuple[int, float]]  # tokens of a chunk, and tokens a second through a layer

@@ -52,8 +52,10 @@ class Dequantised:
         for name in found:
             scale = stored.get(name + SCALE)
             if scale is not None:
-                into = self._made.setdefault(name, torch.empty(found[name].shape, dtype=scale.dtype))
-                found[name] = torch.mul(found[name], scale[:, None], out=into)
+                if name not in self._made:
+                    self._made[name] = torch.empty(found[name].shape, dtype=scale.dtype)
+                # Not one product of both: that would first make a copy of the matrix in the scales' dtype.
+                found[name] = self._made[name].copy_(found[name]).mul_(scale[:, None])
         return found
 
     def rest(self) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ondevice import corpus
@@ -25,7 +24,7 @@ from ondevice.training.evaluation import answers
 from ondevice.training.reranking.collection import LENGTH
 from ondevice.training.reranking.modules import held_out, modules
 
-KEPT = 3  # passages that the language model reads
+KEPT = 2  # passages that the language model reads; of more of one document, pydocs-lm-base confuses parameters
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class Library:
     def relevant(self, task: corpus.Task) -> set[int]:
         """Places of the passages of a question's document that hold its answer."""
         places = self.by_title.get(task.name, [])
-        return {places[i] for i in np.flatnonzero(applications.right([self.passages[p].text for p in places],
-                                                                     task.answer))}  # fmt: skip
+        right = applications.right([self.passages[place].text for place in places], task.answer)
+        return {place for place, holds in zip(places, right, strict=True) if holds}
 
 
 def questions(library: Library, documents: Sequence[corpus.Document], count: int) -> list[corpus.Task]:

@@ -60,7 +60,8 @@ class Pools:
 class Measured:
     """One rule on every pool; each array is [pools].
 
-    saved: share of the layer-candidates not computed. precision: relevant share of the K places.
+    saved: share of the layer-candidates not computed. precision: Precision@K, the relevant ones that were chosen over
+    the most that could be, min(K, relevant candidates) (section 6.1); 0 where none is relevant.
     full: precision of the model without pruning. overlap: share of the full model's top K that was chosen.
     """
 
@@ -98,5 +99,5 @@ def measured(pools: Pools, index: int, k: int, outcome: Outcome) -> tuple[float,
     relevant = pools.relevance[index][~np.isnan(pools.relevance[index])]
     full = ranking(scores[-1])[:k]
     saved = 1 - outcome.work / scores.size
-    common = len(np.intersect1d(outcome.chosen, full))
-    return saved, relevant[outcome.chosen].sum() / k, relevant[full].sum() / k, common / len(full)
+    common, most = len(np.intersect1d(outcome.chosen, full)), max(1.0, min(k, relevant.sum()))
+    return saved, relevant[outcome.chosen].sum() / most, relevant[full].sum() / most, common / len(full)

@@ -44,7 +44,7 @@ class Report:
 
     candidates: N; layers: L of the model; layers_run: R, fewer after an early end. saved: share of the N L
     layer-candidates that was not computed. exact: nobody was pruned, so the order is the model's.
-    seconds, stalls: [R] of each layer, and of that waited for its weights. embedding_seconds: before the first layer.
+    seconds, stalls: [R] of each layer, and of that waited for the disk. embedding_seconds: before the first layer.
     read: bytes of weights from the disk. hits, misses: embedding rows kept and read. offload_waited: seconds that
     hidden states were waited for. truncated: documents that lost their end. plan: with the estimate of memory.
     """
@@ -130,6 +130,7 @@ class Reranker:
         """
         if self._closed:
             raise ValueError("This reranker is closed.")
+        self.report = None
         texts = _checked(query, documents, top_k)
         k = len(texts) if top_k is None else top_k
         rows, truncated = self._rows(query, texts)
@@ -180,7 +181,8 @@ class Reranker:
         layers = np.flatnonzero(weights.window.read_seconds[: len(scores.active)])
         read = sum(tensor.length for layer in layers for tensor in groups.layers[layer].values())
         read += misses * groups.table.length // groups.table.shape[0]
-        return scores, _Traffic(read, hits, misses, getattr(made[0], "waited", 0.0))
+        stalls = weights.window.stalled_seconds[: len(scores.active)].copy()
+        return scores, _Traffic(stalls, read, hits, misses, getattr(made[0], "waited", 0.0))
 
     def _opened(self, chosen: Plan) -> _Open:
         """The open weights, opened anew where they hold more than the plan has room for."""
@@ -235,6 +237,7 @@ class _Open:
 class _Traffic:
     """See `Report`."""
 
+    stalls: NDArray[np.float64]
     read: int
     hits: int
     misses: int
@@ -245,7 +248,7 @@ def _report(layers: int, scores: Scores, truncated: int, plan: Plan, traffic: _T
     count = len(scores.ran)
     return Report(
         candidates=count, layers=layers, layers_run=len(scores.active), saved=1 - scores.work / (layers * count),
-        exact=bool((scores.ran == layers).all()), seconds=scores.seconds, stalls=scores.stalls,
+        exact=bool((scores.ran == layers).all()), seconds=scores.seconds,
         embedding_seconds=scores.embedding, truncated=truncated, plan=plan, **asdict(traffic),
     )  # fmt: skip
 

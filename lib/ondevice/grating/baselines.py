@@ -24,6 +24,7 @@ from ondevice.grating.architectures import Architecture, Batch, Row, answer_ids,
 from ondevice.grating.checkpoint import Checkpoint, StoredTensor
 from ondevice.grating.engine import Engine, Scores
 from ondevice.grating.pruning import Rule, Selection
+from ondevice.grating.quantised import quantise
 from ondevice.meters import trim
 
 if TYPE_CHECKING:
@@ -169,18 +170,36 @@ def _places(model: Model) -> Mapping[str, str]:
 
 
 def quantised(model: Model, batch: int = BATCH, whole_head: bool = False) -> Batched:
-    """int8 weight-only linear layers by torchao, a scale an output row; embedding and head as they are stored.
+    """int8 weight-only linear layers, a scale an output row (`quantised.quantise`); embedding and head as stored.
 
     Layer by layer, so that there is never more than one of them unquantised. What quantising one left on the heap is
     given back: it would be more than the quantised weights.
     """
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # type: ignore[import-untyped]
 
-    def quantise(layer: nn.Module) -> None:
-        quantize_(layer, Int8WeightOnlyConfig())
+    def small(layer: nn.Module) -> None:
+        for module in layer.modules():
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(module, name, _Int8Linear(child))
         trim()
 
-    return Batched(model, _filled(model, quantise), batch, whole_head)
+    return Batched(model, _filled(model, small), batch, whole_head)
+
+
+class _Int8Linear(nn.Module):
+    """A linear layer whose weights are multiplied out for each call: faster on these CPUs than int8 kernels are."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        steps, scale = quantise(linear.weight.detach())
+        self.register_buffer("steps", steps)
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., out] of x [..., in]."""
+        weight = self.get_buffer("steps").to(x.dtype).mul_(self.get_buffer("scale")[:, None])
+        return functional.linear(x, weight, self.bias)
 
 
 def _filled(model: Model, each: Callable[[nn.Module], None]) -> Any:
@@ -188,7 +207,7 @@ def _filled(model: Model, each: Callable[[nn.Module], None]) -> Any:
 
     each: is called with every layer once it is full.
     """
-    import accelerate  # type: ignore[import-untyped]
+    import accelerate
     import transformers
 
     architecture, groups = model.architecture, Checkpoint.open(model.folder).groups

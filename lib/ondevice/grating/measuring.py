@@ -40,7 +40,7 @@ _MODULE = "ondevice.grating.measuring"
 _ALL_AT_ONCE = 1 << 40  # tokens of a chunk
 _LIBRARIES = {  # beside torch and transformers
     "CrossEncoder": ("sentence_transformers",), "accelerate": ("accelerate",), "accelerate, all": ("accelerate",),
-    "transformers, copied": ("accelerate",), "int8": ("accelerate", "torchao.quantization"),
+    "transformers, copied": ("accelerate",), "int8": ("accelerate",),
 }  # fmt: skip
 
 

@@ -103,10 +103,11 @@ def test_every_step_of_figure_16_gives_the_engines_scores_until_it_prunes(method
 
 def test_quantised_scores_are_near_and_the_layers_are_int8(tiny: Model) -> None:
     found = baselines.quantised(tiny)
-    stored = {name: getattr(value, "qdata", value) for name, value in found.network.named_parameters()}
-    matrices = {name: value for name, value in stored.items() if ".layer" in name and value.ndim == 2}
+    matrices = {name: value for name, value in found.network.named_buffers() if name.endswith(".steps")}
     assert matrices and {value.dtype for value in matrices.values()} == {torch.int8}
-    assert {value.dtype for name, value in stored.items() if name not in matrices} == {torch.float32}
+    stored = dict(found.network.named_parameters())
+    assert not any(".layer" in name and value.ndim == 2 for name, value in stored.items())
+    assert {value.dtype for value in stored.values()} == {torch.float32}
     scores, right = found.scores(QUERY, DOCUMENTS), streamed(tiny)
     assert 1e-6 < np.abs(scores - right).max() < 0.1 * np.ptp(right)
 

@@ -307,6 +307,7 @@ def _layered(model: Model, job: Job) -> Scorer:
     from ondevice.grating.baselines import Layered
     from ondevice.grating.engine import Engine
     from ondevice.grating.pruning import ClusterRule
+    from ondevice.grating.quantised import Dequantised, is_quantised
     from ondevice.grating.weights import InMemory, Streamed, Weights
 
     step = len(ABLATION) - 1 if job.method == OURS else ABLATION.index(job.method)
@@ -319,7 +320,8 @@ def _layered(model: Model, job: Job) -> Scorer:
         for ids in torch.arange(model.architecture.vocabulary).split(4096):
             weights.rows(ids)  # the whole table in memory, as without the cache
     else:
-        weights = Streamed(model.folder, throttle=job.throttle, embedding_rows=job.embedding_rows)
+        streamed = Streamed(model.folder, throttle=job.throttle, embedding_rows=job.embedding_rows)
+        weights = Dequantised(streamed) if is_quantised(streamed.checkpoint) else streamed
     prunes = job.method in ABLATION[1:]
     rule = ClusterRule(job.threshold, first=job.first) if prunes else None
     return Layered(model, Engine(model.architecture, weights, chunk=chunk), rule, job.top_k)

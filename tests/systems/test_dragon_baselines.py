@@ -28,7 +28,7 @@ from ondevice.dragon.centralised import device_only, fetched_rows, fetched_texts
 from ondevice.dragon.cloud import Cloud
 from ondevice.dragon.connection import Lost, listen
 from ondevice.dragon.decoder import Template
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.device import Answer, Asked, Device, request
 from ondevice.dragon.kv_store import KVStore
 from ondevice.dragon.messages import Candidates, End, Failure, Fetch, Propose, Rows, Scores, Texts
 from ondevice.dragon.node import Documents, Node
@@ -350,7 +350,7 @@ def test_rag_sequence_is_the_likeliest_of_all_candidates(k, limit, ends):
 
 def scored(device: Node, cloud: Node, asked: Asked) -> tuple[rag_sequence.Side, list[tuple[int, ...]], np.ndarray]:
     """Both sides in one thread: the device's, all candidates, and log p of each."""
-    begin = Device(device)._begin(QUERY, asked)
+    begin = request(QUERY, asked)
     both = [
         rag_sequence.Side(one, begin, threading.Event(), stream)
         for one, stream in ((device, rag_sequence.Stream.DEVICE), (cloud, rag_sequence.Stream.CLOUD))
@@ -444,7 +444,7 @@ def test_a_candidate_that_fits_on_one_side_alone_is_told():
 
 def test_a_device_that_goes_away_leaves_nothing_behind():
     async def gone(device: Device, query: str) -> None:
-        begin = device._begin(query, replace(GREEDY, limit=30))
+        begin = request(query, replace(GREEDY, limit=30))
         for first in (Propose(begin), Fetch("s", query, 2, "rows"), Fetch("s", query, 2, "text")):
             connection = await device.open()
             connection.send(first)
@@ -472,7 +472,7 @@ def test_what_a_device_must_not_send_is_told(second, said):
     async def lying(device: Device, query: str) -> str:
         connection = await device.open()
         try:
-            connection.send(Propose(device._begin(query, GREEDY)))
+            connection.send(Propose(request(query, GREEDY)))
             connection.send(second)
             while not isinstance(message := await connection.receive(), Failure):
                 assert isinstance(message, Candidates)

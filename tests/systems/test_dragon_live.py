@@ -240,6 +240,31 @@ def test_nobody_listens():
     assert 0.25 < time.perf_counter() - start < 3 and found.connections == 0
 
 
+def test_a_stranger_listens():
+    async def run() -> Answer:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await Device(TableNode(2), port=port, patience=0.2, **QUICK).ask("q", ASKED)
+
+    found = asyncio.run(run())
+    assert found.tokens == ALONE and found.reason == "what listens there is no DRAGON cloud" and not found.connections
+
+
+@pytest.mark.parametrize("scheduler, least", [("stay", 0), ("greedy", 1)])
+def test_moves_of_the_aggregator_are_counted(scheduler: str, least: int):
+    """The cloud aggregates, and the device's drafts are rejected more often."""
+    found = [ask(TableNode(2), TableNode(1, 0.3), replace(ASKED, scheduler=scheduler, aggregator=side, seed=seed))
+             for side in ("device", "cloud") for seed in range(4)]  # fmt: skip
+    assert all(answer.alone_from is None for answer in found)
+    moves = sum(answer.moves for answer in found)
+    assert moves >= least and (moves == 0) == (scheduler == "stay")
+
+
 def test_a_port_in_use_is_named():
     async def run() -> None:
         async with Cloud(TableNode(1)).listening() as port:
@@ -471,6 +496,34 @@ def test_both_commands_answer_and_are_interrupted(served):
         process.send_signal(signal.SIGINT)
         process.wait(20)
         assert process.returncode == 130 and "Traceback" not in process.stderr.read()
+
+
+def test_a_device_without_a_cloud_says_so_in_a_line(served):
+    address = f"127.0.0.1:{free_port()}"
+    device = start("device", served[2], "--connect", address, "--query", "What does a bird do?", "--limit", "4",
+                   "--k", "1", "--patience", "0.1")  # fmt: skip
+    text, notes = device.communicate(timeout=120)
+    first, second = notes.splitlines()
+    assert device.returncode == 0 and text.strip() and second.endswith("received; alone]")
+    assert first == f"No cloud at {address}; answered with this side's documents alone."
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [(["--k", "0"], "A request's k cannot be 0"), (["--query", " "], "The query is empty"),
+     (["--temperature", "-1"], "A request's temperature cannot be -1.0")],
+    ids=lambda found: found[0] if isinstance(found, list) else None,
+)  # fmt: skip
+def test_a_wrong_request_is_told_before_a_model_is_loaded(words: list[str], said: str):
+    with pytest.raises(SystemExit, match=f"^ondevice.dragon device: {said}"):
+        main(["device", "--model", "no-model", *words])
+
+
+@pytest.mark.parametrize("option", ["--mode", "--scheduler", "--aggregator"])
+def test_choices_are_named(option: str, capsys):
+    with pytest.raises(SystemExit):
+        main(["device", option, "none"])
+    assert "invalid choice: 'none' (choose from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["here", "here:", ":1", "here:99999"])

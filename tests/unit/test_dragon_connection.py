@@ -159,6 +159,18 @@ def test_damage_ends_the_connection(pieces: list[bytes], reason: str):
     run(test)
 
 
+def test_a_stranger_is_known():
+    async def test() -> None:
+        for pieces, strange in (([b"GET / HTTP/1.1"], True), ([frame(0, end(0)), b"GET / HTTP/1.1"], False)):
+            async with speaking(*pieces, close=True) as connection:
+                with pytest.raises(Lost, match="begins with DRG"):
+                    while True:
+                        await connection.receive()
+                assert connection.stranger == strange
+
+    run(test)
+
+
 def test_another_version_at_first_is_no_damage():
     async def test() -> None:
         async with speaking(b"DRG\x63 and so on") as connection:

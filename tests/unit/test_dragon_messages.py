@@ -244,6 +244,15 @@ def test_bad_streams_are_refused_at_once(data, said):
         list(frames.Reader(64).feed(data))
 
 
+def test_a_stranger_is_told_from_damage():
+    with pytest.raises(frames.Stranger):
+        list(frames.Reader().feed(b"HTTP"))
+    reader = frames.Reader()
+    with pytest.raises(ValueError, match="begins with DRG") as raised:
+        list(reader.feed(frames.pack(b"abc") + b"HTTP"))
+    assert not isinstance(raised.value, frames.Stranger)
+
+
 def test_an_end_within_a_frame_is_told():
     whole = frames.pack(b"abc")
     for cut in range(1, len(whole)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -84,8 +85,8 @@ def test_search_merges_ten_of_either_list_by_their_ranks():
     found = Search(texts)("motor car", each=2)
     assert found.keyword[0] == found.embedding[0] == found.places[0] == 10
     assert found.embedding[1] == 11 and set(found.places) == {*found.keyword, *found.embedding}
-    assert len(found.places) == 3 and 0.5 < found.cosine <= 1 and set(found.seconds) == {KEYWORDS, EMBEDDING}
-    assert min(found.seconds.values()) > 0
+    assert len(found.places) == 3 and found.cosine == pytest.approx(1, abs=1e-5)
+    assert set(found.seconds) == {KEYWORDS, EMBEDDING} and min(found.seconds.values()) > 0
     assert len(Search(texts[:3])("motor car").places) == 3
 
 
@@ -114,13 +115,35 @@ def test_a_bundled_reranker_ranks_alike_by_all_methods():
         "numpy.dot\nThe matrix product of two arrays.", "os.remove\nDelete a file.",
         "numpy.sort\nReturn a sorted copy of an array.", "io.open\nOpen a file and return it as a stream.",
     ]  # fmt: skip
-    with applications.methods("minilm-reranker", None, mode="order", offload=True) as of:
+    with applications.methods("minilm-reranker", None, mode="order", names=(HF, OFFLOAD, OURS)) as of:
         assert list(of) == [HF, OFFLOAD, OURS]
         found = {name: rank("Return a sorted copy of an array.", texts, 3) for name, rank in of.items()}
-    assert found[HF][0][0] == 2 and len(found[HF]) == 3
+    scores = [z for _, z in found[HF]]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 3
     for name in (OFFLOAD, OURS):
         assert [place for place, _ in found[name]] == [place for place, _ in found[HF]]
-        assert [z for _, z in found[name]] == pytest.approx([z for _, z in found[HF]], abs=1e-4)
+        assert [z for _, z in found[name]] == pytest.approx(scores, abs=1e-4)
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match="no method 'other'"), applications.methods("x", None, names=["other"]):
+        pass
+
+
+def test_requests_that_cannot_be_served_are_refused():
+    with pytest.raises(ValueError, match="no search 'web'"):
+        applications.Request("x", searches=("web",))
+    with pytest.raises(ValueError, match="minilm-reranker nothing to rank"):
+        applications.Request("x", spec="minilm-reranker")
+
+
+def test_the_memory_of_a_request_is_that_of_what_it_loads():
+    request = applications.Request("What is x?", documents=("a file", "an array"), spec="minilm-reranker")
+    wide = applications.footprint(request)
+    narrow = applications.footprint(dataclasses.replace(request, method=OURS))
+    layers = 6 * 7.1  # MB, in float32, of which GRATING has two
+    assert wide["mb"].max() > layers and 14 < narrow["mb"].max() < wide["mb"].max() - 10
+    assert wide["seconds"].is_monotonic_increasing and wide["mb"].iloc[0] == 0
 
 
 def test_a_prompt_that_comes_again_costs_what_it_did():

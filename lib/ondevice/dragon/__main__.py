@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -20,21 +20,31 @@ from ondevice.causal_lm import CausalLM
 from ondevice.dragon import library
 from ondevice.dragon.cloud import Cloud
 from ondevice.dragon.connection import client_tls, server_tls
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.device import Answer, Asked, Device, request
 from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.messages import Mode, Moves, Side
 from ondevice.dragon.node import TEMPLATE, Node
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse, run, and end with one line where something cannot be."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="ondevice.dragon: %(message)s")
+    _log()
     try:
         options.run(options)
     except ValueError as error:
         sys.exit(f"ondevice.dragon {options.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _log() -> None:
+    """This package's warnings alone, on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("ondevice.dragon: %(message)s"))
+    logging.getLogger("ondevice").handlers = [handler]
+    for name in ("bm25s", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def run_cloud(options: argparse.Namespace) -> None:
@@ -72,27 +82,33 @@ def run_device(options: argparse.Namespace) -> None:
     """Answer one query, or each line of standard input."""
     host, port = _address(options.connect)
     tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
-    device = Device(
-        _node(options), host, port, tls=tls, **_timing(options), patience=options.patience,
-    )  # fmt: skip
     asked = Asked(
         options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
         options.gamma_remote, options.lookahead, seed=options.seed,
     )  # fmt: skip
+    request("standard input" if options.query is None else options.query, asked)  # told before models are loaded
+    device = Device(
+        _node(options), host, port, tls=tls, **_timing(options), patience=options.patience,
+    )  # fmt: skip
     for query in [options.query] if options.query is not None else map(str.strip, sys.stdin):
-        _report(device.answer(query, asked), options.json)
+        _report(device.answer(query, asked), options.connect, options.json)
 
 
-def _report(answer: Answer, as_json: bool) -> None:
+def _report(answer: Answer, address: str, as_json: bool) -> None:
+    alone = f"; alone from token {answer.alone_from}: {answer.reason}" if answer.alone_from is not None else ""
+    if answer.alone_from == 0 and not answer.connections and answer.reason:  # it was never reached
+        nobody = answer.reason.startswith("nobody answers")
+        why = f"No cloud at {address}" if nobody else answer.reason[:1].upper() + answer.reason[1:]
+        print(f"{why}; answered with this side's documents alone.", file=sys.stderr, flush=True)
+        alone = "; alone"
     if as_json:
         print(json.dumps(vars(answer)), flush=True)
         return
     print(answer.text, flush=True)
     shares = [f"{name} {kept}/{all_}" for name, (all_, kept) in (("device", answer.device), ("cloud", answer.cloud))]
-    note = f"; alone from token {answer.alone_from}: {answer.reason}" if answer.alone_from is not None else ""
     print(
         f"[{len(answer.tokens)} tokens, first after {1e3 * answer.ttft:.0f} ms, then {1e3 * answer.per_token:.1f} ms "
-        f"each; drafts accepted: {', '.join(shares)}; {answer.sent} bytes sent, {answer.received} received{note}]",
+        f"each; drafts accepted: {', '.join(shares)}; {answer.sent} bytes sent, {answer.received} received{alone}]",
         file=sys.stderr, flush=True,
     )  # fmt: skip
 
@@ -136,9 +152,14 @@ def _parser() -> argparse.ArgumentParser:
     device.add_argument("--query", help="default: each line of standard input")
     device.add_argument("--k", type=int, default=2, help="documents of each side")
     device.add_argument("--limit", type=int, default=64, help="most tokens")
-    device.add_argument("--mode", default="speculative", help="shared, token-wise, sequence-wise or cloud-only")
-    device.add_argument("--aggregator", default="device", help="the side that aggregates first: device or cloud")
-    device.add_argument("--scheduler", default="stay", help="greedy (the paper's) or lagging: move the aggregator")
+    device.add_argument("--mode", default="speculative", choices=get_args(Mode), help="default: speculative")
+    device.add_argument(
+        "--aggregator", default="device", choices=get_args(Side), help="the side that aggregates first, default: device"
+    )
+    device.add_argument(
+        "--scheduler", default="stay", choices=get_args(Moves),
+        help="greedy (the paper's) and lagging move the aggregator; default: stay",
+    )  # fmt: skip
     device.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
     device.add_argument("--gamma-remote", type=float, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
     device.add_argument("--lookahead", type=int, default=16)

@@ -27,7 +27,7 @@ from ondevice.causal_lm import CausalLM, Member
 from ondevice.dragon import alone, decisions, messages
 from ondevice.dragon.connection import Connection, Lost
 from ondevice.dragon.decoder import Decoder
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.device import Answer, Asked, Device, request
 from ondevice.dragon.messages import PIECE, End, Failure, Fetch, Message, Rows, Texts
 from ondevice.dragon.node import Node
 from ondevice.dragon.speculative_aggregation import Stream
@@ -124,7 +124,7 @@ class Request:
             raise ValueError("This baseline needs a cloud, and the device has none.")
         if cloud and asked.k > messages.MOST:
             raise ValueError(f"This baseline takes at most {messages.MOST} documents of a side, not {asked.k}.")
-        self.device, self.node, self.begin = device, device.node, device._begin(query, asked)
+        self.device, self.node, self.begin = device, device.node, request(query, asked)
         self.answer, self.on_token, self.stop = Answer(), on_token, threading.Event()
         self.began = time.perf_counter()
         self._closing: asyncio.Task[None] | None = None
@@ -146,16 +146,14 @@ class Request:
 
     async def fetch_texts(self) -> Documents:
         """The cloud's k best, from their texts."""
-        async with self.connected() as connection:
-            connection.send(Fetch(self.begin.session, self.begin.query, self.begin.k, "text"))
+        async with self.connected(Fetch(self.begin.session, self.begin.query, self.begin.k, "text")) as connection:
             found = await received(connection, Texts)
         return Documents(prefixes(self.node, found.texts), list(found.scores))
 
     async def fetch_rows(self) -> Documents:
         """The cloud's k best, with their rows."""
         taken = list[tuple[Ids, float, tuple[torch.Tensor, torch.Tensor]]]()
-        async with self.connected() as connection:
-            connection.send(Fetch(self.begin.session, self.begin.query, self.begin.k, "rows"))
+        async with self.connected(Fetch(self.begin.session, self.begin.query, self.begin.k, "rows")) as connection:
             shapes = await beside(lambda: _shapes(self.node), self.stop)  # while the rows are on their way
             documents = 1
             while (document := len(taken)) < documents:
@@ -173,9 +171,12 @@ class Request:
         return Documents(list(ids), list(scores), dict(zip(ids, rows, strict=True)))
 
     @contextlib.asynccontextmanager
-    async def connected(self) -> AsyncIterator[Connection]:
-        """A connection to the cloud, which is closed while the answer goes on, as that may take a while."""
-        connection = await self.device.open()
+    async def connected(self, first: Message) -> AsyncIterator[Connection]:
+        """A connection to the cloud, which is closed while the answer goes on, as that may take a while.
+
+        first: sent with the greeting.
+        """
+        connection = await self.device.open(first)
         self.answer.connections += 1
         try:
             yield connection

@@ -2,8 +2,17 @@
 
 Values and units are the paper's (data/paper/claims.csv). Where the paper gives a size, `reproduced` allows a factor of
 1.5 on it, unless the rule says otherwise; `trend` is the rule's weaker test. All rules were written before the first
-run of what they judge, but c29's: it first compared the static sides with each other, which says nothing of schedules
-(150.7 and 152.8 percent), and was replaced after that.
+run of what they judge. These were changed after it, the values of the first run known, and before the run that is
+published; the changed rules were written before that one:
+
+- c29 twice. It first compared the static sides with each other, which says nothing of schedules (150.7 and 152.8
+  percent); then it judged our schedule (58.9 and 26.1). A reader objected that the claim is about the paper's.
+- At a reader's objection, all of them stricter: c01 to c03 (the interval, too, has to be above 1), c06 (the context
+  has to cost nothing, if it is the number of documents), c13 (both DRDG, not the token-wise one alone), c31 and c35
+  (the other side, the other end), c34 (pairs that are not on one path).
+- c10 and c11 say in words what their code allowed from the beginning: more than the paper's number is enough, too.
+- c19 and c26 have the limits of the authors' own files, 15.285 and 1.00246, where they were rounded against them.
+- c21 was untested; it is judged by the sizes of c22 and c23. c09, c15, c42, c43, c45 and c47: words alone.
 """
 
 from __future__ import annotations
@@ -19,20 +28,21 @@ def _near(value: float, size: float, factor: float = _FACTOR) -> bool:
 
 def _gain(size: float, of: str) -> Rule:
     return Rule(
-        f"{of}: DRAGON's largest gain over no documents, of 2 to 16, over the largest of the second-best method of the "
-        f"paper, is within a factor 1.5 of {size:g}; trend: above 1",
-        wrong=0.8,
-        reproduced=lambda v: _near(v, size) and v > 1,
-        trend=lambda v: v > 1,
+        f"{of}: fall of perplexity from no documents to DRAGON's with 16, over the largest of a baseline of the paper "
+        f"with any number of them, and the low end of its 95 percent interval: the first within a factor 1.5 of "
+        f"{size:g} and both above 1; trend: the first above 1",
+        wrong=(0.8, 0.5),
+        reproduced=lambda v: _near(v[0], size) and min(v) > 1,
+        trend=lambda v: v[0] > 1,
     )
 
 
 def _lower(percent: float, than: str) -> Rule:
     return Rule(
-        f"at 300 ms with the paper's paces imposed, the per-token latency is {percent:g} percent below {than}, within "
-        "10 points; trend: at least 10 percent below",
+        f"at 300 ms with the paper's paces imposed, the per-token latency is at least {percent - 10:g} percent below "
+        f"{than}; trend: at least 10 percent below",
         wrong=-5.0,
-        reproduced=lambda v: abs(v - percent) <= 10 or v > percent,
+        reproduced=lambda v: v >= percent - 10,
         trend=lambda v: v >= 10,
     )
 
@@ -44,7 +54,7 @@ _ZERO = Rule(
 )
 
 RULES: dict[str, Rule | Untested] = {
-    "dragon-c01": _gain(1.9, "the better of our two models"),
+    "dragon-c01": _gain(1.9, "the model with the larger ratio (it repeats the larger of c02 and c03)"),
     "dragon-c02": _gain(1.9, "the larger of our models, in the place of Qwen2.5-1.5B"),
     "dragon-c03": _gain(1.4, "the smaller of our models, in the place of OPT-1.3B"),
     "dragon-c04": Rule(
@@ -62,11 +72,12 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v[1] > v[0],
     ),
     "dragon-c06": Rule(
-        "perplexity of CRCG, mean of its two sides, models and counts, over DRAGON's at the same count: at least 1.02; "
-        "trend: above 1",
-        wrong=0.98,
-        reproduced=lambda v: v >= 1.02,
-        trend=lambda v: v > 1,
+        "(perplexity of CRCG, mean of its two sides, models and counts, over DRAGON's at the same count; CRCG/Cloud's "
+        "by one context over the same documents' by output aggregation, mean of models and counts): at least 1.02 and "
+        "below 1.005, as the number of documents is the same in the second; trend: the first above 1",
+        wrong=(0.98, 1.0),
+        reproduced=lambda v: v[0] >= 1.02 and v[1] < 1.005,
+        trend=lambda v: v[0] > 1,
     ),
     "dragon-c07": Rule(
         "(change in percent of DRCG's perplexity from 4 to 16 documents under the 256-token budget, the same from 0 to "
@@ -83,8 +94,8 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: sum(v) / len(v) > 1,
     ),
     "dragon-c09": Rule(
-        "(token-wise, sequence-wise): perplexity of each over DRAGON's at 16 documents, mean of the models: both "
-        "within 0.1 percent of 1; trend: both within 2 percent",
+        "perplexity over DRAGON's at 16 documents, mean of the models, of (token-wise: 1 by definition; sequence-wise, "
+        "taken as RAG-Sequence of Lewis et al.): both within 0.1 percent of 1; trend: both within 2 percent",
         wrong=(1.0, 1.2),
         reproduced=lambda v: max(abs(x - 1) for x in v) <= 0.001,
         trend=lambda v: max(abs(x - 1) for x in v) <= 0.02,
@@ -99,11 +110,11 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v <= 1.6,
     ),
     "dragon-c13": Rule(
-        "token-wise DRDG's per-token latency at 300 ms over that at 0 ms, paper's paces imposed: at least 1.5 (printed "
-        "series: 1.86 and 1.20); trend: at least 1.15",
-        wrong=1.0,
-        reproduced=lambda v: v >= 1.5,
-        trend=lambda v: v >= 1.15,
+        "(token-wise, sequence-wise) DRDG's per-token latency at 300 ms over that at 0 ms, paper's paces imposed: both "
+        "at least 1.5 (printed series of the token-wise: 1.86 and 1.20); trend: both at least 1.15",
+        wrong=(1.0, 1.0),
+        reproduced=lambda v: min(v) >= 1.5,
+        trend=lambda v: min(v) >= 1.15,
     ),
     "dragon-c14": Rule(
         "(sequence-wise, token-wise): ms a token from 0 to 300 ms of delay; the sequence-wise grows more; trend: none",
@@ -111,8 +122,8 @@ RULES: dict[str, Rule | Untested] = {
         reproduced=lambda v: v[0] > v[1],
     ),
     "dragon-c15": Rule(
-        "per-token latency of decoding with the cloud's documents on the device, over decoding with the device's own "
-        "of the same number: within 5 percent of 1; trend: within 15 percent",
+        "per-token latency of DRCG/KV over that of the device alone with as many documents of its own (four), both by "
+        "output aggregation from stored rows, unpaced: within 5 percent of 1; trend: within 15 percent",
         wrong=1.4,
         reproduced=lambda v: abs(v - 1) <= 0.05,
         trend=lambda v: abs(v - 1) <= 0.15,
@@ -139,13 +150,19 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v > 1.2,
     ),
     "dragon-c19": Rule(
-        "TTFT of DRCG/KV over DRAGON's at 300 ms, as measured on this machine: over 15.3; trend: above 1.2",
+        "TTFT of DRCG/KV over DRAGON's at 300 ms, as measured on this machine: over 15.2, as the authors' "
+        "own files give 15.285; trend: above 1.2",
         wrong=0.9,
-        reproduced=lambda v: v > 15.3,
+        reproduced=lambda v: v > 15.2,
         trend=lambda v: v > 1.2,
     ),
     "dragon-c20": Untested("it compares two of the authors' models; ours differ in depth and width otherwise"),
-    "dragon-c21": Untested("it compares grouped-query with multi-head attention; both of our models are multi-head"),
+    "dragon-c21": Rule(
+        "bytes that DRCG/KV moves for the same documents, OPT-1.3B's over Qwen2.5-1.5B's by their configurations "
+        "(sizes of c22 and c23), which decide its TTFT where the link is slow: above 1; trend: none",
+        wrong=0.5,
+        reproduced=lambda v: v > 1,
+    ),
     "dragon-c22": Rule(
         "MB of keys and values of 2 documents of 64 tokens from OPT-1.3B's configuration in float32: within 5 percent "
         "of 114; trend: within a factor 1.5",
@@ -169,9 +186,9 @@ RULES: dict[str, Rule | Untested] = {
     ),
     "dragon-c26": Rule(
         "the paper's greedy rule in our simulator over the best of Cloud, Device and Random, largest over delays: at "
-        "most 1.002; trend: at most 1.05",
+        "most 1.003, as the authors' own files give 1.00246; trend: at most 1.05",
         wrong=1.2,
-        reproduced=lambda v: v <= 1.002,
+        reproduced=lambda v: v <= 1.003,
         trend=lambda v: v <= 1.05,
     ),
     "dragon-c27": Rule(
@@ -189,7 +206,7 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v[0] > 0.9,
     ),
     "dragon-c29": Rule(
-        "percent that a schedule, ours, saves over the better static side at the largest delay where acceptance "
+        "percent that the paper's greedy rule saves over the better static side at the largest delay where acceptance "
         "changes: with equal paces, and with the authors' (10 to 1); the first is larger by half; trend: larger",
         wrong=(10.0, 30.0),
         reproduced=lambda v: v[0] >= 1.5 * v[1],
@@ -203,8 +220,8 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v > 0.5,
     ),
     "dragon-c31": Rule(
-        "over a grid of Eq. 8: largest Delta Z that favours the other side where the local side decodes slower by more "
-        "than the round trip, in seconds: at most 0; trend: none",
+        "over a grid of Eq. 8 where one side, the local or the other one, decodes slower by more than the round trip: "
+        "the most that aggregating on the faster side gains, in seconds: at most 0; trend: none",
         wrong=0.2,
         reproduced=lambda v: v <= 1e-12,
     ),
@@ -222,17 +239,17 @@ RULES: dict[str, Rule | Untested] = {
         reproduced=lambda v: v > 0.01,
     ),
     "dragon-c34": Rule(
-        "Spearman's correlation of overlap and acceptance over pairs that are mixed towards each other, least of them: "
-        "at least 0.99; trend: at least 0.8",
-        wrong=0.2,
-        reproduced=lambda v: v >= 0.99,
-        trend=lambda v: v >= 0.8,
+        "Spearman's correlation of overlap and acceptance (least of 30 paths, on which a pair is mixed towards each "
+        "other; over 300 pairs that have nothing to do with each other): both at least 0.99; trend: both at least 0.8",
+        wrong=(0.2, 0.2),
+        reproduced=lambda v: min(v) >= 0.99,
+        trend=lambda v: min(v) >= 0.8,
     ),
     "dragon-c35": Rule(
-        "speed-up of Eq. 9 at the least local pace, over the largest of the curve, and over that where the local pace "
-        "is twice the remote's: (1, at least 1.05); trend: the first is 1",
-        wrong=(0.7, 1.0),
-        reproduced=lambda v: v[0] > 0.999 and v[1] >= 1.05,
+        "speed-up of Eq. 9 at the least local pace, over (the largest of the curve, that where the local pace is the "
+        "remote's, that where it is twice the remote's): (1, 1, at least 1.05); trend: the first is 1",
+        wrong=(0.7, 0.9, 1.0),
+        reproduced=lambda v: v[0] > 0.999 and abs(v[1] - 1) <= 0.001 and v[2] >= 1.05,
         trend=lambda v: v[0] > 0.999,
     ),
     "dragon-c36": Rule(
@@ -269,14 +286,15 @@ RULES: dict[str, Rule | Untested] = {
     "dragon-c41": _ZERO,
     "dragon-c42": Rule(
         "multiplications, additions and comparisons of one aggregation at a vocabulary of 151,936, two resamples "
-        "included: below 3e5; trend: below 1e7, one hundredth of a decode",
+        "included: below 3e5; trend: the number is wrong, the conclusion (negligible) holds: below 1e7, one hundredth "
+        "of a decode",
         wrong=1e9,
         reproduced=lambda v: v < 3e5,
         trend=lambda v: v < 1e7,
     ),
     "dragon-c43": Rule(
-        "microseconds of one aggregation on this machine at that vocabulary: at most 10; trend: at most 1 percent of "
-        "the paper's device token, 2,170",
+        "microseconds of one aggregation on this machine at that vocabulary: at most 10; trend: the number is wrong, "
+        "the conclusion (negligible) holds: at most 1 percent of the paper's device token, 2,170",
         wrong=50_000.0,
         reproduced=lambda v: v <= 10,
         trend=lambda v: v <= 2170,
@@ -288,8 +306,8 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v > 5e8,
     ),
     "dragon-c45": Rule(
-        "(largest KB of a distribution on the wire, mean total variation that the cap costs): below 0.5 (512 bytes) "
-        "and at most 0.01; trend: below 0.5",
+        "(largest KB of a distribution on the wire, mean total variation that the cap costs): at most 512 bytes, frame "
+        "not counted, and at most 0.01; trend: the first",
         wrong=(608.0, 0.0),
         reproduced=lambda v: v[0] <= 0.5 and v[1] <= 0.01,
         trend=lambda v: v[0] <= 0.5,
@@ -301,8 +319,8 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v <= 80,
     ),
     "dragon-c47": Rule(
-        "(acceptance of function words, of other tokens) in live sessions: the first is larger by 5 points; trend: "
-        "larger",
+        "(acceptance of function words, of other tokens) along greedy answers in lockstep, Algorithm 1's expected "
+        "acceptance, both sides: the first is larger by 5 points; trend: larger",
         wrong=(0.7, 0.9),
         reproduced=lambda v: v[0] >= v[1] + 0.05,
         trend=lambda v: v[0] > v[1],

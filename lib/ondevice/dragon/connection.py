@@ -44,6 +44,7 @@ class Connection:
         self._beat, self._silence = beat, silence
         self._damage: ValueError | None = None  # of the stream, once all before it is read
         self._understood = False  # whether a message has come: after it another version is damage
+        self.stranger = False  # whether the other side does not speak this protocol
         self._echo: tuple[float, float] | None = None  # the peer's clock, and ours when it came
         self.rtt: float | None = None
         self.sent = self.received = 0
@@ -70,6 +71,7 @@ class Connection:
             except (ValueError, OSError, TimeoutError) as error:
                 if isinstance(error, frames.OtherVersion) and not self._understood:
                     raise
+                self.stranger = isinstance(error, frames.Stranger)
                 reason = str(error) or f"nothing was heard for {self._silence:g} s"
                 if not self._understood and self._writer.get_extra_info("sslcontext") is not None:
                     reason += "; with TLS, the other side may not accept this side's certificate"

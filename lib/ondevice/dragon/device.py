@@ -57,6 +57,7 @@ class Answer:
     side knows: the cloud's where the device aggregated. decisions: those of the device: position, whether its and the
     cloud's draft were accepted, and the seconds that each draft took. alone_from: the first position that the device
     generated alone, None where there is none; reason: why. prefilled: when the device's first distribution was there.
+    moves: of the aggregator, from and to this side.
     sent, received: bytes, frames and heartbeats included. connections: how many there were. rtt: seconds.
     """
 
@@ -68,6 +69,7 @@ class Answer:
     alone_from: int | None = None
     reason: str = ""
     prefilled: float | None = None
+    moves: int = 0
     sent: int = 0
     received: int = 0
     connections: int = 0
@@ -93,6 +95,26 @@ def waited(work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
+
+
+def request(query: str, asked: Asked) -> Begin:
+    """The request of a new session. Raises ValueError on one that cannot be."""
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    if not query.strip():
+        raise ValueError("The query is empty.")
+    begin = Begin(
+        secrets.token_hex(8), seed, asked.mode, asked.k, query, asked.limit, asked.aggregator, asked.temperature,
+        asked.gamma_remote, asked.lookahead, asked.cap, asked.scheduler,
+    )  # fmt: skip
+    kinds = get_type_hints(Begin, include_extras=True)
+    for name in Begin.__struct_fields__:
+        value = getattr(begin, name)
+        try:
+            msgspec.convert(value, kinds[name])
+        except msgspec.ValidationError as error:
+            shown = value if not isinstance(value, str) or len(value) < 80 else f"{value[:80]}..."
+            raise ValueError(f"A request's {name} cannot be {shown!r}: {error}.") from None
+    return begin
 
 
 class Device:
@@ -124,7 +146,7 @@ class Device:
         self, query: str, asked: Asked | None = None, on_token: Callable[[int], None] | None = None
     ) -> Answer:
         """The same as a coroutine."""
-        begin = self._begin(query, asked or Asked())
+        begin = request(query, asked or Asked())
         session = _Asking(self, begin, on_token)
         try:
             await session.run()
@@ -146,7 +168,12 @@ class Device:
             connection.send(self.node.hello)
             if first is not None:
                 connection.send(first)
-            message = await connection.receive()
+            try:
+                message = await connection.receive()
+            except Lost:
+                if connection.stranger:
+                    raise Lost("what listens there is no DRAGON cloud") from None
+                raise
             connection.rtt = time.perf_counter() - start
             if isinstance(message, Failure):
                 raise ValueError(f"The cloud refuses: {message.reason}")
@@ -158,24 +185,6 @@ class Device:
             raise
         self.rtt = connection.rtt or 0.0
         return connection
-
-    def _begin(self, query: str, asked: Asked) -> Begin:
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        if not query.strip():
-            raise ValueError("The query is empty.")
-        begin = Begin(
-            secrets.token_hex(8), seed, asked.mode, asked.k, query, asked.limit, asked.aggregator, asked.temperature,
-            asked.gamma_remote, asked.lookahead, asked.cap, asked.scheduler,
-        )  # fmt: skip
-        kinds = get_type_hints(Begin, include_extras=True)
-        for name in Begin.__struct_fields__:
-            value = getattr(begin, name)
-            try:
-                msgspec.convert(value, kinds[name])
-            except msgspec.ValidationError as error:
-                shown = value if not isinstance(value, str) or len(value) < 80 else f"{value[:80]}..."
-                raise ValueError(f"A request's {name} cannot be {shown!r}: {error}.") from None
-        return begin
 
 
 class _Asking:
@@ -206,6 +215,7 @@ class _Asking:
         if self.player is not None:
             await asyncio.to_thread(self.player.stop)
             self.answer.prefilled = self.answer.prefilled or self.player.drafting.prefilled
+            self.answer.moves = self.player.moves
         await self._dropped()
 
     # Aggregation, token by token

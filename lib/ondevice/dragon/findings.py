@@ -13,55 +13,68 @@ from scipy.stats import chisquare, spearmanr
 from ondevice.dragon import analysis, first_token, language_modelling, live, overhead, printed, replays
 from ondevice.dragon.aggregation import target
 from ondevice.dragon.cost import Costs, latency_difference, speedup
-from ondevice.dragon.language_modelling import CLOUD, DEVICE, DRAGON, DRCG, NONE, PRINTED, SEQUENCE
+from ondevice.dragon.language_modelling import CLOUD, CLOUD_OUTPUT, DEVICE, DRAGON, DRCG, NONE, PRINTED, SEQUENCE
 from ondevice.dragon.lockstep import by_word
 from ondevice.dragon.simulator import DEVICE as ON_DEVICE
 from ondevice.dragon.speculative_aggregation import aggregate, expected_acceptance, sample
 
 Values = dict[str, float | tuple[float, ...]]
 UNITS = {
-    "dragon-c01": "x", "dragon-c04": "of the cells", "dragon-c05": "(2 documents, 16)", "dragon-c06": "x DRAGON's",
+    "dragon-c01": "x (low end)", "dragon-c02": "x (low end)", "dragon-c03": "x (low end)",
+    "dragon-c04": "of the cells", "dragon-c05": "(2 documents, 16)",
+    "dragon-c06": "x (DRAGON's, the same documents by output)",
     "dragon-c07": "percent (4 to 16, 0 to 4)", "dragon-c08": "x DRAGON's, by model",
-    "dragon-c09": "x DRAGON's (token-wise, sequence-wise)", "dragon-c12": "x", "dragon-c13": "x",
+    "dragon-c09": "x DRAGON's (token-wise: 1 by definition, sequence-wise)", "dragon-c12": "x",
+    "dragon-c13": "x (TW, SW)", "dragon-c21": "x",
     "dragon-c14": "ms (SW, TW)", "dragon-c15": "x", "dragon-c17": "x the device's", "dragon-c25": "ms (0, 300)",
     "dragon-c26": "x the best other", "dragon-c27": "percent (100, 400 ms)",
     "dragon-c28": "(share on the device, Cloud and Random over Device)", "dragon-c29": "percent (alike, 10 to 1)",
     "dragon-c30": "of the positions", "dragon-c31": "s", "dragon-c32": "of the grid", "dragon-c33": "(p-value)",
-    "dragon-c34": "(rank correlation)", "dragon-c35": "x", "dragon-c36": "(difference)", "dragon-c37": "of the grid",
-    "dragon-c38": "of the grid", "dragon-c45": "(KB, total variation)", "dragon-c47": "(function words, others)",
+    "dragon-c34": "rank correlation (paths, unrelated)", "dragon-c35": "x", "dragon-c36": "(difference)",
+    "dragon-c37": "of the grid", "dragon-c38": "of the grid", "dragon-c45": "(KB, total variation)",
+    "dragon-c47": "(function words, others)",
 }  # of our values, where they are not the paper's  # fmt: skip
 
 
 # Figure 6
 
 
-def language_modelling_values(tables: Mapping[str, pd.DataFrame]) -> Values:
-    """c01 to c09. tables: `language_modelling.perplexities` by model, the larger first."""
+def gains(losses: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """DRAGON's fall of perplexity over the best baseline's, with a 95 % interval: model, ratio, low, high, baseline,
+    documents (its own best number). losses: `language_modelling.evaluate` by model.
+    """
+    rows = []
+    for name, frame in losses.items():
+        found = language_modelling.gain_ratio(frame, own_best=True)
+        rows.append((name, found.value, found.low, found.high, found.baseline, found.documents))
+    return pd.DataFrame(rows, columns=["model", "ratio", "low", "high", "baseline", "documents"])
+
+
+def language_modelling_values(tables: Mapping[str, pd.DataFrame], gains: pd.DataFrame) -> Values:
+    """c01 to c09. tables: `language_modelling.perplexities` by model, the larger first. gains: of `gains`, as they."""
     wide = {name: _pivot(table, "documents", "method", "perplexity") for name, table in tables.items()}
     counts = sorted(set(language_modelling.COUNTS).intersection(*(part.index for part in wide.values())))
     first, last = counts[0], counts[-1]
-    gains, over, gaps, halves, drcg, few, sequence = [], [], [], [], [], [], []
+    over, gaps, halves, context, drcg, few, sequence = [], [], [], [], [], [], []
     for part in wide.values():
         none, shown = part.loc[0, NONE], part.loc[counts]
-        best = none - shown[[DRAGON, *PRINTED]].min()
-        gains.append(best[DRAGON] / best[list(PRINTED)].max() if best[list(PRINTED)].max() > 0 else 99.0)
         ratios = shown[list(PRINTED)].div(shown[DRAGON], axis=0)
         over.append(ratios.to_numpy().ravel())
         gap = shown[list(PRINTED)].min(axis=1) - shown[DRAGON]
         gaps.append((gap[first], gap[last]))
         halves.append(ratios[[CLOUD, DEVICE]].to_numpy().mean())
+        context.append(float((shown[CLOUD] / shown[CLOUD_OUTPUT]).mean()))
         four = min(counts, key=lambda n: abs(n - 4))
         at_four = shown.loc[four, DRCG]
         drcg.append((100 * (shown.loc[last, DRCG] / at_four - 1), 100 * (at_four / none - 1)))
         few.append(float(ratios.loc[first, DRCG]))
         sequence.append(float(shown.loc[last, SEQUENCE] / shown.loc[last, DRAGON]))
-    larger, *smaller = gains
+    ratios = [(float(ratio), float(low)) for ratio, low in zip(gains["ratio"], gains["low"], strict=True)]
     return {
-        "dragon-c01": float(max(gains)), "dragon-c02": float(larger),
-        "dragon-c03": float(smaller[-1] if smaller else larger),
+        "dragon-c01": max(ratios), "dragon-c02": ratios[0], "dragon-c03": ratios[-1],
         "dragon-c04": float((np.concatenate(over) >= 0.999).mean()), "dragon-c05": _mean(gaps),
-        "dragon-c06": float(np.mean(halves)), "dragon-c07": _mean(drcg), "dragon-c08": tuple(few),
-        "dragon-c09": (1.0, float(np.mean(sequence))),
+        "dragon-c06": (float(np.mean(halves)), float(np.mean(context))), "dragon-c07": _mean(drcg),
+        "dragon-c08": tuple(few), "dragon-c09": (1.0, float(np.mean(sequence))),
     }  # fmt: skip
 
 
@@ -76,7 +89,8 @@ def per_token(summary: pd.DataFrame, pace: str) -> Values:
     return {
         "dragon-c10": 100 * (1 - last[live.DRAGON] / last[live.SW]),
         "dragon-c11": 100 * (1 - last[live.DRAGON] / last[live.TW]),
-        "dragon-c12": last[live.DRAGON] / first[live.DRAGON], "dragon-c13": last[live.TW] / first[live.TW],
+        "dragon-c12": last[live.DRAGON] / first[live.DRAGON],
+        "dragon-c13": (last[live.TW] / first[live.TW], last[live.SW] / first[live.SW]),
         "dragon-c14": (last[live.SW] - first[live.SW], last[live.TW] - first[live.TW]),
         "dragon-c16": 100 * (wide[live.DRAGON].mean() / wide[live.CRCG].mean() - 1),
     }  # fmt: skip
@@ -95,8 +109,9 @@ def first_token_values(rows: pd.DataFrame, summary: pd.DataFrame, imposed: pd.Da
 
 
 def sizes() -> Values:
-    """c22 and c23: keys and values of two documents of 64 tokens, from the configurations, in float32."""
-    return {"dragon-c22": printed.kv_megabytes(printed.OPT), "dragon-c23": printed.kv_megabytes(printed.QWEN)}
+    """c21 to c23: keys and values of two documents of 64 tokens, from the configurations, in float32."""
+    opt, qwen = printed.kv_megabytes(printed.OPT), printed.kv_megabytes(printed.QWEN)
+    return {"dragon-c21": opt / qwen, "dragon-c22": opt, "dragon-c23": qwen}
 
 
 # Figures 9 and 10
@@ -107,7 +122,7 @@ def scheduling(table: pd.DataFrame) -> Values:
     rows = table[table["setting"] == f"drawn, {printed.QWEN}"]
     wide = _pivot(rows, "delay_ms", "strategy", "total_s")
     saved = 100 * (1 - wide["DRAGON"] / wide["Device"])
-    changing = table[(table["strategy"] == "Lagging") & (table["delay_ms"] == wide.index[-1])].set_index("setting")
+    changing = table[(table["strategy"] == "DRAGON") & (table["delay_ms"] == wide.index[-1])].set_index("setting")
     gains: Any = 100 * (1 - changing["over_static"])
     on_device = float(np.mean([side == ON_DEVICE for run in replays.greedy_runs(int(rows["n"].max()), 0.0)
                                for side in run.side]))  # fmt: skip
@@ -154,21 +169,29 @@ def _pooled(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
 
 
-def overlap(pairs: int = 30, vocabulary: int = 64, eta: float = 0.4, seed: int = 0) -> float:
-    """c34: the least rank correlation of overlap and acceptance as the remote distribution moves to the local one."""
+def overlap(
+    pairs: int = 30, unrelated: int = 300, vocabulary: int = 64, eta: float = 0.4, seed: int = 0
+) -> tuple[float, float]:
+    """c34, rank correlations of overlap and acceptance: the least as a remote distribution moves to the local one, and
+    that over pairs which have nothing to do with each other.
+    """
     random, found = np.random.default_rng(seed), []
     for _ in range(pairs):
         p, q = random.dirichlet(np.full(vocabulary, 0.3), 2)
         steps = [(1 - t) * q + t * p for t in np.linspace(0, 1, 12)]
         shared = [np.minimum(p, step).sum() for step in steps]
         found.append(spearmanr(shared, [expected_acceptance(p, step, eta) for step in steps])[0])
-    return float(min(found))
+    drawn = [random.dirichlet(np.full(vocabulary, 0.3), 2) for _ in range(unrelated)]
+    shared = [np.minimum(p, q).sum() for p, q in drawn]
+    apart = spearmanr(shared, [expected_acceptance(p, q, eta) for p, q in drawn])[0]
+    return float(min(found)), float(apart)
 
 
 def formulas(decode_remote: float = 0.5, rtt: float = 0.3) -> Values:
     """c31, c32, c35 to c38, on grids of Eqs. 8 and 9."""
     rates = np.linspace(0, 1, 11)
     slow = np.linspace(decode_remote + rtt * 1.001, 3, 12)
+    fast = np.linspace(0.01, decode_remote - rtt * 1.001, 12)
     near = np.linspace(decode_remote - 0.95 * rtt, decode_remote + 0.95 * rtt, 9)
 
     def gap(local: float, alpha_l: float, alpha_r: float) -> float:
@@ -188,9 +211,10 @@ def formulas(decode_remote: float = 0.5, rtt: float = 0.3) -> Values:
     by_rate = [gain(c, t, high) >= gain(c, t, low) - 1e-12
                for c in locals_ for t in trips for low, high in pairwise(rates)]  # fmt: skip
     return {
-        "dragon-c31": max(gap(c, a, b) for c in slow for a in rates for b in rates),
+        "dragon-c31": max(sign * gap(c, a, b) for sign, paces in ((1, slow), (-1, fast))
+                          for c in paces for a in rates for b in rates),
         "dragon-c32": float(np.mean(rising)),
-        "dragon-c35": (curve[0] / max(curve), curve[0] / gain(2 * decode_remote, rtt, 0.7)),
+        "dragon-c35": (curve[0] / max(curve), *(curve[0] / gain(pace * decode_remote, rtt, 0.7) for pace in (1, 2))),
         "dragon-c36": max(abs(gain(c, rtt, a) - 1) for c in slow for a in rates),
         "dragon-c37": float(np.mean(by_trip)), "dragon-c38": float(np.mean(by_rate)),
     }  # fmt: skip

@@ -87,9 +87,8 @@ def fetch_ms(device: Device, relay: Relay, query: str, k: int, delay: float, rou
 
     async def once() -> float:
         start = time.perf_counter()
-        connection = await device.open()
+        connection = await device.open(Fetch("fetch", query, k, "text"))
         try:
-            connection.send(Fetch("fetch", query, k, "text"))
             message = await connection.receive()
             if isinstance(message, Failure):
                 raise ValueError(f"The cloud refuses: {message.reason}")

@@ -27,6 +27,10 @@ def pack(body: bytes, limit: int = LIMIT) -> bytes:
     return start + crc32(start).to_bytes(4, "big") + body
 
 
+class Stranger(ValueError):
+    """The first bytes of the stream are of no frame: whoever sends them does not speak this protocol."""
+
+
 class OtherVersion(ValueError):
     """The other side speaks another version of the protocol: no new connection helps."""
 
@@ -44,6 +48,7 @@ class Reader:
         self.limit = limit
         self._held = bytearray()
         self._failed: str | None = None
+        self._begun = False  # whether there was a whole frame: after it other bytes are damage
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The bodies that are whole with these bytes, in order; what is not taken now comes with the next call.
@@ -80,7 +85,8 @@ class Reader:
             if byte != wanted and wanted == VERSION:
                 raise OtherVersion(f"The other side speaks version {byte} of the protocol, this one {VERSION}.")
             if byte != wanted:
-                raise ValueError(f"A frame begins with {_MAGIC.decode()}, not with a byte {byte} there.")
+                kind = ValueError if self._begun else Stranger
+                raise kind(f"A frame begins with {_MAGIC.decode()}, not with a byte {byte} there.")
         if len(held) < HEADER:
             return None
         length, checksum = _LENGTHS.unpack_from(held, len(_START))
@@ -93,6 +99,7 @@ class Reader:
         if crc32(body) != checksum:
             raise ValueError(f"A frame of {length} bytes is damaged: its checksum is wrong.")
         del held[: HEADER + length]
+        self._begun = True
         return body
 
     def _check(self) -> None:

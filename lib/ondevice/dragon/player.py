@@ -18,7 +18,7 @@ class Player:
 
     emitted: called with each decided token's position and id. ended: set when the output has ended, or cannot go on.
     failure: why it cannot, or None. While there is no connection nothing is sent: `resume` makes up for it.
-    waste: drafts that became void, so far.
+    moves: of the aggregator, so far: Switch messages sent and received. waste: drafts that became void, so far.
     """
 
     def __init__(self, machine: Side, emitted: Callable[[int, int], None] = lambda position, token: None) -> None:
@@ -26,6 +26,7 @@ class Player:
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
         self.accepted = [0, 0]  # of this side's drafts: decided, accepted
+        self.moves = 0
         self._drafting: Drafting | None = None
         self._connection: Connection | None = None
         self._loop = asyncio.get_running_loop()
@@ -63,6 +64,7 @@ class Player:
         if not isinstance(message, messages.Draft | messages.Target | messages.Switch):
             raise ValueError(f"A {type(message).__name__} has no place in a session that runs.")
         try:
+            self.moves += isinstance(message, messages.Switch)
             self._act(self.machine.received(self._loop.time(), _local(message)))
         except Undecidable as error:  # the drafts are spent: resuming would not bring them back
             self._failed(error)
@@ -105,6 +107,7 @@ class Player:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
+                self.moves += isinstance(action.message, side.Switch)
                 if self._connection is not None:
                     self._connection.send(_wire(action.message))
             elif isinstance(action, Decode):

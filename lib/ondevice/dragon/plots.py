@@ -174,7 +174,8 @@ def perplexity(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: st
 
 
 def per_token(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
-    """Figure 7: latency per token against the added delay; bands and bars are 95 % intervals.
+    """Figure 7: latency per token against the added delay; bands are 95 % intervals, bars of the quoted +-1.96 standard
+    errors of the authors' runs (the paper draws none).
 
     table: columns method, delay_ms, per_token_ms, low, high, model, pace (such as "unpaced"). quoted: the same without
     pace (`printed.per_token`), its interval may be NaN. A method with one delay is a line.
@@ -188,8 +189,9 @@ def per_token(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str
 
 
 def ttft(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
-    """Figure 8: time to first token against the added delay, on a logarithmic axis; bands and bars are 95 % intervals.
+    """Figure 8: time to first token against the added delay, on a logarithmic axis.
 
+    Bands are from low to high: of `first_token.summary` the least and the greatest of the questions.
     table: columns method, delay_ms, ttft_ms, low, high, model. quoted: the same without the interval (`printed.ttft`).
     """
     figure = _by_method(table, quoted, "delay_ms", "ttft_ms", ["model"], kind, log=True)

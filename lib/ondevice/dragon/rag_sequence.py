@@ -44,8 +44,7 @@ async def rag_sequence(
     """
     async with Request(device, query, asked, on_token, cloud=True) as request:
         side = Side(request.node, request.begin, request.stop, Stream.DEVICE, device.pace, device.prefill)
-        async with request.connected() as connection:
-            connection.send(Propose(request.begin))
+        async with request.connected(Propose(request.begin)) as connection:
 
             async def propose() -> list[Ids]:
                 own = await beside(side.candidates, request.stop)

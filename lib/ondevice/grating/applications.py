@@ -8,9 +8,13 @@ a prompt, so that two methods that choose the same passages differ by their rank
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +28,7 @@ from ondevice.grating.guarantee import Guarantee
 from ondevice.grating.printed import HF, OFFLOAD, OURS
 from ondevice.grating.pruning import ClusterRule, ranking
 from ondevice.grating.reranker import Reranker
+from ondevice.meters import mark, sample, trim
 
 KEYWORDS, EMBEDDING, RERANKER, ANSWER = "keyword search", "embedding search", "reranker", "answer"  # parts of a time
 ANSWER_TOKENS = 64  # at most: the corpus's answers have up to 240 characters
@@ -37,21 +42,25 @@ Write = Callable[[str], tuple[str, float]]  # prompt -> answer, seconds
 @contextlib.contextmanager
 def methods(
     spec: str, rule: float | ClusterRule | Guarantee | None, *, mode: Literal["set", "order"] = "set",
-    memory_budget: float | None = None, offload: bool = False,
+    memory_budget: float | None = None, names: Sequence[str] = (HF, OURS),
 ) -> Iterator[dict[str, Rank]]:  # fmt: skip
-    """One reranker by HF (transformers in memory) and by GRATING, with `offload` by accelerate's offload too.
+    """One reranker by HF (transformers in memory), HF Offload (accelerate's) and GRATING, those that are named.
 
     rule: of GRATING's pruning, a threshold, a rule or a guarantee; None prunes nothing. mode, memory_budget: of
     `Reranker`. In set mode the logits of what was decided early are of that layer.
     """
+    odd = [name for name in names if name not in (HF, OFFLOAD, OURS)]
+    if odd:
+        raise ValueError(f"There is no method {odd[0]!r}; there are {HF}, {OFFLOAD} and {OURS}.")
     recall = rule if isinstance(rule, Guarantee) else None
     threshold = None if isinstance(rule, Guarantee) else rule
     with Reranker(spec, memory_budget, threshold, recall, mode=mode) as reranker:
         model = baselines.Model(reranker.checkpoint.folder, reranker.architecture, reranker.tokenizer)
-        found = {HF: _scored(baselines.in_memory(model))}
-        if offload:
-            found[OFFLOAD] = _scored(baselines.offloaded(model))
-        yield found | {OURS: _pruned(reranker)}
+        made: dict[str, Callable[[], Rank]] = {
+            HF: lambda: _scored(baselines.in_memory(model)), OFFLOAD: lambda: _scored(baselines.offloaded(model)),
+            OURS: lambda: _pruned(reranker),
+        }  # fmt: skip
+        yield {name: made[name]() for name in names}
 
 
 def _scored(scorer: baselines.Scorer) -> Rank:
@@ -217,3 +226,118 @@ def right(texts: Sequence[str], answer: str) -> np.ndarray:
 
     wanted = normal(answer)
     return np.array([wanted in normal(text) for text in texts], bool)
+
+
+# Memory, in a process of its own
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a process loads and does once, for its memory.
+
+    query: what is asked. texts: are searched by `searches`; their indexes must be in data/cache (`Search` makes them).
+    documents: are ranked where nothing is searched. spec, method, rule: of the reranker; an empty spec ranks nothing.
+    k: how many are kept. writer, prompt: of the language model; an empty one writes nothing.
+    Raises ValueError on an unknown search, and where there is nothing to rank.
+    """
+
+    query: str
+    texts: tuple[str, ...] = ()
+    searches: tuple[str, ...] = (KEYWORDS, EMBEDDING)
+    documents: tuple[str, ...] = ()
+    spec: str = ""
+    method: str = HF
+    rule: ClusterRule | None = None
+    k: int = 1
+    writer: str = ""
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        odd = [name for name in self.searches if name not in (KEYWORDS, EMBEDDING)]
+        if odd:
+            raise ValueError(f"There is no search {odd[0]!r}; there are {KEYWORDS} and {EMBEDDING}.")
+        if self.spec and not (self.texts and self.searches) and not self.documents:
+            raise ValueError(f"The request gives {self.spec} nothing to rank.")
+
+
+def footprint(request: Request, threads: int = 1) -> pd.DataFrame:
+    """Memory of a request over time: rows [seconds, mb], resident MB over what the imports take.
+
+    Raises ValueError where memory cannot be measured; RuntimeError, with its last words, where the process fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "request.json"
+        written.write_text(json.dumps(asdict(request)), encoding="utf-8")
+        environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        found = sample([sys.executable, "-m", "ondevice.grating.applications", str(written)], environment=environment)
+    marks = found.at.tolist()
+    within = slice(marks[0], marks[-1] + 1)
+    return pd.DataFrame({"seconds": found.seconds[within], "mb": found.growth("resident")[within] / 1e6})
+
+
+def footprints(application: str, requests: Mapping[tuple[str, str], Request], threads: int = 1) -> pd.DataFrame:
+    """`footprint` of each request, one after the other. requests: by (setting, method).
+
+    Rows [application, setting, method, seconds, mb].
+    """
+    found = []
+    for (setting, method), request in requests.items():
+        rows = footprint(request, threads)
+        found.append(rows.assign(application=application, setting=setting, method=method)[[*KEYS, "seconds", "mb"]])
+    return pd.concat(found, ignore_index=True)
+
+
+def stage_peaks(request: Request, threads: int = 1) -> dict[str, float]:
+    """Peak MB of keyword search, embedding search and the reranker, each alone. request: with texts and documents."""
+    alone = {
+        KEYWORDS: replace(request, searches=(KEYWORDS,), spec="", writer=""),
+        EMBEDDING: replace(request, searches=(EMBEDDING,), spec="", writer=""),
+        RERANKER: replace(request, texts=(), writer=""),
+    }
+    return {stage: float(footprint(one, threads)["mb"].max()) for stage, one in alone.items()}
+
+
+def _serve(request: Request) -> None:
+    """Load what a request needs, in the order of its use, keep it all, and answer; what is imported comes before."""
+    _import(request)
+    trim()
+    mark("baseline")
+    documents, kept = list(request.documents), list[object]()
+    if request.texts:
+        makers: dict[str, Callable[[Sequence[str]], Any]] = {
+            KEYWORDS: retrieval.sparse_index, EMBEDDING: retrieval.dense_index,
+        }  # fmt: skip
+        places: list[int] = []
+        for name in request.searches:
+            index = makers[name](request.texts)
+            kept.append(index)
+            places += index.search([request.query], min(10, len(request.texts)))[1][0].tolist()
+        documents = [request.texts[place] for place in dict.fromkeys(places)]
+    with contextlib.ExitStack() as stack:
+        if request.spec:
+            of = stack.enter_context(methods(request.spec, request.rule, names=[request.method]))
+            of[request.method](request.query, documents, min(request.k, len(documents)))
+        if request.writer:
+            writer = Writer(request.writer)
+            writer(request.prompt)
+        mark("end")
+
+
+def _import(request: Request) -> None:
+    """The code of all models, none of which is loaded yet, and the threads of a first product."""
+    import transformers
+
+    from ondevice.training.evaluation import generation  # noqa: F401
+
+    for name in ("BertModel", "LlamaForCausalLM"):
+        getattr(transformers, name)
+    if request.spec:
+        with methods(request.spec, request.rule, names=[]):
+            pass
+    torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+if __name__ == "__main__":
+    wanted = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    wanted["rule"] = None if wanted["rule"] is None else ClusterRule(**wanted["rule"])
+    _serve(Request(**wanted | {name: tuple(wanted[name]) for name in ("texts", "searches", "documents")}))

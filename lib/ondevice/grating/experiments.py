@@ -1,4 +1,7 @@
-"""The experiments behind Figures 2, 4 and 8, and the comparison of clusterings: tidy tables, as `plots` draws them."""
+"""The experiments behind Figures 2, 4 and 8, points of Figure 10, and the comparison of clusterings.
+
+Each gives a tidy table with the columns that `plots` draws and `findings` reads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from ondevice.grating.clustering import sum_of_squares
 from ondevice.grating.engine import Engine
 from ondevice.grating.printed import HF, OFFLOAD, OURS, OURS_QUANT, QUANT
 from ondevice.grating.pruning import ClusterRule, Rule, Selection, around_boundary, dispersion, ranking
-from ondevice.grating.recordings import Asked, Recording, asked, kendall, load, opened, spread
+from ondevice.grating.recordings import Asked, Recording, asked, kendall, load, opened, spread, without_bars
+from ondevice.grating.replay import Pools
 from ondevice.grating.trade_offs import at, threshold
 from ondevice.grating.weights import InMemory
 
@@ -179,13 +183,14 @@ class Way:
 
 def latency_and_precision(
     thresholds: pd.DataFrame, models: Sequence[str], ks: Sequence[int] = (1, 5, 10), pools: int = 2,
-    queries: Sequence[str] | None = None, batch: int = baselines.BATCH,
+    rounds: int = 1, queries: Sequence[str] | None = None, batch: int = baselines.BATCH,
 ) -> pd.DataFrame:  # fmt: skip
     """Figure 8: model, queries, k, method, threshold, seconds, low, high, precision; also saved, and pools timed.
 
     thresholds: of `trade_offs.calibrated`. Seconds are live, tokens included: mean and 95 % over `pools` pools of each
-    query set, which every method ranks in turn, so that a slower minute of the machine is no method's. Precision and
-    saved work are replays of all recorded test pools; HF Offload's is HF's, int8 has recordings of its own.
+    query set, of each the median of `rounds`. Every method ranks a pool in turn, so that a slower minute of the machine
+    is no method's. Precision and saved work are replays of all recorded test pools; HF Offload's is HF's, int8 has
+    recordings of its own.
     GRATING has a row for each threshold; exact order is at the high one, int8 at the low one.
     """
     rows = []
@@ -195,7 +200,7 @@ def latency_and_precision(
         with _ready(name, batch) as ready:
             for one in sets:
                 ways = _ways(ready, thresholds, name, one, ks)
-                times = _interleaved(ways, asked(recording, spread(recording, pools, one)))
+                times = _interleaved(ways, asked(recording, spread(recording, pools, one)), rounds)
                 for way, seconds in zip(ways, times, strict=True):
                     rows += _bars(way, ks, seconds, recording.of(one), small.of(one), name, one)
     return pd.DataFrame(rows).sort_values(["model", "queries", "k"], kind="stable", ignore_index=True)
@@ -215,10 +220,11 @@ class _Ready:
 @contextlib.contextmanager
 def _ready(name: str, batch: int) -> Iterator[_Ready]:
     with opened(name) as (model, engine), opened(name, int8=True) as (small, small_engine):
-        others = {
-            HF: baselines.in_memory(model, batch), OFFLOAD: baselines.offloaded(model, batch),
-            QUANT: baselines.quantised(model, batch),
-        }  # fmt: skip
+        with without_bars():
+            others = {
+                HF: baselines.in_memory(model, batch), OFFLOAD: baselines.offloaded(model, batch),
+                QUANT: baselines.quantised(model, batch),
+            }  # fmt: skip
         yield _Ready(model, engine, small, small_engine, others)
 
 
@@ -252,21 +258,22 @@ def pruned(
     return run
 
 
-def _interleaved(ways: Sequence[Way], pools: Sequence[Asked]) -> Floats:
-    """[ways, pools] seconds. Each way runs once before, on two documents; then all in turn, every pool from another."""
+def _interleaved(ways: Sequence[Way], pools: Sequence[Asked], rounds: int = 1) -> Floats:
+    """[ways, pools] seconds, medians of the rounds. Each way runs once before, on two documents; then all in turn."""
     for way in ways:
         way.run(Asked(-1, pools[0].query, pools[0].documents[:2]))
-    seconds = np.zeros((len(ways), len(pools)))
-    for number, pool in enumerate(pools):
-        for place in np.roll(np.arange(len(ways)), -number * max(1, len(ways) // len(pools))).tolist():
+    seconds = np.zeros((len(ways), len(pools), rounds))
+    for number in range(rounds * len(pools)):
+        turn, pool = divmod(number, len(pools))
+        for place in np.roll(np.arange(len(ways)), -number).tolist():  # each time another one begins
             started = time.perf_counter()
-            ways[place].run(pool)
-            seconds[place, number] = time.perf_counter() - started
-    return seconds
+            ways[place].run(pools[pool])
+            seconds[place, pool, turn] = time.perf_counter() - started
+    return np.asarray(np.median(seconds, axis=2), np.float64)
 
 
 def _bars(
-    way: Way, ks: Sequence[int], seconds: Floats, pools: Any, small: Any, name: str, queries: str
+    way: Way, ks: Sequence[int], seconds: Floats, pools: Pools, small: Pools, name: str, queries: str
 ) -> list[dict[str, Any]]:
     rows, span = [], interval(seconds, draws=500)
     for k in ks if way.k is None else [way.k]:
@@ -280,19 +287,19 @@ def _bars(
 
 
 def measured_points(
-    name: str, taus: Sequence[float], k: int = 5, pools: int = 3, queries: str | None = None
+    name: str, taus: Sequence[float], k: int = 5, pools: int = 3, rounds: int = 1, queries: str | None = None
 ) -> pd.DataFrame:
     """Points of Figure 10 with measured latency: model, k, threshold, latency, low, high, replayed, pools.
 
-    latency is over that of the same engine without pruning, on the same pools, in turn; replayed is the share of the
-    layer-candidates that the recordings say are computed on these pools.
+    latency is over that of the same engine without pruning, on the same pools, in turn (medians of rounds); replayed
+    is the share of the layer-candidates that the recordings say are computed on these pools.
     """
     recording = load(name)
     places = spread(recording, pools, queries)
     rules = [ClusterRule(tau) for tau in taus]
     with opened(name) as (model, engine):
         ways = [Way(OURS, "", k, pruned(model, engine, k, rule), rule) for rule in (None, *rules)]
-        seconds = _interleaved(ways, asked(recording, places))
+        seconds = _interleaved(ways, asked(recording, places), rounds)
     rows = []
     for tau, rule, found in zip(taus, rules, seconds[1:] / seconds[0], strict=True):
         span, saved = interval(found, draws=500), at(recording.pools.take(places), k, rule).saved
@@ -301,15 +308,16 @@ def measured_points(
     return pd.DataFrame(rows, columns=columns)
 
 
-def window_penalty(name: str, tau: float, k: int = 5, pools: int = 3, rounds: int = 2) -> pd.DataFrame:
+def window_penalty(name: str, tau: float, k: int = 5, pools: int = 3, rounds: int = 3) -> pd.DataFrame:
     """What the sliding window adds to weights in memory: pruned, weights (memory, window), seconds (medians), stalled.
 
     The same engine ranks the same pools with either, in turn. stalled: seconds of it waited for weights.
     """
     recording = load(name)
-    texts = asked(recording, spread(recording, pools)) * rounds
+    texts = asked(recording, spread(recording, pools))
     with opened(name) as (model, engine):
-        engines = {"memory": Engine(model.architecture, InMemory(model.network())), "window": engine}
+        with without_bars():
+            engines = {"memory": Engine(model.architecture, InMemory(model.network())), "window": engine}
         keys = [(prunes, place) for prunes in (False, True) for place in engines]
         ways = [Way(OURS, "", k, pruned(model, engines[place], k, ClusterRule(tau) if prunes else None))
                 for prunes, place in keys]  # fmt: skip
@@ -319,7 +327,7 @@ def window_penalty(name: str, tau: float, k: int = 5, pools: int = 3, rounds: in
             return lambda pool: stalled[number].append(float(run(pool).stalls.sum()))
 
         noted = [Way(way.method, "", k, noting(number, way.run)) for number, way in enumerate(ways)]
-        seconds = _interleaved(noted, texts)
+        seconds = _interleaved(noted, texts, rounds)
     rows = [(prunes, place, float(np.median(seconds[number])), float(np.median(stalled[number][1:])))
             for number, (prunes, place) in enumerate(keys)]  # fmt: skip
     return pd.DataFrame(rows, columns=["pruned", "weights", "seconds", "stalled"])

@@ -137,8 +137,8 @@ def first_places(cases: pd.DataFrame) -> pd.DataFrame:
 def pipeline(times: pd.DataFrame, setting: str, peaks: Mapping[str, float]) -> pd.DataFrame:
     """Figure 1: rows [stage, latency_ms, peak_mb] of the two searches and the reranker with transformers in memory.
 
-    times: of `answering`. peaks: MB of each stage by name, of `footprints.stages`. Raises ValueError on a setting or
-    stage that is not there.
+    times: of `answering`. peaks: MB of each stage by name, of `applications.stage_peaks`.
+    Raises ValueError on a setting or stage that is not there.
     """
     rows = times[(times["setting"] == setting) & (times["method"] == HF)].set_index("part")["seconds"]
     stages = [KEYWORDS, EMBEDDING, RERANKER]

@@ -25,6 +25,7 @@ from ondevice.grating.checkpoint import Checkpoint, Reader, StoredTensor
 from ondevice.grating.embedding_cache import EmbeddingCache
 from ondevice.grating.engine import Engine
 from ondevice.grating.printed import SMALL
+from ondevice.grating.recordings import without_bars
 from ondevice.grating.weights import SHARE, Streamed
 from ondevice.meters import evict
 
@@ -55,7 +56,7 @@ class Reads:
 
 
 def hidden_reads(
-    tokens: Sequence[int] = (16, 64, 128, 256, 512, 1024), throttles: Sequence[float] = (300e6,), layers: int = 5,
+    tokens: Sequence[int] = (16, 64, 128, 256, 512, 1024, 2048), throttles: Sequence[float] = (300e6,), layers: int = 5,
     passes: int = 2, shape: str = SMALL,
 ) -> Reads:  # fmt: skip
     """Passes over layers of a shape, their reads overlapped: for each number of tokens and disk.
@@ -100,7 +101,8 @@ def few_layers(layers: int, shape: str = SMALL, rows: int = _ROWS) -> Iterator[P
     of = shapes.shape(shape)
     small = dataclasses.replace(of, values=of.values | {"num_hidden_layers": layers, "vocab_size": rows})
     with tempfile.TemporaryDirectory(dir=assets.cache_folder("grating"), prefix=".layers-") as name:
-        shapes.random_model(small, torch.bfloat16, 0).save_pretrained(name)
+        with without_bars():
+            shapes.random_model(small, torch.bfloat16, 0).save_pretrained(name)
         evict(sorted(Path(name).glob("*.safetensors")))
         yield Path(name)
 

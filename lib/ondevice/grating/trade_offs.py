@@ -6,8 +6,7 @@ A sweep replays the paper's rule for many pools at once, each at its own thresho
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from ondevice.grating.calibration import Curve, calibrate, interval
-from ondevice.grating.guarantee import CHANCES, fit, last_certified
+from ondevice.grating.guarantee import CHANCES, fit, last_certified, require
 from ondevice.grating.pruning import ClusterRule, Rule
 from ondevice.grating.recordings import Recording
 from ondevice.grating.replay import Measured, Pools, measure
@@ -23,6 +22,7 @@ from ondevice.grating.replay import Measured, Pools, measure
 Floats = NDArray[np.float64]
 OVERLAP, POINT = 0.98, 0.01  # what `high` and `low` are calibrated for, see `findings`
 _LEAST_MEAN = 1e-12  # as in `pruning`
+_GRID = 60  # thresholds of a certified family, at equal steps of rank
 _NUDGE = 1 + 1e-9  # of a calibrated threshold, which is a value of the statistic: rounding must not decide
 MARGIN, CERTIFIED, CALIBRATED = "margin, certified", "CV threshold, certified", "CV threshold, calibrated"
 
@@ -271,46 +271,61 @@ def chosen(thresholds: pd.DataFrame, queries: str) -> pd.DataFrame:
 
 
 def guarantee(
-    pairs: Mapping[str, tuple[Pools, Pools]], ks: Sequence[int] = (5,), promised: Sequence[float] = (0.9, 0.95, 0.98),
-    confidence: float = 0.95, fitted: float = 0.25, every: int = 3, seed: int = 0,
+    pairs: Mapping[str, tuple[Pools, Pools]], ks: Sequence[int] = (5,),
+    promised: Sequence[float] = (0.9, 0.95, 0.98, 0.99), confidence: float = 0.95, fitted: float = 0.25,
+    every: int = 3, seed: int = 0,
 ) -> pd.DataFrame:  # fmt: skip
     """Recall promised and reached by rule: model, k, rule, promised, reached, low, high, saved, setting.
 
     pairs: of a model's (validation, test) pools. `MARGIN` is `guarantee`'s rule, `CERTIFIED` the paper's with a
     threshold certified in the same way, `CALIBRATED` the paper's with a threshold that reaches the recall on the
     validation pools and promises nothing. every: how many of `guarantee.CHANCES` make a step of the family, which
-    makes it coarser, never wrong. setting: the chance or the threshold.
+    makes it coarser, never wrong. setting: the chance or the threshold; where nothing could be certified 0 or infinity.
+    Raises ValueError on too few validation pools to certify the highest promise.
     """
     rows = []
     for name, (valid, test) in pairs.items():
         order = np.random.default_rng(seed).permutation(len(valid))
         first, rest = (valid.take(part) for part in np.split(order, [round(fitted * len(valid))]))
+        require(len(rest), max(promised), confidence)
         for k in ks:
-            for recall in promised:
-                found = _promises(valid, first, rest, k, recall, confidence, every)
-                for rule, (setting, made) in found.items():
-                    done = measure(test, k, made)
-                    span = interval(done.overlap, draws=500)
-                    rows.append((name, k, rule, recall, span.mean, span.low, span.high, done.saved.mean(), setting))
+            for recall, rule, setting, made in _promises(valid, first, rest, k, promised, confidence, every):
+                done = measure(test, k, made) if not isinstance(made, ClusterRule) else at(test, k, made)
+                span = interval(done.overlap, draws=500)
+                rows.append((name, k, rule, recall, span.mean, span.low, span.high, done.saved.mean(), setting))
     columns = ["model", "k", "rule", "promised", "reached", "low", "high", "saved", "setting"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _promises(
-    valid: Pools, first: Pools, rest: Pools, k: int, recall: float, confidence: float, every: int
-) -> dict[str, tuple[float, Rule | None]]:
-    """Rule by name, with its setting; None prunes nothing."""
+    valid: Pools, first: Pools, rest: Pools, k: int, promised: Sequence[float], confidence: float, every: int
+) -> Iterator[tuple[float, str, float, Rule | None]]:
+    """(recall, name, setting, rule) for each promise and kind of rule; no rule prunes nothing."""
     model = fit(first, k)
     chances = CHANCES[::every]
     margins = [model.rule(chance) for chance in chances]
-    last, _ = last_certified((1 - measure(rest, k, one).overlap for one in margins), 1 - recall, confidence, k == 1)
     taken = curve(first, k, ClusterRule(np.inf)).thresholds
-    grid = np.unique(np.quantile(taken[np.isfinite(taken)], np.linspace(0, 1, 60)))[::-1]
-    losses = (1 - at(rest, k, ClusterRule(float(tau))).overlap for tau in grid)
-    other, _ = last_certified(losses, 1 - recall, confidence, k == 1)
-    tau = calibrate(curve(valid, k, ClusterRule(np.inf)), recall) * _NUDGE
-    return {
-        MARGIN: (chances[last], margins[last]) if last >= 0 else (0.0, None),
-        CERTIFIED: (float(grid[other]), ClusterRule(float(grid[other]))) if other >= 0 else (np.inf, None),
-        CALIBRATED: (tau, dataclasses.replace(ClusterRule(np.inf), threshold=tau)),
-    }  # fmt: skip
+    grid = np.unique(np.quantile(taken[np.isfinite(taken)], np.linspace(0, 1, _GRID)))[::-1].tolist()
+    found = curve(valid, k, ClusterRule(np.inf))
+    of_margins = _Kept(lambda index: 1 - measure(rest, k, margins[index]).overlap)
+    of_grid = _Kept(lambda index: 1 - at(rest, k, ClusterRule(grid[index])).overlap)
+    for recall in promised:
+        last, _ = last_certified(map(of_margins, range(len(margins))), 1 - recall, confidence, k == 1)
+        yield (recall, MARGIN, chances[last], margins[last]) if last >= 0 else (recall, MARGIN, 0.0, None)
+        last, _ = last_certified(map(of_grid, range(len(grid))), 1 - recall, confidence, k == 1)
+        tau = grid[last] if last >= 0 else np.inf
+        yield recall, CERTIFIED, tau, ClusterRule(tau)
+        tau = calibrate(found, recall) * _NUDGE
+        yield recall, CALIBRATED, tau, ClusterRule(tau)
+
+
+class _Kept:
+    """Losses of one rule after the other, computed once for all promises, and no further than any of them needs."""
+
+    def __init__(self, losses: Callable[[int], Floats]) -> None:
+        self._losses, self._kept = losses, dict[int, Floats]()
+
+    def __call__(self, index: int) -> Floats:
+        if index not in self._kept:
+            self._kept[index] = self._losses(index)
+        return self._kept[index]

@@ -244,7 +244,8 @@ def test_a_stranger_listens():
     async def run() -> Answer:
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
+            while await reader.read(2**12):
+                pass
             writer.close()
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +46,17 @@ _STEPS = 2**12 - 1
 class Recording:
     """One model's scores on the pools of a split.
 
-    queries: [pools] the query set of each. documents: [pools] what each query is about, by its place among the split's
-    documents. candidates: [pools, N] places among the split's passages. corpus: digest of these passages.
+    queries: [pools] the query set of each. documents: [pools] what each query is about, by the hash of its name.
+    candidates: [pools, N] passages, by the hash of their text. Other versions of the installed packages have most of
+    them, too.
     """
 
     model: str
     split: str
     pools: Pools
     queries: NDArray[np.str_]
-    documents: NDArray[np.int64]
-    candidates: NDArray[np.int64]
-    corpus: str
+    documents: NDArray[np.uint64]
+    candidates: NDArray[np.uint64]
 
     def of(self, queries: str) -> Pools:
         """The pools of one query set. Raises ValueError where there are none."""
@@ -103,20 +103,23 @@ def unpack(packed: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def asked(recording: Recording, places: Iterable[int]) -> list[Asked]:
-    """The queries and texts of some pools.
+    """The queries and texts of some pools: of those whose texts the installed packages have as they were recorded.
 
-    Raises ValueError where the installed packages give another corpus than the one that was recorded.
+    Raises ValueError where they have none of them.
     """
-    documents, texts, digest = _corpus(recording.split)
-    if digest != recording.corpus:
+    documents, texts = _corpus(recording.split)
+    found, given = [], list(places)
+    for place in given:
+        document, passages = documents.get(int(recording.documents[place])), recording.candidates[place].tolist()
+        if document is None or not all(passage in texts for passage in passages):
+            continue
+        for query in corpus.queries([document]):
+            found.append(Asked(int(place), query.text, tuple(texts[passage] for passage in passages)))
+    if given and not found:
         raise ValueError(
-            f"The scores were recorded on another version of the documentation corpus ({recording.corpus}, not "
-            f"{digest}): record them anew with python -m ondevice.grating.recordings."
+            "The scores were recorded on another version of the documentation corpus: record them anew with python -m "
+            "ondevice.grating.recordings."
         )
-    found = []
-    for place in places:
-        (query,) = corpus.queries([documents[recording.documents[place]]])
-        found.append(Asked(int(place), query.text, tuple(texts[one] for one in recording.candidates[place])))
     return found
 
 
@@ -244,18 +247,12 @@ def record(split: str, models: Sequence[str] = MODELS) -> dict[str, NDArray[Any]
 
 
 def places(split: str, pools: Sequence[Pool]) -> dict[str, NDArray[Any]]:
-    """What a split's pools are made of, as arrays: relevance, kind, documents, candidates, corpus."""
-    documents, texts, digest = _corpus(split)
-    names = {document.name: place for place, document in enumerate(documents)}
-    passages: dict[str, int] = {}
-    for place, text in enumerate(texts):
-        passages.setdefault(text, place)
+    """What a split's pools are made of, as arrays: relevance, kind, documents, candidates."""
     return _keyed("pools", split, {
         "relevance": np.array([pool.relevant for pool in pools], bool),
         "kind": np.array([pool.query.kind for pool in pools]),
-        "documents": np.array([names[pool.query.name] for pool in pools], np.uint16),
-        "candidates": np.array([[passages[text] for text in pool.passages] for pool in pools], np.uint16),
-        "corpus": np.array(digest),
+        "documents": np.array([_hash(pool.query.name) for pool in pools], np.uint64),
+        "candidates": np.array([[_hash(text) for text in pool.passages] for pool in pools], np.uint64),
     })  # fmt: skip
 
 
@@ -273,8 +270,8 @@ def _unpacked(found: Mapping[str, NDArray[Any]], model: str, split: str, int8: b
         raise ValueError(f"{model}{kind} was not recorded on the {split} split; models are {', '.join(MODELS)}.")
     return Recording(
         model, split, Pools(unpack(scores), made["relevance"].astype(np.float64)),
-        np.array([SETS[kind] for kind in made["kind"].tolist()]), made["documents"].astype(np.int64),
-        made["candidates"].astype(np.int64), str(made["corpus"]),
+        np.array([SETS[kind] for kind in made["kind"].tolist()]), made["documents"],
+        made["candidates"],
     )  # fmt: skip
 
 
@@ -300,13 +297,17 @@ def _file() -> Mapping[str, NDArray[Any]]:
 
 
 @cache
-def _corpus(split: str) -> tuple[Sequence[corpus.Document], Sequence[str], str]:
-    """A split's documents, the texts of its passages as rerankers read them, and the digest of these."""
+def _corpus(split: str) -> tuple[Mapping[int, corpus.Document], Mapping[int, str]]:
+    """A split's documents, and the texts of its passages as rerankers read them, by their hashes."""
     from ondevice.training.reranking.collection import Collection
 
     documents = corpus.documents(split)
     texts = Collection.of(documents, corpus.tokenizer()).texts
-    return documents, texts, sha256("\0".join(texts).encode()).hexdigest()[:16]
+    return {_hash(document.name): document for document in documents}, {_hash(text): text for text in texts}
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 if __name__ == "__main__":

@@ -76,3 +76,28 @@ def verdict_bars(counts: pd.DataFrame) -> Figure:
     axis.grid(visible=False)
     axis.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
     return figure
+
+
+def need(
+    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, most: float = np.inf,
+    positive: bool = False, unique: str = "",
+) -> None:  # fmt: skip
+    """Raise ValueError where a table cannot be drawn.
+
+    texts, numbers: columns that it must have, separated by spaces; numbers are finite and in a range. unique: columns
+    in which no two rows are the same.
+    """
+    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
+    if missing:
+        raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
+    if table.empty:
+        raise ValueError("A table without a row has nothing to draw.")
+    for name in numbers.split():
+        values = pd.to_numeric(table[name], errors="coerce")
+        right = np.isfinite(values) & values.between(least, most) & ((values > 0) | (not positive))
+        if not right.all():
+            limits = "above 0" if positive else f"from {least:g}" + (f" to {most:g}" if most < np.inf else "")
+            raise ValueError(f"{name} holds finite numbers {limits}, not {table[name][~right].iloc[0]}.")
+    twice = table.duplicated(unique.split()) if unique else pd.Series(dtype=bool)
+    if twice.any():
+        raise ValueError(f"There are two rows for {dict(table[twice][unique.split()].iloc[0])}.")

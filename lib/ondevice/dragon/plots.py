@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from ondevice.plotting import COLOURS, panels
+from ondevice.plotting import COLOURS, need, panels
 
 _STYLES: dict[str, tuple[str, str, str]] = {  # colour, line, marker
     "DRAGON": ("blue", "-", "o"), "DRDG/TW": ("orange", "-", "s"), "DRDG/SW": ("green", "-", "D"),
@@ -46,7 +46,7 @@ def difference(table: pd.DataFrame, decode_remote: float = 0.5, rtt: float = 0.3
 
     table: of `analysis.difference_curves`, with these two parameters (seconds).
     """
-    _need(table, "kind", "decode_local alpha_l alpha_r delta_z")
+    need(table, "kind", "decode_local alpha_l alpha_r delta_z")
     figure, axes = panels(1, 1, width=7.4, height=3.6)
     axis = axes[0, 0]
     for number, ((local, remote), rows) in enumerate(table.groupby(["alpha_l", "alpha_r"], sort=False)):
@@ -75,8 +75,8 @@ def pipelines(bars: pd.DataFrame, tokens: pd.DataFrame, kind: str = "simulated")
     bars: of `analysis.timeline` with `case`. tokens: columns case, decided_s, per_token_s, formula_s; a dotted line is
     an aggregation, with the time since the one before.
     """
-    _need(bars, "case what side to outcome", "position begin_s end_s")
-    _need(tokens, "case", "decided_s per_token_s formula_s")
+    need(bars, "case what side to outcome", "position begin_s end_s")
+    need(tokens, "case", "decided_s per_token_s formula_s")
     cases = list(dict.fromkeys(bars["case"]))
     figure, axes = panels(len(cases), 1, width=8.4, height=2.2, sharex=True)
     for axis, case in zip(axes[:, 0], cases, strict=True):
@@ -99,7 +99,7 @@ def speedup(surface: pd.DataFrame, points: pd.DataFrame) -> Figure:
     surface, points: of `analysis.speedups`, analytic and simulated, with the same rtts; a curve an alpha_r of points.
     """
     for table in (surface, points):
-        _need(table, "kind", "decode_local rtt alpha_r speedup")
+        need(table, "kind", "decode_local rtt alpha_r speedup")
     rtts = list(dict.fromkeys(surface["rtt"]))
     missing = sorted(set(points["rtt"]) - set(rtts))
     if missing:
@@ -138,7 +138,7 @@ def waiting(table: pd.DataFrame) -> Figure:
 
     table: of `analysis.waiting_times`.
     """
-    _need(table, "local remote formula steady_form", "steady_s simulated_steady_s formula_s simulated_s", least=0)
+    need(table, "local remote formula steady_form", "steady_s simulated_steady_s formula_s simulated_s", least=0)
     figure, axes = panels(1, 2, width=4.0, height=4.0, sharey=True)
     place = np.arange(len(table))
     sides = (("steady_s", "simulated_steady_s", "the case again and again"),
@@ -208,12 +208,12 @@ def _by_method(
     table: pd.DataFrame, quoted: pd.DataFrame | None, x: str, y: str, by: list[str], kind: str, *, log: bool = False
 ) -> Figure:
     """A panel a setting, ours first, then a panel a model of the paper; a line a method."""
-    _need(table, " ".join(["method", *by]), f"{x} {y} low high", least=0, unique=["method", x, *by])
+    need(table, " ".join(["method", *by]), f"{x} {y} low high", least=0, unique=" ".join(["method", x, *by]))
     parts = [(", ".join(_words(name)), kind, rows) for name, rows in table.groupby(by, sort=False)]
     ours = len(parts)
     if quoted is not None:
         known = [name for name in by if name == "model" or name in quoted]
-        _need(quoted, " ".join(["method", *known]), f"{x} {y}", least=0, unique=["method", x, *known])
+        need(quoted, " ".join(["method", *known]), f"{x} {y}", least=0, unique=" ".join(["method", x, *known]))
         parts += [(", ".join(_words(name)), "quoted", rows) for name, rows in quoted.groupby(known, sort=False)]
     figure, axes = _grid(ours, len(parts))
     colours = _method_styles([*table["method"], *([] if quoted is None else quoted["method"])])
@@ -269,8 +269,8 @@ def scheduling(table: pd.DataFrame, quoted: pd.DataFrame | None = None) -> Figur
     table: of `replays.figure_9`; bars are 95 % intervals. quoted: of `printed.scheduling`, on settings named after the
     figure's acceptance and model ("drawn, OPT-1.3B").
     """
-    _need(table, "setting strategy", "delay_ms total_s low high over_oracle", least=0,
-          unique=["setting", "strategy", "delay_ms"])  # fmt: skip
+    need(table, "setting strategy", "delay_ms total_s low high over_oracle", least=0,
+          unique="setting strategy delay_ms")  # fmt: skip
     _known(table["strategy"], _STRATEGIES, "strategy")
     settings = list(dict.fromkeys(table["setting"]))
     figure, axes = panels(2, len(settings), width=max(2.3, 6.9 / len(settings)), height=2.5, sharex=True)
@@ -312,9 +312,9 @@ def case_study(
     events, decisions, delays: of `replays.case_study`. quoted_*: of `printed`, in a column of their own, where the
     delay is of the messages. A square is a decision, larger where the aggregator moved.
     """
-    _need(events, "case what side to outcome", "position begin_s end_s")
-    _need(decisions, "case side", "position time_s delta_z_s device cloud")
-    _need(delays, "case", "time_s one_way_s", least=0)
+    need(events, "case what side to outcome", "position begin_s end_s")
+    need(decisions, "case side", "position time_s delta_z_s device cloud")
+    need(delays, "case", "time_s one_way_s", least=0)
     cases = [(f"{case} ({kind})", *(t[t["case"] == case] for t in (events, decisions, delays)))
              for case in dict.fromkeys(events["case"])]  # fmt: skip
     if quoted_events is not None and quoted_decisions is not None:
@@ -351,8 +351,8 @@ def validation(table: pd.DataFrame, tolerance: float = 0.1) -> Figure:
 
     table: columns method, pace, delay_ms, measured_ms, low, high (of measured), simulated_ms.
     """
-    _need(table, "method pace", "delay_ms low high", least=0, unique=["method", "pace", "delay_ms"])
-    _need(table, "", "measured_ms simulated_ms", least=1e-9)
+    need(table, "method pace", "delay_ms low high", least=0, unique="method pace delay_ms")
+    need(table, "", "measured_ms simulated_ms", least=1e-9)
     figure, axes = panels(1, 2, width=4.3, height=3.3)
     left, right = axes[0]
     paces = list(dict.fromkeys(table["pace"]))
@@ -463,24 +463,6 @@ def _legend(figure: Figure, axes: Iterable[Axes], *, columns: int, title: str = 
     labels = sorted(found, key=lambda label: label.startswith("quoted"))
     figure.legend([found[label] for label in labels], labels, loc="outside upper center", ncols=columns, fontsize=8,
                   title=title or None, title_fontsize=8)  # fmt: skip
-
-
-def _need(
-    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, unique: list[str] | None = None
-) -> None:
-    """Raise ValueError where the table cannot be drawn. Names of columns are separated by spaces."""
-    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
-    if missing:
-        raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
-    if table.empty:
-        raise ValueError("A table without a row has nothing to draw.")
-    for name in numbers.split():
-        values = pd.to_numeric(table[name], errors="coerce")
-        right = np.isfinite(values) & (values >= least)
-        if not right.all():
-            raise ValueError(f"{name} holds finite numbers from {least:g}, not {table[name][~right].iloc[0]}.")
-    if unique and table.duplicated(unique).any():
-        raise ValueError(f"There are two rows for {dict(table[table.duplicated(unique)][unique].iloc[0])}.")
 
 
 def _known(found: pd.Series, names: Iterable[str], what: str) -> None:

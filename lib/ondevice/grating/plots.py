@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from ondevice.grating import printed
-from ondevice.plotting import COLOURS, panels
+from ondevice.plotting import COLOURS, need, panels
 
 _METHODS = {  # colours
     printed.HF: "grey", printed.OFFLOAD: "orange", printed.QUANT: "green",
@@ -43,7 +43,7 @@ def pipeline(stages: pd.DataFrame, kind: str = "measured") -> Figure:
     stages: columns stage (one is `reranker`), latency_ms, peak_mb. Quoted: the reranker's shares, as what they would be
     of ours: at the same time and memory of the other stages.
     """
-    _need(stages, "stage", "latency_ms peak_mb", least=0, unique="stage")
+    need(stages, "stage", "latency_ms peak_mb", least=0, unique="stage")
     _known(["reranker"], stages["stage"], "stage")
     figure, axes = panels(1, 2, width=4.2, height=2.6, sharey=True)
     quoted = {"latency_ms": "latency", "peak_mb": "memory"}
@@ -73,9 +73,9 @@ def score_evolution(scores: pd.DataFrame, agreement: pd.DataFrame, kind: str = "
     agreement: model, layer, kendall, low, high (95 %): Kendall's tau with the last layer's order, mean over queries.
     Quoted: layers that the paper calls stable (7 and 13, of a model that it does not name), where ours have them.
     """
-    _need(scores, "model top", "layer candidate", least=0, unique="model layer candidate")
-    _need(scores, "", "probability", least=0, most=1)
-    _need(agreement, "model", "layer kendall low high", least=-1, unique="model layer")
+    need(scores, "model top", "layer candidate", least=0, unique="model layer candidate")
+    need(scores, "", "probability", least=0, most=1)
+    need(agreement, "model", "layer kendall low high", least=-1, unique="model layer")
     models = _order(scores["model"])
     _known(models, agreement["model"], "model in the agreement")
     figure, axes = panels(2, len(models), width=8.7 / max(1.4, len(models)), height=2.1, sharey="row", sharex="col")
@@ -105,9 +105,9 @@ def pruning(scores: pd.DataFrame, rounds: pd.DataFrame, kind: str = "measured") 
     scores: columns layer, candidate, probability, verdict (deferred, selected, dropped), a row for each candidate that
     was active in a layer. rounds: layer, statistic (of the active scores, such as CV), threshold.
     """
-    _need(scores, "verdict", "layer candidate", least=0, unique="layer candidate")
-    _need(scores, "", "probability", least=0, most=1)
-    _need(rounds, "", "layer statistic threshold", unique="layer")
+    need(scores, "verdict", "layer candidate", least=0, unique="layer candidate")
+    need(scores, "", "probability", least=0, most=1)
+    need(rounds, "", "layer statistic threshold", unique="layer")
     _known(scores["verdict"], _VERDICTS, "verdict")
     figure, axes = panels(2, 1, width=7.4, height=2.3, sharex=True, height_ratios=[2, 1])
     above, below = axes[:, 0]
@@ -141,8 +141,8 @@ def latency_and_precision(table: pd.DataFrame, kind: str = "measured") -> Figure
     precision. The number on a bar is HF Offload's latency over it. Quoted: the paper's best case (K = 1) and its
     hardest (K = 10), as a part of HF Offload's latency. Raises ValueError where there are several query sets.
     """
-    _need(table, "model queries method threshold", "k seconds low high", least=0, unique="model k method threshold")
-    _need(table, "", "precision", least=0, most=1)
+    need(table, "model queries method threshold", "k seconds low high", least=0, unique="model k method threshold")
+    need(table, "", "precision", least=0, most=1)
     sets = _order(table["queries"])
     if len(sets) > 1:
         raise ValueError(f"A figure is of one query set, not of {', '.join(sets)}.")
@@ -172,8 +172,8 @@ def memory_over_time(samples: pd.DataFrame, peaks: pd.DataFrame, kind: str = "me
     rss_mb, anon_mb, mean_rss_mb, cached_mb (of the model's file, left in the page cache). Quoted: where GRATING's peak
     would be by the paper's ratios to each baseline's.
     """
-    _need(samples, "method", "seconds rss_mb anon_mb")
-    _need(peaks, "method", "rss_mb anon_mb mean_rss_mb cached_mb", unique="method")
+    need(samples, "method", "seconds rss_mb anon_mb")
+    need(peaks, "method", "rss_mb anon_mb mean_rss_mb cached_mb", unique="method")
     names = _order(peaks["method"])
     _known(samples["method"], names, "method in the peaks")
     figure, axes = panels(2, 2, width=4.5, height=2.6, height_ratios=[1, 1.1])
@@ -210,10 +210,10 @@ def trade_off(curve: pd.DataFrame, chosen: pd.DataFrame | None = None, kind: str
     without pruning). chosen: model, k, threshold, name (such as low, high): calibrated ones. The paper prints no
     numbers here.
     """
-    _need(curve, "model", "k threshold", positive=True, unique="model k threshold")
-    _need(curve, "", "k latency precision full", least=0)
+    need(curve, "model", "k threshold", positive=True, unique="model k threshold")
+    need(curve, "", "k latency precision full", least=0)
     if chosen is not None:
-        _need(chosen, "model name", "k threshold", unique="model k name")
+        need(chosen, "model name", "k threshold", unique="model k name")
     models, sizes = _order(curve["model"]), sorted(curve["k"].unique())
     figure, axes = panels(2, len(models), width=8.9 / max(1.4, len(models)), height=2.2, sharey="row", sharex="col")
     for (above, below), model in zip(axes.T, models, strict=True):
@@ -308,7 +308,7 @@ def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
 
     table: columns step (of `printed.STEPS`), peak_mb, seconds, low, high (of the seconds, 95 %).
     """
-    _need(table, "step", "peak_mb seconds low high", positive=True, unique="step")
+    need(table, "step", "peak_mb seconds low high", positive=True, unique="step")
     _known(table["step"], printed.STEPS, "step")
     _known(printed.STEPS[:1], table["step"], "step in the table")
     rows = table.set_index("step").reindex([step for step in printed.STEPS if step in set(table["step"])])
@@ -345,8 +345,8 @@ def guarantee(table: pd.DataFrame, kind: str = "replayed") -> Figure:
     table: columns model, k, rule, promised, reached, low, high (of what is reached on test pools, 95 %), saved (share
     of the layer-candidates).
     """
-    _need(table, "model rule", "k promised", unique="model k rule promised")
-    _need(table, "", "promised reached low high saved", least=0, most=1)
+    need(table, "model rule", "k promised", unique="model k rule promised")
+    need(table, "", "promised reached low high saved", least=0, most=1)
     rules, cells = _order(table["rule"]), _order(table["model"])
     figure, axes = panels(1, 2, width=4.4, height=3.2)
     left, right = axes[0]
@@ -376,8 +376,8 @@ def hidden_reads(points: pd.DataFrame, crossover: Mapping[str, float] | None = N
     from which all of it should be hidden: GFLOP/s over GB/s for weights of two bytes, as a layer of P of them takes 2 P
     floating-point operations a token and 2 P bytes; its kind is analytic, from the two measured speeds.
     """
-    _need(points, "disk", "tokens", positive=True, unique="disk tokens")
-    _need(points, "", "hidden", most=1)
+    need(points, "disk", "tokens", positive=True, unique="disk tokens")
+    need(points, "", "hidden", most=1)
     disks = _order(points["disk"])
     _known(crossover or {}, disks, "disk")
     figure, axes = panels(1, 1, width=6.8, height=3.0)
@@ -403,8 +403,8 @@ def clustering(table: pd.DataFrame, kind: str = "measured") -> Figure:
     table: columns method, n (candidates), missed (share of pools above the least sum of squares), changed (share of
     pools in which a candidate is decided otherwise than by the exact clusters), time_us (a call).
     """
-    _need(table, "method", "n time_us", positive=True, unique="method n")
-    _need(table, "", "missed changed", least=0, most=1)
+    need(table, "method", "n time_us", positive=True, unique="method n")
+    need(table, "", "missed changed", least=0, most=1)
     figure, axes = panels(1, 3, width=3.0, height=2.6)
     labels = ("optimum missed\n(% of pools)", "decisions changed\n(% of pools)", "time a call (µs)")
     for axis, column, text in zip(axes[0], ("missed", "changed", "time_us"), labels, strict=True):
@@ -428,8 +428,8 @@ def embedding_cache(table: pd.DataFrame, kind: str = "measured") -> Figure:
     table: columns stream (such as `Zipf`, or a query set), query (1 is cold), hit_rate (of distinct rows), added_ms.
     Quoted: 4 ms added, of Figure 16.
     """
-    _need(table, "stream", "query added_ms", least=0, unique="stream query")
-    _need(table, "", "hit_rate", least=0, most=1)
+    need(table, "stream", "query added_ms", least=0, unique="stream query")
+    need(table, "", "hit_rate", least=0, most=1)
     figure, axes = panels(1, 2, width=4.2, height=2.6)
     for number, stream in enumerate(_order(table["stream"])):
         rows = table[table["stream"] == stream].sort_values("query")
@@ -490,8 +490,8 @@ def _application(
     axes: np.ndarray, times: pd.DataFrame, quality: pd.DataFrame, what: str, savings: Mapping[tuple[str, str], float]
 ) -> None:
     """Stacked latency above, quality below, a column a setting. savings: (setting, method) -> percent of HF's."""
-    _need(times, "setting method part", "seconds", least=0, unique="setting method part")
-    _need(quality, "setting method", "precision low high", least=0, most=1, unique="setting method")
+    need(times, "setting method part", "seconds", least=0, unique="setting method part")
+    need(quality, "setting method", "precision low high", least=0, most=1, unique="setting method")
     parts = _order(times["part"])
     for (above, below), setting in zip(axes.T, _order(times["setting"]), strict=True):
         rows = times[times["setting"] == setting]
@@ -525,7 +525,7 @@ def _footprints(
     axes: Sequence[Axes], memory: pd.DataFrame, settings: Sequence[str], savings: Mapping[str, float], most: str = ""
 ) -> None:
     """Memory over time, a column a setting. savings: setting -> percent of HF's peak."""
-    _need(memory, "setting method", "seconds mb")
+    need(memory, "setting method", "seconds mb")
     _known(settings, memory["setting"], "setting in the memory table")
     for axis, setting in zip(axes, settings, strict=True):
         rows = memory[memory["setting"] == setting]
@@ -576,27 +576,6 @@ def _barh(axis: Axes, place: np.ndarray, values: pd.Series, names: Sequence[str]
 
 
 # Tables, places and styles
-
-
-def _need(
-    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, most: float = np.inf,
-    positive: bool = False, unique: str = "",
-) -> None:  # fmt: skip
-    """Raise ValueError where the table cannot be drawn. Names of columns are separated by spaces."""
-    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
-    if missing:
-        raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
-    if table.empty:
-        raise ValueError("A table without a row has nothing to draw.")
-    for name in numbers.split():
-        values = pd.to_numeric(table[name], errors="coerce")
-        right = np.isfinite(values) & values.between(least, most) & ((values > 0) | (not positive))
-        if not right.all():
-            limits = "above 0" if positive else f"from {least:g} to {most:g}"
-            raise ValueError(f"{name} holds finite numbers {limits}, not {table[name][~right].iloc[0]}.")
-    twice = table.duplicated(unique.split()) if unique else pd.Series(dtype=bool)
-    if twice.any():
-        raise ValueError(f"There are two rows for {dict(table[twice][unique.split()].iloc[0])}.")
 
 
 def _known(found: Iterable[str], names: Iterable[str], what: str) -> None:

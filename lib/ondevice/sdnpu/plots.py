@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
 from ondevice.evidence import KINDS
-from ondevice.plotting import COLOURS, panels
+from ondevice.plotting import COLOURS, need, panels
 from ondevice.sdnpu import printed
 from ondevice.sdnpu.npu import OURS
 
@@ -78,8 +78,8 @@ def prefill_and_decode(table: pd.DataFrame, quoted: Mapping[str, float] = DECODE
     table: columns model, task, source, prefill_ms, decode_ms, decode_share; the mean time stands above each bar.
     quoted: task -> the paper's share of decoding.
     """
-    _need(table, "model task source", "prefill_ms decode_ms", least=0, unique="model task source")
-    _need(table, "", "decode_share", least=0, most=1)
+    need(table, "model task source", "prefill_ms decode_ms", least=0, unique="model task source")
+    need(table, "", "decode_share", least=0, most=1)
     models, tasks, sources = (_order(table[name]) for name in ("model", "task", "source"))
     figure, axes = panels(1, len(models), width=max(3.9, 6.4 / len(models)), height=3.3, sharey=True)
     width = 0.8 / len(sources)
@@ -114,9 +114,9 @@ def similarity(pairs: pd.DataFrame, summaries: pd.DataFrame, kind: str = "measur
     pairs: columns pair (task, group or across), cosine. summaries: prompt, cosine, overlap, distance, one row a prompt;
     overlap is 1 - distance, which is Levenshtein's, normalised.
     """
-    _need(pairs, "pair", "cosine", least=-1, most=1)
-    _need(summaries, "prompt", "cosine", least=-1, most=1, unique="prompt")
-    _need(summaries, "", "overlap distance", least=0, most=1)
+    need(pairs, "pair", "cosine", least=-1, most=1)
+    need(summaries, "prompt", "cosine", least=-1, most=1, unique="prompt")
+    need(summaries, "", "overlap distance", least=0, most=1)
     _known(pairs["pair"], _PAIRS, "pair")
     if (summaries["overlap"] + summaries["distance"] - 1).abs().max() > 1e-6:
         raise ValueError("An overlap is 1 - the distance, but in this table the two do not add up to 1.")
@@ -141,7 +141,7 @@ def graph_sizes(table: pd.DataFrame) -> Figure:
     table: columns source, shape (rows), forward_ms, prefill_ms, decode_ms (both a token). The paper's 160 ms a token is
     drawn as printed, and crossed what it would make of the prefill on that graph (`printed.figure_5`).
     """
-    _need(table, "source", "shape forward_ms prefill_ms decode_ms", positive=True, unique="source shape")
+    need(table, "source", "shape forward_ms prefill_ms decode_ms", positive=True, unique="source shape")
     figure, axes = panels(1, 1, width=7.6, height=3.3)
     axis = axes[0, 0]
     for number, source in enumerate(_order(table["source"])):
@@ -170,9 +170,9 @@ def draft_lengths(costs: pd.DataFrame, lengths: pd.DataFrame, kind: str = "measu
     method's steps). kind: of the lengths. The paper's third datum, a throughput at 8 of half that at 64, is drawn on
     the fit's time at 64.
     """
-    _need(costs, "source", "rows per_row_ms", positive=True, unique="source rows")
-    _need(lengths, "method", "drafted", least=0, unique="method drafted")
-    _need(lengths, "", "share", least=0, most=1)
+    need(costs, "source", "rows per_row_ms", positive=True, unique="source rows")
+    need(lengths, "method", "drafted", least=0, unique="method drafted")
+    need(lengths, "", "share", least=0, most=1)
     sums = lengths.groupby("method")["share"].sum()
     if (sums - 1).abs().max() > 1e-6:
         raise ValueError(f"The shares of {sums.sub(1).abs().idxmax()} do not add up to 1.")
@@ -212,13 +212,13 @@ def per_token(
     per_token_ms; the paper's, end to end. implied: columns model, arm, task, speedup; from Table 4 and the fit
     (`printed.implied_speedups`). The bands are the paper's ranges over all its tasks, models and phones.
     """
-    _need(cells, "model arm task", value, positive=True, unique="model arm task")
+    need(cells, "model arm task", value, positive=True, unique="model arm task")
     if OURS not in set(cells["arm"]):
         raise ValueError(f"A speed-up is of {OURS}, which is none of the arms {', '.join(_order(cells['arm']))}.")
     if quoted is not None:
-        _need(quoted, "model arm task", "per_token_ms", positive=True, unique="model arm task")
+        need(quoted, "model arm task", "per_token_ms", positive=True, unique="model arm task")
     if implied is not None:
-        _need(implied, "model arm task", "speedup", positive=True, unique="model arm task")
+        need(implied, "model arm task", "speedup", positive=True, unique="model arm task")
     models, tasks, arms = (_order(cells[name]) for name in ("model", "task", "arm"))
     figure, axes = panels(2, len(models), width=max(4.4, 7.6 / len(models)), height=2.7, sharey="row")
     ours = cells[cells["arm"] == OURS].set_index(["model", "task"])[value].rename("ours")
@@ -249,7 +249,7 @@ def energy(table: pd.DataFrame, kind: str = "simulated") -> Figure:
 
     table: columns model, arm, task, joules_over_ours, assumption. The bands are the paper's ranges.
     """
-    _need(table, "model arm task assumption", "joules_over_ours", positive=True, unique="model arm task assumption")
+    need(table, "model arm task assumption", "joules_over_ours", positive=True, unique="model arm task assumption")
     models, assumptions, tasks = (_order(table[name]) for name in ("model", "assumption", "task"))
     size = dict(width=max(3.9, 5.6 / len(assumptions)), height=2.5)
     figure, axes = panels(len(models), len(assumptions), **size, sharex="col", sharey=True)
@@ -271,7 +271,7 @@ def memory(
     table: columns model, arm, peak_mb, source. quoted: arm -> the paper's (least, greatest) GB, of `paper_model`, which
     has a panel in any case; an infinite greatest is "over".
     """
-    _need(table, "model arm source", "peak_mb", positive=True, unique="model arm source")
+    need(table, "model arm source", "peak_mb", positive=True, unique="model arm source")
     models, sources = _order(table["model"]), _order(table["source"])
     models += [paper_model] * (paper_model not in models)
     arms = {model: _order(table[table["model"] == model]["arm"]) for model in models}
@@ -304,7 +304,7 @@ def breakdown(table: pd.DataFrame) -> Figure:
     there took no time. Quoted, on the arms of the NPU: where decoding begins in vanilla's time, and where sd.npu would
     end by the paper's gain of decoding.
     """
-    _need(table, "model arm source part", "ms", least=0, unique="model arm source part")
+    need(table, "model arm source part", "ms", least=0, unique="model arm source part")
     _known(table["part"], _PART_COLOURS, "part")
     models, sources = _order(table["model"]), _order(table["source"])
     kinds = _order(_kind(source) for source in sources)
@@ -329,10 +329,10 @@ def rejections(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: st
     table: columns model, task, cause, share, low, high (of the share), count (rejections of the cause).
     quoted: columns cause, share; by default `printed.rejections`, which are of `printed.least_sample` cases.
     """
-    _need(table, "model task cause", "share low high", least=0, most=1, unique="model task cause")
-    _need(table, "", "count", least=0)
+    need(table, "model task cause", "share low high", least=0, most=1, unique="model task cause")
+    need(table, "", "count", least=0)
     paper = printed.rejections() if quoted is None else quoted
-    _need(paper, "cause", "share", least=0, most=1, unique="cause")
+    need(paper, "cause", "share", least=0, most=1, unique="cause")
     sample = printed.least_sample((100 * paper["share"]).tolist())
     models, causes, tasks = (_order(table[name]) for name in ("model", "cause", "task"))
     size = dict(width=8.6 / len(causes), height=0.7 + 0.26 * len(tasks) + 0.7 / len(models))
@@ -365,12 +365,12 @@ def gains(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "
     table, quoted: columns model, method, task, accepted, gain; methods are PLD and SAM with +calibration, +reuse and
     +Ours (both), others are not drawn. A row a model, a column a drafter. quoted: `printed.acceptance`.
     """
-    _need(table, "model method task", "accepted gain", positive=True, unique="model method task")
+    need(table, "model method task", "accepted gain", positive=True, unique="model method task")
     drawn = [f"{base}+{added}" for base in GAINS for added in _ADDED]
     if not set(drawn) & set(table["method"]):
         raise ValueError(f"None of the methods is {', '.join(drawn)}: {', '.join(_order(table['method']))}.")
     if quoted is not None:
-        _need(quoted, "model method task", "accepted gain", positive=True, unique="model method task")
+        need(quoted, "model method task", "accepted gain", positive=True, unique="model method task")
     models, tasks = _order(table["model"]), _order(table["task"])
     figure, axes = panels(len(models), len(GAINS), width=4.4, height=2.3, sharey=True, sharex=True)
     for model, line in zip(models, axes, strict=True):
@@ -399,7 +399,7 @@ def scheduling_ratios(table: pd.DataFrame, kind: str = "simulated") -> Figure:
     table: columns family, rule, ratio, a row an instance. Diamonds are means. Where both graphs are kept no graph is
     switched, so that a ratio may be below 1.
     """
-    _need(table, "family rule", "ratio", positive=True)
+    need(table, "family rule", "ratio", positive=True)
     families, rules = _order(table["family"]), _order(table["rule"])
     figure, axes = panels(1, 1, width=max(5.0, min(9.0, 1.2 + 0.32 * len(families) * len(rules))), height=3.4)
     axis = axes[0, 0]
@@ -427,8 +427,8 @@ def switching(table: pd.DataFrame) -> Figure:
     table: columns method, exposed_s, total_s, kind, a row a run; bars are medians, points runs. Quoted, where a method
     is "synchronous": its delay of 94.9 percent, of the median of the rest of our request.
     """
-    _need(table, "method kind", "exposed_s", least=-np.inf)
-    _need(table, "", "total_s", positive=True)
+    need(table, "method kind", "exposed_s", least=-np.inf)
+    need(table, "", "total_s", positive=True)
     methods, kinds = _order(table["method"]), _order(table["kind"])
     figure, axes = panels(1, 2, width=4.4, height=1.5 + 0.3 * len(methods) * len(kinds), sharey=True)
     titles = {"exposed_s": "exposed load time (ms)", "total_s": "prefill and switch (ms)"}
@@ -462,8 +462,8 @@ def sensitivity(table: pd.DataFrame, kind: str = "simulated") -> Figure:
     """
     ranges = {"over_sam": SPEEDUPS["NPU-SAM"], "over_vanilla": SPEEDUPS["NPU vanilla"],
               "over_one_row": SPEEDUPS["NPU vanilla"]}  # fmt: skip
-    _need(table, "", "ratio shape constant_ms", least=0, unique="ratio shape constant_ms")
-    _need(table, "", " ".join(ranges), positive=True)
+    need(table, "", "ratio shape constant_ms", least=0, unique="ratio shape constant_ms")
+    need(table, "", " ".join(ranges), positive=True)
     fitted = printed.npu_curve().ratio
     nearest = min(table["ratio"].unique(), key=lambda ratio: abs(ratio - fitted))
     least, several = table["constant_ms"].min(), table["constant_ms"].max() > table["constant_ms"].min()
@@ -574,27 +574,6 @@ def _slope_axis(axis: Axes, ratios: pd.Series) -> None:
 
 
 # Tables, places and styles
-
-
-def _need(
-    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, most: float = np.inf,
-    positive: bool = False, unique: str = "",
-) -> None:  # fmt: skip
-    """Raise ValueError where the table cannot be drawn. Names of columns are separated by spaces."""
-    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
-    if missing:
-        raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
-    if table.empty:
-        raise ValueError("A table without a row has nothing to draw.")
-    for name in numbers.split():
-        values = pd.to_numeric(table[name], errors="coerce")
-        right = np.isfinite(values) & values.between(least, most) & ((values > 0) | (not positive))
-        if not right.all():
-            limits = "above 0" if positive else f"from {least:g} to {most:g}"
-            raise ValueError(f"{name} holds finite numbers {limits}, not {table[name][~right].iloc[0]}.")
-    twice = table.duplicated(unique.split()) if unique else pd.Series(dtype=bool)
-    if twice.any():
-        raise ValueError(f"There are two rows for {dict(table[twice][unique.split()].iloc[0])}.")
 
 
 def _known(found: pd.Series, names: Iterable[str], what: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,6 +90,8 @@ class Reranker:
         instruction: str | None = None, int8: bool = False, dtype: torch.dtype | None = None,
         curve: Curve | None = None, throttle: float | None = None, folder: Path | None = None,
     ) -> None:  # fmt: skip
+        if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Real)):
+            raise ValueError(f"A memory budget is a number of MB, not {memory_budget!r}.")
         if mode not in ("set", "order"):
             raise ValueError(f"The mode is set or order, not {mode!r}.")
         self.spec, self.budget, self.mode = str(spec), memory_budget, mode
@@ -257,12 +260,14 @@ def _checked(query: str, documents: Sequence[str], top_k: int | None) -> list[st
     """The documents as a list. Raises ValueError on what cannot be ranked."""
     if not isinstance(query, str) or not query.strip():
         raise ValueError(f"The query is a text that is not empty, not {query!r}.")
-    if isinstance(documents, str) or not len(documents):
+    if isinstance(documents, str) or not hasattr(documents, "__len__") or not len(documents):
         raise ValueError("There must be a list of at least one document to rank.")
     texts = list(documents)
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Document {index} is a text that is not empty, not {text!r}.")
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, Integral)):
+        raise ValueError(f"top_k is a whole number or None, not {top_k!r}.")
     if top_k is not None and not 1 <= top_k <= len(texts):
         raise ValueError(f"top_k is from 1 to the {len(texts)} documents, not {top_k}.")
     return texts

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"  # Qwen3-Reranker's default
-_PREFIX = (
+PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
-_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _LONGEST_PROMPT = 8192  # tokens; published with the prompt
 
 # Class named in config.json: the trunk's name, and whether it is a decoder, pooled at the last token.
@@ -295,7 +295,7 @@ def _prompts(
     most = min(_LONGEST_PROMPT, architecture.longest) if longest is None else longest
     start, asked, end = (
         tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in (_PREFIX, f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>:", _SUFFIX)
+        for text in (PREFIX, f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>:", SUFFIX)
     )
     _require_room(len(start) + len(asked) + len(end), most)
     texts = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}" for document in documents]

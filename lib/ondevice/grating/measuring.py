@@ -218,8 +218,8 @@ def save_tokenizer(folder: Path, vocabulary: int) -> None:
     )  # fmt: skip
     if prompted:
         asked = f"<Instruct>: {architectures.INSTRUCTION}\n<Query>: {{{{ part.query }}}}\n"
-        end = f"<Document>: {{{{ part.document }}}} {architectures._SUFFIX}"
-        tokenizer.chat_template = f"{_TEMPLATE}{architectures._PREFIX}{asked}{end}"
+        end = f"<Document>: {{{{ part.document }}}} {architectures.SUFFIX}"
+        tokenizer.chat_template = f"{_TEMPLATE}{architectures.PREFIX}{asked}{end}"
     tokenizer.save_pretrained(folder)
     prompt = len(Model.open(folder).rows(_QUERY, [_QUERY])[0].ids) - len(_QUERY.split())
     (folder / _WORDS).write_text(json.dumps({"vocabulary": vocabulary, "prompt": prompt}), encoding="utf-8")

@@ -45,13 +45,7 @@ DRAWN = replace(GREEDY, temperature=1.5, mode="shared", seed=5)
 LIKE_DRAGON = dict(aggregation="output")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny models run fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokenizer(end: bool = False) -> PreTrainedTokenizerFast:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,13 +34,7 @@ PROMPT = [5, 17, 3, 44, 8, 29, 2]
 TREE = TokenTree([11, 23, 7, 11, 50, 9, 31, 23, 60], [-1, 0, 0, -1, 1, 3, 4, 4, 5])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny models run fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,7 @@ PREFIXES = [[5, 17, 3, 44, 8, 29, 2], [11, 4], [23, 23, 50, 31, 9, 31, 40, 60, 1
 SUFFIX, SCORES = [9, 33, 14], [1.0, 2.5, -0.5]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny models run fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

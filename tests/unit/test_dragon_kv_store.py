@@ -32,13 +32,7 @@ DOCUMENT, QUERY = [5, 117, 3, 244, 8, 29, 2, 31, 31, 70], [9, 200, 14, 77]
 OTHERS = [[6, *DOCUMENT], [7, *DOCUMENT]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny models run fastest on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, **values: Any) -> CausalLM:

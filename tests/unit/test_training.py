@@ -21,13 +21,7 @@ RECIPE = Recipe("tiny", tokens=20 * 64, batch_tokens=64, context=CONTEXT, warmup
 TEXT = np.tile(np.arange(2, 26, dtype=np.uint16), 40)  # an alphabet, over and over
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread, so that sums are taken in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _train(folder: Path, recipe: Recipe = RECIPE, batches: object = None) -> tuple[Position, torch.nn.Module]:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ondevice.grating import checkpoint
+from ondevice.grating import checkpoint, embedding_cache
 from ondevice.grating.checkpoint import PAGE, SINGLE, Checkpoint, Reader
 from ondevice.grating.embedding_cache import EmbeddingCache
 from ondevice.grating.weights import InMemory, Streamed, Weights
@@ -355,12 +355,26 @@ def test_the_rows_used_longest_ago_make_room(table: Any) -> None:
     assert sorted(cache._id.tolist()) == [1, 2, 8, 9]
 
 
+@pytest.mark.parametrize("block", [3, 1024])
 @pytest.mark.parametrize("capacity", [1, 2, 7, 49, 50, 1000])
-def test_a_request_may_be_larger_than_the_cache(table: Any, capacity: int) -> None:
+def test_a_request_may_be_larger_than_the_cache(
+    table: Any, capacity: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_cache, "_BLOCK", block)
     cache = table(capacity)
     for ids in ([5, 3, 5], [*range(V), *range(V)], [7], list(range(V - 1, -1, -3)), []):
         assert torch.equal(cache.rows(torch.tensor(ids, dtype=torch.long)), expected(ids))
-    assert len(cache._rows) == min(capacity, V)
+    assert cache.capacity == min(capacity, V)
+
+
+def test_memory_of_rows_comes_in_blocks_as_it_is_needed(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_cache, "_BLOCK", 4)
+    cache = table(10)
+    sizes = []
+    for ids in ([], [7, 7], [1, 2, 3, 4], range(V), range(V)):
+        cache.rows(torch.tensor(list(ids), dtype=torch.long))
+        sizes.append([len(block) for block in cache._blocks])
+    assert sizes == [[], [4], [4, 4], [4, 4, 2], [4, 4, 2]]
 
 
 def test_a_failed_read_leaves_no_wrong_row(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:

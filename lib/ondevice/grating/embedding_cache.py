@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 from ondevice.grating.checkpoint import Reader, StoredTensor, drop_pages, named
 
 Integers = NDArray[np.int64]
+_BLOCK = 1024  # rows whose memory is allocated together
 
 
 class EmbeddingCache:
-    """Rows of an embedding table [V, d] in a file: at most `capacity` in memory, which is touched as they come.
+    """Rows of an embedding table [V, d] in a file: at most `capacity` in memory.
 
+    Memory is allocated in blocks as rows come, so that a cache with room for a tenth of a large table costs a process
+    under a limit no more than its queries needed.
     The rows whose last request is the longest ago make room, never one that the same request has still to give.
     hits, misses: distinct rows of all requests so far. read_seconds: of all reads.
     Raises ValueError on a table without rows, a capacity below 1, and where the file falls short; OSError where the
@@ -33,7 +37,7 @@ class EmbeddingCache:
         self.hits = self.misses = 0
         self.read_seconds = 0.0
         self._reader = reader
-        self._rows = torch.empty(self.capacity, table.shape[1], dtype=table.dtype)
+        self._blocks: list[Tensor] = []  # of _BLOCK rows
         self._slot = np.full(table.shape[0], -1, np.int32)  # [V] where a row is kept, -1: nowhere
         self._id = np.full(self.capacity, -1, np.int64)  # [capacity] which row is there
         self._used = np.zeros(self.capacity, np.int64)  # [capacity] the request that had it last
@@ -43,7 +47,8 @@ class EmbeddingCache:
     @property
     def nbytes(self) -> int:
         """Bytes once every row is filled, with what keeps account of them."""
-        return self._rows.nbytes + self._slot.nbytes + self._id.nbytes + self._used.nbytes
+        rows = self.capacity * self.table.shape[1] * self.table.dtype.itemsize
+        return rows + self._slot.nbytes + self._id.nbytes + self._used.nbytes
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, d] the rows of token ids [n], which may be more than the cache holds: then it is filled in turns."""
@@ -54,21 +59,20 @@ class EmbeddingCache:
         self.misses += int(len(wanted) - kept.sum())
         if len(wanted) <= self.capacity:
             self._fetch(wanted[~kept], wanted[kept])
-            return self._rows[torch.from_numpy(self._slot[wanted][place].astype(np.int64))]
-        found = self._rows.new_empty(len(place), self.table.shape[1])
+            return self._taken(self._slot[wanted][place])
+        found = torch.empty(len(place), self.table.shape[1], dtype=self.table.dtype)
         missing = wanted[~kept]
         turns = [wanted[kept], *(missing[at : at + self.capacity] for at in range(0, len(missing), self.capacity))]
         for turn in turns:
             self._fetch(turn[self._slot[turn] < 0], wanted[:0])
             given = np.flatnonzero(np.isin(wanted, turn)[place])
-            source = self._slot[wanted[place[given]]].astype(np.int64)
-            found[torch.from_numpy(given)] = self._rows[torch.from_numpy(source)]
+            found[torch.from_numpy(given)] = self._taken(self._slot[wanted[place[given]]])
         return found
 
     def close(self) -> None:
         """Forget all rows."""
         self._closed = True
-        self._rows = self._rows.new_empty(0, self.table.shape[1])
+        self._blocks = []
 
     def _fetch(self, missing: Integers, kept: Integers) -> None:
         """Read rows into the slots used longest ago, others than those of the rows to keep."""
@@ -78,9 +82,23 @@ class EmbeddingCache:
         slots = np.argsort(self._used, kind="stable")[: len(missing)]
         self._forget(slots)
         started = time.perf_counter()
-        _read_into(self.table, missing, self._rows, slots, self._reader)
+        while len(self._blocks) * _BLOCK <= slots.max():
+            size = min(_BLOCK, self.capacity - len(self._blocks) * _BLOCK)
+            self._blocks.append(torch.empty(size, self.table.shape[1], dtype=self.table.dtype))
+        parts = [_bytes_of(block) for block in self._blocks]
+        rows = (parts[block][row] for block, row in zip(*(one.tolist() for one in divmod(slots, _BLOCK)), strict=True))
+        _read_into(self.table, missing, rows, self._reader)
         self.read_seconds += time.perf_counter() - started
         self._slot[missing], self._id[slots], self._used[slots] = slots, missing, self._request
+
+    def _taken(self, slots: NDArray[np.int32]) -> Tensor:
+        """[n, d] copies of the rows in these slots."""
+        found = torch.empty(len(slots), self.table.shape[1], dtype=self.table.dtype)
+        block, row = (torch.from_numpy(one.astype(np.int64)) for one in divmod(slots, _BLOCK))
+        for number in block.unique().tolist():
+            here = block == number
+            found[here] = self._blocks[number][row[here]]
+        return found
 
     def _forget(self, slots: Integers) -> None:
         """Before the read, so that one that fails leaves no wrong row behind."""
@@ -93,7 +111,7 @@ def read_rows(table: StoredTensor, ids: Tensor, reader: Reader) -> Tensor:
     """[n, d] rows of a table in a file for token ids [n]; nothing is kept. Errors as `EmbeddingCache` has them."""
     wanted, place = np.unique(checked(ids, table.shape[0]), return_inverse=True)
     rows = torch.empty(len(wanted), table.shape[1], dtype=table.dtype)
-    _read_into(table, wanted, rows, np.arange(len(wanted)), reader)
+    _read_into(table, wanted, _bytes_of(rows), reader)
     return rows[torch.from_numpy(place)]
 
 
@@ -110,22 +128,26 @@ def checked(ids: Tensor, vocabulary: int, closed: bool = False) -> Integers:
     return found
 
 
-def _read_into(table: StoredTensor, ids: Integers, into: Tensor, slots: Integers, reader: Reader) -> None:
-    """Read the rows of increasing ids into the slots, rows of `into`.
+def _bytes_of(rows: Tensor) -> NDArray[np.uint8]:
+    """[n, bytes of a row] the same memory."""
+    return rows.view(torch.uint8).numpy()
+
+
+def _read_into(table: StoredTensor, ids: Integers, rows: Iterable[NDArray[np.uint8]], reader: Reader) -> None:
+    """Read the rows of increasing ids.
 
     All are asked for before the first is read, so that the disk works on many at once: three times as fast here as
     one after the other. That is through the page cache, which is told to drop them in the end.
     """
     size = table.shape[1] * table.dtype.itemsize
-    target = into.view(torch.uint8).numpy().reshape(-1).data
     places = (table.offset + ids * size).tolist()
     handle, started = reader.handle(table.file), time.perf_counter()
     try:
         if hasattr(os, "posix_fadvise"):
             for place in places:
                 os.posix_fadvise(handle, place, size, os.POSIX_FADV_WILLNEED)
-        for place, slot in zip(places, slots.tolist(), strict=True):
-            _read_row(handle, table, target[slot * size : (slot + 1) * size], place)
+        for place, row in zip(places, rows, strict=True):
+            _read_row(handle, table, row.data, place)
     finally:
         drop_pages(handle, table.offset, table.length)
     if reader.throttle is not None:

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from ondevice.run import Layout, ParameterError, execute, plan, run_all
+from ondevice.run import Layout, ParameterError, execute, plan, run_all, schedule
 from ondevice.run.cli import main
+from ondevice.run.execute import Outcome
 
 PARAMETERS = "seed: int = 0  # seed of the random numbers\nrate: float = 0.5\nbudgets: list[float] = [0.1, 0.5]"
 # A notebook's work without its imports: one figure and the result file.
@@ -268,6 +270,25 @@ def test_an_interrupt_ends_everything_and_leaves_nothing_half_written(layout, tm
     assert published(layout) == {"fig_01.csv": "before"}
     assert not [path for path in layout.runs.rglob("*") if path.is_file() and path.suffix != ".lock"]
     wait_for(lambda: not is_alive(int(kernel.read_text())), seconds=5)
+
+
+def test_where_nobody_reads_what_is_said_no_further_run_begins(layout, monkeypatch):
+    begun = []
+
+    def begin(job):
+        begun.append(job)
+        time.sleep(0.2)
+        return Outcome(job, "done")
+
+    def nobody_reads(progress, line):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(schedule, "execute", begin)
+    monkeypatch.setattr(schedule.Progress, "say", nobody_reads)
+    jobs = plan(settings=["seed=1,2,3,4,5,6,7,8"], layout=layout)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(BrokenPipeError):
+        run_all(jobs, executor=pool)
+    assert 1 <= len(begun) <= 2 and not list(layout.runs.glob(".stop-*"))
 
 
 def wait_for(condition, seconds: float = 60) -> None:

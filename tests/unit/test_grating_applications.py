@@ -10,10 +10,13 @@ import pandas as pd
 import pytest
 
 from ondevice import assets, corpus
-from ondevice.grating import agent_memory, applications, findings, long_context, plots, rag
+from ondevice.grating import agent_memory, applications, findings, long_context, plots, rag, recordings
 from ondevice.grating.agent_memory import CALLS, NO_MEMORY, Workload
 from ondevice.grating.applications import ANSWER, EMBEDDING, KEYWORDS, RERANKER, Rank, Search
 from ondevice.grating.printed import AGENT, CONTEXT, HF, NONE, OFFLOAD, OURS, RAG, STANDS_FOR
+from ondevice.grating.pruning import ClusterRule, ranking
+from ondevice.grating.recordings import QUESTIONS
+from ondevice.grating.replay import measure, replay
 from ondevice.training.reranking.modules import held_out
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -83,8 +86,7 @@ def answered(tasks: Sequence[corpus.Task]) -> Rank:
 def test_search_merges_ten_of_either_list_by_their_ranks():
     texts = [f"the {word} thing of a house" for word in NUMBERS] + ["motor car", "vehicle with an engine"]
     found = Search(texts)("motor car", each=2)
-    assert found.keyword[0] == found.embedding[0] == found.places[0] == 10
-    assert found.embedding[1] == 11 and set(found.places) == {*found.keyword, *found.embedding}
+    assert found.embedding == [10, 11] and found.places[0] == 10 and set(found.places) > set(found.embedding)
     assert len(found.places) == 3 and found.cosine == pytest.approx(1, abs=1e-5)
     assert set(found.seconds) == {KEYWORDS, EMBEDDING} and min(found.seconds.values()) > 0
     assert len(Search(texts[:3])("motor car").places) == 3
@@ -175,9 +177,24 @@ def test_rag_measures_what_was_found_and_what_was_said():
     times = found.times.set_index(["method", "part"])["seconds"]
     assert times[HF, ANSWER] == pytest.approx(0.1) and (NONE, RERANKER) not in times.index
     assert times[HF, KEYWORDS] == times[OURS, KEYWORDS] > 0
-    first = rag.first_places(found.cases).set_index("ranker")["precision"]
-    assert first["r"] == 1 and set(first.index) == {"r", "embedder", "keywords"}
-    assert findings.over_embedder(rag.first_places(found.cases).iloc[:2])["grating-c10"] >= 0
+    assert cases.loc[HF]["first"].all() and not cases.loc["worst"]["first"].any()
+
+
+def test_what_pruning_does_to_the_passages_is_replayed():
+    recording = recordings.load("pydocs-reranker")
+    pools = recording.of(QUESTIONS)
+    rules = {"pydocs-reranker": ClusterRule(0.2)}
+    row = rag.replayed([recording], rules).to_dict("records")[0]
+    kept = [replay(pools.pool(place), 2, rules["pydocs-reranker"]).chosen for place in range(len(pools))]
+    best = [ranking(pools.pool(place)[-1])[:2] for place in range(len(pools))]
+    assert row["pools"] == len(pools) > 100
+    assert row["same"] == np.mean([set(a) == set(b) for a, b in zip(kept, best, strict=True)]) < 1
+    assert row["full"] == pytest.approx(measure(pools, 2).full.mean())
+    assert row["change"] == pytest.approx(row["pruned"] - row["full"]) and row["low"] < row["change"] <= row["high"]
+    never = rag.replayed([recording], {"pydocs-reranker": ClusterRule(np.inf)})
+    assert never["same"].item() == 1 and never["change"].item() == 0
+    with pytest.raises(ValueError, match="no recording of other"):
+        rag.replayed([recording], {"other": ClusterRule(1.0)})
 
 
 def test_the_same_passages_make_the_same_prompt_in_whatever_order_they_were_ranked():
@@ -368,7 +385,7 @@ def test_the_tables_are_those_of_the_figures_and_the_claims():
     found = {
         RAG: [rag.answering(library, tasks, dict.fromkeys(STANDS_FOR.values(), of), reader)],
         AGENT: [agent_memory.perform(work, {HF: knowing(work), OURS: knowing(work)}, 1.0) for work in works],
-        CONTEXT: [long_context.selecting(asked, {"r": {HF: chosen, OURS: chosen}}, reader, len, 5000)],
+        CONTEXT: [long_context.selecting(asked, {"pydocs-reranker": {HF: chosen, OURS: chosen}}, reader, len, 5000)],
     }
     times, quality = (
         {name: pd.concat([getattr(one, table) for one in rows]) for name, rows in found.items()}
@@ -383,4 +400,4 @@ def test_the_tables_are_those_of_the_figures_and_the_claims():
     ]  # fmt: skip
     assert [len(figure.axes) for figure in figures] == [6, 4, 2]
     values = findings.applications(pd.concat(times.values()), pd.concat(quality.values()), footprints, 10.0)
-    assert values["grating-c28"] == 0 and values["grating-c31"] == 0 and values["grating-c05"] == (50.0, 50.0)
+    assert values["grating-c31"] == 0 and values["grating-c36"] == 0.9 and values["grating-c05"] == (50.0, 50.0)

@@ -33,15 +33,18 @@ def compare(
     changed this side's distribution, in `bytes`. cap None: no codec. Rules: whether the greedy drafts agree with the
     target; Algorithm 1 as printed; with the resample of the side that does not aggregate, here this one, always taken
     (gamma 1); with shared randomness.
+    Raises ValueError without queries.
     """
+    if not queries:
+        raise ValueError("There are no queries to compare both sides on.")
     rows = []
     for number, query in enumerate(tqdm(queries, desc="lockstep", leave=False)):
         sides = {"device": device.decoder(query, k), "cloud": cloud.decoder(query, k)}
         weights = {name: decoder.log_weight for name, decoder in sides.items()}
         while sides["device"].position < limit and not sides["device"].ended:
             whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
-            coded = {name: codec.encode(p, cap) for name, p in whole.items()} if cap else {}
-            p = {name: codec.decode(coded[name], len(whole[name])) if cap else whole[name] for name in whole}
+            coded = {name: codec.encode(p, cap) for name, p in whole.items()} if cap is not None else {}
+            p = {name: codec.decode(one, len(whole[name])) for name, one in coded.items()} or whole
             mixed = target(p["device"], p["cloud"], weights["device"], weights["cloud"])
             token, apart = int(mixed.argmax()), divergence(p["device"], p["cloud"])
             text = str(device.tokenizer.decode([token]))

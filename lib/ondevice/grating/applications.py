@@ -120,10 +120,9 @@ class Writer:
 
 @dataclass(frozen=True)
 class Found:
-    """Candidates of a query: places by fused rank, those of each list, and seconds of each search."""
+    """Candidates of a query: places by fused rank, those of the embedding list, and seconds of each search."""
 
     places: list[int]
-    keyword: list[int]
     embedding: list[int]
     cosine: float  # of the first of the embedding list
     seconds: dict[str, float]
@@ -154,7 +153,7 @@ class Search:
                 total[text] = total.get(text, 0.0) + 1 / (_RRF + 1 + place)
         fused = sorted(total, key=lambda text: (-total[text], text))
         seconds = {KEYWORDS: middle - start, EMBEDDING: end - middle}
-        return Found(fused, keyword, embedding, float(cosines[0, 0]), seconds)
+        return Found(fused, embedding, float(cosines[0, 0]), seconds)
 
 
 @dataclass(frozen=True)

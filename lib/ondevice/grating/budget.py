@@ -71,12 +71,13 @@ class Plan:
 
 def plan(
     checkpoint: Checkpoint, config: PreTrainedConfig, candidates: int, longest: int, budget: float | None,
-    curve: Curve | None = None, *, tokens: int | None = None, fixed: int = 0,
+    curve: Curve | None = None, *, tokens: int | None = None, fixed: int = 0, name: str | None = None,
 ) -> Plan:  # fmt: skip
     """Spend a budget of so many MB (10^6 bytes) on a pool; None is the paper's setting whatever it takes.
 
     longest: tokens of the longest row. tokens: of all rows, padding included; by default all are the longest.
     curve: measured rates of chunks (`compute_curve`). fixed: bytes that are taken already, such as the tokenizer's.
+    name: of the model, in errors; by default its folder's.
     In this order, as far as it goes: what must be (two layers, one row a chunk, hidden states in a file if they are
     less there), chunks of 512 tokens, a tenth of the embedding rows, hidden states in memory, the chunk of the curve,
     and more layers that stay.
@@ -94,9 +95,10 @@ def plan(
     least = min((costs.plan(2, costs.fewest_rows, longest, offload, limit) for offload in (False, True)), key=_total)
     if least.total > limit:
         needed = math.ceil(least.total / MB)
+        shown = f"{candidates} candidates of up to {longest} tokens" if longest > 1 else "even a single token"
         raise ValueError(
-            f"{budget:g} MB of memory are too few for {candidates} candidates of up to {longest} tokens with "
-            f"{checkpoint.folder.name}: the smallest budget that works is {needed} MB."
+            f"{budget:g} MB of memory are too few for {shown} with {name or checkpoint.folder.name}: the smallest "
+            f"budget that works is {needed} MB."
         )
     return _improved(costs, least, pool, curve)
 

@@ -11,7 +11,10 @@ Where the paper gives a size, `reproduced` allows a factor of 1.5 on it; for a r
 is left. More than that is `trend`, as less is.
 
 Changed after a first run, at a reader's objection: c28 takes the difference in either direction, c35 compares with the
-best way without a reranker. Left untested in the notebook, with their reasons: c16, c37 to c40, c42 to c44 and c46.
+best way without a reranker. Changed later, as ten questions judge nothing: c10 and c28 are of all recorded test pools,
+c10 by query set. c16 orders the two thresholds by value and compares replayed work, not seconds of two pools. c36 is
+over the weights as they are loaded. c37 and c46 are untested, c40 needs a first value above 0, and c42 and c44 have a
+lower end. c35 is left untested in a run of fewer than thirty texts.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ondevice.evidence import Rule, Untested
 _FACTOR = 1.5
 _POINTS = "points of Precision@K"
 _LOSSLESS = "at no more than 1 point of Precision@K below the full model"
+_RANDOM = "the 0.6B shape has random weights, which rank nothing: the layer that pruning decides after is an input"
 _BEYOND = "it is of models of 4 and 8 billion parameters, which do not fit here"
 
 
@@ -84,6 +88,16 @@ def _at_most(text: str, size: float, trend: float, wrong: float) -> Rule:
     )
 
 
+def _no_penalty(text: str, wrong: float) -> Rule:
+    """Of a difference that could have either sign."""
+    return Rule(
+        f"latency that the {text}: from -1 to 1; trend: at most 5",
+        wrong=wrong,
+        reproduced=lambda v: -1 <= v <= 1,
+        trend=lambda v: v <= 5,
+    )
+
+
 def _shares(text: str, wrong: Sequence[float], trend: Callable[[Sequence[float]], bool], weaker: str) -> Rule:
     return Rule(f"{text}: all of them; trend: {weaker}", wrong, lambda v: min(v) == 1, trend)
 
@@ -101,16 +115,17 @@ RULES: dict[str, Rule | Untested] = {
     ),
     "grating-c03": _unchanged(f"greatest loss in {_POINTS} against the full model, over models, query sets, K and both "
                               "thresholds"),
-    "grating-c04": _cuts(11.6, 51.0, "latency against HF, end to end, the three applications"),
-    "grating-c05": _cuts(18.6, 77.8, "peak memory against HF, all processes, the three applications"),
+    "grating-c04": _cuts(11.6, 51.0, "latency against HF, end to end, the three applications with two rerankers or "
+                                     "workloads each"),
+    "grating-c05": _cuts(18.6, 77.8, "peak memory against HF of a process that only ranks, the same"),
     "grating-c06": Untested("milliseconds of a 0.6B model on a Mac Mini's GPU"),
     "grating-c07": Untested(
         "needs the Mac and its 4-bit model; the printed size is that of the model in 16 bits, 1,192 MB, where its "
         "weights in 4 bits are 298"
     ),
     "grating-c08": Rule(
-        "percent of the pipeline's latency in the reranker, 20 candidates, transformers in memory: at least 90; trend: "
-        "at least 50, most of it",
+        "percent of the pipeline's latency in the reranker, up to 20 candidates, transformers in memory: at least 90; "
+        "trend: at least 50, most of it",
         wrong=30.0,
         reproduced=lambda v: v >= 90,
         trend=lambda v: v >= 50,
@@ -123,11 +138,12 @@ RULES: dict[str, Rule | Untested] = {
         trend=lambda v: v >= 34,
     ),
     "grating-c10": Rule(
-        "percent by which Precision@1 of a reranker is above that of the embedder whose candidates it ranks, mean over "
-        "our rerankers: 15 to 25; trend: above 5",
-        wrong=0.0,
-        reproduced=lambda v: 15 <= v <= 25,
-        trend=lambda v: v > 5,
+        "percent by which Precision@1 of a reranker is above that of the embedder that orders the same candidates, "
+        "mean over our rerankers, (least, greatest) over query sets, all recorded test pools: both 15 to 25; trend: "
+        "both above 5",
+        wrong=(0.0, 20.0),
+        reproduced=lambda v: min(v) >= 15 and max(v) <= 25,
+        trend=lambda v: min(v) > 5,
     ),
     "grating-c11": Rule(
         "first layer from which on Kendall's tau with the last layer's order, mean over pools, stays at 0.8 or more, "
@@ -149,8 +165,8 @@ RULES: dict[str, Rule | Untested] = {
         "the first at least 0.75",
     ),
     "grating-c16": _shares(
-        "of models, query sets and K: (share in which the higher threshold is not less precise, share in which it is "
-        "slower)",
+        "of models, query sets and K whose two calibrated thresholds differ: (share in which the higher one is not "
+        "less precise, share in which it saves less work), both replayed",
         (0.4, 0.9),
         lambda v: min(v) >= 0.75,
         "both at least 0.75",
@@ -158,8 +174,8 @@ RULES: dict[str, Rule | Untested] = {
     "grating-c17": Untested(f"{_BEYOND}. By weights in 16 bits alone, 7.5 and 15.3 GiB, the 4B fits into 8 and 16 GiB"),
     "grating-c18": Untested(_BEYOND),
     "grating-c19": Rule(
-        "least over models and K of Spearman's correlation between threshold and (latency, precision), 0 where one "
-        "does not change: both at least 0.8; trend: the first at least 0.8, the second above 0",
+        "least over models and K of Spearman's correlation between threshold and (computed layer-candidates, "
+        "precision), 0 where one does not change: both at least 0.8; trend: the first at least 0.8, the second above 0",
         wrong=(0.9, -0.5),
         reproduced=lambda v: min(v) >= 0.8,
         trend=lambda v: v[0] >= 0.8 and v[1] > 0,
@@ -179,16 +195,17 @@ RULES: dict[str, Rule | Untested] = {
     # Figures 11 to 15
     "grating-c24": _cut(51, "latency of RAG against HF, pydocs-reranker-deep on this CPU"),
     "grating-c25": _cut(31, "latency of RAG against HF, pydocs-reranker on this CPU"),
-    "grating-c26": _cut(77.8, "peak memory of RAG against HF, the larger of two rerankers"),
-    "grating-c27": _cut(92.3, "mean memory over the time of RAG against HF, the larger of two rerankers"),
-    "grating-c28": _unchanged(f"greatest loss in {_POINTS} of RAG against HF, two rerankers"),
+    "grating-c26": _cut(77.8, "peak memory of RAG's ranking against HF, the larger of two rerankers"),
+    "grating-c27": _cut(92.3, "mean memory over the time of RAG's ranking against HF, the larger of two rerankers"),
+    "grating-c28": _unchanged(f"greatest difference in {_POINTS}, K as in RAG, GRATING and HF, two rerankers, all "
+                              "recorded test pools of documentation questions"),
     "grating-c29": _cut(25.2, "latency of a task against HF, generated tasks in the place of the video workload"),
     "grating-c30": _cut(43.4, "latency of a task against HF, generated tasks in the place of the community workload"),
     "grating-c31": _unchanged("greatest difference in the percentage of generated tasks done, GRATING and HF, both "
                               "workloads"),
-    "grating-c32": _cut(63.0, "peak memory of one action against HF, the larger of two workloads"),
-    "grating-c33": _cut(12, "end-to-end latency of long-context selection against HF"),
-    "grating-c34": _cut(57.3, "end-to-end latency of long-context selection against no reranker"),
+    "grating-c32": _cut(63.0, "peak memory of one action's ranking against HF, the larger of two workloads"),
+    "grating-c33": _cut(12, "end-to-end latency of long-context selection against HF, mean of two rerankers"),
+    "grating-c34": _cut(57.3, "end-to-end latency of long-context selection against no reranker, mean of two"),
     "grating-c35": Rule(
         "percentage of right answers with a reranker's selection less that of the best way without one (all that fits, "
         "first segments, the embedder's), (HF, GRATING), mean of the rerankers: both at least 1; trend: both above 0",
@@ -198,14 +215,14 @@ RULES: dict[str, Rule | Untested] = {
     ),
     # 1 GiB saved of 1.11 GiB of weights, Qwen3-Reranker-0.6B in 16 bits
     "grating-c36": Rule(
-        "peak memory of HF less GRATING's, long-context selection, over the reranker's weights: 0.90, as 1 GiB is of "
-        "the 0.6B's, within a factor 1.5; trend: at least 0.3",
+        "peak memory of HF less GRATING's, ranking in long-context selection, over the weights as loaded, "
+        "pydocs-reranker: 0.90, as 1 GiB is of the 0.6B's, within a factor 1.5; trend: at least 0.3",
         wrong=0.1,
         reproduced=lambda v: _near(v, 0.90),
         trend=lambda v: v >= 0.3,
     ),
     # Figure 16
-    "grating-c37": _cut(49.0, "latency of the ablation's baseline, by pruning, 60 candidates"),
+    "grating-c37": Untested(_RANDOM),
     "grating-c38": Rule(
         "percent of the baseline's peak memory that one batch of all 60 candidates adds: 44.8 within a factor 1.5; "
         "trend: at least 5",
@@ -222,22 +239,19 @@ RULES: dict[str, Rule | Untested] = {
     ),
     "grating-c40": Rule(
         "percent above the baseline's peak memory, (one batch, chunks): the second at most 10.8, 7.2 by a factor 1.5, "
-        "and below the first; trend: at most half of the first",
+        "and below the first; trend: at most half of the first; either way, the first above 0",
         wrong=(40.0, 35.0),
-        reproduced=lambda v: v[1] <= 7.2 * _FACTOR and v[1] < v[0],
-        trend=lambda v: v[1] <= v[0] / 2,
+        reproduced=lambda v: v[0] > 0 and v[1] <= 7.2 * _FACTOR and v[1] < v[0],
+        trend=lambda v: v[0] > 0 and v[1] <= v[0] / 2,
     ),
     "grating-c41": _cut(57.8, "peak memory of the ablation's baseline, by all up to the sliding window"),
-    "grating-c42": _at_most(
-        "latency that the sliding window adds after pruning, percent of the baseline's (81 ms are 0.4 to 0.6 "
-        "percent of what the paper's numbers imply)", 1, 5, wrong=15.0,
-    ),
+    "grating-c42": _no_penalty("sliding window adds after pruning, percent of the baseline's (81 ms are 0.4 to 0.6 "
+                               "percent of what the paper's numbers imply)", wrong=15.0),
     "grating-c43": _at_most("MiB of peak memory with all techniques, 60 candidates of 500 tokens", 271, 271 * _FACTOR,
                             wrong=1184.0),
-    "grating-c44": _at_most("latency that the embedding cache adds once warm, percent of the baseline's", 1, 5,
-                            wrong=12.0),
+    "grating-c44": _no_penalty("embedding cache adds once warm, percent of the baseline's", wrong=12.0),
     "grating-c45": _cut(78.4, "peak memory of the ablation's baseline, by all techniques"),
-    "grating-c46": _cut(48.5, "latency of the ablation's baseline, by all techniques"),
+    "grating-c46": Untested(_RANDOM),
     # Statements of the text
     "grating-c47": Rule(
         "latency that the sliding window adds to weights in memory, percent, (without pruning, after pruning): both at "

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ondevice.batching import by_length
 from ondevice.grating.architectures import Architecture, Batch, Row
 from ondevice.grating.hidden_states import HiddenStates, Resident
+from ondevice.grating.probes import Probes
 from ondevice.grating.weights import Weights
 
 Prune = Callable[[NDArray[np.float64]], NDArray[np.int64]]
@@ -62,19 +63,23 @@ class Engine:
         paper gives no number; 512 is the fewest that keep a core's products efficient.
     hidden: makes the place where hidden states are between layers: in memory by default, else offloaded. Each pass
         makes one and closes it.
+    probes: what scores are made by after every layer but the last; None is the model's own head after each of them.
     Of chunks that are not being computed there are hidden states and nothing else, and none after the last layer.
     Raises ValueError where weights and architecture do not belong together, and on a chunk below one token.
     """
 
     def __init__(
         self, architecture: Architecture, weights: Weights, *, chunk: int = 512,
-        hidden: Callable[[], HiddenStates] = Resident,
+        hidden: Callable[[], HiddenStates] = Resident, probes: Probes | None = None,
     ) -> None:  # fmt: skip
         if chunk < 1:
             raise ValueError(f"A chunk holds at least one token, not {chunk}.")
         if weights.layers != architecture.layers:
             raise ValueError(f"{architecture.name} has {architecture.layers} layers, its weights {weights.layers}.")
+        if probes is not None:
+            probes.require(architecture.layers, architecture.width)
         self.architecture, self.weights, self.chunk, self.hidden = architecture, weights, chunk, hidden
+        self.probes = probes
         self._rest = weights.rest()
         answers = architecture.answers
         rows = None if answers is None else weights.head_rows(torch.tensor(answers))
@@ -82,7 +87,7 @@ class Engine:
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Row], prune: Prune | None = None) -> Scores:
-        """Scores of candidates [N] after each layer, by the model's own norm and head in float32.
+        """Scores of candidates [N] after each layer, by the model's own norm and head in float32, or by probes.
 
         prune: given the logits z [n] of the active candidates, in rising order, after every layer; returns those that
             go on, none for an early end (`pruning.Selection.step`). Without it, all go through all layers.
@@ -107,6 +112,7 @@ class _Pass:
 
     def __init__(self, engine: Engine, rows: Sequence[Row], states: HiddenStates) -> None:
         self.architecture, self.weights, self.head = engine.architecture, engine.weights, engine._head
+        self.probes = engine.probes
         self.rest, self.most = engine._rest, engine.chunk
         self.rows, self.states = rows, states
         self.active = np.arange(len(rows))
@@ -149,7 +155,7 @@ class _Pass:
             group = self.groups[chunk]
             batch = self._batch(group)
             made = self.architecture.forward(parameters, batch, hidden)
-            scores[group] = self.architecture.scores(self.head, self.architecture.pooled(batch, made)).double().numpy()
+            scores[group] = self._scores(layer, self.architecture.pooled(batch, made)).double().numpy()
             if layer + 1 < self.architecture.layers:
                 self.states.put(chunk, made)
         self.stored = self.groups
@@ -157,6 +163,11 @@ class _Pass:
         if len(odd):
             raise ValueError(f"The score of candidate {odd[0]} after layer {layer + 1} is not a finite number.")
         return waited
+
+    def _scores(self, layer: int, pooled: Tensor) -> Tensor:
+        if self.probes is not None and layer + 1 < self.architecture.layers:
+            return self.probes.scores(layer + 1, pooled)
+        return self.architecture.scores(self.head, pooled)
 
     def _keep(self, going: NDArray[np.int64]) -> None:
         """Let only these candidates go on, in chunks made anew: few candidates in many chunks waste a core's time."""

@@ -53,6 +53,7 @@ class Job:
 
     longest: most tokens of a row; longer documents are cut. repeats: times to rank. threads: of torch.
     batch, whole_head: of transformers' forward, see `baselines.Batched`. chunk: tokens of a chunk of the engine.
+    offload: hidden states between layers go to a file, `ours` only.
     embedding_rows: that its cache has room for; None is a tenth of the vocabulary.
     threshold, first (layer to decide after), top_k: of the paper's pruning, which all steps of Figure 16 but the first
         have; `ours` runs all layers.
@@ -71,6 +72,7 @@ class Job:
     batch: int = 4
     whole_head: bool = False
     chunk: int = 512
+    offload: bool = False
     embedding_rows: int | None = None
     threshold: float = float("inf")
     first: int = 1
@@ -114,8 +116,10 @@ class Measured:
     tokens: int
 
     def row(self) -> dict[str, Any]:
-        """Of a table: sizes in MB (10**6 bytes), as growth over the imports; seconds are medians.
+        """Of a table: sizes in MB (10**6 bytes), as growth over the imports.
 
+        first_s: seconds of the first time, with nothing in the page cache; next_s: median of the others, NaN without;
+        processor_s and stalled_s are of the last time.
         rss, anon (anonymous and shared) and file are peaks from loading on, ranking_rss is of ranking alone.
         """
         memory, job = self.memory, self.job
@@ -127,8 +131,9 @@ class Measured:
             "file_mb": memory.peak("file") / MB, "ranking_rss_mb": memory.peak("resident", phase="loaded") / MB,
             "mean_rss_mb": memory.mean("resident") / MB, "cached_mb": self.cached / MB,
             "parts_mb": sum(self.parts.values()) / MB or float("nan"), "imports_mb": memory.baseline / MB,
-            "loading_s": self.loading, "ranking_s": float(np.median(self.seconds)),
-            "processor_s": float(np.median(self.processor)), "stalled_s": float(np.median(self.stalled)),
+            "loading_s": self.loading, "first_s": float(self.seconds[0]),
+            "next_s": float(np.median(self.seconds[1:])) if len(self.seconds) > 1 else float("nan"),
+            "processor_s": float(self.processor[-1]), "stalled_s": float(self.stalled[-1]),
             "work": self.work,
         }  # fmt: skip
 
@@ -306,6 +311,7 @@ def _layered(model: Model, job: Job) -> Scorer:
 
     from ondevice.grating.baselines import Layered
     from ondevice.grating.engine import Engine
+    from ondevice.grating.hidden_states import Offloaded, Resident
     from ondevice.grating.pruning import ClusterRule
     from ondevice.grating.quantised import Dequantised, is_quantised
     from ondevice.grating.weights import InMemory, Streamed, Weights
@@ -324,7 +330,8 @@ def _layered(model: Model, job: Job) -> Scorer:
         weights = Dequantised(streamed) if is_quantised(streamed.checkpoint) else streamed
     prunes = job.method in ABLATION[1:]
     rule = ClusterRule(job.threshold, first=job.first) if prunes else None
-    return Layered(model, Engine(model.architecture, weights, chunk=chunk), rule, job.top_k)
+    hidden = Offloaded if job.offload else Resident
+    return Layered(model, Engine(model.architecture, weights, chunk=chunk, hidden=hidden), rule, job.top_k)
 
 
 def _engine(scorer: Scorer) -> Engine | None:
@@ -345,9 +352,11 @@ def _parts(scorer: Scorer, rows: Sequence[Row]) -> dict[str, int]:
     """Bytes that a pass of all rows cannot do without. Counted, not measured; what libraries take inside is missing.
 
     layers: the window's buffers. embedding: the rows read so far and the accounts of all. head: norm and head in
-    float32. rest: as stored. hidden: the states of all rows. chunk: the most that one chunk's temporaries were at a
-    time in a layer.
+    float32. rest: as stored. hidden: the states of all rows, or of the three chunks that are in memory where they are
+    offloaded. chunk: the most that one chunk's temporaries were at a time in a layer.
     """
+    from ondevice.batching import by_length
+    from ondevice.grating.hidden_states import Offloaded
     from ondevice.grating.weights import Streamed
 
     engine = _engine(scorer)
@@ -357,12 +366,15 @@ def _parts(scorer: Scorer, rows: Sequence[Row]) -> dict[str, int]:
     table = weights.embeddings.table
     row = table.length // table.shape[0]
     kept = int((weights.embeddings._id >= 0).sum())
+    tokens = [sum(len(rows[index].ids) for index in chunk) for chunk in by_length([len(one.ids) for one in rows],
+                                                                                  engine.chunk)]  # fmt: skip
+    held = 3 * max(tokens) if engine.hidden is Offloaded else sum(tokens)
     return {
         "layers": weights.window.nbytes,
         "embedding": kept * row + weights.embeddings.nbytes - weights.embeddings.capacity * row,
         "head": sum(tensor.nbytes for tensor in engine._head.values()),
         "rest": sum(tensor.nbytes for tensor in weights.rest().values()),
-        "hidden": sum(len(row.ids) for row in rows) * architecture.width * table.dtype.itemsize,
+        "hidden": held * architecture.width * table.dtype.itemsize,
         "chunk": _temporaries(engine, weights, rows),
     }  # fmt: skip
 

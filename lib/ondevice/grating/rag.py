@@ -9,7 +9,7 @@ or three passages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,11 @@ from ondevice import corpus
 from ondevice.corpus.prompts import pick
 from ondevice.grating import applications
 from ondevice.grating.applications import ANSWER, EMBEDDING, KEYWORDS, RERANKER, Found, Methods, Search, Tables, Write
+from ondevice.grating.calibration import interval
 from ondevice.grating.printed import HF, NONE, RAG
+from ondevice.grating.pruning import ClusterRule
+from ondevice.grating.recordings import QUESTIONS, Recording
+from ondevice.grating.trade_offs import at
 from ondevice.training.evaluation import answers
 from ondevice.training.reranking.collection import LENGTH
 from ondevice.training.reranking.modules import held_out, modules
@@ -78,8 +82,8 @@ def answering(
     times: parts keyword search, embedding search, reranker, answer. precision: passages with the answer among the K,
     out of min(K, all that there are): what search missed counts as missed. cases: also answered (the reference's words,
     or nearly), f1 (over words), first (whether the best passage holds the answer; of `no reranker` that of the merged
-    lists), keyword_first, embedder_first, candidates, chosen (places). The chosen go to the model in the search's
-    order: the same ones make the same prompt.
+    lists), candidates, chosen (places). The chosen go to the model in the search's order: the same ones make the same
+    prompt.
     """
     applications.check(len(tasks), k)
     cases: list[dict[str, Any]] = []
@@ -104,9 +108,7 @@ def _chosen(
     yield NONE, found.places[:k], {}
 
 
-def _case(
-    library: Library, task: corpus.Task, found: Found, chosen: list[int], k: int, write: Write
-) -> dict[str, Any]:
+def _case(library: Library, task: corpus.Task, found: Found, chosen: list[int], k: int, write: Write) -> dict[str, Any]:
     relevant = library.relevant(task)
     read = sorted(chosen, key=found.places.index)
     shown = tuple((library.passages[place].title, library.passages[place].text) for place in read)
@@ -114,24 +116,28 @@ def _case(
     return {
         "question": task.name, "precision": len(relevant & set(chosen)) / min(k, len(relevant)),
         "answered": answers.hit(text, task.answer), "f1": answers.f1(text, task.answer),
-        "first": chosen[0] in relevant, "keyword_first": found.keyword[0] in relevant,
-        "embedder_first": found.embedding[0] in relevant, "candidates": len(found.places), "chosen": read,
-        "seconds": seconds,
+        "first": chosen[0] in relevant, "candidates": len(found.places), "chosen": read, "seconds": seconds,
     }  # fmt: skip
 
 
-def first_places(cases: pd.DataFrame) -> pd.DataFrame:
-    """Precision@1 of each reranker with transformers, of the embedder and of keywords, of the same candidates.
+def replayed(recordings: Iterable[Recording], rules: Mapping[str, ClusterRule], k: int = KEPT) -> pd.DataFrame:
+    """What pruning does to the K passages that are read, on all recorded pools of documentation questions.
 
-    cases: of `answering`. Rows [ranker, precision]; for `findings.over_embedder`, without the keywords.
+    rules: of the rerankers, by name. Rows [setting, full, pruned, change, low, high, same, pools]: Precision@K of the
+    full model and of GRATING, the change with its 95 % interval over pools, and the share of pools in which both keep
+    the same passages, so that the same answer is written. Each pool has a relevant candidate: no loss hides behind what
+    search missed. Raises ValueError on a reranker without a recording.
     """
-    full = cases[cases["method"] == HF]
-    if full.empty:
-        raise ValueError(f"The cases have none with {HF}.")
-    rows = [(str(setting), float(group["first"].mean())) for setting, group in full.groupby("setting", sort=False)]
-    one = full[full["setting"] == full["setting"].iloc[0]]
-    rows += [("embedder", float(one["embedder_first"].mean())), ("keywords", float(one["keyword_first"].mean()))]
-    return pd.DataFrame(rows, columns=["ranker", "precision"])
+    kept, rows = {one.model: one.of(QUESTIONS) for one in recordings}, []
+    for name, rule in rules.items():
+        if name not in kept:
+            raise ValueError(f"There is no recording of {name}.")
+        found = at(kept[name], k, rule)
+        change = found.precision - found.full
+        span, same = interval(change), found.overlap == 1
+        rows.append((name, found.full.mean(), found.precision.mean(), span.mean, span.low, span.high, same.mean(),
+                     len(change)))  # fmt: skip
+    return pd.DataFrame(rows, columns=["setting", "full", "pruned", "change", "low", "high", "same", "pools"])
 
 
 def pipeline(times: pd.DataFrame, setting: str, peaks: Mapping[str, float]) -> pd.DataFrame:

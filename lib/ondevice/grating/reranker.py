@@ -26,6 +26,7 @@ from ondevice.grating.checkpoint import Checkpoint, Throttle
 from ondevice.grating.engine import Engine, Scores
 from ondevice.grating.guarantee import Guarantee, MarginRule
 from ondevice.grating.hidden_states import HiddenStates, Offloaded, Resident
+from ondevice.grating.probes import Probes
 from ondevice.grating.pruning import ClusterRule, Rule, Selection
 from ondevice.grating.quantised import Dequantised, is_quantised
 from ondevice.grating.streamable import prepare
@@ -74,6 +75,7 @@ class Reranker:
     it takes. The weights of a bundled or random model are first saved whole, once; see `streamable`.
     threshold: of the paper's dispersion rule, or a `ClusterRule` with another statistic. recall: a rule with a promise
     that `guarantee` certified for this model and top_k. With neither, nothing is pruned and the order is the model's.
+    probes: what scores are made by after every layer but the last; a threshold or promise is then one made for these.
     mode: "set" accepts and drops early (the paper), so that the order within the result is none; "order" only drops,
     and ranks those left by final scores.
     max_length: tokens of a row. truncate: whether longer documents lose their end, and are counted, or are refused.
@@ -86,9 +88,10 @@ class Reranker:
 
     def __init__(
         self, spec: str | Path, memory_budget: float | None = None, threshold: float | ClusterRule | None = None,
-        recall: Guarantee | None = None, *, mode: Mode = "set", max_length: int | None = None, truncate: bool = True,
-        instruction: str | None = None, int8: bool = False, dtype: torch.dtype | None = None,
-        curve: Curve | None = None, throttle: float | None = None, folder: Path | None = None,
+        recall: Guarantee | None = None, *, probes: Probes | None = None, mode: Mode = "set",
+        max_length: int | None = None, truncate: bool = True, instruction: str | None = None, int8: bool = False,
+        dtype: torch.dtype | None = None, curve: Curve | None = None, throttle: float | None = None,
+        folder: Path | None = None,
     ) -> None:  # fmt: skip
         if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Real)):
             raise ValueError(f"A memory budget is a number of MB, not {memory_budget!r}.")
@@ -114,6 +117,9 @@ class Reranker:
         give_back()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._fixed = max(0, anonymous() - before)
         _require_layers(self.rule, self.architecture.layers)
+        if probes is not None:
+            probes.require(self.architecture.layers, self.architecture.width)
+        self.probes = probes
         if max_length is not None and not 1 <= max_length <= self.architecture.longest:
             raise ValueError(f"max_length is from 1 to {self.architecture.longest} tokens, not {max_length}.")
         self._activation = _default_activation(config)
@@ -178,7 +184,8 @@ class Reranker:
                 give_back()  # what a layer's temporaries leave between hidden states; about a millisecond
             return selection.step(scores)
 
-        scores = Engine(self.architecture, opened.served, chunk=chosen.chunk, hidden=hidden).score(rows, step)
+        engine = Engine(self.architecture, opened.served, chunk=chosen.chunk, hidden=hidden, probes=self.probes)
+        scores = engine.score(rows, step)
         hits, misses = embeddings.hits - hits, embeddings.misses - misses
         groups = self.checkpoint.groups
         layers = np.flatnonzero(weights.window.read_seconds[: len(scores.active)])
@@ -209,7 +216,7 @@ class Reranker:
         tokens = max(padded_tokens(lengths, size) for size in sizes)
         return plan(
             self.checkpoint, self.architecture.config, len(lengths), longest, self.budget, self.curve,
-            tokens=tokens, fixed=self._fixed,
+            tokens=tokens, fixed=self._fixed, name=self.spec,
         )  # fmt: skip
 
     def _rows(self, query: str, texts: Sequence[str]) -> tuple[list[Row], int]:

@@ -240,11 +240,11 @@ def outcomes(
 def trade_off(
     recordings: Iterable[Recording], ks: Sequence[int] = (1, 5, 10), points: int = 40, queries: str | None = None
 ) -> pd.DataFrame:  # fmt: skip
-    """Figure 10 by replay: model, k, threshold, latency, precision, full, saved, overlap.
+    """Figure 10 by replay: model, k, threshold, computed, precision, full, saved, overlap.
 
-    latency is the share of the full model's layer-candidates that are computed: what latency would be if it were in
-    proportion; `experiments.measured_points` measures it. queries: one set; None is both. points: thresholds, evenly
-    spread in rank over all at which something changes.
+    computed: share of the full model's layer-candidates, what latency would be if it were in proportion;
+    `experiments.measured_points` measures it. queries: one set; None is both. points: thresholds, evenly spread in rank
+    over all at which something changes.
     """
     tables = []
     for recording in recordings:
@@ -255,8 +255,9 @@ def trade_off(
             chosen = there[np.unique(np.linspace(0, len(there) - 1, points).astype(int))] if len(there) else there
             tables.append(pd.DataFrame({
                 "model": recording.model, "k": k, "threshold": found.thresholds[chosen],
-                "latency": 1 - found.saved[chosen], "precision": found.precision[chosen], "full": found.full,
-                "saved": found.saved[chosen], "overlap": found.overlap[chosen],
+                "computed": 1 - found.saved[chosen],
+                "precision": found.precision[chosen], "full": found.full, "saved": found.saved[chosen],
+                "overlap": found.overlap[chosen],
             }))  # fmt: skip
     return pd.concat(tables, ignore_index=True)
 

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def run_all(
     """Run what is not finished yet (with `force`: everything) and say so line by line; one outcome a job, in order.
 
     executor: carries the jobs; by default `workers` threads, each of which waits for a process that gets its share of
-    the cores. KeyboardInterrupt ends all runs, wherever they are, before it goes on.
+    the cores. An error here, or KeyboardInterrupt, ends all runs, wherever they are, before it goes on.
     """
     if not jobs:
         return []
@@ -59,12 +59,13 @@ def _run_stage(jobs: Sequence[Job], pool: Executor, stop: Path, force: bool) -> 
                 outcomes.append(_outcome(future, futures[future]))
                 progress.ended(outcomes[-1])
             progress.refresh()
-    except KeyboardInterrupt:
-        progress.say("Interrupted: ending the runs under way.")
+    except BaseException:  # an interrupt, or nobody reads any more what is said
         stop.parent.mkdir(exist_ok=True)
         stop.touch()
         for future in futures:
             future.cancel()
+        with suppress(OSError):
+            progress.say("Interrupted: ending the runs under way.")
         wait(futures, timeout=_CLEAN_UP)
         raise
     finally:

@@ -1,0 +1,106 @@
+"""What aggregation adds: its operations counted, a model's products counted, and times with a clock that is known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ondevice import shapes
+from ondevice.dragon import overhead
+from ondevice.dragon.speculative_aggregation import residual
+
+
+class Counted(np.ndarray):
+    """An array that counts the elements of all that is computed of it."""
+
+    done = 0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = [np.asarray(value) for value in inputs]
+        Counted.done += max(value.size for value in plain)
+        found = getattr(ufunc, method)(*plain, **options)
+        return found.view(Counted) if isinstance(found, np.ndarray) else found
+
+
+def test_operations_are_those_of_a_mixture_and_two_resamples(monkeypatch: pytest.MonkeyPatch):
+    """The sum is that of the running sum, and the search in it counts as one comparison a token."""
+    size = 50
+    monkeypatch.setattr(Counted, "done", 0)
+    p, q = (overhead.peaked(size, seed).view(Counted) for seed in (0, 1))
+    mixed = 0.4 * p + 0.6 * q
+    for side in (p, q):
+        rest = residual(side, mixed)
+        np.add.accumulate(rest)
+        np.less(rest, 0.5)
+    assert overhead.operations(size) == Counted.done
+    assert overhead.operations() == overhead.operations(overhead.QWEN_VOCABULARY) > 1e6
+
+
+def test_products_of_a_token_are_the_weights_of_all_linear_layers():
+    """Each weight of a linear layer is one multiplication a token; a tied output layer is one, too."""
+    config = shapes.SHAPES["qwen2.5-1.5b"].config()
+    model = shapes.SHAPES["qwen2.5-1.5b"].empty()
+    weights = [part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    assert overhead.decode_macs() == sum(weights)
+    assert config.vocab_size == overhead.QWEN_VOCABULARY
+    assert overhead.decode_macs((2, 3, 5, 1, 7)) == 2 * (3 * 3 * 2 + 3 * 1 * 2 + 3 * 5 * 3) + 3 * 7
+
+
+def test_half_a_kilobyte_takes_41_microseconds_at_100_mbps():
+    seconds = 512 / overhead.WIFI
+    assert seconds == pytest.approx(40.96e-6)
+
+
+def test_peaked_distributions():
+    p, sharper = overhead.peaked(1000, 0), overhead.peaked(1000, 0, sharpness=6.0)
+    assert p.shape == (1000,) and p.sum() == pytest.approx(1, abs=1e-12) and (p > 0).all()
+    assert (overhead.peaked(1000, 0) == p).all() and (overhead.peaked(1000, 1) != p).any()
+    assert sharper.max() > p.max() > 0.05 and sharper.argmax() == p.argmax()
+    assert (overhead.peaked(1000, 0, sharpness=0.0) == 1 / 1000).all()
+
+
+# Times
+
+TAKES = {"aggregate": 9e-6, "mixture": 2e-6, "encode": 5e-6, "decode": 3e-6}  # seconds on the clock below
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Any, ...]]]:
+    """Arguments of each part's calls, on a clock that they alone move on; the first two take a second each."""
+    now, seen = [0.0], dict[str, list[tuple[Any, ...]]]()
+
+    def slowed(name: str, work: Any) -> Any:
+        def called(*arguments: Any) -> Any:
+            seen.setdefault(name, []).append(arguments)
+            now[0] += TAKES[name] if len(seen[name]) > 2 else 1.0
+            return work(*arguments)
+
+        return called
+
+    codec = SimpleNamespace(**{name: slowed(name, getattr(overhead.codec, name)) for name in ("encode", "decode")})
+    monkeypatch.setattr(overhead, "codec", codec)
+    monkeypatch.setattr(overhead, "aggregate", slowed("aggregate", overhead.aggregate))
+    monkeypatch.setattr(overhead, "target", slowed("mixture", overhead.target))
+    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return seen
+
+
+def test_times_are_medians_in_microseconds_of_what_they_are_called(calls: dict[str, list[tuple[Any, ...]]]):
+    table = overhead.times(vocabulary=300, repeats=7)
+    assert table.columns.tolist() == ["part", "us"]
+    assert dict(zip(table["part"], table["us"], strict=True)) == pytest.approx({n: 1e6 * s for n, s in TAKES.items()})
+    assert {name: len(of) for name, of in calls.items()} == {"aggregate": 7, "decode": 7, "mixture": 8, "encode": 8}
+
+
+def test_each_aggregation_has_drafts_and_numbers_of_its_own(calls: dict[str, list[tuple[Any, ...]]]):
+    overhead.times(vocabulary=300, repeats=7)
+    numbers = {tuple(arguments[-1]) for arguments in calls["aggregate"]}
+    assert len(numbers) == 7
+    for local, remote, p, q, mixed, drawn in calls["aggregate"]:
+        assert [local, remote] == [np.searchsorted(np.cumsum(of), at, side="right")
+                                   for of, at in ((p, drawn[0]), (q, drawn[1]))]  # fmt: skip
+        assert mixed == pytest.approx((p + q) / 2)

@@ -360,6 +360,13 @@ def test_ablation_is_over_the_baseline_in_the_papers_order():
     assert words(memory.figure)[1:3] == ["next query", "first query"]
 
 
+def test_ablation_of_one_query_a_step_has_no_next_query():
+    once = ABLATION.assign(**dict.fromkeys(("seconds", "low", "high"), ABLATION["first_s"]))
+    memory, latency = plots.ablation(once).axes
+    assert widths(latency) == pytest.approx([1, 0.6, 0.6, 0.7, 0.7])
+    assert "first query" in words(memory.figure) and "next query" not in words(memory.figure)
+
+
 def test_ablation_of_one_query_has_no_interval():
     def ends(table: pd.DataFrame) -> list[list[float]]:
         _, latency = plots.ablation(table).axes

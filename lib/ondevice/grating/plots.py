@@ -350,7 +350,8 @@ def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
     """Figure 16: peak memory and latency as each technique is added, over the baseline's, beside the paper's.
 
     table: columns step (of `printed.STEPS`), peak_mb, first_s (of the first query), seconds, low, high (of the next
-    ones, the least and the greatest). The baseline's colour is HF's.
+    ones, the least and the greatest). Where no step has seconds of its own, there was one query a step: the first. The
+    baseline's colour is HF's.
     """
     need(table, "step", "peak_mb first_s seconds low high", positive=True, unique="step")
     _known(table["step"], printed.STEPS, "step")
@@ -359,8 +360,11 @@ def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
     quoted = printed.ablation().set_index("step").reindex(rows.index)
     figure, axes = panels(1, 2, width=4.4, height=3.4, sharey=True)
     _steps(axes[0, 0], rows["peak_mb"], "{:.0f} MB", shift=-0.1, height=0.5, alpha=1.0)
-    _steps(axes[0, 1], rows["seconds"], "{:.2f} s", shift=-0.22, height=0.3, alpha=1.0, spread=rows[["low", "high"]])
-    _steps(axes[0, 1], rows["first_s"], "{:.2f} s", shift=0.1, height=0.3, alpha=0.45)
+    once = bool((rows["seconds"] == rows["first_s"]).all())
+    if not once:
+        next_ = rows[["low", "high"]]
+        _steps(axes[0, 1], rows["seconds"], "{:.2f} s", shift=-0.22, height=0.3, alpha=1.0, spread=next_)
+    _steps(axes[0, 1], rows["first_s"], "{:.2f} s", shift=-0.1 if once else 0.1, height=0.3, alpha=0.45)
     for axis, name in zip(axes[0], ("peak", "latency"), strict=True):
         axis.plot(quoted[name], np.arange(len(rows)) + 0.36, label="quoted, 60 candidates of 500 tokens on a GPU",
                   **_BELOW)  # fmt: skip
@@ -374,7 +378,7 @@ def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
     axes[0, 1].set_xlabel("latency, of the baseline's same query (%)")
     swatches = [Patch(color=COLOURS["blue"], label="next query"),
                 Patch(color=COLOURS["blue"], alpha=0.45, label="first query")]  # fmt: skip
-    _legend(figure, axes[0], columns=3, kind=kind, first=swatches)
+    _legend(figure, axes[0], columns=3, kind=kind, first=swatches[once:])
     return figure
 
 

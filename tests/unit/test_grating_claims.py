@@ -137,6 +137,7 @@ def test_figure_16_passes_as_printed():
         ("c39", 200.0, "trend"),
         ("c40", (40.0, 10.0), "reproduced"),
         ("c40", (40.0, 19.0), "trend"),
+        ("c40", (40.0, -19.0), "trend"),  # below the baseline: something else took it there
         ("c40", (5.0, 5.0), "contradicted"),
         ("c40", (-10.0, -30.0), "contradicted"),  # one batch takes no more: there is nothing that chunks could save
         ("c42", 1.1, "trend"),

@@ -375,7 +375,7 @@ def ablation(table: pd.DataFrame, kind: str = "measured") -> Figure:
     texts = ["baseline (HF)", *(f"+ {step}" for step in rows.index[1:])]
     axes[0, 0].set(yticks=range(len(rows)), yticklabels=texts, ylim=(len(rows) - 0.4, -0.5))
     axes[0, 0].set_xlabel("peak memory, of the baseline's (%)")
-    axes[0, 1].set_xlabel("latency, of the baseline's same query (%)")
+    axes[0, 1].set_xlabel("latency, of the baseline's same query (%);\nwhere pruning decides is given, not found")
     swatches = [Patch(color=COLOURS["blue"], label="next query"),
                 Patch(color=COLOURS["blue"], alpha=0.45, label="first query")]  # fmt: skip
     _legend(figure, axes[0], columns=3, kind=kind, first=swatches[once:])

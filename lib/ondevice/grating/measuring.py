@@ -53,7 +53,7 @@ class Job:
 
     longest: most tokens of a row; longer documents are cut. repeats: times to rank. threads: of torch.
     batch, whole_head: of transformers' forward, see `baselines.Batched`. chunk: tokens of a chunk of the engine.
-    offload: hidden states between layers go to a file, `ours` only.
+    offload: the engine's hidden states between layers go to a file.
     embedding_rows: that its cache has room for; None is a tenth of the vocabulary.
     threshold, first (layer to decide after), top_k: of the paper's pruning, which all steps of Figure 16 but the first
         have; `ours` runs all layers.

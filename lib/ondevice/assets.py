@@ -9,10 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import platformdirs
 
-ROOT = Path(__file__).resolve().parents[2]
+_LIBRARY = Path(__file__).resolve().parents[1]
+_INSTALLED = _LIBRARY / "ondevice_data"  # data/ as a wheel brings it; then there is no checkout
+ROOT = Path.cwd() if _INSTALLED.is_dir() else _LIBRARY.parent
 LOCAL_DATA_VARIABLE = "ONDEVICE_DATA"
+CACHE_VARIABLE = "ONDEVICE_CACHE"
 FIGURES_VARIABLE = "ONDEVICE_FIGURES"
+RESULT_VARIABLE = "ONDEVICE_RESULT"  # the file that a runner wants a notebook's result record in
+
+
+def data(*parts: str) -> Path:
+    """A file or folder of what travels with the code: below data/ of the checkout, or of an installed wheel."""
+    return (_INSTALLED if _INSTALLED.is_dir() else ROOT / "data").joinpath(*parts)
 
 
 def local_data() -> Path | None:
@@ -39,12 +49,12 @@ def local_file(relative: str) -> Path | None:
 
 def paper_table(paper: str, stem: str) -> pd.DataFrame:
     """A table of the paper as transcribed in data/paper/<paper>/<stem>.csv (quoted numbers)."""
-    return _read(ROOT / "data" / "paper" / paper / f"{stem}.csv")
+    return _read("paper", paper, f"{stem}.csv")
 
 
 def paper_list(stem: str, paper: str) -> pd.DataFrame:
     """The rows of one paper in data/paper/<stem>.csv (claims, exhibits or hyperparameters)."""
-    rows = _read(ROOT / "data" / "paper" / f"{stem}.csv")
+    rows = _read("paper", f"{stem}.csv")
     rows = rows[rows["paper"] == paper].reset_index(drop=True)
     if rows.empty:
         raise ValueError(f"data/paper/{stem}.csv has no rows for paper {paper!r}.")
@@ -53,18 +63,24 @@ def paper_list(stem: str, paper: str) -> pd.DataFrame:
 
 def derived_trace(name: str) -> pd.DataFrame:
     """A committed table of quantiles or fits, data/traces/<name>.csv."""
-    return _read(ROOT / "data" / "traces" / f"{name}.csv")
+    return _read("traces", f"{name}.csv")
 
 
 def figures_folder(paper: str) -> Path:
-    """Folder of a paper's exhibits: figures/<paper>, or below $ONDEVICE_FIGURES when a runner sets it."""
-    return Path(os.environ.get(FIGURES_VARIABLE) or ROOT / "figures") / paper
+    """Folder of the exhibits that a notebook makes: runs/exhibits/<paper>, or below $ONDEVICE_FIGURES.
+
+    Never figures/<paper>, where the published ones are: `python -m ondevice.run publish` puts them there.
+    """
+    return Path(os.environ.get(FIGURES_VARIABLE) or ROOT / "runs" / "exhibits") / paper
 
 
 def cache_folder(name: str) -> Path:
-    """A folder below data/cache, which git ignores; created on first use."""
-    folder = ROOT / "data" / "cache" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    """A folder below the user's cache folder for this package, or below $ONDEVICE_CACHE; created on first use."""
+    folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ondevice", appauthor=False)) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"The cache {folder} cannot be made ({error.strerror}): {CACHE_VARIABLE} names one.") from None
     return folder
 
 
@@ -91,7 +107,8 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _read(*parts: str) -> pd.DataFrame:
+    path = data(*parts)
     if not path.is_file():
-        raise FileNotFoundError(f"{path.relative_to(ROOT)} is missing: is this a complete clone of the repository?")
+        raise FileNotFoundError(f"data/{'/'.join(parts)} is missing: is this a complete clone of the repository?")
     return pd.read_csv(path)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import safetensors
 import torch
 
-from ondevice import assets, difference, shapes
+from ondevice import assets, shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -71,17 +71,12 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     return _from_hub(spec, dtype, device)
 
 
-def save_difference(model: PreTrainedModel, parent: str, folder: Path) -> None:
-    """Save a model as its difference from a parent, which is stored once: config.json and difference.safetensors.
+def import_classes() -> None:
+    """Import what `load` would on its first call, so that a measurement of memory can begin behind it."""
+    import transformers
 
-    parent: the name of a bundled model or `all-minilm-l6-v2`. `load` reads the folder back, to an error of a 254th of
-    the largest change in each row; embeddings that were not trained take no room.
-    """
-    digest = _sha256(_parent_weights(parent))
-    mine, theirs = model.state_dict(), _as_child(load(parent).model, model)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    difference.write(folder / difference.FILE, mine, theirs, parent, digest)
+    for lazy in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer", "LlamaForCausalLM", "Qwen2ForCausalLM"):
+        getattr(transformers, lazy)
 
 
 def available() -> str:
@@ -128,7 +123,7 @@ def minilm_folder() -> Path:
 
 
 def _root() -> Path:
-    return assets.ROOT / "data" / "models"
+    return assets.data("models")
 
 
 def _manifest() -> dict[str, str]:
@@ -148,11 +143,10 @@ def _checked_files(folder: Path) -> Iterator[Path]:
 
 
 def _bundled_folder(name: str) -> Path:
-    """A bundled model's folder, once it and the shared tokenizer are what the manifest says."""
+    """A bundled model's folder, once it is what the manifest says."""
     root, manifest = _root(), _manifest()
-    groups = (f"{name}/", "tokenizer/")
     for relative, digest in manifest.items():
-        if not relative.startswith(groups):
+        if not relative.startswith(f"{name}/"):
             continue
         if not (root / relative).is_file():
             raise FileNotFoundError(f"data/models/{relative} is missing: is this a complete clone of the repository?")
@@ -167,58 +161,11 @@ def _bundled_folder(name: str) -> Path:
 def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
-    if (folder / difference.FILE).is_file():
-        return _from_difference(spec, origin, folder, dtype, device)
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
-    vocabulary = folder
-    if not _has_vocabulary(folder) and origin == "bundled":
-        vocabulary = _root() / "tokenizer"  # shared, as all bundled language models have the same
-    if not _has_vocabulary(vocabulary):
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
-    return _assemble(spec, origin, str(folder), str(vocabulary), dtype, device)
-
-
-def _from_difference(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
-    """A model stored as its difference from another; the tokenizer is the other's."""
-    import transformers
-
-    stored = difference.read(folder / difference.FILE)
-    if _sha256(_parent_weights(stored.parent)) != stored.sha256:
-        raise ValueError(f"{spec} is a difference from other weights of {stored.parent}: their sha256 differs.")
-    parent = load(stored.parent)
-    with _quiet():
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        config.dtype = dtype
-        model = getattr(transformers, config.architectures[0])(config).eval()
-    theirs = _as_child(parent.model, model)
-    tensors = {**theirs, **stored.applied(theirs)}
-    needed = model.state_dict()
-    odd = [name for name, value in needed.items() if name not in tensors or tensors[name].shape != value.shape]
-    if odd or not set(stored.names) <= set(needed):
-        raise ValueError(f"The difference of {spec} does not fit its config.json: {(odd or ['a tensor'])[0]}.")
-    model.load_state_dict({name: tensors[name] for name in needed})
-    return _placed(spec, origin, model.to(dtype), parent.tokenizer, device)
-
-
-def _parent_weights(parent: str) -> Path:
-    """The weight file of a model that others may be stored as differences from."""
-    if parent == MINILM:
-        return minilm_folder() / "model.safetensors"
-    if parent not in bundled():
-        raise ValueError(f"A difference must be from a bundled model or {MINILM}, not from {parent!r}.")
-    return _bundled_folder(parent) / "model.safetensors"
-
-
-def _as_child(parent: PreTrainedModel, child: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A parent's tensors by the names that the child gives them: an encoder's trunk has a prefix below a head."""
-    theirs, prefix = parent.state_dict(), child.base_model_prefix + "."
-    found = {name: theirs.get(name, theirs.get(name.removeprefix(prefix))) for name in child.state_dict()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _has_vocabulary(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _VOCABULARIES)
+    return _assemble(spec, origin, str(folder), dtype, device)
 
 
 def _weight_files(spec: str, folder: Path) -> list[Path]:
@@ -250,9 +197,7 @@ def _from_hub(spec: str, dtype: torch.dtype, device: str) -> Loaded:
     name, _, revision = spec.partition("@")
     cached_only = not _hub_answers()  # asked once, as transformers would retry for half a minute
     try:
-        return _assemble(
-            spec, "hub", name, name, dtype, device, local_files_only=cached_only, revision=revision or "main"
-        )
+        return _assemble(spec, "hub", name, dtype, device, local_files_only=cached_only, revision=revision or "main")
     except OSError as error:
         causes = list(_causes(error))
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
@@ -287,9 +232,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _assemble(
-    spec: str, origin: Origin, source: str, vocabulary: str, dtype: torch.dtype, device: str, **where: Any
-) -> Loaded:
+def _assemble(spec: str, origin: Origin, source: str, dtype: torch.dtype, device: str, **where: Any) -> Loaded:
     """The parts of a model from a folder or the hub. where: what each of them is to be looked for with."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -299,7 +242,7 @@ def _assemble(
         except ValueError as error:
             raise ValueError(f"transformers cannot build {spec} without code of its own ({_line(error)}).") from None
         model = _weights(spec, source, config, dtype, **where)
-        tokenizer = AutoTokenizer.from_pretrained(vocabulary, trust_remote_code=False, **where)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
     rows = config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise ValueError(f"The tokenizer of {spec} has {len(tokenizer)} entries, its model only {rows}.")

@@ -1,6 +1,6 @@
 """The documentation corpus: docstrings of the installed packages as documents, passages, task prompts and tokens."""
 
-from ondevice.corpus.benchmarks import articles, spec_bench, wikitext
+from ondevice.corpus.benchmarks import spec_bench, wikitext
 from ondevice.corpus.excerpts import Passage, Query, passages, queries
 from ondevice.corpus.prompts import FAMILIES, Task, tasks
 from ondevice.corpus.reading import PACKAGES, Document, read_folder
@@ -17,7 +17,6 @@ __all__ = [
     "Query",
     "Selection",
     "Task",
-    "articles",
     "dataset",
     "document_tokens",
     "documents",

@@ -40,18 +40,6 @@ def wikitext(split: str = "test") -> str:
         raise FileNotFoundError(f"WikiText-2 is {where}: {error}") from None
 
 
-def articles(text: str) -> list[tuple[str, str]]:
-    """(title, body) of each article: WikiText marks a title as ` = Title = ` between blank lines."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("= ") and stripped.endswith(" =") and not stripped.startswith("= ="):
-            found.append((stripped[2:-2], []))
-        elif found:
-            found[-1][1].append(line)
-    return [(title, "\n".join(lines).strip()) for title, lines in found]
-
-
 def spec_bench() -> list[Question]:
     """The 480 questions of Spec-Bench, from spec_bench/question.jsonl of the local data folder."""
     path = assets.local_file(_SPEC_BENCH)

@@ -22,7 +22,7 @@ _FORMAT = 1  # raise it when the reading, splitting or cleaning changes
 
 
 def folder() -> Path:
-    """The corpus's folder below data/cache, built when it is not there (about two minutes)."""
+    """The corpus's folder in the cache, built when it is not there (about two minutes)."""
     found = versions()
     key = sha256(json.dumps([_FORMAT, found]).encode()).hexdigest()[:16]
     place = assets.cache_folder("corpus") / key

@@ -54,10 +54,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The bundled tokenizer (data/models/tokenizer); without one, that of this corpus, trained on its train split."""
+    """That of the bundled language models; without them, that of this corpus, trained on its train split."""
     from transformers import PreTrainedTokenizerFast
 
-    place = assets.ROOT / "data" / "models" / "tokenizer"
+    place = assets.data("models", "pydocs-lm-base")
     if not place.is_dir():
         place = store.folder() / "tokenizer"
     if not place.is_dir():

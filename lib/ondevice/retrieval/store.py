@@ -1,4 +1,4 @@
-"""Vectors and indexes kept in data/cache/retrieval, keyed by a hash of the texts and settings."""
+"""Vectors and indexes kept in the cache, keyed by a hash of the texts and settings."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _vectors(block: list[str], encoder: Embedder) -> np.ndarray:
             np.save(temporary, made)
     vectors = np.load(path, allow_pickle=False)
     if vectors.shape != (len(block), encoder.size):
-        raise ValueError(f"data/cache/retrieval/{path.name} does not fit its texts: delete it.")
+        raise ValueError(f"{path} does not fit its texts: delete it.")
     return vectors

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 import transformers
 
-from ondevice import corpus
+from ondevice import commands, corpus
+from ondevice.commands import count, positive, writable
 from ondevice.training import language_model
 from ondevice.training.batches import Batches, windows
 from ondevice.training.evaluation import command as evaluation
@@ -17,25 +17,29 @@ from ondevice.training.reranking import commands as reranking
 HELD_OUT = 64  # windows of 512 tokens for the perplexity in the log
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     """Train a bundled model, or go on training it; evaluate one and write its card."""
-    parser = argparse.ArgumentParser(prog="python -m ondevice.training", description=main.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    lm = commands.add_parser("lm", help="a language model on the documentation corpus")
-    lm.add_argument("--size", choices=list(language_model.SIZES), required=True)
-    lm.add_argument("--tokens", type=int, required=True, help="length of the run; more than before extends it")
-    lm.add_argument("--out", type=Path, required=True, help="folder of checkpoints, log and model; resumed if begun")
-    lm.add_argument("--batch-tokens", type=int, default=4096)
-    lm.add_argument("--matrix-rate", type=float, default=0.02, help="peak learning rate of Muon")
-    lm.add_argument("--vector-rate", type=float, default=0.005, help="peak learning rate of AdamW")
-    lm.add_argument("--threads", type=int, help="CPU threads (all by default)")
-    lm.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser = commands.Parser("python -m ondevice.training", description=main.__doc__)
+    programs = parser.add_subparsers(dest="command", required=True)
+    lm = programs.add_parser(
+        "lm", help="a language model on the documentation corpus",
+        example="python -m ondevice.training lm --size small --tokens 10_000_000 --out runs/small",
+    )  # fmt: skip
+    lm.add_argument("--size", choices=list(language_model.SIZES), required=True, help="of the model")
+    lm.add_argument("--tokens", type=count, required=True, help="length of the run; more than before extends it")
+    lm.add_argument("--out", type=writable, required=True, help="folder of checkpoints, log, model; resumed if begun")
+    lm.add_argument("--batch-tokens", type=count, default=4096, help="tokens of a step")
+    lm.add_argument("--matrix-rate", type=positive, default=0.02, help="peak learning rate of Muon")
+    lm.add_argument("--vector-rate", type=positive, default=0.005, help="peak learning rate of AdamW")
+    lm.add_argument("--threads", type=count, help="CPU threads (all by default)")
+    lm.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train")
     lm.add_argument("--compile", action="store_true", help="use torch.compile")
     lm.set_defaults(handler=train_language_model)
-    evaluation.register(commands)
-    reranking.register(commands)
-    arguments = parser.parse_args()
-    arguments.handler(arguments)
+    evaluation.register(programs)
+    reranking.register(programs)
+    arguments = parser.parse_args(given)
+    with commands.refusing(f"{parser.prog} {arguments.command}"):
+        arguments.handler(arguments)
 
 
 def train_language_model(arguments: argparse.Namespace) -> None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ondevice.precision import mixed_precision
 from ondevice.training import checkpoint
 from ondevice.training.batches import Batches
 from ondevice.training.muon import Muon
-from ondevice.training.precision import mixed_precision
 from ondevice.training.running import Log, export, set_rates, signals
 from ondevice.training.schedule import Schedule
 

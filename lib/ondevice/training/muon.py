@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ondevice.training.precision import bfloat16_pays
+from ondevice.precision import bfloat16_pays
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as in torch.optim.Muon
 

@@ -69,7 +69,10 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fo
     """Save weights, configuration and tokenizer as transformers reads them; no reader sees half a file."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    torch.nn.Module.to(copy.deepcopy(model), "cpu", dtype).save_pretrained(part)
+    stored = torch.nn.Module.to(copy.deepcopy(model), "cpu", dtype)
+    stored.save_pretrained(part)
+    stored.config.dtype = "float32"  # what transformers makes of the weights unasked: results are in it
+    stored.config.save_pretrained(part)
     if tokenizer is not None:
         tokenizer.save_pretrained(part)
     folder.mkdir(parents=True, exist_ok=True)

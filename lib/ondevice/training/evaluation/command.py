@@ -7,28 +7,26 @@ import json
 import os
 from hashlib import file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ondevice import assets
-from ondevice.training.precision import bfloat16_pays
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from ondevice import assets, commands
+from ondevice.commands import count, existing, positive, writable
+from ondevice.precision import bfloat16_pays
 
 
-def register(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(programs: Any) -> None:
     """Add the commands to the parser; each leaves its handler in `handler`."""
-    evaluate = commands.add_parser("evaluate", help="measure a language model on held-out documents; write its card")
+    evaluate = programs.add_parser("evaluate", help="measure a language model on held-out documents; write its card")
     evaluate.add_argument("--model", required=True, help="a bundled model's name or a folder")
-    evaluate.add_argument("--log", type=Path, help="log.csv of the training run, for the curve and the card")
-    evaluate.add_argument("--out", type=Path, required=True, help="gets evaluation.json, README.md and the curve")
-    evaluate.add_argument("--limit", type=float, default=1.0, help="share of the samples, for a quick look")
-    evaluate.add_argument("--vector-rate", type=float, help="peak rate of AdamW in that run, where not the default")
+    evaluate.add_argument("--log", type=existing, help="log.csv of the training run, for the curve and the card")
+    evaluate.add_argument("--out", type=writable, required=True, help="gets evaluation.json, README.md and the curve")
+    evaluate.add_argument("--limit", type=commands.number(0, 1, above=0), default=1.0, help="share of the samples")
+    evaluate.add_argument("--vector-rate", type=positive, help="peak rate of AdamW in that run, where not the default")
     evaluate.add_argument("--machine", help="what the run trained on, for the card; by default this machine's CPU")
-    evaluate.add_argument("--threads", type=int, help="CPU threads (all by default)")
-    evaluate.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    evaluate.add_argument("--threads", type=count, help="CPU threads (all by default)")
+    evaluate.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to measure")
     evaluate.set_defaults(handler=run)
-    cards = commands.add_parser("cards", help="write the cards of all bundled models, and data/models/README.md, anew")
+    cards = programs.add_parser("cards", help="write the cards of all bundled models, and data/models/README.md, anew")
     cards.set_defaults(handler=write_cards)
 
 
@@ -39,8 +37,6 @@ def run(arguments: argparse.Namespace) -> None:
     from ondevice import models
     from ondevice.training.evaluation import card, curve, suite
 
-    if not 0 < arguments.limit <= 1:
-        raise SystemExit(f"--limit is a share above 0 and up to 1, not {arguments.limit}.")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     log = curve.read_log(arguments.log) if arguments.log else None  # read first: a wrong path should fail at once
@@ -71,7 +67,7 @@ def write_cards(_: argparse.Namespace) -> None:
 
 def _weights_digest(spec: str) -> str | None:
     """sha256 of a bundled model's or a folder's model.safetensors, as data/models/manifest.json has it."""
-    places = (assets.ROOT / "data" / "models" / spec, Path(spec).expanduser())
+    places = (assets.data("models", spec), Path(spec).expanduser())
     for path in (place / "model.safetensors" for place in places):
         if path.is_file():
             with path.open("rb") as file:

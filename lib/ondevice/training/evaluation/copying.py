@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ondevice.causal_lm.scoring import score
 from ondevice.training.evaluation import estimates
 from ondevice.training.evaluation.estimates import Estimate
-from ondevice.training.evaluation.scoring import score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ RERANKING = reranking.EVALUATION
 
 def models_folder() -> Path:
     """data/models."""
-    return assets.ROOT / "data" / "models"
+    return assets.data("models")
 
 
 def write_overview(folder: Path | None = None) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ondevice.causal_lm.scoring import score
 from ondevice.training.evaluation import estimates
 from ondevice.training.evaluation.estimates import Estimate
-from ondevice.training.evaluation.scoring import score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

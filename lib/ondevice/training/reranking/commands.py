@@ -1,4 +1,4 @@
-"""The rerankers' commands: `reranker`, `evaluate-reranker` and `store-reranker`."""
+"""The rerankers' commands: `reranker` and `evaluate-reranker`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 import transformers
 
 from ondevice import assets, models
-from ondevice.training.precision import mixed_precision
-from ondevice.training.reranking import card, data, learning
-from ondevice.training.reranking.evaluation import mean_ndcg, pool_scores, report
-from ondevice.training.reranking.inputs import is_causal
+from ondevice.commands import count, positive, writable
+from ondevice.corpus.pairs import is_causal
+from ondevice.precision import mixed_precision
+from ondevice.retrieval.layer_scores import pool_scores
+from ondevice.retrieval.pools import for_evaluation
+from ondevice.training.reranking import card, examples, learning
+from ondevice.training.reranking.evaluation import mean_ndcg, report
 from ondevice.training.reranking.lists import Lists
 
 if TYPE_CHECKING:
@@ -25,46 +28,39 @@ _VALIDATED = 48  # pools for the log's nDCG
 _MATRIX_RATES = {True: 0.005, False: 1e-4}  # Muon's for a decoder, AdamW's for an encoder
 
 
-def register(commands: Any) -> None:
+def register(programs: Any) -> None:
     """Add the commands to a parser's subparsers; each sets `handler`."""
-    training = commands.add_parser("reranker", help="a reranker from the trunk of a language model or an encoder")
+    training = programs.add_parser("reranker", help="a reranker from the trunk of a language model or an encoder")
     training.add_argument("--parent", required=True, help="pydocs-lm-base, all-minilm-l6-v2 or a folder")
-    training.add_argument("--supervision", choices=get_args(learning.Supervision), default="last")
-    training.add_argument("--queries", type=int, required=True, help="length of the run, eight queries a step")
-    training.add_argument("--out", type=Path, required=True, help="folder of checkpoint, log, model; resumed if begun")
-    training.add_argument("--matrix-rate", type=float, help="peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT)")
-    training.add_argument("--head-rate", type=float, default=1e-3, help="peak rate of the head")
-    training.add_argument("--threads", type=int, help="CPU threads (all by default)")
+    training.add_argument("--supervision", choices=get_args(learning.Supervision), default="last", help="which layers")
+    training.add_argument("--queries", type=count, required=True, help="length of the run, eight queries a step")
+    training.add_argument("--out", type=writable, required=True, help="folder of checkpoint, log, model; resumed")
+    training.add_argument("--matrix-rate", type=positive, help="peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT)")
+    training.add_argument("--head-rate", type=positive, default=1e-3, help="peak rate of the head")
+    training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 
-    evaluating = commands.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
+    evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
-    evaluating.add_argument("--split", choices=["validation", "test"], default="test")
+    evaluating.add_argument("--split", choices=["validation", "test"], default="test", help="whose pools")
     evaluating.add_argument(
-        "--out", type=Path, required=True, help="the JSON file; with --run, a stored model's folder"
+        "--out", type=writable, required=True, help="the JSON file; with --run, the model's folder"
     )
     evaluating.add_argument("--run", type=Path, help="folder of its training run, for a model card")
     evaluating.add_argument("--parent", default="", help="what it was begun from, for the card")
     evaluating.add_argument("--machine", default="", help="where it was trained, for the card")
-    evaluating.add_argument("--threads", type=int, help="CPU threads (all by default)")
+    evaluating.add_argument("--threads", type=count, help="CPU threads (all by default)")
     evaluating.set_defaults(handler=evaluate_reranker)
-
-    storing = commands.add_parser("store-reranker", help="a trained reranker as its difference from its parent")
-    storing.add_argument("--model", required=True, help="the folder model/ of a run")
-    storing.add_argument("--parent", required=True, help="a bundled model's name, or all-minilm-l6-v2")
-    storing.add_argument("--out", type=Path, required=True, help="the folder to write")
-    storing.set_defaults(handler=store_reranker)
 
 
 def train_reranker(arguments: argparse.Namespace) -> None:
     """The `reranker` command."""
     _prepare(arguments.threads)
     model, tokenizer = learning.start(arguments.parent)
-    causal = is_causal(model)
-    rate = _MATRIX_RATES[causal] if arguments.matrix_rate is None else arguments.matrix_rate
+    rate = _MATRIX_RATES[is_causal(model)] if arguments.matrix_rate is None else arguments.matrix_rate
     recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate)
-    lists = Lists(data.for_training(), tokenizer, causal)
-    pools = data.for_evaluation("validation").pools[:_VALIDATED]
+    lists = Lists(examples.for_training(), tokenizer)
+    pools = for_evaluation("validation").pools[:_VALIDATED]
 
     def validate(found: PreTrainedModel) -> float:
         with mixed_precision(found.device.type):
@@ -82,7 +78,7 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
     _prepare(arguments.threads)
     loaded = models.load(arguments.model)
     models.require_trained(loaded.model, "a ranking")
-    evaluation = data.for_evaluation(arguments.split)
+    evaluation = for_evaluation(arguments.split)
     with mixed_precision(loaded.model.device.type):
         scores = pool_scores(loaded.model, loaded.tokenizer, evaluation.pools)
     found = report(evaluation, scores)
@@ -96,12 +92,6 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
         card.write(arguments.out, pd.read_csv(arguments.run / "log.csv"))
     means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in found["metrics"].items()}
     print(f"nDCG@10 on {found['queries']} queries: {means}")
-
-
-def store_reranker(arguments: argparse.Namespace) -> None:
-    """The `store-reranker` command."""
-    transformers.utils.logging.disable_progress_bar()
-    models.save_difference(models.load(arguments.model).model, arguments.parent, arguments.out)
 
 
 def _prepare(threads: int | None) -> None:

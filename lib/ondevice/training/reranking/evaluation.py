@@ -8,30 +8,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from ondevice.training.reranking.data import Evaluation
-from ondevice.training.reranking.inputs import is_causal, rows
+from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool
 from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
-from ondevice.training.reranking.pools import CANDIDATES, Pool
-from ondevice.training.reranking.scoring import scores_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    pass
 
 MARGIN = 0.05  # of nDCG@10 over the better of the two baselines: what makes a model a reranker
-
-
-@torch.inference_mode()
-def pool_scores(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
-) -> list[np.ndarray]:
-    """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
-    found = []
-    for pool in pools:
-        pairs = rows(tokenizer, is_causal(model), pool.query.text, pool.passages)
-        found.append(scores_of(model, pairs, every).cpu().numpy())
-    return found
 
 
 def mean_ndcg(scores: Sequence[np.ndarray], pools: Sequence[Pool]) -> Estimate:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ondevice import models
+from ondevice.corpus.pairs import Row, is_causal, reading_pairs
+from ondevice.precision import mixed_precision
+from ondevice.retrieval.layer_scores import scores_of
 from ondevice.training import checkpoint
 from ondevice.training.muon import Muon
-from ondevice.training.precision import mixed_precision
-from ondevice.training.reranking.inputs import Row, is_causal
 from ondevice.training.reranking.lists import CANDIDATES, QUERIES
 from ondevice.training.reranking.loss import listwise
-from ondevice.training.reranking.scoring import scores_of
 from ondevice.training.running import Log, export, set_rates, signals
 from ondevice.training.schedule import Schedule
 
@@ -68,7 +68,8 @@ def start(parent: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokeni
     They are most of the weights, and hardly move. Raises ValueError when the parent is neither a Llama nor a BERT.
     """
     loaded = models.load(parent)
-    return warm(loaded.model, seed), loaded.tokenizer
+    model = warm(loaded.model, seed)
+    return model, reading_pairs(loaded.tokenizer, is_causal(model))
 
 
 def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
@@ -148,7 +149,7 @@ def train(
                 save()
                 saved = time.monotonic()
     save()
-    export(model, tokenizer, folder / "model", torch.float32)
+    export(model, tokenizer, folder / "model", torch.float16)
     position.stopped = position.step < schedule.total
     return position
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice.training.reranking.inputs import Row, rows
-from ondevice.training.reranking.pools import Example
+from ondevice.corpus.pairs import Row, rows
+from ondevice.training.reranking.examples import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,11 +21,9 @@ QUERIES = 8  # of a step
 class Lists:
     """Rows of each step from examples, which are shuffled each epoch; examples with too few negatives are left out."""
 
-    def __init__(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, causal: bool, seed: int = 0
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
         self.examples = [e for e in examples if sum(map(len, e.negatives.values())) >= CANDIDATES - 1]
-        self.tokenizer, self.causal, self.seed = tokenizer, causal, seed
+        self.tokenizer, self.seed = tokenizer, seed
         if len(self.examples) < QUERIES:
             raise ValueError(f"A step needs {QUERIES} queries with passages; there are {len(self.examples)}.")
 
@@ -37,7 +35,7 @@ class Lists:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
             example = self.examples[order[place]]
             texts = chosen(example, np.random.default_rng([self.seed, 1, number]))
-            found += rows(self.tokenizer, self.causal, example.query.text, texts)
+            found += rows(self.tokenizer, example.query.text, texts)
         return found
 
 

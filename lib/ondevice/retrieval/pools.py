@@ -1,23 +1,20 @@
-"""A query's candidates, found by BM25 and by the embedder: for training and for evaluation."""
+"""A query's candidates, found by BM25 and by the embedder, and the pools that rerankers are evaluated on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
-from ondevice import retrieval
+from ondevice import corpus, retrieval
 from ondevice.corpus import Query
+from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.prompts import pick
 from ondevice.retrieval import Embedder
-from ondevice.training.reranking.collection import Collection
+from ondevice.retrieval.collection import Collection
 
 CANDIDATES = 20
-_DEPTH = 40  # of either list, when mining for training
-_HARD = 10  # negatives kept of either list
-_EASY = 4  # of the same module, and of any
 
 
 @dataclass(frozen=True)
@@ -32,12 +29,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Example:
-    """A query for training. positives: texts that answer. negatives: texts that do not, by where they come from."""
+class Evaluation:
+    """Pools of a split. answerable: queries that some passage answers. dropped: of these, those not retrieved."""
 
-    query: Query
-    positives: tuple[str, ...]
-    negatives: Mapping[str, tuple[str, ...]]
+    pools: Sequence[Pool]
+    answerable: int
+
+    @property
+    def dropped(self) -> int:
+        """Queries without a relevant candidate."""
+        return self.answerable - len(self.pools)
 
 
 def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: Embedder, seed: int = 0) -> list[Pool]:
@@ -45,10 +46,10 @@ def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: 
 
     A query is dropped when none of its candidates answers it.
     """
-    sparse, dense = _search(collection, queries, encoder, len(collection.passages))
+    sparse, dense = search(collection, queries, encoder, len(collection.passages))
     pools = []
     for row, query in enumerate(queries):
-        relevant, fit = _judged(collection, query)
+        relevant, fit = judged(collection, query)
         bm25, cosine = (
             dict(zip(ids[row].tolist(), scores[row].tolist(), strict=True)) for scores, ids in (sparse, dense)
         )
@@ -62,39 +63,21 @@ def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: 
     return pools
 
 
-def training_examples(
-    collection: Collection, queries: Sequence[Query], encoder: Embedder, module_of: Mapping[str, str]
-) -> list[Example]:
-    """Positives and negatives of every query that has a passage to answer it and enough that do not.
-
-    module_of: by document. Negatives are hard (high in either list), near (of the same module) and random.
-    """
-    queries = [query for query in queries if collection.relevant(query)]
-    sparse, dense = _search(collection, queries, encoder, min(_DEPTH, len(collection.passages)))
-    by_module: dict[str, list[int]] = {}
-    for index, passage in enumerate(collection.passages):
-        by_module.setdefault(module_of[passage.title], []).append(index)
-    examples = []
-    for row, query in enumerate(queries):
-        relevant, fit = _judged(collection, query)
-        near, rng = by_module[module_of[query.name]], np.random.default_rng(pick(query.name, "negatives", 2**32))
-        sources = {
-            "sparse": sparse[1][row].tolist(),
-            "dense": dense[1][row].tolist(),
-            "module": rng.permutation(near)[:_DEPTH].tolist(),
-            "random": rng.integers(len(collection.passages), size=4 * _EASY).tolist(),
-        }
-        negatives, used = {}, set(relevant)
-        for source, ids in sources.items():
-            wanted = _HARD if source in ("sparse", "dense") else _EASY
-            found = list(dict.fromkeys(islice((i for i in ids if i not in used and fit(i)), wanted)))
-            used.update(found)
-            negatives[source] = tuple(collection.texts[i] for i in found)
-        examples.append(Example(query, tuple(collection.texts[i] for i in sorted(relevant)), negatives))
-    return examples
+def for_evaluation(split: str) -> Evaluation:
+    """Pools over all passages of a split; the queries are about its documents in held-out modules."""
+    module_of, documents = modules_of_all(), corpus.documents(split)
+    collection = Collection.of(documents, corpus.tokenizer())
+    asked = [d for d in documents if held_out(module_of[d.name])]
+    queries = [query for query in corpus.queries(asked) if collection.relevant(query)]
+    return Evaluation(evaluation_pools(collection, queries, retrieval.embedder()), len(queries))
 
 
-def _search(
+def modules_of_all() -> dict[str, str]:
+    """The module of each document of the corpus."""
+    return dict(modules(document for split in corpus.SPLITS for document in corpus.documents(split)))
+
+
+def search(
     collection: Collection, queries: Sequence[Query], encoder: Embedder, depth: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(scores, positions), each [queries, depth], of BM25 and of the embedder."""
@@ -105,7 +88,7 @@ def _search(
     return sparse, retrieval.dense_index(collection.texts, encoder=encoder).search(asked, depth)
 
 
-def _judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[int], bool]]:
+def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[int], bool]]:
     """Positions that answer the query, and whether a position may be among its candidates."""
     relevant, unfit = set(collection.relevant(query)), collection.unfit(query)
     return relevant, lambda index: index in relevant or not unfit(collection.passages[index])

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ondevice.training.reranking.inputs import Row, is_causal, padded
+from ondevice.corpus.pairs import Row, is_causal, padded, rows
+from ondevice.retrieval.pools import Pool
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _GROUP = 16  # rows of a forward pass, of like lengths
 
@@ -40,12 +42,24 @@ def layer_scores(model: PreTrainedModel, batch: dict[str, Tensor], every: bool =
         return torch.stack([head.classifier(state).squeeze(-1) for state in pooled])
 
 
-def scores_of(model: PreTrainedModel, rows: Sequence[Row], every: bool = True) -> Tensor:
+def scores_of(model: PreTrainedModel, pairs: Sequence[Row], every: bool = True) -> Tensor:
     """`layer_scores` of any number of rows, in their order: read in groups of like lengths, so little is padding."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
+    order = sorted(range(len(pairs)), key=lambda index: len(pairs[index].ids))
     pad = int(model.config.pad_token_id or 0)
     parts = []
     for start in range(0, len(order), _GROUP):
-        batch = padded([rows[index] for index in order[start : start + _GROUP]], pad)
+        batch = padded([pairs[index] for index in order[start : start + _GROUP]], pad)
         parts.append(layer_scores(model, {key: value.to(model.device) for key, value in batch.items()}, every))
     return torch.cat(parts, dim=1)[:, torch.tensor(order).argsort()]
+
+
+@torch.inference_mode()
+def pool_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
+) -> list[np.ndarray]:
+    """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
+    found = []
+    for pool in pools:
+        pairs = rows(tokenizer, pool.query.text, pool.passages)
+        found.append(scores_of(model, pairs, every).cpu().numpy())
+    return found

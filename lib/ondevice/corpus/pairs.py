@@ -1,0 +1,74 @@
+"""What a reranker reads: one query-passage pair as a row of tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import processors
+from torch import Tensor
+
+from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LONGEST = 160  # tokens of a pair
+
+
+@dataclass(frozen=True)
+class Row:
+    """Token ids of a pair. border: where an encoder's second segment begins."""
+
+    ids: tuple[int, ...]
+    border: int
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether a reranker is decoder-only, that is pooled at its last token."""
+    return hasattr(model, "score")
+
+
+def reading_pairs(tokenizer: PreTrainedTokenizerBase, causal: bool) -> PreTrainedTokenizerBase:
+    """A copy of the tokenizer whose pairs of query and passage are what a reranker reads, cut to `LONGEST` tokens.
+
+    A decoder-only model reads the passage first, then the query, and is pooled at the assistant's marker: the order of
+    the tasks that the language models were trained on. An encoder reads [CLS] query [SEP] passage [SEP]. The format is
+    the tokenizer's own, so that sentence-transformers' CrossEncoder makes the same rows of a stored model.
+    """
+    made: Any = copy.deepcopy(tokenizer)
+    made.backend_tokenizer.no_truncation()
+    made.backend_tokenizer.no_padding()
+    made.model_max_length = LONGEST
+    if causal:
+        markers = [(marker, made.convert_tokens_to_ids(marker)) for marker in (PASSAGE, USER, ASSISTANT)]
+        made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A", pair=f"{PASSAGE} $B {USER} $A {ASSISTANT}", special_tokens=markers
+        )
+        made.chat_template = None  # CrossEncoder would take it for the format of a pair
+    return made
+
+
+def rows(tokenizer: PreTrainedTokenizerBase, query: str, passages: Sequence[str]) -> list[Row]:
+    """Pairs of a query with passages, each a title, a line break and a text; the longer one loses its end."""
+    found = tokenizer([query] * len(passages), list(passages), truncation=True, verbose=False)
+    types = found["token_type_ids"] if "token_type_ids" in found else [[]] * len(passages)
+    return [Row(tuple(ids), kinds.index(1) if kinds else len(ids))
+            for ids, kinds in zip(found["input_ids"], types, strict=True)]  # fmt: skip
+
+
+def padded(group: Sequence[Row], pad: int, side: str = "right") -> dict[str, Tensor]:
+    """input_ids, attention_mask and token_type_ids, each [n, longest row] int64."""
+    width = max(len(row.ids) for row in group)
+    ids = torch.full((len(group), width), pad)
+    mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+    for index, row in enumerate(group):
+        length = len(row.ids)
+        start = 0 if side == "right" else width - length
+        ids[index, start : start + length] = torch.tensor(row.ids)
+        mask[index, start : start + length] = 1
+        types[index, start + row.border : start + length] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}

@@ -1,7 +1,14 @@
-"""The figure style, and the small plots that several notebooks share."""
+"""The figure style, and what every figure is made of: panels, bars, lines and points with intervals, the paper's value,
+one legend, the kind in the corner.
+
+Tables are long: a row a mark, in the order in which it is drawn (`average` last). `by` is the column that colours tell
+apart; columns `low` and `high`, where a table has them, are the ends of an interval. A table that cannot be drawn is
+refused with a ValueError (`need`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -9,38 +16,38 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from ondevice.evidence import kind_of
 
 # Okabe-Ito: told apart by readers with any kind of colour vision.
 COLOURS = {
-    "blue": "#0072B2",
-    "orange": "#E69F00",
-    "green": "#009E73",
-    "red": "#D55E00",
-    "purple": "#CC79A7",
-    "sky": "#56B4E9",
-    "yellow": "#F0E442",
-    "black": "#000000",
-    "grey": "#7F7F7F",
-}
+    "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00", "purple": "#CC79A7",
+    "sky": "#56B4E9", "yellow": "#F0E442", "black": "#000000", "grey": "#7F7F7F",
+}  # fmt: skip
+CYCLE, MARKERS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "black"), "osD^vP*X"
+HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", ms=6, zorder=5)
+BAND: dict[str, Any] = dict(fc=COLOURS["grey"], alpha=0.25, lw=0, zorder=0)
+Looks = Mapping[str, Mapping[str, Any]]  # styles by the name of a series
+_STRIP = 10.0  # points at the top of a figure, for the kind
+VERDICTS = {"reproduced": "green", "trend": "sky", "undecided": "yellow", "contradicted": "red", "untested": "grey"}
 
 
 def use_style() -> None:
     """Apply the repository's figure style: called once at the top of each notebook."""
     sns.set_theme(context="paper", style="ticks", font_scale=1.05)
-    plt.rcParams.update(
-        {
-            "figure.dpi": 84,  # in a notebook, which has to stay small; saved figures are finer
-            "savefig.dpi": 84,
-            "figure.constrained_layout.use": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.alpha": 0.25,
-            "axes.prop_cycle": plt.cycler(color=list(COLOURS.values())),
-            "legend.frameon": False,
-        }
-    )
+    plt.rc("figure", dpi=84)  # in a notebook, which has to stay small; exhibits are finer
+    plt.rc("savefig", dpi=84)
+    plt.rc("figure.constrained_layout", use=True)
+    plt.rc("axes", grid=True, titlesize=9, prop_cycle=plt.cycler(color=list(COLOURS.values())))
+    plt.rc("axes.spines", top=False, right=False)
+    plt.rc("grid", alpha=0.25)
+    plt.rc("legend", frameon=False)
+
+
+# Panels, legend, kind
 
 
 def panels(
@@ -50,54 +57,220 @@ def panels(
     return plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False, **options)
 
 
-def mark_kind(figure: Figure, kind: str) -> None:
-    """Write the kind of the numbers (measured, simulated, ...) into the figure's upper right corner."""
-    figure.text(0.998, 0.998, kind, ha="right", va="top", fontsize=7, color=COLOURS["grey"], style="italic")
+def facets(
+    table: pd.DataFrame, down: str = "", across: str = "", **options: Any
+) -> tuple[Figure, np.ndarray, list[tuple[Axes, pd.DataFrame]]]:
+    """A panel, titled, for each value of the column `down` and each of `across`: figure, axes, (panel, its rows)."""
+    need(table, f"{down} {across}")
+    figure, axes = panels(*(len(order(table[name])) if name else 1 for name in (down, across)), **options)
+    parts = []
+    for line, (row, part) in zip(axes, groups(table, down), strict=True):
+        for axis, column in zip(line, order(table[across]) if across else [""], strict=True):
+            axis.set_title(", ".join(str(name) for name in (row, column) if name != ""), fontsize=9)
+            parts.append((axis, part[part[across] == column] if across else part))
+    return figure, axes, parts
 
 
-def shared_legend(figure: Figure, axes: Axes, *, columns: int = 4) -> None:
-    """One legend above all panels, from one panel's entries."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+def legend(
+    figure: Figure, kind: Any, *, columns: int = 4, axes: Iterable[Axes] | None = None, first: Sequence[Any] = ()
+) -> None:
+    """One legend above all panels: `first`, then every entry that a panel has, the quoted last; the kind in the corner.
+
+    kind: as in `mark_kind`; None leaves the corner empty. columns: at most.
+    """
+    entries = {str(handle.get_label()): handle for handle in first}
+    for axis in figure.axes if axes is None else axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    labels = sorted(entries, key=lambda label: label.startswith(("quoted", "paper")))
+    inches, ways = [0.5 + 0.068 * len(label) for label in labels], range(1, min(columns, len(labels)) + 1)  # roughly
+    fitting = [n for n in ways if sum(map(max, np.array_split(inches, n))) <= figure.get_figwidth()]
+    box: dict[str, Any] = dict(loc="outside upper center", ncols=max(fitting, default=1), fontsize=8)
+    if kind is not None:
+        mark_kind(figure, kind)
+        box["borderaxespad"] = _STRIP / 8
+    figure.legend([entries[label] for label in labels], labels, **box)
+
+
+def mark_kind(figure: Figure, kind: Any) -> None:
+    """Write the kind of the numbers (measured, simulated, ...) into the upper right corner, above everything else.
+
+    kind: in words, or the table that is drawn, which knows it.
+    """
+    words = kind if isinstance(kind, str) else kind_of(kind)
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - _STRIP / 72 / figure.get_figheight()))
+    figure.text(0.998, 0.998, words, ha="right", va="top", fontsize=7, color=COLOURS["grey"], style="italic")
+
+
+# Order and looks
+
+
+def order(values: Iterable[Any]) -> list[Any]:
+    """Distinct values in the order of their first appearance, `average` last."""
+    return sorted(dict.fromkeys(values), key=lambda value: value == "average")
+
+
+def groups(table: pd.DataFrame, by: str) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """The rows of each value of a column, in `order`; without a column all rows."""
+    for value in order(table[by]) if by else [""]:
+        yield value, table[table[by] == value] if by else table
+
+
+def look(number: int, **style: Any) -> dict[str, Any]:
+    """Colour and marker of the number-th of several series."""
+    return dict(color=COLOURS[CYCLE[number % len(CYCLE)]], marker=MARKERS[number % len(MARKERS)], ms=4) | style
+
+
+def places(groups: int, number: int, count: int, width: float = 0.8) -> np.ndarray:
+    """[groups] middle of bar `number` of `count` in each group, which together are `width` wide."""
+    return np.arange(groups) + (number - (count - 1) / 2) * width / count
+
+
+def spread(rows: pd.DataFrame, value: str) -> np.ndarray | None:
+    """[2, n] lengths of the whiskers below and above, None where the table has no interval."""
+    if "low" not in rows or "high" not in rows:
+        return None
+    return np.maximum(0, np.nan_to_num([rows[value] - rows["low"], rows["high"] - rows[value]]))
+
+
+def ticks_at(axis: Axis, values: Iterable[float]) -> None:
+    """Ticks at these values only, as plain numbers; axis: `axes.xaxis` or `axes.yaxis`."""
+    axis.set_ticks(sorted(set(values)))
+    plain(axis)
+    axis.set_minor_locator(NullLocator())
+
+
+def plain(axis: Axis, *, steps: bool = False) -> None:
+    """Plain numbers on a logarithmic axis; steps: at 1, 2 and 5 of every decade."""
+    if steps:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def percent(axis: Axis) -> None:
+    """Shares of 1 as percent, without the sign."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
+
+
+# Marks
+
+
+def bars(
+    axis: Axes, table: pd.DataFrame, x: str, y: str, by: str = "", *, looks: Looks | None = None, flat: bool = False,
+    width: float = 0.8, texts: str = "", names: Sequence[Any] = (),
+) -> None:  # fmt: skip
+    """Bars of y from 0 by the categories of x, beside each other by `by`, with whiskers; flat: they lie.
+
+    texts: a format for the value at a bar's end. names: the categories, where they are more than the table's.
+    """
+    need(table, f"{x} {by}", y, unique=f"{x} {by}")
+    names, series = list(names) or order(table[x]), order(table[by]) if by else [""]
+    for number, (label, rows) in enumerate(groups(table, by)):
+        rows = rows.set_index(x).reindex(names)
+        style = dict(color=look(number)["color"], label=label or None) | dict((looks or {}).get(label, {}))
+        place, size, error = places(len(names), number, len(series), width), width / len(series), spread(rows, y)
+        style |= {"xerr" if flat else "yerr": error, "error_kw": dict(elinewidth=0.8, capsize=1.5)}
+        drawn = (axis.barh if flat else axis.bar)(place, rows[y], size, **style)
+        if texts:
+            axis.bar_label(drawn, [texts.format(v) if np.isfinite(v) else "" for v in rows[y]], fontsize=7, padding=2)
+    categories(axis, names, flat=flat)
+
+
+def categories(axis: Axes, names: Sequence[Any], *, flat: bool = False) -> None:
+    """Names at 0, 1, ... of the x-axis, or from top to bottom of the y-axis, without grid lines along them."""
+    (axis.yaxis if flat else axis.xaxis).set_ticks(range(len(names)), [str(name) for name in names], fontsize=8)
+    axis.set(**{"ylim" if flat else "xlim": (len(names) - 0.5, -0.5) if flat else (-0.5, len(names) - 0.5)})
+    axis.grid(visible=False, axis="y" if flat else "x")
+
+
+def stacked(axis: Axes, wide: pd.DataFrame, looks: Looks, *, height: float = 0.6) -> np.ndarray:
+    """Lying bars, a row of `wide` each, of its columns one after the other in the order of looks: [rows] the ends."""
+    left = np.zeros(len(wide))
+    for part, style in looks.items():
+        if part in wide:
+            axis.barh(range(len(wide)), wide[part].fillna(0), height, left=left, label=part, **style)
+            left += wide[part].fillna(0).to_numpy()
+    categories(axis, list(wide.index), flat=True)
+    return left
+
+
+def lines(
+    axis: Axes, table: pd.DataFrame, x: str, y: str, by: str = "", *, looks: Looks | None = None,
+    whiskers: bool = False, **style: Any,
+) -> None:  # fmt: skip
+    """Lines of y over x, one a value of `by`, with the interval as a band, or as whiskers at the points.
+
+    looks: styles by value of `by`; style: of all (`ls=""` draws points alone).
+    """
+    need(table, f"{x} {by}", y)
+    for number, (label, rows) in enumerate(groups(table, by)):
+        rows = rows.sort_values(x, kind="stable")
+        own = look(number, label=label or None) | dict((looks or {}).get(label, {})) | style
+        error = spread(rows, y)
+        if error is not None and (whiskers or len(rows) == 1):
+            axis.errorbar(rows[x], rows[y], yerr=error, elinewidth=0.8, capsize=2, **own)
+            continue
+        axis.plot(rows[x], rows[y], **own)
+        if error is not None:
+            axis.fill_between(rows[x], rows["low"], rows["high"], color=own["color"], alpha=0.18, lw=0)
+
+
+def quoted(axis: Axes, x: Any = None, y: Any = None, label: str = "quoted", **style: Any) -> None:
+    """The paper's value: hollow marks at x and y; of one of them a dashed line across, or a band between two values."""
+    if x is not None and y is not None:
+        axis.plot(x, y, label=label, **HOLLOW | style)
+    elif np.ndim(x if y is None else y):
+        (axis.axvspan if y is None else axis.axhspan)(*(x if y is None else y), label=label, **BAND | style)
+    else:
+        dashes: dict[str, Any] = dict(color=COLOURS["black"], lw=1, ls="--", label=label) | style
+        (axis.axvline if y is None else axis.axhline)(x if y is None else y, **dashes)
+
+
+# Shared by notebooks
 
 
 def verdict_bars(counts: pd.DataFrame) -> Figure:
-    """Claims by verdict, one bar per paper. counts: columns paper, verdict, claims."""
-    colours = {"reproduced": "green", "trend": "sky", "contradicted": "red", "untested": "grey"}
-    wide = counts.pivot_table(index="paper", columns="verdict", values="claims", fill_value=0)
-    figure, axes = panels(1, 1, width=6.0, height=0.9 + 0.45 * len(wide))
-    axis, left = axes[0, 0], np.zeros(len(wide))
-    for verdict, colour in colours.items():
-        values = wide[verdict].to_numpy() if verdict in wide else np.zeros(len(wide))
-        bars = axis.barh(wide.index, values, left=left, color=COLOURS[colour], label=verdict, height=0.6)
-        axis.bar_label(bars, [f"{v:.0f}" if v else "" for v in values], label_type="center", color="white")
-        left += values
-    axis.set(xlabel="claims of the paper")
-    axis.grid(visible=False)
-    axis.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
+    """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
+    papers, ranks = sorted(set(counts["paper"])), ["measurement", "simulation", "formula", "untested"]
+    basis = counts.assign(basis=counts["kind"].map(basis_of)).sort_values("basis", key=lambda b: b.map(ranks.index))
+    figure, _, parts = facets(basis, across="basis", width=2.4, height=0.9 + 0.45 * len(papers), sharey=True)
+    looks = {verdict: dict(color=COLOURS[colour]) for verdict, colour in VERDICTS.items()}
+    drawn: Any
+    for axis, rows in parts:
+        wide = rows.pivot_table(index="paper", columns="verdict", values="claims", aggfunc="sum", fill_value=0)
+        stacked(axis, wide.reindex(papers, fill_value=0), looks)
+        for drawn in axis.containers:
+            axis.bar_label(drawn, [f"{v:.0f}" if v else "" for v in drawn.datavalues], label_type="center", fontsize=8)
+        axis.set(xlabel="claims of the paper")
+    legend(figure, None, columns=5)
     return figure
 
 
-def need(
-    table: pd.DataFrame, texts: str, numbers: str, *, least: float = -np.inf, most: float = np.inf,
-    positive: bool = False, unique: str = "",
-) -> None:  # fmt: skip
+def basis_of(kind: str) -> str:
+    """What a kind of numbers rests on: measurement, simulation or formula; without one it is untested."""
+    if "measured" in kind or "recorded" in kind:
+        return "measurement"
+    if "simulated" in kind or "replayed" in kind:
+        return "simulation"
+    return "formula" if kind else "untested"
+
+
+def need(table: pd.DataFrame, texts: str, numbers: str = "", *, least: float = -np.inf, unique: str = "") -> None:
     """Raise ValueError where a table cannot be drawn.
 
-    texts, numbers: columns that it must have, separated by spaces; numbers are finite and in a range. unique: columns
-    in which no two rows are the same.
+    texts, numbers: columns that it must have, separated by spaces; numbers are finite and not below `least`. unique:
+    columns in which no two rows are the same.
     """
-    missing = [name for name in [*texts.split(), *numbers.split()] if name not in table]
-    if missing:
+    if missing := [name for name in [*texts.split(), *numbers.split()] if name not in table]:
         raise ValueError(f"The figure needs the columns {', '.join(missing)}, which are none of {list(table.columns)}.")
     if table.empty:
         raise ValueError("A table without a row has nothing to draw.")
     for name in numbers.split():
         values = pd.to_numeric(table[name], errors="coerce")
-        right = np.isfinite(values) & values.between(least, most) & ((values > 0) | (not positive))
-        if not right.all():
-            limits = "above 0" if positive else f"from {least:g}" + (f" to {most:g}" if most < np.inf else "")
-            raise ValueError(f"{name} holds finite numbers {limits}, not {table[name][~right].iloc[0]}.")
-    twice = table.duplicated(unique.split()) if unique else pd.Series(dtype=bool)
-    if twice.any():
-        raise ValueError(f"There are two rows for {dict(table[twice][unique.split()].iloc[0])}.")
+        wrong = table[name][~(np.isfinite(values) & (values >= least))]
+        if len(wrong):
+            raise ValueError(f"{name} holds finite numbers from {least:g}, not {wrong.iloc[0]}.")
+    if unique and table.duplicated(unique.split()).any():
+        first = table[table.duplicated(unique.split())][unique.split()].iloc[0]
+        raise ValueError(f"There are two rows for {dict(first)}.")

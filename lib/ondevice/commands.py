@@ -1,0 +1,129 @@
+"""What all command lines share: values checked by their type, help with defaults, and one way to refuse.
+
+Bad input is one sentence on standard error and exit code 2, whichever command it was given to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+REFUSED, INTERRUPTED = 2, 130  # exit codes
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        silent = action.default in (None, False, "", argparse.SUPPRESS) or action.default == [] or "default" in text
+        return text if silent else f"{text} (default: %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with defaults and an example in its help, and errors of one sentence.
+
+    example: a whole command line. named: argparse's.
+    """
+
+    def __init__(self, prog: str, example: str = "", **named: Any) -> None:
+        super().__init__(prog=prog, **{"formatter_class": _Help, **named})
+        self.epilog = f"example:\n  {example}" if example else None
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(REFUSED, f"{self.prog}: {message}; --help shows what it takes.\n")
+
+
+@contextlib.contextmanager
+def refusing(program: str) -> Iterator[None]:
+    """Ends the program with one sentence where what was asked for cannot be (ValueError, OSError), or an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (ValueError, OSError) as error:
+        print(f"{program}: {sentence(error)}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def sentence(error: BaseException) -> str:
+    """An exception's message on one line; of the system's errors, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def number(
+    low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf, kind: Any = float
+) -> Callable[[str], Any]:
+    """The type of an argument that is a number from low to high and above `above`; kind: int for a whole one."""
+    limits = [f"above {above:g}"] if above > -math.inf else [f"from {low:g}"] if low > -math.inf else []
+    limits += [f"to {high:g}"] if high < math.inf else []
+
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (low <= value <= high and value > above):
+            words = " ".join(["a whole number" if kind is int else "a number", *limits])
+            raise argparse.ArgumentTypeError(f"it is {words}, not {text!r}")
+        return value
+
+    return convert
+
+
+def whole(low: int = 0, high: float = math.inf) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from low to high."""
+    return number(low, high, kind=int)
+
+
+port, count = whole(0, 65535), whole(1)
+share, positive, seconds = number(0, 1), number(above=0), number(0)
+
+
+def address(text: str) -> tuple[str, int]:
+    """The type of an argument that is HOST:PORT; an IPv6 host may stand in brackets."""
+    host, _, number_ = text.rpartition(":")
+    if not host or not number_.isdecimal() or int(number_) > 65535:
+        raise argparse.ArgumentTypeError(f"an address is HOST:PORT with a port from 0 to 65535, not {text!r}")
+    return host.strip("[]"), int(number_)
+
+
+def existing(text: str) -> Path:
+    """The type of an argument that is a file to read."""
+    path = Path(text).expanduser()
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"there is no file {text!r} that can be read")
+    return path
+
+
+def writable(text: str) -> Path:
+    """The type of an argument that is a file or folder to write, or to make."""
+    path = Path(text).expanduser()
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
+        raise argparse.ArgumentTypeError(f"nothing can be written to {text!r}")
+    return path
+
+
+def child(*first: str) -> list[str]:
+    """The words that a program which only the library starts was started with; refuses those who start it by hand.
+
+    first: what the first word may be; without any, it is a file.
+    """
+    words = sys.argv[1:]
+    if not words or (words[0] not in first if first else not Path(words[0]).is_file()):
+        name = getattr(sys.modules["__main__"].__spec__, "name", "This")
+        print(f"{name} is a part of another program and is not started by hand.", file=sys.stderr)
+        sys.exit(REFUSED)
+    return words
+
+
+def no_arguments(program: str, description: str) -> None:
+    """For a command that takes none: --help says what it does, and anything else is refused."""
+    Parser(program, description=description).parse_args()

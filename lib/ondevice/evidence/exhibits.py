@@ -1,0 +1,106 @@
+"""An exhibit on disk: numbers, picture and where they come from, machine and versions included; the scoreboard."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ondevice import __version__, assets
+
+_PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "torch", "transformers", "scikit-learn", "xgboost-cpu")
+_CPUINFO = Path("/proc/cpuinfo")
+_ZEN = {"23": "zen2", "26": "zen5"}  # by family; 25 is Zen 3, or Zen 4 where it has AVX-512
+
+
+def write_exhibit(
+    folder: Path, stem: str, table: pd.DataFrame, figure: Figure | None, record: Mapping[str, Any]
+) -> str:
+    """Numbers, picture and provenance, in this order; returns the name of the file to look at."""
+    numbers = table.to_csv(index=False, float_format="%.6g")
+    record = {**record, **environment(), "csv_sha256": hashlib.sha256(numbers.encode()).hexdigest()}
+    assets.write_text(folder / f"{stem}.csv", numbers)
+    if figure is not None:
+        with assets.writing(folder / f"{stem}.png") as path:
+            figure.savefig(path, dpi=150)
+    assets.write_text(folder / f"{stem}.json", as_json(record))
+    return f"{stem}.png" if figure is not None else f"{stem}.csv"
+
+
+def write_result(record: Mapping[str, Any]) -> None:
+    """The record a runner asks for by $ONDEVICE_RESULT; without it, nothing."""
+    if path := os.environ.get(assets.RESULT_VARIABLE):
+        assets.write_text(Path(path), as_json({**record, **environment()}))
+
+
+def scoreboard() -> pd.DataFrame:
+    """Every paper's published verdicts (figures/<paper>/claims.csv), with a column `paper` in front.
+
+    The paper's own value is in the column `printed`.
+    """
+    tables = {
+        path.parent.name: pd.read_csv(path, keep_default_na=False, dtype=str).rename(columns={"paper": "printed"})
+        for path in sorted((assets.ROOT / "figures").glob("*/claims.csv"))
+    }
+    if not tables:
+        raise FileNotFoundError("No figures/<paper>/claims.csv: run a paper's notebook first.")
+    board = pd.concat(tables, names=["paper"]).reset_index(level="paper").reset_index(drop=True)
+    return board.fillna("")  # remarks of runs before there were any
+
+
+def save_scoreboard(counts: pd.DataFrame, figure: Figure, parameters: Mapping[str, Any]) -> pd.DataFrame:
+    """Write the scoreboard's own exhibit and result record; return its row of exhibit, kind, file and verdict."""
+    record = {"exhibit": "verdicts", "kind": "measured", "parameters": dict(parameters)}
+    file = write_exhibit(assets.figures_folder("scoreboard"), "verdicts", counts, figure, record)
+    summary = pd.DataFrame([{"exhibit": "verdicts", "kind": "all", "file": file, "verdict": "no claim"}])
+    write_result({"paper": "scoreboard", "parameters": dict(parameters), "exhibits": summary.to_dict("records")})
+    return summary
+
+
+def as_json(record: Any) -> str:
+    """Indented JSON with NumPy's scalars and arrays as plain ones."""
+    return json.dumps(record, indent=1, default=lambda value: value.tolist()) + "\n"
+
+
+def machine_name() -> str:
+    """Processor, matrix units and cores, like zen4-2c or xeon-amx-2c; never a frequency, a host or a date."""
+    return name_of(_facts(), platform.machine(), os.cpu_count() or 1)
+
+
+def name_of(facts: dict[str, str], architecture: str, cores: int) -> str:
+    """The name from /proc/cpuinfo's first processor; where that says nothing, the architecture's."""
+    flags = set(facts.get("flags", "").split())
+    if facts.get("vendor_id") == "AuthenticAMD":
+        family = facts.get("cpu family", "")
+        name = ("zen4" if "avx512f" in flags else "zen3") if family == "25" else _ZEN.get(family, f"amd{family}")
+    elif facts.get("vendor_id") == "GenuineIntel":
+        units = "-amx" if "amx_tile" in flags else "-avx512" if "avx512f" in flags else ""
+        name = ("xeon" if "Xeon" in facts.get("model name", "") else "intel") + units
+    else:
+        name = architecture.lower().replace("_", "") or "unknown"
+    return f"{name}-{cores}c"
+
+
+def environment() -> dict[str, Any]:
+    """What produced a result: library, package versions, Python, processor and its core count."""
+    versions = {name: metadata.version(name) for name in _PACKAGES}
+    processor = _facts().get("model name") or platform.processor() or platform.machine()
+    machine = {"system": platform.system(), "processor": processor, "cores": os.cpu_count(), "name": machine_name()}
+    return {"library": __version__, "versions": versions, "python": platform.python_version(), "machine": machine}
+
+
+def _facts() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty on other systems."""
+    try:
+        first = _CPUINFO.read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}

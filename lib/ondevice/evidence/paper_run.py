@@ -1,0 +1,218 @@
+"""Exhibits (a figure or table, its numbers and their source) and claims (what the paper says, what we saw).
+
+A notebook opens a `PaperRun`, saves each exhibit, judges each claim and finishes. Files are
+written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ondevice import assets
+from ondevice.evidence.estimates import Estimate, Value, kind_of
+from ondevice.evidence.exhibits import write_exhibit, write_result
+from ondevice.evidence.rules import VERDICTS, Rule, Untested, parts_of
+
+_WIDTH = 110
+_MANY = 4  # values, above which their range is shown
+_STORED = ("value", "low", "high", "n")  # of a value with an interval
+
+
+@dataclass
+class PaperRun:
+    """One run of one paper's notebook: its parameters, exhibits and verdicts.
+
+    rules: one entry for every claim of the paper in data/paper/claims.csv.
+    """
+
+    paper: str
+    parameters: Mapping[str, Any]
+    rules: Mapping[str, Rule | Untested]
+    exhibits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        claims, exhibits = (assets.paper_list(stem, self.paper).itertuples() for stem in ("claims", "exhibits"))
+        self.claims: dict[Any, Any] = {row.claim_id: row for row in claims}
+        self.known: dict[Any, Any] = {row.exhibit: row for row in exhibits}
+        if set(self.rules) != set(self.claims):
+            raise ValueError(f"Rules and claims differ: {sorted(set(self.rules) ^ set(self.claims))}.")
+        self._start = self._last = time.perf_counter()
+
+    def save(
+        self, stem: str, table: pd.DataFrame, figure: Figure | None = None, *, kind: str | None = None,
+        inputs: Sequence[str] = (), note: str = "",
+    ) -> str:  # fmt: skip
+        """Write <stem>.csv, <stem>.json and, for a figure, <stem>.png; return one line that says so.
+
+        stem: the paper's name of the exhibit, then words: fig_06_mean_ttft. kind: only for a table that carries none.
+        inputs: names of the traces, models or tables used. seconds counts from the previous exhibit.
+        """
+        exhibit, kind = self._exhibit_of(stem), _kind(table, kind, f"Exhibit {stem}")
+        if table.empty:
+            raise ValueError(f"Exhibit {stem} has no numbers.")
+        now = time.perf_counter()
+        record = dict(
+            exhibit=exhibit, title=self.known[exhibit].title if exhibit in self.known else stem, kind=kind,
+            inputs=list(inputs), note=note, parameters=dict(self.parameters), seconds=round(now - self._last, 2),
+        )  # fmt: skip
+        file = write_exhibit(assets.figures_folder(self.paper), stem, table, figure, record)
+        self._last = now
+        self.exhibits[stem] = {"exhibit": exhibit, "kind": kind, "file": file}
+        return f"{exhibit}: {kind}, {self.paper}/{file}"
+
+    def skip(self, exhibit: str, why: str) -> str:
+        """Record that an exhibit is not regenerated here, and why."""
+        self._exhibit_of(exhibit)
+        self.exhibits[exhibit] = {"exhibit": exhibit, "kind": "untested", "file": "", "why": why}
+        return f"{exhibit}: untested. {why}"
+
+    def judge(
+        self, claim_id: str, value: Value, *, null: Value | None = None, kind: str | None = None, note: str = ""
+    ) -> str:
+        """Apply the claim's rule to our value; return a line with the verdict, the paper's value and ours.
+
+        null: what the trivial method gets, where the rule does not know it beforehand. kind: only for plain numbers.
+        note: what to say beside the rule.
+        """
+        rule = self.rules[claim_id]
+        if isinstance(rule, Untested):
+            raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
+        kind = _kind(value, kind, claim_id)
+        claim, verdict = self.claims[claim_id], rule.verdict(value)
+        null = rule.null_value if null is None else null
+        needed = rule.needs(value) if verdict == "undecided" else None
+        about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
+        remarks = [f"n {needed} would decide"] if needed else []
+        if null is not None and rule.verdict(null) == verdict != "undecided":
+            remarks.append(f"does not discriminate: {rule.null or 'the null'} has {_shown(null, rule.unit)}")
+        ours, n = ", ".join(filter(None, [_shown(value, rule.unit), about])), _samples(value)
+        self.verdicts[claim_id] = dict(
+            ours=ours, n=n, kind=kind, verdict=verdict, remark="; ".join(remarks),
+            note=f"{note}. Rule: {rule.words}" if note else rule.words, value=json.dumps(_stored(value)),
+        )  # fmt: skip
+        head = f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)},"
+        tail = ", ".join([f"ours {ours}", *([f"n {n}"] if n else []), kind, *remarks])
+        if len(head) + 1 + len(tail) <= _WIDTH:
+            return f"{head} {tail}"
+        return "\n".join([head, *textwrap.wrap(tail, _WIDTH, initial_indent=" " * 13, subsequent_indent=" " * 13)])
+
+    def leave(self, claim_id: str, why: str) -> str:
+        """Record that a claim which has a rule is not tested in this run, and why."""
+        self.verdicts[claim_id] = _untested(why)
+        return f"{'untested':12} {claim_id}  {self.claims[claim_id].statement}. {why}"
+
+    def verdict_table(self) -> pd.DataFrame:
+        """Every claim with the paper's value, ours, the kind and the verdict, in the order of claims.csv."""
+        rows = []
+        for claim_id, claim in self.claims.items():
+            why = getattr(self.rules[claim_id], "why", "not judged in this run")
+            quote = dict(claim=claim_id, exhibit=claim.exhibit, statement=claim.statement, paper=quoted(claim))
+            rows.append({**quote, **self.verdicts.get(claim_id, _untested(why))})
+        return pd.DataFrame(rows)
+
+    def finish(self) -> pd.DataFrame:
+        """Write claims.csv and the result record, and return one row per exhibit: exhibit, kind, file, verdict.
+
+        Raises ValueError when an exhibit of the paper was neither saved nor skipped, or a testable claim not judged.
+        """
+        shown = {row["exhibit"] for row in self.exhibits.values()}
+        missing = sorted(name for name in set(self.known) - shown if self.known[name].kind != "diagram")
+        if missing := [name for name in missing if name.startswith(("fig_", "table_"))]:
+            raise ValueError(f"Not saved and not skipped: {', '.join(missing)}.")
+        judged = {*self.verdicts, *(name for name, rule in self.rules.items() if isinstance(rule, Untested))}
+        if unjudged := sorted(set(self.rules) - judged):
+            raise ValueError(f"Claims with a rule but without a value: {', '.join(unjudged)}.")
+        claims, folder, rows = self.verdict_table(), assets.figures_folder(self.paper), []
+        for exhibit, file, kind in sorted((e["exhibit"], e["file"], e["kind"]) for e in self.exhibits.values()):
+            counts = claims.loc[claims["exhibit"] == exhibit, "verdict"].value_counts()
+            counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
+            verdict = counted or ("untested" if kind == "untested" else "no claim")
+            rows.append(dict(exhibit=exhibit, kind=kind, file=file, verdict=verdict))
+        summary = pd.DataFrame(rows)
+        assets.write_text(folder / "claims.csv", claims.to_csv(index=False))
+        assets.write_text(folder / "exhibits.csv", summary.to_csv(index=False))
+        write_result(dict(
+            paper=self.paper, parameters=dict(self.parameters), exhibits=rows,
+            verdicts=claims["verdict"].value_counts().to_dict(), seconds=round(time.perf_counter() - self._start, 1),
+        ))  # fmt: skip
+        return summary
+
+    def _exhibit_of(self, stem: str) -> str:
+        for name in self.known:
+            if f"{stem}_".startswith(f"{name}_"):
+                return name
+        if stem.startswith("beyond_"):
+            return stem
+        stems = f"one of {', '.join(self.known)}, or with beyond_"
+        raise ValueError(f"{stem!r} names no exhibit of {self.paper}; a stem starts with {stems}.")
+
+
+def quoted(claim: Any) -> str:
+    """The paper's value of a claim as text, e.g. `11 to 52 percent`; a dash when the claim has no number."""
+    numbers = [f"{x:g}" for x in (claim.value_low, claim.value_high) if not pd.isna(x)]
+    if not numbers:
+        return "-"
+    unit = "" if pd.isna(claim.unit) or claim.unit == "trend" else f" {claim.unit}"
+    return ("up to " if pd.isna(claim.value_low) else "") + " to ".join(dict.fromkeys(numbers)) + unit
+
+
+def read_value(text: str) -> Value:
+    """What a row's column `value` holds, as it was judged."""
+    stored = json.loads(text)
+    parts = [Estimate(**x, kind="quoted") if isinstance(x, dict) else x for x in np.atleast_1d(stored)]
+    return parts if isinstance(stored, list) else parts[0]
+
+
+def _stored(value: Value) -> Any:
+    """Plain numbers where they are exact, else value, low, high and n."""
+    parts = [x.value if x.low == x.high else {key: getattr(x, key) for key in _STORED} for x in parts_of(value)]
+    return parts if hasattr(value, "__len__") else parts[0]
+
+
+def _kind(thing: Any, given: str | None, name: str) -> str:
+    """The kind that a table or value carries, which is also the given one; the given one where it carries none."""
+    try:
+        own = kind_of(thing)
+    except ValueError:
+        if given is None:
+            raise
+        return kind_of(given)
+    if given is not None and kind_of(given) != own:
+        raise ValueError(f"{name} is {own}, not {given}.")
+    return own
+
+
+def _untested(why: str) -> dict[str, str]:
+    return {"ours": "", "n": "", "kind": "", "verdict": "untested", "remark": "", "note": why, "value": ""}
+
+
+def _samples(value: Value) -> str:
+    """How many samples are behind a value, or behind its parts."""
+    known = sorted({x.n for x in parts_of(value) if x.n is not None})
+    return " to ".join(map(str, dict.fromkeys([*known[:1], *known[-1:]])))
+
+
+def _shown(value: Value, unit: str) -> str:
+    """Three significant digits and the interval; of more than four values, their range."""
+    parts, unit = parts_of(value), f" {unit}" if unit else ""
+    if len(parts) > _MANY:
+        ends = [_short(end(x.value for x in parts)) for end in (min, max)]
+        return f"{' to '.join(ends)}{unit} ({len(parts)} values)"
+    ranges = [f" [{_short(x.low)}, {_short(x.high)}]" if x.low < x.high else "" for x in parts]
+    if len(parts) == 1:
+        return f"{_short(parts[0].value)}{unit}{ranges[0]}"
+    return ", ".join(_short(x.value) + ends for x, ends in zip(parts, ranges, strict=True)) + unit
+
+
+def _short(x: float) -> str:
+    return "0" if abs(x) < 1e-12 else f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"

@@ -1,0 +1,212 @@
+"""When a value supports a claim: rules as rows of a table, whose words follow from their numbers.
+
+A test holds (True), does not (False), or cannot be told (None) of a value with an interval: it is told only where the
+whole interval lies in the test's region, or out of it.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ondevice.evidence.estimates import Estimate, Value, exact
+
+VERDICTS = ("reproduced", "trend", "undecided", "contradicted", "untested")
+_NARROWEST = 1e-3  # of the interval, below which no number of samples is named
+_Parts = tuple[Estimate, ...]
+
+
+@dataclass(frozen=True)
+class Test:
+    """A region of one quantity or of several. words: of a unit."""
+
+    __test__: typing.ClassVar[bool] = False  # no test of pytest's
+    holds: Callable[[_Parts], bool | None]
+    words: Callable[[str], str]
+
+
+def _region(text: str, low: float = -math.inf, high: float = math.inf, strict: bool = False) -> Test:
+    """An interval of the real line. strict: its ends do not belong to it. text: with @ for the unit."""
+
+    def holds(parts: _Parts) -> bool | None:
+        (x,) = parts
+        if strict:
+            return _told(low < x.low and x.high < high, x.high <= low or x.low >= high)
+        return _told(low <= x.low and x.high <= high, x.high < low or x.low > high)
+
+    return Test(holds, lambda unit: text.replace("@", f" {unit}" if unit else ""))
+
+
+def Near(size: float, *, factor: float = 0.0, within: float = 0.0) -> Test:
+    """A positive size within a factor, or any within a distance."""
+    if factor:
+        return _region(f"{size:g}@ within a factor of {factor:g}", size / factor, size * factor)
+    return _region(f"{size:g}@ within {within:g}", size - within, size + within)
+
+
+def AtLeast(x: float) -> Test:
+    return _region(f"at least {x:g}@", low=x)
+
+
+def AtMost(x: float) -> Test:
+    return _region(f"at most {x:g}@", high=x)
+
+
+def Between(low: float, high: float) -> Test:
+    return _region(f"{low:g} to {high:g}@", low, high)
+
+
+def Above(x: float) -> Test:
+    return _region(f"above {x:g}@", low=x, strict=True)
+
+
+def Below(x: float) -> Test:
+    return _region(f"below {x:g}@", high=x, strict=True)
+
+
+def Equal(x: float) -> Test:
+    return _region(f"exactly {x:g}@", x, x)
+
+
+def Never(why: str) -> Test:
+    """What no value can show."""
+    return Test(lambda parts: False, lambda unit: f"never, as {why}")
+
+
+def Each(*tests: Test | None) -> Test:
+    """A test for each of several quantities, None where one does not matter."""
+    return Test(
+        lambda parts: _and(t.holds((x,)) for t, x in zip(tests, parts, strict=True) if t),
+        lambda unit: f"({', '.join(t.words(unit) if t else 'any' for t in tests)})",
+    )
+
+
+def All(test: Test) -> Test:
+    """One test for all of several quantities."""
+    return Test(lambda parts: _and(test.holds((x,)) for x in parts), lambda unit: f"each {test.words(unit)}")
+
+
+def Any(test: Test) -> Test:
+    """One test for at least one of several quantities."""
+    return Test(lambda parts: _or(test.holds((x,)) for x in parts), lambda unit: f"one of them {test.words(unit)}")
+
+
+def Both(*tests: Test) -> Test:
+    """Tests of the same quantities that must all hold."""
+    return Test(lambda parts: _and(t.holds(parts) for t in tests), lambda u: " and ".join(t.words(u) for t in tests))
+
+
+def Either(*tests: Test) -> Test:
+    """Tests of the same quantities of which one must hold."""
+    return Test(lambda parts: _or(t.holds(parts) for t in tests), lambda u: " or ".join(t.words(u) for t in tests))
+
+
+def Over(first: int, second: int, test: Test) -> Test:
+    """A test of one quantity over another one (their places, from 0), which must be told from 0."""
+
+    def holds(parts: _Parts) -> bool | None:
+        a, b = parts[first], parts[second]
+        if b.low <= 0 <= b.high:
+            return None
+        ends = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
+        return test.holds((Estimate(a.value / b.value, min(ends), max(ends), a.n, a.kind),))
+
+    return Test(holds, lambda unit: f"value {first + 1} over value {second + 1} {test.words('')}")
+
+
+def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
+    """A test of one quantity less some times another one (their places, from 0), which times = -1 adds."""
+
+    def holds(parts: _Parts) -> bool | None:
+        a, b = parts[first], parts[second]
+        low, high = sorted((times * b.low, times * b.high))
+        return test.holds((Estimate(a.value - times * b.value, a.low - high, a.high - low, a.n, a.kind),))
+
+    sign = ("less " if times > 0 else "plus ") + (f"{abs(times):g} times " if abs(times) != 1 else "")
+    return Test(holds, lambda unit: f"value {first + 1} {sign}value {second + 1} {test.words(unit)}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A claim's test.
+
+    quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
+    it gets, where that is known beforehand. note: what a reader has to know beside the numbers.
+    """
+
+    quantity: str
+    unit: str
+    reproduced: Test
+    trend: Test | None
+    wrong: Value
+    null: str = ""
+    null_value: Value | None = None
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """The rule as a sentence, from its numbers."""
+        trend = f"; trend: {self.trend.words(self.unit)}" if self.trend else ""
+        null = f"; null: {self.null}" if self.null else ""
+        note = f". {self.note}" if self.note else ""
+        return f"{self.quantity}: {self.reproduced.words(self.unit)}{trend}{null}{note}"
+
+    def verdict(self, value: Value) -> str:
+        """One of VERDICTS but the last; raises ValueError on a value that is not finite."""
+        parts = parts_of(value)
+        best, weaker = self.reproduced.holds(parts), self.trend.holds(parts) if self.trend else False
+        if best or weaker:
+            return "reproduced" if best else "trend"
+        return "contradicted" if best is False and weaker is False else "undecided"
+
+    def needs(self, value: Value) -> int | None:
+        """Samples with which an undecided value would be decided, if it stays where it is; None where that is unknown.
+
+        An interval shrinks with the root of the samples: n over the square of the widest scale of it that decides.
+        """
+        parts = parts_of(value)
+        known = [x.n for x in parts if x.n is not None]
+        low, high = _NARROWEST, 1.0
+        if not known or not all(math.isfinite(x.high - x.low) for x in parts) or not self._decided(parts, low):
+            return None
+        for _ in range(40):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._decided(parts, middle) else (low, middle)
+        return math.ceil(min(known) / low**2)
+
+    def _decided(self, parts: _Parts, scale: float) -> bool:
+        return self.verdict(tuple(x.scaled(scale) for x in parts)) != "undecided"
+
+
+@dataclass(frozen=True)
+class Untested:
+    """A claim that this repository cannot test, and why."""
+
+    why: str
+
+
+def parts_of(value: Value) -> _Parts:
+    """A value's quantities as estimates, plain numbers as exact ones. Raises ValueError where one is not finite."""
+    several = np.atleast_1d(np.asarray(value, dtype=object))
+    parts = tuple(x if isinstance(x, Estimate) else exact(x, "quoted") for x in several)
+    if not parts or not all(math.isfinite(x.value) for x in parts):
+        raise ValueError(f"A claim cannot be judged by {value!r}.")
+    return parts
+
+
+def _told(yes: bool, no: bool) -> bool | None:
+    return True if yes else False if no else None
+
+
+def _and(results: Iterable[bool | None]) -> bool | None:
+    told = list(results)
+    return _told(all(told), False in told)
+
+
+def _or(results: Iterable[bool | None]) -> bool | None:
+    told = list(results)
+    return _told(True in told, all(x is False for x in told))

@@ -5,7 +5,8 @@
 A run lives in runs/<paper>/<hash of its parameters>/ (output.ipynb, result.json, log.txt, figures/), and in a folder
 beside it that ends in .part until it has succeeded. Its result.json carries the hash of its parameters and the
 fingerprint of the code and data it was made from: while both match, the run is done and is not repeated.
-A run with the committed parameters also publishes its figures to figures/<paper>/.
+Runs never touch figures/: `python -m ondevice.run publish [paper ...]` puts there what the finished runs with the
+committed parameters made, and names each file that changes. The scoreboard reads what is published.
 
 Any `concurrent.futures.Executor` can carry the runs. On a Dask cluster whose workers share this folder:
 
@@ -13,12 +14,10 @@ Any `concurrent.futures.Executor` can carry the runs. On a Dask cluster whose wo
     from ondevice import run
     run.run_all(run.plan(["disco"], settings=["seed=0,1,2"]), executor=Client("tcp://head:8786").get_executor(pure=False))
 """
+# ruff: noqa: F401
 
 from ondevice.run.execute import Outcome, execute
-from ondevice.run.job import Job
-from ondevice.run.layout import SCOREBOARD, Layout
-from ondevice.run.parameters import ParameterError
+from ondevice.run.job import SCOREBOARD, Job, Layout
+from ondevice.run.parameters import ParameterError, check_parameters
 from ondevice.run.plan import plan
 from ondevice.run.schedule import run_all
-
-__all__ = ["SCOREBOARD", "Job", "Layout", "Outcome", "ParameterError", "execute", "plan", "run_all"]

@@ -1,15 +1,46 @@
-"""One run: a notebook with a set of parameters, and the folder that holds what came of it."""
+"""One run: a notebook with a set of parameters, the folders it reads and writes, and what its result is made from."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ondevice.run.fingerprint import fingerprint, parameters_hash
-from ondevice.run.layout import Layout
+import ondevice
+from ondevice import assets
+
+SCOREBOARD = "scoreboard"  # the notebook that reads what the others published
+
+
+class Layout:
+    """The repository's folders below `root`; tests give another root."""
+
+    def __init__(self, root: Path = assets.ROOT) -> None:
+        self.root, self.runs, self.figures = root, root / "runs", root / "figures"
+        self.notebooks, self.library, self.data = root / "notebooks", root / "lib" / "ondevice", root / "data"
+
+    def papers(self, named: Sequence[str] = ()) -> list[str]:
+        """Names of the notebooks, or of those that are named, the scoreboard last."""
+        known = sorted(path.stem for path in self.notebooks.glob("*.ipynb"))
+        if unknown := [name for name in named if name not in known]:
+            raise ValueError(f"There is no notebook for {', '.join(unknown)}. The papers: {', '.join(known)}.")
+        return sorted(set(named or known), key=lambda name: (name == SCOREBOARD, name))
+
+    def notebook(self, paper: str) -> Path:
+        return self.notebooks / f"{paper}.ipynb"
+
+    def parameter_file(self, paper: str, name: str) -> Path:
+        return self.notebooks / "params" / f"{paper}.{name}.yaml"
+
+    def relative(self, path: Path) -> str:
+        """`path` as shown to the user: from the root where it lies below it."""
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
 @dataclass(frozen=True)
@@ -36,8 +67,9 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where a finished run lies."""
-        return self.layout.runs / self.paper / parameters_hash(self.parameters)
+        """Where a finished run lies: twelve digits name a set of parameters, whatever their order."""
+        text = json.dumps(self.parameters, sort_keys=True, default=str)
+        return self.layout.runs / self.paper / hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def part(self) -> Path:
@@ -45,15 +77,49 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.part")
 
     @property
+    def begun(self) -> Path:
+        """What a run is made from; it lies there while a runner looks after the run, or was killed doing so."""
+        return self.part / "begun.json"
+
+    @property
     def log(self) -> Path:
         return self.part / "log.txt"
+
+    def made_from(self) -> dict[str, str]:
+        """The hashes of parameters, code and data: a result with the present ones stands."""
+        return dict(parameters_hash=self.folder.name, fingerprint=fingerprint(self.layout, self.paper))
 
     def record(self) -> dict[str, Any] | None:
         """The record of a finished run of these parameters by the present code and data, or None."""
         record = read_record(self.folder / "result.json")
-        if record is None or record.get("parameters_hash") != parameters_hash(self.parameters):
-            return None
-        return record if record.get("fingerprint") == fingerprint(self.layout, self.paper) else None
+        return record if record and self.made_from().items() <= record.items() else None
+
+
+def fingerprint(layout: Layout, paper: str) -> str:
+    """SHA-256 over package versions, the modules, data and records that a paper's notebook may use, and its code cells.
+
+    Other papers' packages and the runner itself do not count, nor prose and stored outputs; for the scoreboard the
+    published verdicts do.
+    """
+    others = {*layout.papers(), "run"} - {paper}
+    files = [path for path in layout.library.rglob("*.py") if path.relative_to(layout.library).parts[0] not in others]
+    for folder in ("paper", "traces", f"records/{paper}"):
+        files += (layout.data / folder).rglob("*")
+    files += layout.data.glob("models/manifest.json")  # the checksums of all bundled models
+    files += layout.figures.glob("*/claims.csv") if paper == SCOREBOARD else []
+    cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
+    code = [["".join(c["source"]), c["metadata"].get("tags", [])] for c in cells if c["cell_type"] == "code"]
+    digest = hashlib.sha256(json.dumps([ondevice.__version__, sys.version, _packages(layout), code]).encode())
+    for path in sorted(filter(Path.is_file, files)):
+        digest.update(f"\0{path.relative_to(layout.root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _packages(layout: Layout) -> list[tuple[str, str]]:
+    """The installed version of each package that pyproject.toml lists."""
+    project = layout.root / "pyproject.toml"
+    listed = set(re.findall(r'^ *"([\w.-]+)', project.read_text(encoding="utf-8"), re.M) if project.is_file() else [])
+    return sorted((found.name, found.version) for found in metadata.distributions() if found.name.lower() in listed)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

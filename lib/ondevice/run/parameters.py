@@ -1,142 +1,159 @@
-"""The parameters of a notebook: read from its parameters cell, and checked before a kernel starts.
+"""The parameters of a notebook, typed once: read from its parameters cell, checked before anything slow.
 
-papermill itself only warns of a misspelt name and runs on with the defaults.
+A line of the cell is `name: type = literal  # help`. The help may end in what values may be: an interval as
+`[1 to 80]`, `(0 to 1)` or `[0 to inf)`, where a round bracket leaves the end out, or a choice as `{float32 | float16}`;
+of a list, each item is held to it. `checked` serves the runner; `check_parameters` a notebook, so that plain papermill
+is stopped, too: by itself it only warns of a misspelt name and runs on with the defaults.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import papermill
+import threadpoolctl
 import yaml
 
-# What a value is compared with when the default is None and only the annotation says its type.
-_EXAMPLES: dict[str, Any] = {"bool": False, "int": 0, "float": 0.0, "str": "", "list": [], "dict": {}}
+from ondevice.run.job import Layout
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_INTERVAL = re.compile(r"(?P<left>[\[(])(?P<low>\S+) to (?P<high>\S+)(?P<right>[\])])$")
+_CHOICE = re.compile(r"\{(?P<choices>[^{}]+)\}$")
 
 
 class ParameterError(ValueError):
     """What the user asked for cannot be run; the message says what could."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the sentence alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True)
 class Parameter:
-    """One line of a parameters cell. type: the annotation, or the name of the default's type."""
+    """One line of a parameters cell: its annotation, default and help, and what values may be by the help's end."""
 
     name: str
     type: str
     default: Any
     help: str
+    limits: re.Match[str] | None
 
-    def convert(self, value: Any) -> Any:
-        """`value` in the type of the default (an int may stand for a float); raises TypeError for any other type."""
-        if value is None and self.type.startswith("Optional"):
-            return None
-        bare = re.sub(r"^Optional\[(.*)\]$", r"\1", self.type).split("[")[0]
-        return _like(value, _EXAMPLES.get(bare) if self.default is None else self.default)
+
+def _within(limits: re.Match[str], item: Any) -> bool:
+    if limits.re is _CHOICE:
+        return item in re.split(r"\s*\|\s*", limits["choices"].strip())
+    low, high = float(limits["low"]), float(limits["high"])
+    return low < item < high or (item == low and limits["left"] == "[") or (item == high and limits["right"] == "]")
+
+
+def _flat(value: Any) -> list[Any]:
+    return [each for item in value for each in _flat(item)] if isinstance(value, list) else [value]
 
 
 def _like(value: Any, example: Any) -> Any:
-    if example is None:
-        return value
-    if isinstance(example, float) and isinstance(value, str | int) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            raise TypeError from None
+    """`value` in the type of the example, items of a list in that of its first."""
+    if isinstance(value, list) and isinstance(example, list):
+        return [_like(item, example[0]) for item in value] if example else value
+    if isinstance(example, float) and type(value) in (int, str):
+        return float(value)  # YAML reads 1e-3 as text
     if type(value) is not type(example):  # not isinstance: a bool is no int
         raise TypeError
-    if isinstance(example, list) and example:
-        return [_like(item, example[0]) for item in value]
     return value
 
 
 def read_parameters(notebook: Path) -> dict[str, Parameter]:
-    """The parameters that papermill finds in a notebook, by name, in their order.
-
-    Raises ParameterError when a default is not a literal.
-    """
-    found = papermill.inspect_notebook(papermill_path(notebook))
+    """The parameters of a notebook, by name, in their order. Raises ParameterError when a default is not a literal."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    text = "".join(next((c["source"] for c in cells if "parameters" in c["metadata"].get("tags", [])), []))
     parameters = {}
-    for name, entry in found.items():
+    for node in ast.parse(text).body:
         try:
-            default = ast.literal_eval(entry["default"])
-        except (SyntaxError, ValueError):
-            raise ParameterError(f"{notebook.stem}: {name} = {entry['default']} is no literal.") from None
-        kind = entry["inferred_type_name"]
-        parameters[name] = Parameter(name, type(default).__name__ if kind == "None" else kind, default, entry["help"])
+            line: Any = node
+            name, kind, default = line.target.id, ast.unparse(line.annotation), ast.literal_eval(line.value)
+        except (AttributeError, ValueError):
+            wrong = ast.unparse(node)
+            raise ParameterError(f"{notebook.stem}: {wrong} is no parameter, which is name: type = literal.") from None
+        said = text.splitlines()[node.lineno - 1].partition("  # ")[2]
+        parameters[name] = Parameter(name, kind, default, said, _INTERVAL.search(said) or _CHOICE.search(said))
     return parameters
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """A parameter file's mapping. Raises ParameterError when it is missing, not YAML or not a mapping."""
-    if not path.is_file():
-        raise ParameterError(f"There is no parameter file {path}.")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path} is not YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ParameterError(f"{path} holds no mapping of names to values.")
+def check_parameters(paper: str, namespace: Mapping[str, Any], layout: Layout | None = None) -> dict[str, Any]:
+    """A notebook's parameters with their values; called in the cell after the parameters cell, with globals().
+
+    Raises ParameterError for a value of the wrong type or out of its limits, and for a name that papermill injected
+    but the notebook does not have. A parameter `threads` sets that of the numeric libraries; where it is 0, it becomes
+    what the runner gives, else all cores.
+    """
+    known = read_parameters((layout or Layout()).notebook(paper))
+    injected = ast.parse("\n".join(text for text in namespace.get("In", []) if text.startswith("# Parameters\n")))
+    names = [ast.unparse(target) for node in injected.body if isinstance(node, ast.Assign) for target in node.targets]
+    given = {name: namespace[name] for name in dict.fromkeys([*known, *names]) if name in namespace}
+    values = checked(paper, known, given, "The parameters")
+    if "threads" in values:
+        values["threads"] = set_threads(values["threads"])
     return values
 
 
-def read_setting(text: str) -> tuple[str, list[Any]]:
-    """`seed=0,1,2` as a name and its values: YAML, several separated by commas, a list in brackets."""
-    name, sign, value = text.partition("=")
-    try:
-        values = yaml.safe_load(f"[{value}]")
-    except yaml.YAMLError:
-        values = None
-    if not (sign and name.strip() and values):
-        raise ParameterError(f"--set {text}: write name=value, name=value,value or name=[a, list].")
-    return name.strip(), values
+def cores() -> int:
+    """Of the machine, as far as this process may use them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def grid(settings: Sequence[tuple[str, list[Any]]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the settings' values; one empty combination when there are none."""
-    names = [name for name, _ in settings]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ParameterError(f"--set names {', '.join(twice)} twice; write the values of a sweep as name=a,b.")
-    for values in itertools.product(*(values for _, values in settings)):
-        yield dict(zip(names, values, strict=True))
+def set_threads(threads: int) -> int:
+    """Limit numeric libraries to so many threads: those loaded later by their variables, the others at once."""
+    threads = threads or int(os.environ.get(THREAD_VARIABLES[0], cores()))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    threadpoolctl.threadpool_limits(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    return threads
+
+
+def grid(settings: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every combination of settings' values; one empty combination when there are none.
+
+    A setting is `seed=0,1,2`: a name and YAML, several values separated by commas, a list in brackets.
+    """
+    named: dict[str, list[Any]] = {}
+    for text in settings:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if name in named:
+            raise ParameterError(f"--set names {name} twice; write the values of a sweep as name=a,b.")
+        try:
+            named[name] = yaml.safe_load(f"[{value}]")
+        except yaml.YAMLError:
+            named[name] = []
+        if not (name and named[name]):
+            raise ParameterError(f"--set {text}: write name=value, name=value,value or name=[a, list].")
+    for values in itertools.product(*named.values()):
+        yield dict(zip(named, values, strict=True))
 
 
 def checked(paper: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The given values in the types of their parameters.
 
-    source: where they come from, for the message. Raises ParameterError for an unknown name or wrong type.
+    source: where they come from, for the message. Raises ParameterError for an unknown name, a wrong type or value.
     """
     values = {}
     for name, value in given.items():
         if name not in parameters:
-            raise ParameterError(f"{source}: {paper} has no parameter {name!r}.\n{described(paper, parameters)}")
+            raise ParameterError(f"{source}: {paper} has no parameter {name!r}; it has {', '.join(parameters)}.")
+        known = parameters[name]
         try:
-            values[name] = parameters[name].convert(value)
-        except TypeError:
-            raise ParameterError(
-                f"{source}: {name} of {paper} is {parameters[name].type}, and {value!r} is "
-                f"{type(value).__name__}.\n{described(paper, parameters)}"
-            ) from None
+            values[name] = value = _like(value, known.default)
+        except (TypeError, ValueError):
+            wrong = f"is {known.type}, and {value!r} is {type(value).__name__}"
+            raise ParameterError(f"{source}: {name} of {paper} {wrong}.") from None
+        if known.limits and not all(_within(known.limits, item) for item in _flat(value)):
+            raise ParameterError(f"{source}: {name} of {paper} is in {known.limits[0]}, and {value!r} is not.")
     return values
-
-
-def described(paper: str, parameters: Mapping[str, Parameter]) -> str:
-    """The parameters as lines of text: name, type, default and help."""
-    if not parameters:
-        return f"{paper} has no parameters."
-    heads = {name: f"{name}: {p.type} = {p.default!r}" for name, p in parameters.items()}
-    width = max(map(len, heads.values()))
-    lines = [f"  {head:{width}}  {parameters[name].help}".rstrip() for name, head in heads.items()]
-    return "\n".join([f"The parameters of {paper}:", *lines])
-
-
-def papermill_path(path: Path) -> str:
-    """A path as papermill wants it: it takes paths for format strings, so braces are doubled."""
-    return str(path).replace("{", "{{").replace("}", "}}")

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ondevice.run.job import Job
-from ondevice.run.layout import SCOREBOARD, Layout
-from ondevice.run.parameters import ParameterError, checked, grid, read_file, read_parameters, read_setting
+import yaml
+
+from ondevice.run.job import SCOREBOARD, Job, Layout, read_record
+from ondevice.run.parameters import Parameter, ParameterError, checked, grid, read_parameters
 
 
 def plan(
-    papers: Sequence[str] = (),
-    params: str | None = None,
-    settings: Sequence[str] = (),
-    timeout: float | None = None,
+    papers: Sequence[str] = (), params: str | None = None, settings: Sequence[str] = (), timeout: float | None = None,
     layout: Layout | None = None,
-) -> list[Job]:
+) -> list[Job]:  # fmt: skip
     """The jobs for the named papers (all when none is named), one for each combination of the settings.
 
     params: `full`, `paper` or another name for notebooks/params/<paper>.<name>.yaml, or the path of a YAML file.
-    settings: `name=value` texts, which win over the file. Raises ParameterError.
+    settings: `name=value` texts, which win over the file. Raises ValueError, mostly ParameterError.
     """
     layout = layout or Layout()
-    combinations = list(grid([read_setting(text) for text in settings]))
-    jobs = []
-    for paper in _chosen(papers, layout, quick=not (params or settings)):
+    chosen = sorted(layout.papers(papers), key=lambda paper: (paper == SCOREBOARD, _seconds(paper, layout), paper))
+    if not chosen:
+        raise ParameterError(f"There are no notebooks in {layout.notebooks}.")
+    if (params or settings) and not papers:  # the scoreboard reads published results, which are of the quick runs
+        chosen = [paper for paper in chosen if paper != SCOREBOARD]
+    combinations, jobs = list(grid(settings)), []
+    for paper in chosen:
         parameters = read_parameters(layout.notebook(paper))
         defaults = {name: parameter.default for name, parameter in parameters.items()}
-        file = _file(params, paper, layout)
-        base = checked(paper, parameters, read_file(file), layout.relative(file)) if file else {}
+        base = _of_file(params, paper, parameters, layout) if params else {}
         for combination in combinations:
             values = {**defaults, **base, **checked(paper, parameters, combination, "--set")}
             changed = {name: value for name, value in values.items() if value != defaults[name]}
@@ -37,29 +39,23 @@ def plan(
     return list({job.folder: job for job in jobs}.values())
 
 
-def _chosen(papers: Sequence[str], layout: Layout, quick: bool) -> list[str]:
-    known = layout.papers()
-    if not known:
-        raise ParameterError(f"There are no notebooks in {layout.notebooks}.")
-    unknown = [paper for paper in papers if paper not in known]
-    if unknown:
-        raise ParameterError(f"There is no notebook for {', '.join(unknown)}. The papers: {', '.join(known)}.")
-    if papers:
-        return [paper for paper in known if paper in papers]
-    # The scoreboard reads the published results, those of the quick runs; other parameters do not concern it.
-    return known if quick else [paper for paper in known if paper != SCOREBOARD]
+def _seconds(paper: str, layout: Layout) -> float:
+    """What the published exhibits took together, so that the quickest notebook is the first; 0 without any."""
+    records = (read_record(path) or {} for path in (layout.figures / paper).glob("*.json"))
+    return sum(float(record.get("seconds", 0)) for record in records)
 
 
-def _file(params: str | None, paper: str, layout: Layout) -> Path | None:
-    if not params:
-        return None
-    if params.endswith((".yaml", ".yml")) or "/" in params:
-        return Path(params)
-    file = layout.parameter_file(paper, params)
-    if not file.is_file():
-        names = [path.name.split(".")[1] for path in sorted(file.parent.glob(f"{paper}.*.yaml"))]
-        raise ParameterError(
-            f"{paper} has no parameter file {layout.relative(file)}; "
-            f"there is {', '.join(names) or 'none'}, or give the path of a YAML file."
-        )
-    return file
+def _of_file(params: str, paper: str, parameters: Mapping[str, Parameter], layout: Layout) -> dict[str, Any]:
+    """What a parameter file holds. Raises ParameterError when it is missing, not YAML or not a mapping."""
+    is_path = params.endswith((".yaml", ".yml")) or "/" in params
+    path = Path(params) if is_path else layout.parameter_file(paper, params)
+    shown = layout.relative(path)
+    if not path.is_file():
+        raise ParameterError(f"There is no parameter file {shown}; --list names those of {paper}.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{shown} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ParameterError(f"{shown} holds no mapping of names to values.")
+    return checked(paper, parameters, values, shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -10,14 +10,23 @@ from ondevice.causal_lm import support
 from ondevice.causal_lm.tree import TokenTree
 
 if TYPE_CHECKING:
-    from ondevice.causal_lm.session import CausalLM
+    from transformers import PreTrainedModel
 
 # Rows are far from depths, and every row but the first is wrong where positions or the mask are not obeyed.
 _PARENTS = (-1, -1, -1, 0, 0, 2, 3, 5)
 _PROMPT = 3
 
 
-def require_chains(lm: CausalLM) -> None:
+class Probed(Protocol):
+    """What is probed: a `CausalLM`."""
+
+    model: PreTrainedModel
+    vocabulary: int
+
+    def start(self, capacity: int = 0) -> Any: ...
+
+
+def require_chains(lm: Probed) -> None:
     """Raise ValueError where prefill, extend and rollback do not give what a run without a cache gives."""
     try:
         wrong = _chain_error(lm) > _tolerance(lm)
@@ -27,7 +36,7 @@ def require_chains(lm: CausalLM) -> None:
         raise ValueError(f"{support.name(lm.model)} answers otherwise with our cache than without one.")
 
 
-def tree_refusal(lm: CausalLM) -> str | None:
+def tree_refusal(lm: Probed) -> str | None:
     """A sentence where a tree's logits are not those of its paths, else None."""
     try:
         wrong = _tree_error(lm) > _tolerance(lm)
@@ -38,7 +47,7 @@ def tree_refusal(lm: CausalLM) -> str | None:
     return None
 
 
-def _chain_error(lm: CausalLM) -> float:
+def _chain_error(lm: Probed) -> float:
     ids = _ids(lm, _PROMPT + 4)
     session = lm.start()
     session.prefill(ids[:_PROMPT])
@@ -47,7 +56,7 @@ def _chain_error(lm: CausalLM) -> float:
     return _distance(session.extend(ids[_PROMPT:]), _uncached(lm, ids)[_PROMPT:])
 
 
-def _tree_error(lm: CausalLM) -> float:
+def _tree_error(lm: Probed) -> float:
     ids = _ids(lm, _PROMPT + len(_PARENTS))
     tree = TokenTree(ids[_PROMPT:], _PARENTS)
     session = lm.start()
@@ -57,13 +66,13 @@ def _tree_error(lm: CausalLM) -> float:
     return max(_distance(logits[row], _uncached(lm, path)[-1]) for row, path in enumerate(paths))
 
 
-def _ids(lm: CausalLM, n: int) -> list[int]:
+def _ids(lm: Probed, n: int) -> list[int]:
     """Ids that differ from each other, as far as the vocabulary goes."""
     return [(7 * k + 11) % lm.vocabulary for k in range(n)]
 
 
 @torch.inference_mode()
-def _uncached(lm: CausalLM, ids: list[int]) -> torch.Tensor:
+def _uncached(lm: Probed, ids: list[int]) -> torch.Tensor:
     tokens = torch.tensor([ids], device=lm.model.device)
     return lm.model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
 
@@ -73,7 +82,7 @@ def _distance(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found - right).abs().max() / right.std())
 
 
-def _tolerance(lm: CausalLM) -> float:
+def _tolerance(lm: Probed) -> float:
     """Rounding accumulates over layers; with sharp attention, wrong positions cost 0.9 and more."""
     return 0.25 if torch.finfo(lm.model.dtype).bits == 16 else 1e-4
 

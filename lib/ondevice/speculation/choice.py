@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class Choice(Protocol):
-    """Chooses the next token after one position. Called once for every emitted token, in order."""
-
-    def __call__(self, logits: Tensor) -> int:
-        """A token id from logits [V]."""
-        ...
+Choice = Callable[[Tensor], int]  # a token id from logits [V]; called once for every emitted token, in order
 
 
-class Greedy:
+def greedy(logits: Tensor) -> int:
     """The likeliest token; of equals the one with the lowest id, as `torch.argmax` and `generate` have it."""
-
-    def __call__(self, logits: Tensor) -> int:
-        return int(logits.argmax())
+    return int(logits.argmax())
 
 
 @dataclass
@@ -40,7 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise ValueError(f"A temperature is positive, not {self.temperature}; for greedy decoding use Greedy().")
+            raise ValueError(f"A temperature is positive, not {self.temperature}; for greedy decoding use `greedy`.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is a share in (0, 1], not {self.top_p}.")
         if self.top_k < 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,62 +12,32 @@ from ondevice.causal_lm import TokenTree
 from ondevice.causal_lm.tree import integers
 
 
-@dataclass(frozen=True, eq=False)
 class Draft:
     """Candidate continuations below the root, the newest token, which is itself not part of the draft.
 
     tokens: [n] token ids; n = 0 is a plain step.
     parents: [n] each node's parent, a node before it; -1 is the root.
-    ranks: [n] place of each node among its parent's candidates, from 1; for tables and figures only.
+    ranks: [n] place of each node among its parent's candidates, from 1; for templates, tables and figures.
     Raises ValueError on anything else.
     """
 
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64]
-    ranks: NDArray[np.int64]
-
     def __init__(self, tokens: ArrayLike, parents: ArrayLike, ranks: ArrayLike | None = None) -> None:
-        found = integers(tokens, "A draft's tokens") if len(np.asarray(tokens)) else np.empty(0, np.int64)
-        above = integers(parents, "A draft's parents") if len(found) else np.empty(0, np.int64)
-        places = np.ones(len(found), np.int64) if ranks is None else np.asarray(ranks, np.int64)
-        if not len(found) == len(above) == len(places):
+        n = len(np.asarray(tokens))
+        self.tokens = integers(tokens, "A draft's tokens") if n else np.empty(0, np.int64)
+        self.parents = integers(parents, "A draft's parents") if n else np.empty(0, np.int64)
+        self.ranks = np.ones(n, np.int64) if ranks is None else np.asarray(ranks, np.int64)
+        if not n == len(self.parents) == len(self.ranks):
             raise ValueError("A draft has one parent and one rank a token.")
-        if len(found) and not ((above >= -1) & (above < np.arange(len(above)))).all():
+        if not ((self.parents >= -1) & (self.parents < np.arange(n))).all():
             raise ValueError("A draft's parents are -1 or earlier nodes.")
-        object.__setattr__(self, "tokens", found)
-        object.__setattr__(self, "parents", above)
-        object.__setattr__(self, "ranks", places)
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | NDArray[np.int64]) -> Draft:
         """A sequence draft: each token follows the one before it."""
         return cls(tokens, np.arange(-1, len(tokens) - 1))
 
-    @classmethod
-    def merged(cls, branches: Sequence[Sequence[int]], budget: int) -> Draft:
-        """The trie of several sequences, the first ones first, cut to `budget` nodes."""
-        places: dict[tuple[int, int], int] = {}
-        tokens: list[int] = []
-        parents: list[int] = []
-        for branch in branches:
-            node = -1
-            for token in branch:
-                if (node, token) not in places:
-                    if len(tokens) == budget:
-                        break
-                    places[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                node = places[node, token]
-        return cls(tokens, parents)
-
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether one branch holds every node."""
-        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
     def below(self, root: int) -> TokenTree:
         """The tree to verify: row 0 is the root, row i + 1 the node i."""
@@ -78,6 +47,11 @@ class Draft:
     def depths(self) -> NDArray[np.int64]:
         """[n] steps from the root to each node, at least 1."""
         return self.below(0).depths[1:] - 1 if len(self) else np.empty(0, np.int64)
+
+    @property
+    def depth(self) -> int:
+        """The longest path, in nodes."""
+        return int(self.depths.max(initial=0))
 
     def within(self, nodes: int, depth: int) -> Draft:
         """The draft cut to its first `nodes` nodes, less those deeper than `depth`."""

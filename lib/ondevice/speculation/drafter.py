@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ondevice.speculation.draft import Draft
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from ondevice.speculation.draft import EMPTY, Draft
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,14 @@ class Drafter:
     wants_prefill: whether it reads the prompt's logits, which costs the output layer over the whole prompt.
     drafts_trees: whether drafts may branch; such a drafter needs a model that can verify trees.
     vocabulary: how many token ids it knows; None is any number.
+    forwards: how many a model has run for its drafts so far, prompts aside.
     """
 
     name = "vanilla"
     wants_prefill = False
     drafts_trees = False
     vocabulary: int | None = None
+    forwards = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A request comes; called before its prefill."""
@@ -51,7 +51,7 @@ class Drafter:
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """At most `budget` nodes below tokens[-1]. tokens: the prompt and all that was said; not to be changed."""
-        return Draft((), ())
+        return EMPTY
 
     def observe(self, step: Verified) -> None:
         """A step was verified and its tokens emitted."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
-    from ondevice.causal_lm import CausalLM, Session
+from ondevice.causal_lm import CausalLM, Session
 
 
 class Follower:

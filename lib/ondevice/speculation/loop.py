@@ -3,53 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from time import perf_counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-import numpy as np
-import torch
+from torch import Tensor
 
-from ondevice.speculation.choice import Choice, Greedy
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation.choice import Choice, greedy
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
-from ondevice.speculation.log import Generation, Step
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ondevice.causal_lm import CausalLM, Session
 
 BUDGET = 64  # nodes a draft
 PREFILL_CHUNK = 256  # tokens a forward where a drafter reads the prompt's logits, which are never kept whole
 
 
+@dataclass(frozen=True)
+class Step:
+    """A pass of the model after the prompt's.
+
+    drafted: nodes verified, without the root. accepted: of these. emitted: tokens that came out, at least one.
+    depth: the draft's longest path. cached: tokens in the cache before it. drafting: forwards spent on drafting.
+    """
+
+    drafted: int
+    accepted: int
+    emitted: int
+    depth: int
+    cached: int
+    drafting: int = 0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request gave. prompt: how many tokens. tokens: the output, the end token included where it came."""
+
+    prompt: int
+    tokens: Sequence[int]
+    ended: bool
+    steps: Sequence[Step] = field(repr=False)
+
+
 def generate(
     lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, *,
-    budget: int = BUDGET, choice: Choice | None = None, ends: Collection[int] = (),
+    budget: int = BUDGET, choice: Choice = greedy, ends: Collection[int] = (),
 ) -> Generation:  # fmt: skip
     """Continue a prompt by at most `limit` tokens, as the model alone would: the draft changes only the speed.
 
-    budget: most nodes a draft. choice: Greedy() by default. ends: ids that end the output, the first of them included.
-    The output also ends where the model's context does. Raises ValueError before any work on a prompt, limit or budget
-    that cannot be, and on a drafter that does not fit the model.
+    budget: most nodes a draft. ends: ids that end the output, the first of them included; the model's context ends it
+    too. Raises ValueError before any work on what cannot be.
     """
     check(lm, drafter, prompt, limit, budget)
-    choose = choice or Greedy()
-    started = perf_counter()
     session = lm.start(min(lm.context, len(prompt) + limit + budget))
     drafter.begin(prompt)
-    chunk = PREFILL_CHUNK if drafter.wants_prefill else None
-    logits = session.prefill(prompt, chunk, drafter.prefilled if drafter.wants_prefill else None)
-    tokens = [*map(int, prompt), choose(logits)]
-    prefilled = perf_counter()
-    steps: list[Step] = []
+    reads = (PREFILL_CHUNK, drafter.prefilled) if drafter.wants_prefill else ()
+    tokens = [*map(int, prompt), choice(session.prefill(prompt, *reads))]
     last = min(len(prompt) + limit, lm.context + 1)  # the last token needs no row in the cache
+    steps = []
     while len(tokens) < last and tokens[-1] not in ends:
-        steps.append(_step(session, drafter, tokens, budget, last - len(tokens) - 1, choose, ends))
-    finished = perf_counter()
+        root, cached, before = tokens[-1], session.length, drafter.forwards
+        room = last - len(tokens) - 1  # behind the next token
+        draft = drafter.propose(tokens, budget).within(budget, room) if room else EMPTY
+        logits = session.verify(draft.below(root))
+        path, emitted = accepted(draft, logits, choice, ends)
+        session.keep([0, *(node + 1 for node in path)])
+        tokens += emitted
+        drafter.observe(Verified(root, draft, logits, path, emitted))
+        steps.append(Step(len(draft), len(path), len(emitted), draft.depth, cached, drafter.forwards - before))
     drafter.end(tokens)
-    output = tokens[len(prompt) :]
-    return Generation(len(prompt), output, output[-1] in ends, prefilled - started, finished - prefilled, steps)
+    return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in ends, steps)
+
+
+def accepted(draft: Draft, logits: Tensor, choice: Choice, ends: Collection[int] = ()) -> tuple[list[int], list[int]]:
+    """(path, tokens): the walk down the draft while the model's choice is a child, and the choices made.
+
+    logits: [1 + n, V], after the root and every node. The last choice is the model's own and no node of the path, but
+    for one of `ends`, behind which nothing is chosen.
+    """
+    below = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+    children = {key: node for node, key in reversed(list(enumerate(below)))}  # of equal children the first
+    path: list[int] = []
+    tokens = [choice(logits[0])]
+    node = children.get((-1, tokens[0]))
+    while node is not None:
+        path.append(node)
+        if tokens[-1] in ends:
+            break
+        tokens.append(choice(logits[node + 1]))
+        node = children.get((node, tokens[-1]))
+    return path, tokens
 
 
 def check(lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, budget: int) -> None:
@@ -64,59 +104,3 @@ def check(lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, bud
         raise ValueError(f"{drafter.name} was made for {drafter.vocabulary} token ids; this model has {lm.vocabulary}.")
     if drafter.drafts_trees:
         lm.require_trees()
-
-
-def accepted(draft: Draft, logits: Tensor, choose: Choice, ends: Collection[int] = ()) -> tuple[list[int], list[int]]:
-    """(path, tokens): the walk down the draft while the model's choice is a child, and the choices made.
-
-    logits: [1 + n, V], after the root and every node. The last choice is the model's own and no node of the path, but
-    for one of `ends`, behind which nothing is chosen.
-    """
-    children = {(parent, token): node for node, (parent, token) in
-                reversed(list(enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))))}  # fmt: skip
-    path: list[int] = []
-    tokens: list[int] = []
-    node: int | None = -1
-    while node is not None:
-        tokens.append(choose(logits[node + 1]))
-        node = children.get((node, tokens[-1]))
-        if node is not None:
-            path.append(node)
-        if tokens[-1] in ends:
-            break
-    return path, tokens
-
-
-def _step(
-    session: Session, drafter: Drafter, tokens: list[int], budget: int, room: int, choose: Choice,
-    ends: Collection[int],
-) -> Step:  # fmt: skip
-    """One step; appends what it emits to `tokens`. room: the deepest draft that keeps within limit and context."""
-    root, length = tokens[-1], session.length
-    times = [perf_counter()]
-
-    def lap() -> None:
-        times.append(perf_counter())
-
-    draft = drafter.propose(tokens, budget).within(budget, room) if room > 0 else EMPTY
-    lap()
-    tree = draft.below(root)
-    logits = session.verify(tree)
-    _wait(logits)
-    lap()
-    path, emitted = accepted(draft, logits, choose, ends)
-    lap()
-    session.keep([0, *(node + 1 for node in path)])
-    lap()
-    tokens += emitted
-    drafter.observe(Verified(root, draft, logits, path, emitted))
-    lap()
-    spent = np.diff(times).tolist()
-    depths = draft.depths
-    width = int(np.bincount(depths).max()) if len(draft) else 0
-    return Step(len(draft), len(path), len(emitted), int(depths.max(initial=0)), width, length, *spent)
-
-
-def _wait(logits: Tensor) -> None:
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)

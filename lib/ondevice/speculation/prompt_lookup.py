@@ -49,9 +49,7 @@ class PromptLookup(Drafter):
 
     def _follows(self, start: int, size: int, length: int) -> bool:
         """Whether text from `start` on may be drafted. Both rules only bound `start`: if the first fails, all do."""
-        if self.partial:
-            return start < length
-        return start + self.tokens <= length and start < length - size
+        return start < (length if self.partial else min(length - self.tokens + 1, length - size))
 
     def _read(self, tokens: Sequence[int]) -> None:
         """Note where each n-gram's first occurrence ends: constant work a token, where a search would read the text."""

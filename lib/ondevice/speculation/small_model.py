@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
-from ondevice.speculation.draft import EMPTY, Draft
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.follower import Follower
-
-if TYPE_CHECKING:
-    from ondevice.causal_lm import CausalLM
 
 
 class SmallModel(Drafter):
     """A small model of the same vocabulary says a chain of tokens greedily, and the target verifies them.
 
-    Spec-Bench's settings of "SpS": 5 tokens, schedule "heuristic": two more after a draft that was accepted whole,
-    one less after any other, at least one. As in transformers the number carries over to the next request.
+    Spec-Bench's settings of "SpS": 5 tokens and `heuristic`: two more after a draft that was accepted whole, one less
+    after any other, at least one. As in transformers the number carries over to the next request.
     Lossless with sampling too, as the loop draws every token from the target's distribution. The original accepts a
     drafted token with probability min(1, p/q); a greedy draft (q = 1) makes that the same probability p.
 
     Where the output outgrows the small model's context, drafts end; the request goes on without.
-    Raises ValueError on a number below one and on other schedules.
     """
 
     name = "small model"
 
-    def __init__(self, lm: CausalLM, tokens: int = 5, schedule: Literal["constant", "heuristic"] = "constant") -> None:
-        if tokens < 1:
-            raise ValueError(f"A small model drafts at least one token, not {tokens}.")
-        if schedule not in ("constant", "heuristic"):
-            raise ValueError(f"The schedule is constant or heuristic, not {schedule}.")
-        self.lm = lm
-        self.vocabulary = lm.vocabulary
-        self.tokens = tokens  # of the next draft
-        self._heuristic = schedule == "heuristic"
-        self._follower: Follower | None = None
+    def __init__(self, lm: CausalLM, tokens: int = 5, heuristic: bool = False) -> None:
+        self.lm, self.vocabulary, self.forwards = lm, lm.vocabulary, 0
+        self.tokens, self._heuristic = tokens, heuristic
 
     def begin(self, prompt: Sequence[int]) -> None:
+        """Prefill the prompt."""
         self._follower = Follower(self.lm, prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        if self._follower is None:
-            return EMPTY
+        """A chain of what the small model says."""
         drafted: list[int] = []
         logits = self._follower.follow(tokens)
         while logits is not None:
+            self.forwards += 1
             drafted.append(int(logits.argmax()))
             if len(drafted) >= min(self.tokens, budget):
                 break
@@ -54,8 +44,6 @@ class SmallModel(Drafter):
         return Draft.chain(drafted)
 
     def observe(self, step: Verified) -> None:
+        """Set the length of the next draft."""
         if self._heuristic and len(step.draft):
             self.tokens = self.tokens + 2 if len(step.path) == len(step.draft) else max(1, self.tokens - 1)
-
-    def end(self, tokens: Sequence[int]) -> None:
-        self._follower = None  # its cache is no use to the next request

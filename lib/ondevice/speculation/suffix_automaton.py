@@ -49,8 +49,20 @@ class SuffixAutomaton:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
-        for token in tokens:
-            self._append(int(token))
+        nexts, links, lengths = self._next, self._link, self._length
+        for token in map(int, tokens):
+            self.text.append(token)
+            new, state = len(nexts), self._last
+            nexts.append({})
+            links.append(0)
+            lengths.append(len(self.text))
+            self._end.append(len(self.text))
+            self._last = new
+            while state >= 0 and token not in nexts[state]:
+                nexts[state][token] = new
+                state = links[state]
+            if state >= 0:
+                links[new] = self._exactly(state, token)
 
     def advance(self, match: Match, token: int) -> Match:
         """The longest suffix of what was matched, and then `token`, that occurs in the text."""
@@ -61,35 +73,11 @@ class SuffixAutomaton:
         found = self._next[state].get(token)
         return Match() if found is None else Match(found, length + 1)
 
-    def shorter(self, match: Match) -> Match:
-        """The longest suffix of a match that occurs at more places, so perhaps earlier; empty after the shortest."""
-        state = max(self._link[match.state], 0)
-        return Match(state, self._length[state])
-
-    def end(self, match: Match) -> int:
-        """Where its first occurrence ends: text[:end] ends with the match."""
-        return self._end[match.state]
-
     def continuation(self, match: Match, count: int) -> list[int]:
         """At most `count` tokens that follow the first occurrence, up to the next separator."""
         start = self._end[match.state]
         found = self.text[start : start + max(count, 0)]
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
-
-    def _append(self, token: int) -> None:
-        nexts, links, lengths = self._next, self._link, self._length
-        self.text.append(token)
-        new, state = len(nexts), self._last
-        nexts.append({})
-        links.append(0)
-        lengths.append(len(self.text))
-        self._end.append(len(self.text))
-        self._last = new
-        while state >= 0 and token not in nexts[state]:
-            nexts[state][token] = new
-            state = links[state]
-        if state >= 0:
-            links[new] = self._exactly(state, token)
 
     def _exactly(self, state: int, token: int) -> int:
         """The state whose longest substring is that of `state` and then `token`; split off where there is none yet."""

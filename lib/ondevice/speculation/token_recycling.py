@@ -28,7 +28,7 @@ class TokenRecycling(Drafter):
     """Drafts the template's tree, each child by its rank in its parent's row of the matrix [V, 8].
 
     A row is the token's likeliest next tokens where it was last verified, accepted or not. The matrix outlives
-    requests, as in the original, until `reset`; the prompt's logits are not read, as there.
+    requests, as in the original; the prompt's logits are not read, as there.
 
     A row never seen holds zeros, and zeros are drafted: the template is verified whole from the first step on, as
     published, so that its cost is that of the original, and token 0 learns what the original's does.
@@ -42,10 +42,6 @@ class TokenRecycling(Drafter):
             raise ValueError(f"Token Recycling needs at least {K} token ids, not {vocabulary}.")
         self.vocabulary = vocabulary
         self.matrix = np.zeros((vocabulary, K), np.int64)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.matrix[:] = 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The template, filled breadth-first."""

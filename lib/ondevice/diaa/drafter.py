@@ -2,94 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
-from ondevice.diaa.overlap import Background, Foreground
-from ondevice.diaa.tables import Tables
-from ondevice.diaa.tree import Growth, grow, refill
-from ondevice.diaa.updates import Fresh, Rule
+from ondevice.diaa.tables import Fresh, Tables, likeliest, overwrite
+from ondevice.diaa.tree import Tree, grow, refill
 from ondevice.speculation import Draft, Drafter, Verified
 from ondevice.speculation.draft import EMPTY
+from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import PARENTS, RANKS
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Grow = Callable[[Tables, int, int], Tree]
+Update = Callable[[Tables, Sequence[int], Fresh], None]
 # Token Recycling's template, breadth-first; its tokens do not matter.
 RECYCLING = Draft(np.zeros_like(PARENTS), PARENTS, RANKS)
 
 
-class Diaa(Drafter):
-    """Drafts by the two tables, which it writes into and keeps from one request to the next.
+def every_node(step: Verified) -> list[int]:
+    """Rows of the logits that update the tables: of the root and all nodes, breadth first, so that deeper ones win."""
+    return [0, *(np.argsort(step.draft.depths, kind="stable") + 1).tolist()]
 
-    Its parts, each of which the ablation switches off:
-    tables: warmed up, or cold (`Tables.empty`).
-    growth: how the dynamic tree grows. template: where given, every draft has this shape instead, cut to the budget,
-        and no tree is grown. `RECYCLING` makes it Token Recycling, but for empty rows, which draft nothing here.
-    overlap: whether updates run beside the next forward, which makes the tables one step stale. For an accelerator:
-        on two cores staleness costs more than the thread saves.
-    Beyond these: refresh: steps from one growing of the tree to the next; in between its shape is kept and its tokens
-        are refilled by rank. rule: how updates enter the tables. reads_prompt: whether the prompt's logits do, too.
-    Not for two requests at a time. Raises ValueError on a refresh below 1.
+
+class Learning(Drafter):
+    """What a drafter with tables learns: from the prompt, where it reads it, and from every verified step.
+
+    tables: warmed up, or cold (`Tables.empty`). update: what a forward does to the rows of its tokens.
+    learns: the rows of a verified step that update. reads_prompt: whether the prompt's logits update, too; the paper
+    has it that the generated tokens do. stale: whether an update waits until the next one, as where it runs beside the
+    next forward (computation overlap). Not for two requests at a time.
     """
 
     drafts_trees = True
 
     def __init__(
-        self, tables: Tables, growth: Growth | None = None, *, refresh: int = 1, template: Draft | None = None,
-        overlap: bool = False, rule: Rule | None = None, reads_prompt: bool = False, name: str = "DIAA",
+        self, tables: Tables, update: Update = overwrite, learns: Callable[[Verified], list[int]] = every_node,
+        reads_prompt: bool = False, stale: bool = False,
     ) -> None:  # fmt: skip
-        if refresh < 1:
-            raise ValueError(f"A tree is grown every step or more seldom, not every {refresh} steps.")
-        self.tables, self.growth, self.refresh = tables, growth or Growth(), refresh
-        self.template, self.rule, self.name = template, rule or Rule(), name
-        self.vocabulary = tables.vocabulary
-        self.wants_prefill = reads_prompt
-        self._updates: Background | Foreground = Background(tables.k) if overlap else Foreground(tables.k)
-        self._shape, self._age = EMPTY, 0
-        self._prompt: Sequence[int] = ()
+        self.tables, self.update, self.learns, self.stale = tables, update, learns, stale
+        self.vocabulary, self.wants_prefill = tables.vocabulary, reads_prompt
+        self._find = Likeliest(tables.k)
+        self._waiting: list[tuple[Sequence[int], Fresh]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget the last request's tree; its tables stay."""
-        self._updates.finish()
-        self._shape, self._prompt = EMPTY, list(prompt)
+        """The tables stay from request to request."""
+        self._prompt = prompt
 
     def prefilled(self, start: int, logits: Tensor) -> None:
         """Update the tables by the prompt."""
-        keys = np.array(self._prompt[start : start + len(logits)])
-        self._updates.submit(logits, partial(self._write, keys, np.arange(len(keys))))
+        self.update(self.tables, self._prompt[start : start + len(logits)], likeliest(logits, self._find))
+
+    def observe(self, step: Verified) -> None:
+        """Update the tables by what the model said after the root and the nodes."""
+        rows = self.learns(step)
+        tokens = [step.root, *step.draft.tokens.tolist()]
+        fresh = likeliest(step.logits, self._find)
+        self._waiting.append(([tokens[row] for row in rows], Fresh(fresh.tokens[rows], fresh.probabilities[rows])))
+        self._write(len(self._waiting) - self.stale)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Bring the tables up to date."""
+        self._write(len(self._waiting))
+
+    def _write(self, count: int) -> None:
+        for keys, fresh in self._waiting[:count]:
+            self.update(self.tables, keys, fresh)
+        del self._waiting[:count]
+
+
+class Diaa(Learning):
+    """Drafts a tree from the tables.
+
+    grow: the tree below a token within a budget. template: where given, every draft has this shape, cut to the budget,
+    and no tree is grown. refresh: steps from one growing of the tree to the next; in between its tokens are refilled
+    by rank. learning: of `Learning`. Raises ValueError on a refresh below 1, and on a tree that is none.
+    """
+
+    name = "DIAA"
+
+    def __init__(
+        self, tables: Tables, *, grow: Grow = grow, template: Draft | None = None, refresh: int = 1, **learning: Any
+    ) -> None:
+        if refresh < 1:
+            raise ValueError(f"A tree is grown every step or more seldom, not every {refresh} steps.")
+        super().__init__(tables, **learning)
+        self.grow, self.template, self.refresh = grow, template, refresh
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forget the last request's tree."""
+        super().begin(prompt)
+        self._shape, self._age = EMPTY, 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """A tree grown below the last token, or the last tree's shape refilled."""
         root = tokens[-1]
         if self.template is not None:
             return refill(self.tables, root, self.template.within(budget, len(self.template)))
-        self._age += 1
-        if self._age >= self.refresh or not len(self._shape) or len(self._shape) > budget:
-            self._shape, self._age = self._grown(root, budget), 0
-            return self._shape
-        return refill(self.tables, root, self._shape)
-
-    def observe(self, step: Verified) -> None:
-        """Update the tables by all verified nodes, breadth first: where a token stands twice, the later node wins."""
-        if self.rule.accepted_only:
-            rows = np.array([0, *(node + 1 for node in step.path)])
-        else:
-            rows = np.concatenate([[0], 1 + np.argsort(step.draft.depths, kind="stable")])
-        keys = np.concatenate([[step.root], step.draft.tokens])[rows]
-        self._updates.submit(step.logits, partial(self._write, keys, rows))
-
-    def end(self, tokens: Sequence[int]) -> None:
-        """Bring the tables up to date."""
-        self._updates.finish()
-
-    def _grown(self, root: int, budget: int) -> Draft:
-        return grow(self.tables, root, budget, self.growth).draft()
-
-    def _write(self, keys: NDArray[np.int64], rows: NDArray[np.int64], fresh: Fresh) -> None:
-        self.rule.apply(self.tables, keys, Fresh(fresh.tokens[rows], fresh.probabilities[rows]))
+        if self._age % self.refresh and len(self._shape):
+            self._age += 1
+            return refill(self.tables, root, self._shape)
+        tree = self.grow(self.tables, root, budget)
+        if len(tree) > budget:
+            raise ValueError(f"The tree has {len(tree)} nodes; the budget is {budget}.")
+        self._shape, self._age = tree.draft(), 1
+        return self._shape

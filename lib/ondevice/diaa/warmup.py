@@ -1,89 +1,74 @@
-"""Warm-up: the tables of a corpus, from what the model says after each of its tokens."""
+"""Warm-up: the tables of a text, from what the model says after each of its tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+from torch import Tensor
 
-from ondevice.causal_lm.tree import integers
-from ondevice.diaa.tables import K, Tables
-from ondevice.diaa.updates import Fresh, refreshed
+from ondevice import corpus
+from ondevice.causal_lm import CausalLM
+from ondevice.diaa.tables import Fresh, K, Tables, likeliest
 from ondevice.speculation.largest import Likeliest
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ondevice.causal_lm import CausalLM
-
+TOKENS = 60_000  # of a warm-up text
 WINDOW = 512  # tokens a context
 CHUNK = 256  # tokens a forward, so that n x V logits never exist
 
 
-def warm_up(
-    lm: CausalLM, corpus: ArrayLike, tokenizer: str = "", *, k: int = K, window: int = WINDOW, chunk: int = CHUNK
-) -> Tables:
-    """Tables of a corpus [n] of token ids, read in windows that know nothing of each other.
+def means(keys: NDArray[np.int64], fresh: Fresh, vocabulary: int) -> Tables:
+    """Tables of the K largest mean probabilities over all occurrences of each key: sum p / count(key).
 
-    A row holds the K tokens of the largest mean probability over all occurrences of its key. tokenizer: its digest.
-    Raises ValueError on an empty corpus, a K above the vocabulary, and a window above the context.
+    keys: [n]. fresh: [n, K] what the model said there; a token outside the K likeliest counts as 0.
     """
-    ids = integers(corpus, "A corpus")
-    if not len(ids):
-        raise ValueError("There is no token to warm the tables up with.")
-    means, find = Means(lm.vocabulary, k), Likeliest(k)
-    for start in range(0, len(ids), window):
-        part = ids[start : start + window]
+    pairs, places = np.unique(keys[:, None] * vocabulary + fresh.tokens, return_inverse=True)
+    rows, tokens = np.divmod(pairs, vocabulary)
+    sums = np.bincount(places.ravel(), weights=fresh.probabilities.ravel())
+    mean = (sums / np.bincount(keys)[rows]).astype(np.float32)
+    order = np.lexsort((tokens, -mean, rows))
+    rows, tokens, mean = rows[order], tokens[order], mean[order]
+    ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    kept = ranks < K
+    tables = Tables.empty(vocabulary)
+    tables.tokens[rows[kept], ranks[kept]] = tokens[kept]
+    tables.probabilities[rows[kept], ranks[kept]] = mean[kept]
+    return tables
 
-        def read(position: int, logits: Tensor, part: NDArray[np.int64] = part) -> None:
-            means.add(part[position : position + len(logits)], refreshed(logits, find))
 
-        lm.start(len(part)).prefill(part, chunk, read)
-    return means.tables(tokenizer)
+def said(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
+    """What the model says after each token of a text [n], read in windows that know nothing of each other."""
+    parts: list[Fresh] = []
+    find = Likeliest(K)
+
+    def read(start: int, logits: Tensor) -> None:
+        parts.append(likeliest(logits, find))
+
+    for start in range(0, len(text), WINDOW):
+        window = text[start : start + WINDOW]
+        lm.start(len(window)).prefill(window, CHUNK, read)
+    return Fresh(*(np.concatenate(found) for found in zip(*parts, strict=True)))
 
 
-class Means:
-    """Mean probability of every candidate over the occurrences of its key: sum p / count(key).
+def warm_up(lm: CausalLM, text: NDArray[np.int64]) -> Tables:
+    """The tables of a text."""
+    return means(text, said(lm, text), lm.vocabulary)
 
-    A token outside the K likeliest counts as 0 there. Sums are kept for the pairs that occurred only.
-    """
 
-    def __init__(self, vocabulary: int, k: int = K) -> None:
-        Tables.empty(vocabulary, k)  # refuses a K that cannot be
-        self.vocabulary, self.k = vocabulary, k
-        self._counts = np.zeros(vocabulary, np.int64)
-        self._pairs: NDArray[np.int64] = np.empty(0, np.int64)
-        self._sums: NDArray[np.float64] = np.empty(0)
-        self._waiting: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
-        self._waits = 0
+def bigrams(text: NDArray[np.int64], vocabulary: int) -> Tables:
+    """Tables counted from a text without any model: the share of each next token."""
+    return means(text[:-1], Fresh(text[1:, None], np.ones((len(text) - 1, 1), np.float32)), vocabulary)
 
-    def add(self, keys: NDArray[np.int64], fresh: Fresh) -> None:
-        """What the model said after tokens `keys` [n]."""
-        np.add.at(self._counts, keys, 1)
-        pairs = (keys[:, None] * self.vocabulary + fresh.tokens).ravel()
-        self._waiting.append((pairs, fresh.probabilities.ravel().astype(np.float64)))
-        self._waits += len(pairs)
-        if self._waits > max(len(self._pairs), 2**18):  # sorted in batches that grow with what is kept
-            self._sum_up()
 
-    def tables(self, tokenizer: str = "") -> Tables:
-        """The tables of all that was added."""
-        self._sum_up()
-        found = Tables.empty(self.vocabulary, self.k, tokenizer)
-        keys, tokens = self._pairs // self.vocabulary, self._pairs % self.vocabulary
-        means = (self._sums / self._counts[keys]).astype(np.float32)
-        order = np.lexsort((tokens, -means, keys))
-        keys, tokens, means = keys[order], tokens[order], means[order]
-        ranks = np.arange(len(keys)) - np.searchsorted(keys, keys)
-        kept = ranks < self.k
-        found.tokens[keys[kept], ranks[kept]] = tokens[kept]
-        found.probabilities[keys[kept], ranks[kept]] = means[kept]
-        return found
+def in_windows(text: NDArray[np.int64], key: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The key of every token of a text, where keys do not reach over the windows."""
+    return np.concatenate([key(text[start : start + WINDOW]) for start in range(0, len(text), WINDOW)])
 
-    def _sum_up(self) -> None:
-        pairs = np.concatenate([self._pairs, *(pairs for pairs, _ in self._waiting)])
-        values = np.concatenate([self._sums, *(values for _, values in self._waiting)])
-        self._pairs, places = np.unique(pairs, return_inverse=True)
-        self._sums = np.bincount(places, weights=values).astype(np.float64)
-        self._waiting, self._waits = [], 0
+
+def warm_up_text(source: Literal["documents", "tasks"], end: int) -> NDArray[np.int64]:
+    """About 60,000 token ids of train text: windows from all over it, each closed with the end token."""
+    every = corpus.document_tokens("train") if source == "documents" else corpus.task_tokens("train")
+    starts = np.linspace(0, len(every) - WINDOW + 1, TOKENS // WINDOW).astype(int)
+    return np.concatenate([np.append(every[start : start + WINDOW - 1].astype(np.int64), end) for start in starts])

@@ -7,12 +7,15 @@ import gc
 import json
 import os
 import random
-import sys
+import socket
 from pathlib import Path
+from typing import get_args
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from ondevice import commands
+from ondevice.commands import existing, port, positive, seconds, share
 from ondevice.disco import traces
 from ondevice.disco.budget import TokenBucket
 from ondevice.disco.distributions import Device, Latency, Lengths
@@ -21,7 +24,7 @@ from ondevice.disco.handoff import HandoffRule, StatedOverhead
 from ondevice.disco.loopback import listener
 from ondevice.disco.named_policies import Known, known_names, named_policy
 from ondevice.disco.policy import NEVER, Constrained
-from ondevice.disco.replay import Fault, Timing, create_replay
+from ondevice.disco.replay import Fault, FaultKind, Timing, create_replay
 from ondevice.disco.router import Router
 from ondevice.disco.serve import create_app
 from ondevice.disco.session import Timeouts
@@ -29,17 +32,22 @@ from ondevice.disco.session import Timeouts
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    try:
+    with commands.refusing(f"python -m ondevice.disco {options.command}"):
         app = options.build(options)
-        opened = listener(options.host, options.port)
-    except (ValueError, OSError) as error:
-        sys.exit(f"ondevice.disco {options.command}: {error}")
+        opened = _opened(options.host, options.port)
     host, port = opened.getsockname()[:2]
     print(f"Listening on http://{host}:{port}/v1", flush=True)
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk it while streams wait
     config = uvicorn.Config(app, log_level=options.log_level, access_log=False)
     uvicorn.Server(config).run(sockets=[opened])
+
+
+def _opened(host: str, port: int) -> socket.socket:
+    try:
+        return listener(host, port)
+    except OSError as error:
+        raise ValueError(f"Nobody can listen on {host}:{port}: {error.strerror}.") from None
 
 
 def build_router(options: argparse.Namespace) -> ASGIApp:
@@ -66,14 +74,16 @@ def build_router(options: argparse.Namespace) -> ASGIApp:
 
 
 def build_replay(options: argparse.Namespace) -> ASGIApp:
-    ttft = json.loads(options.ttft_file.read_text()) if options.ttft_file else [options.ttft]
+    ttft = _list(options.ttft_file) if options.ttft_file else [options.ttft]
     kind, _, at = options.fault.partition(":")
+    if (kind and kind not in get_args(FaultKind)) or not (at or "0").isdecimal():
+        raise ValueError(f"--fault is one of {', '.join(get_args(FaultKind))}, then :TOKENS, not {options.fault!r}.")
     coins = random.Random(options.seed)
 
     def fault(_: int) -> Fault | None:
         return Fault(kind, int(at or 0), options.fault_seconds) if coins.random() < options.fault_rate else None
 
-    timing = Timing([float(seconds) for seconds in ttft], options.tbt, options.prefill_rate)
+    timing = Timing(ttft, options.tbt, options.prefill_rate)
     return create_replay(timing, options.voice, fault if kind else None)
 
 
@@ -133,50 +143,58 @@ def _key(variable: str | None) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ondevice.disco", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="the router between a device and a server endpoint")
+    parser = commands.Parser("python -m ondevice.disco", description=__doc__)
+    programs = parser.add_subparsers(dest="command", required=True)
+    serve = programs.add_parser(
+        "serve", help="the router between a device and a server endpoint",
+        example="python -m ondevice.disco serve --device http://127.0.0.1:8401/v1 --server http://127.0.0.1:8402/v1",
+    )  # fmt: skip
     serve.set_defaults(build=build_router)
     for side in ("device", "server"):
         group = serve.add_argument_group(side)
         group.add_argument(f"--{side}", required=True, metavar="URL", help="base URL of an OpenAI-compatible API")
         group.add_argument(f"--{side}-model", metavar="NAME", help="model to ask for (default: the request's)")
-        group.add_argument(f"--{side}-api", choices=("completions", "chat"), default="completions")
+        group.add_argument(f"--{side}-api", choices=("completions", "chat"), default="completions",
+                           help="which API it has")
         group.add_argument(f"--{side}-cannot-continue", action="store_true", help="it cannot continue a given prefix")
         group.add_argument(f"--{side}-prices", default="0,0", metavar="P,O", help="prompt and output, per 1M tokens")
         group.add_argument(f"--{side}-key", metavar="VARIABLE", help="environment variable that holds its API key")
     serve.add_argument("--policy", default="hedge:0.5", metavar="NAME", help=known_names())
-    serve.add_argument("--budget", type=float, default=1.0, help="share of input tokens for the constrained endpoint")
+    serve.add_argument("--budget", type=share, default=1.0, help="share of input tokens for the constrained endpoint")
     serve.add_argument("--constrained", choices=("device", "server"), help="default: what the policy is for, or server")
-    serve.add_argument("--past-ttft", type=Path, metavar="JSON", help="the server's past TTFTs: a list of seconds")
+    serve.add_argument("--past-ttft", type=existing, metavar="JSON", help="the server's past TTFTs: a list of seconds")
     serve.add_argument(
         "--server-like", default="together-70b", metavar="SERIES", help="without --past-ttft: this series"
     )
-    serve.add_argument("--past-lengths", type=Path, metavar="JSON", help="past prompts' tokens (default: Alpaca's)")
+    serve.add_argument("--past-lengths", type=existing, metavar="JSON", help="past prompts' tokens (default: Alpaca's)")
     serve.add_argument("--device-speed", default="51.8,20.14", metavar="P,D", help="prefill and decode, tokens/s")
     serve.add_argument("--hard-budget", action="store_true", help="never exceed the budget, fallbacks included")
-    serve.add_argument("--pace", type=float, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
+    serve.add_argument("--pace", type=positive, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
     serve.add_argument("--migrate", choices=("no", "stop", "overlap"), default="no", help="needs --pace")
-    serve.add_argument("--handover", type=float, default=1.0, metavar="S", help="estimated time of a migration")
-    serve.add_argument("--answer-tokens", type=float, default=128.0, help="expected length of an answer")
-    serve.add_argument("--first-token-timeout", type=float, default=30.0, metavar="S")
-    serve.add_argument("--token-timeout", type=float, default=15.0, metavar="S")
-    serve.add_argument("--deadline", type=float, default=300.0, metavar="S", help="for a whole answer, all tries")
-    replay = commands.add_parser("replay", help="an endpoint that replays timing over a deterministic text")
+    serve.add_argument("--handover", type=seconds, default=1.0, metavar="S", help="estimated time of a migration")
+    serve.add_argument("--answer-tokens", type=positive, default=128.0, help="expected length of an answer")
+    serve.add_argument("--first-token-timeout", type=positive, default=30.0, metavar="S", help="for the first token")
+    serve.add_argument("--token-timeout", type=positive, default=15.0, metavar="S", help="between two tokens")
+    serve.add_argument("--deadline", type=positive, default=300.0, metavar="S", help="for a whole answer, all tries")
+    replay = programs.add_parser(
+        "replay", help="an endpoint that replays timing over a deterministic text",
+        example="python -m ondevice.disco replay --ttft 0.3 --tbt 0.02 --port 8401",
+    )  # fmt: skip
     replay.set_defaults(build=build_replay)
-    replay.add_argument("--ttft", type=float, default=0.1, metavar="S")
-    replay.add_argument("--ttft-file", type=Path, metavar="JSON", help="a list of seconds, one a request, in turn")
-    replay.add_argument("--tbt", type=float, default=0.02, metavar="S")
-    replay.add_argument("--prefill-rate", type=float, default=float("inf"), metavar="TOKENS/S")
+    replay.add_argument("--ttft", type=seconds, default=0.1, metavar="S", help="time to the first token")
+    replay.add_argument("--ttft-file", type=existing, metavar="JSON", help="a list of seconds, one a request, in turn")
+    replay.add_argument("--tbt", type=seconds, default=0.02, metavar="S", help="time between tokens")
+    replay.add_argument("--prefill-rate", type=positive, default=float("inf"), metavar="TOKENS/S", help="of the prompt")
     replay.add_argument("--voice", default="", help="endpoints of different voices say different texts")
-    replay.add_argument("--fault", default="", metavar="KIND[:TOKENS]")
-    replay.add_argument("--fault-rate", type=float, default=1.0)
-    replay.add_argument("--fault-seconds", type=float, default=0.0, help="length of a delay")
-    replay.add_argument("--seed", type=int, default=0)
-    for command in (serve, replay):
-        command.add_argument("--host", default="127.0.0.1")
-        command.add_argument("--port", type=int, default=8400 if command is serve else 8401)
-        command.add_argument("--log-level", default="warning", choices=("critical", "error", "warning", "info"))
+    replay.add_argument("--fault", default="", metavar="KIND[:TOKENS]", help="what goes wrong, after so many tokens")
+    replay.add_argument("--fault-rate", type=share, default=1.0, help="share of requests with the fault")
+    replay.add_argument("--fault-seconds", type=seconds, default=0.0, help="length of a delay")
+    replay.add_argument("--seed", type=commands.whole(), default=0, help="of which requests have it")
+    for program, usual in ((serve, 8400), (replay, 8401)):
+        program.add_argument("--host", default="127.0.0.1", help="address to listen on")
+        program.add_argument("--port", type=port, default=usual, help="0 takes a free one")
+        program.add_argument("--log-level", default="warning", choices=("critical", "error", "warning", "info"),
+                             help="of the HTTP server")
     return parser
 
 

@@ -24,7 +24,7 @@ import pandas as pd
 import psutil
 import torch
 
-from ondevice import assets, evidence, models, shapes
+from ondevice import assets, commands, evidence, models, shapes
 from ondevice.disco import device_probe
 
 _PROMPT = torch.arange(5)[None]  # as many tokens as the paper's "How to use GitHub?"
@@ -33,7 +33,7 @@ _WARM_UPS = 1
 
 def of_models(specs: Sequence[str], runs: int) -> pd.DataFrame:
     """`of_folder` of bundled models and folders."""
-    folders = [str(assets.ROOT / "data" / "models" / spec) if spec in models.bundled() else spec for spec in specs]
+    folders = [str(assets.data("models", spec)) if spec in models.bundled() else spec for spec in specs]
     return pd.concat([of_folder(folder, device_probe.label(spec), runs)
                       for folder, spec in zip(folders, specs, strict=True)])  # fmt: skip
 
@@ -144,12 +144,24 @@ def _drop_from_cache(file: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def main() -> None:
+    """Measure the named shapes and keep them."""
+    parser = commands.Parser(
+        "python -m ondevice.disco.cold_start", description=__doc__,
+        example="python -m ondevice.disco.cold_start qwen2.5-0.5b",
+    )  # fmt: skip
+    parser.add_argument("shapes", nargs="+", metavar="shape", choices=sorted(shapes.SHAPES), help="published shapes")
+    names = parser.parse_args().shapes
+    with commands.refusing(parser.prog):
+        measured = of_shapes(names, 5)
+    assets.write_text(assets.data("traces", "cold_start.csv"), measured.to_csv(index=False))
+    print(measured.to_string(index=False))
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["write"]:
         _write(*sys.argv[2:])
     elif sys.argv[1:2] == ["time"]:
         print(json.dumps(_time(sys.argv[2], int(sys.argv[3]))))
     else:
-        measured = of_shapes(sys.argv[1:], 5)
-        assets.write_text(assets.ROOT / "data" / "traces" / "cold_start.csv", measured.to_csv(index=False))
-        print(measured.to_string(index=False))
+        main()

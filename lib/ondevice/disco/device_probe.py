@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from ondevice import models
-from ondevice.training.precision import bfloat16_pays
+from ondevice.precision import bfloat16_pays
 
 
 def load(spec: str) -> models.Loaded:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ondevice import assets
+from ondevice import assets, commands
 from ondevice.disco.distributions import Latency, Lengths
 
 MINIMUM_ROWS = 100  # a P99 from fewer requests is one request
@@ -197,12 +197,14 @@ def main() -> None:
     """Derive the committed tables; needs the local data folder."""
     folder = assets.local_data()
     if folder is None:
-        raise SystemExit(f"Set {assets.LOCAL_DATA_VARIABLE} to the folder that holds traces/ to derive them again.")
+        raise ValueError(f"Set {assets.LOCAL_DATA_VARIABLE} to the folder that holds traces/ to derive them again.")
     for name, table in _derive(folder / "traces").items():
-        path = assets.ROOT / "data" / "traces" / f"{name}.csv"
+        path = assets.data("traces", f"{name}.csv")
         assets.write_text(path, table.to_csv(index=False))
         print(f"{path.relative_to(assets.ROOT)}: {len(table)} rows")
 
 
 if __name__ == "__main__":
-    main()
+    commands.no_arguments("python -m ondevice.disco.traces", __doc__)
+    with commands.refusing("python -m ondevice.disco.traces"):
+        main()

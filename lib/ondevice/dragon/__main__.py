@@ -10,13 +10,13 @@ import logging
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from ondevice import models
+from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
+from ondevice.commands import address, count, existing, positive, seconds, share, writable
 from ondevice.dragon import library
 from ondevice.dragon.cloud import Cloud
 from ondevice.dragon.connection import client_tls, server_tls
@@ -30,12 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Parse, run, and end with one line where something cannot be."""
     options = _parser().parse_args(arguments)
     _log()
-    try:
+    with commands.refusing(f"python -m ondevice.dragon {options.command}"):
         options.run(options)
-    except ValueError as error:
-        sys.exit(f"ondevice.dragon {options.command}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _log() -> None:
@@ -49,7 +45,7 @@ def _log() -> None:
 
 def run_cloud(options: argparse.Namespace) -> None:
     """Listen until interrupted, or until standard input ends where that was asked for."""
-    host, port = _address(options.listen)
+    host, port = options.listen
     tls = server_tls(options.certificate, options.key, options.authority) if options.certificate else None
     cloud = Cloud(_node(options), gives_documents=options.gives_documents, **_timing(options))
 
@@ -80,7 +76,7 @@ async def _input_end() -> None:
 
 def run_device(options: argparse.Namespace) -> None:
     """Answer one query, or each line of standard input."""
-    host, port = _address(options.connect)
+    host, port = options.connect
     tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
     asked = Asked(
         options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
@@ -91,7 +87,7 @@ def run_device(options: argparse.Namespace) -> None:
         _node(options), host, port, tls=tls, **_timing(options), patience=options.patience,
     )  # fmt: skip
     for query in [options.query] if options.query is not None else map(str.strip, sys.stdin):
-        _report(device.answer(query, asked), options.connect, options.json)
+        _report(device.answer(query, asked), f"{host}:{port}", options.json)
 
 
 def _report(answer: Answer, address: str, as_json: bool) -> None:
@@ -122,37 +118,38 @@ def _timing(options: argparse.Namespace) -> dict[str, Any]:
 
 def _node(options: argparse.Namespace) -> Node:
     torch.set_num_threads(options.threads)
-    documents = library.documents(options.documents, options.part, options.most)
     loaded = models.load(options.model)
     models.require_trained(loaded.model, "answering")
+    if options.documents == library.CORPUS:
+        print("Reading the documentation corpus, which takes a minute or two ...", file=sys.stderr, flush=True)
+    documents = library.documents(options.documents, options.part, options.most)
     lm = CausalLM(loaded.model)
     store = KVStore(options.store, lm, loaded.tokenizer, TEMPLATE.text) if options.store else None
     return Node(lm, loaded.tokenizer, documents, weight_temperature=options.weight_temperature, store=store,
                 longest=options.longest)  # fmt: skip
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"An address is HOST:PORT, not {text!r}.")
-    return host.strip("[]"), int(port)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ondevice.dragon", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    cloud = commands.add_parser("cloud", help="listen for devices")
+    parser = commands.Parser("python -m ondevice.dragon", description=__doc__)
+    programs = parser.add_subparsers(dest="command", required=True)
+    cloud = programs.add_parser(
+        "cloud", help="listen for devices", example="python -m ondevice.dragon cloud --documents corpus --part 1/2"
+    )
     cloud.set_defaults(run=run_cloud)
-    cloud.add_argument("--listen", default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0 takes a free one")
+    cloud.add_argument("--listen", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
     cloud.add_argument("--gives-documents", action="store_true", help="let devices fetch its documents (baselines)")
     cloud.add_argument("--until-input-ends", action="store_true", help="end when standard input is closed")
-    device = commands.add_parser("device", help="ask, together with a cloud")
+    device = programs.add_parser(
+        "device", help="ask, together with a cloud",
+        example="python -m ondevice.dragon device --documents corpus --part 2/2 --query 'How do I open a file?'",
+    )  # fmt: skip
     device.set_defaults(run=run_device)
-    device.add_argument("--connect", default="127.0.0.1:7600", metavar="HOST:PORT")
+    device.add_argument("--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT",
+                        help="where the cloud listens")
     device.add_argument("--query", help="default: each line of standard input")
-    device.add_argument("--k", type=int, default=2, help="documents of each side")
-    device.add_argument("--limit", type=int, default=64, help="most tokens")
-    device.add_argument("--mode", default="speculative", choices=get_args(Mode), help="default: speculative")
+    device.add_argument("--k", type=commands.whole(), default=2, help="documents of each side")
+    device.add_argument("--limit", type=count, default=64, help="most tokens")
+    device.add_argument("--mode", default="speculative", choices=get_args(Mode), help="how the sides aggregate")
     device.add_argument(
         "--aggregator", default="device", choices=get_args(Side), help="the side that aggregates first, default: device"
     )
@@ -160,11 +157,11 @@ def _parser() -> argparse.ArgumentParser:
         "--scheduler", default="stay", choices=get_args(Moves),
         help="greedy (the paper's) and lagging move the aggregator; default: stay",
     )  # fmt: skip
-    device.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
-    device.add_argument("--gamma-remote", type=float, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
-    device.add_argument("--lookahead", type=int, default=16)
-    device.add_argument("--seed", type=int)
-    device.add_argument("--patience", type=float, default=5.0, help="seconds to wait for a lost cloud")
+    device.add_argument("--temperature", type=seconds, default=1.0, help="0 is greedy decoding")
+    device.add_argument("--gamma-remote", type=share, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
+    device.add_argument("--lookahead", type=count, default=16, help="most drafts that wait")
+    device.add_argument("--seed", type=commands.whole(), help="of sampling (default: another one each time)")
+    device.add_argument("--patience", type=seconds, default=5.0, help="seconds to wait for a lost cloud")
     device.add_argument("--json", action="store_true", help="print the whole account of each answer")
     for side in (cloud, device):
         _add_shared(side)
@@ -175,17 +172,17 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="pydocs-lm-base", help="the same on both sides")
     parser.add_argument("--documents", default=library.CORPUS, help="a JSON-lines file, a folder of texts, or corpus")
     parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
-    parser.add_argument("--most", type=int, help="documents at most")
-    parser.add_argument("--longest", type=int, default=512, help="tokens of a document in a prompt")
-    parser.add_argument("--store", type=Path, help="folder for documents' keys and values")
-    parser.add_argument("--weight-temperature", type=float, default=1.0, help="of the scores; the same on both sides")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--pace-ms", type=float, default=0.0, help="least time of a token, to imitate slower hardware")
-    parser.add_argument("--prefill-ms", type=float, default=0.0, help="the same of the first token")
-    parser.add_argument("--silence", type=float, default=8.0, help="seconds after which a silent peer is given up")
-    parser.add_argument("--certificate", type=Path, help="TLS: this side's certificate")
-    parser.add_argument("--key", type=Path, help="TLS: its key")
-    parser.add_argument("--authority", type=Path, help="TLS: whose certificates are trusted")
+    parser.add_argument("--most", type=count, help="documents at most")
+    parser.add_argument("--longest", type=count, default=512, help="tokens of a document in a prompt")
+    parser.add_argument("--store", type=writable, help="folder for documents' keys and values")
+    parser.add_argument("--weight-temperature", type=positive, default=1.0, help="of scores; the same on both sides")
+    parser.add_argument("--threads", type=count, default=1, help="of PyTorch")
+    parser.add_argument("--pace-ms", type=seconds, default=0.0, help="least time of a token, as on slower hardware")
+    parser.add_argument("--prefill-ms", type=seconds, default=0.0, help="the same of the first token")
+    parser.add_argument("--silence", type=positive, default=8.0, help="seconds after which a silent peer is given up")
+    parser.add_argument("--certificate", type=existing, help="TLS: this side's certificate")
+    parser.add_argument("--key", type=existing, help="TLS: its key")
+    parser.add_argument("--authority", type=existing, help="TLS: whose certificates are trusted")
 
 
 if __name__ == "__main__":

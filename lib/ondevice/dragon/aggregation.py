@@ -75,19 +75,6 @@ def target(p_local: ArrayLike, p_remote: ArrayLike, log_weight_local: float, log
     return eta_local * local + share(log_weight_remote, log_weight_local) * remote
 
 
-def objective(log_probs: ArrayLike, latencies: ArrayLike, trade_off: float, p_best: ArrayLike = 1.0) -> float:
-    """What the system minimises: cross-entropy plus λ times latency, the mean over N tokens (Eq. 3).
-
-    log_probs: [N] log p_t of the best token, in nats. latencies: [N] C, in the unit that trade_off, λ, is for.
-    p_best: the best token's own probability; 1 for a text that is given.
-    Raises ValueError on no token and on lengths that differ.
-    """
-    logs, delays = np.asarray(log_probs, float), np.asarray(latencies, float)
-    if logs.ndim != 1 or not logs.size or logs.shape != delays.shape:
-        raise ValueError(f"Each of N tokens has a log-probability and a latency, not {logs.shape} and {delays.shape}.")
-    return float(np.mean(-np.asarray(p_best, float) * logs + trade_off * delays))
-
-
 def distribution(probabilities: ArrayLike, name: str = "A distribution") -> Floats:
     """[V] float64, checked: ValueError unless there is a token, none is negative or NaN, and they sum to 1."""
     values = np.asarray(probabilities, float)

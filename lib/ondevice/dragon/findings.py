@@ -1,4 +1,4 @@
-"""The value of each claim, from the tables of the experiments; `claims` judges them."""
+"""The value of each claim, from the tables of the experiments; `rules` judges them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,6 @@ from ondevice.dragon.simulator import DEVICE as ON_DEVICE
 from ondevice.dragon.speculative_aggregation import aggregate, expected_acceptance, sample
 
 Values = dict[str, float | tuple[float, ...]]
-UNITS = {
-    "dragon-c01": "x (low end)", "dragon-c02": "x (low end)", "dragon-c03": "x (low end)",
-    "dragon-c04": "of the cells", "dragon-c05": "(2 documents, 16)",
-    "dragon-c06": "x (DRAGON's, the same documents by output)",
-    "dragon-c07": "percent (4 to 16, 0 to 4)", "dragon-c08": "x DRAGON's, by model",
-    "dragon-c09": "x DRAGON's (token-wise: 1 by definition, sequence-wise)", "dragon-c12": "x",
-    "dragon-c13": "x (TW, SW)", "dragon-c21": "x",
-    "dragon-c14": "ms (SW, TW)", "dragon-c15": "x", "dragon-c17": "x the device's", "dragon-c25": "ms (0, 300)",
-    "dragon-c26": "x the best other", "dragon-c27": "percent (100, 400 ms)",
-    "dragon-c28": "(share on the device, Cloud and Random over Device)", "dragon-c29": "percent (alike, 10 to 1)",
-    "dragon-c30": "of the positions", "dragon-c31": "s", "dragon-c32": "of the grid", "dragon-c33": "(p-value)",
-    "dragon-c34": "rank correlation (paths, unrelated)", "dragon-c35": "x", "dragon-c36": "(difference)",
-    "dragon-c37": "of the grid", "dragon-c38": "of the grid", "dragon-c45": "(KB, total variation)",
-    "dragon-c47": "(function words, others)",
-}  # of our values, where they are not the paper's  # fmt: skip
 
 
 # Figure 6

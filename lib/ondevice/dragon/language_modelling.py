@@ -21,10 +21,10 @@ import torch
 from scipy.special import logsumexp
 from tqdm import tqdm
 
+from ondevice.causal_lm.scoring import score
 from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE
 from ondevice.dragon import codec
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, target
-from ondevice.training.evaluation.scoring import score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -142,7 +142,7 @@ def cloud_process(
         yield int(line.rsplit(":", 1)[1])
     finally:
         with contextlib.suppress(OSError):
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         if process.poll() is None:
             process.kill()
             process.wait()

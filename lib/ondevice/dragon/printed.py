@@ -7,7 +7,6 @@ are of the paper's figures and text, and which only of the result files that its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,12 +118,6 @@ def case_decisions() -> pd.DataFrame:
     })  # fmt: skip
 
 
-def case_flags() -> Bools:
-    """[15, 2] whose drafts are accepted in Figure 10, device and cloud, as the figure assigns them."""
-    table = _table("fig_10_acceptance")
-    return replayed(table["device_draft_accepted"], table["cloud_draft_accepted"])
-
-
 # Recordings
 
 
@@ -156,75 +149,7 @@ def acceptance_traces() -> dict[str, Bools]:
     return traces
 
 
-def acceptance_rates() -> pd.DataFrame:
-    """Recorded acceptance: model (empty where it is not recorded), delay_ms, tokens, device, cloud."""
-    table = _table("acceptance_rates").rename(columns={
-        "extra_network_latency_ms": "delay_ms", "n_tokens": "tokens", "device_draft_acceptance_rate": "device",
-        "cloud_draft_acceptance_rate": "cloud",
-    })  # fmt: skip
-    return table.assign(model=table["model"].fillna(""))[["model", "delay_ms", "tokens", "device", "cloud"]]
-
-
 # What the printed numbers say of each other
-
-
-def perplexity_gains() -> pd.DataFrame:
-    """What retrieval gains over none, at most over documents: model, dragon, second, by (the second best), ratio.
-
-    ratio is the paper's 1.9 and 1.4.
-    """
-    table, rows = perplexity(), []
-    for model, part in table.groupby("model", sort=False):
-        base = part.loc[part["method"] == "no retrieval", "perplexity"].iloc[0]
-        best = base - part[part["method"] != "no retrieval"].groupby("method")["perplexity"].min()
-        others = best.drop("DRAGON")
-        rows.append((model, best["DRAGON"], others.max(), others.idxmax(), best["DRAGON"] / others.max()))
-    return pd.DataFrame(rows, columns=["model", "dragon", "second", "by", "ratio"])
-
-
-def per_token_reductions() -> pd.DataFrame:
-    """By how much DRAGON's latency per token is lower in Figure 7: model, delay_ms, over_tw, over_sw (percent).
-
-    49.5 and 42.4 are OPT's at 300 ms; negative at 0 ms against DRDG/SW.
-    """
-    wide = per_token().pivot(index=["model", "delay_ms"], columns="method", values="per_token_ms")
-    over = {f"over_{name}": 100 * (1 - wide["DRAGON"] / wide[method]) for name, method in (("tw", TW), ("sw", SW))}
-    return pd.DataFrame(over).reset_index()
-
-
-def overhead_over_device() -> dict[str, float]:
-    """Percent by which DRAGON's latency per token is above CRCG/Device's, mean over delays, by model."""
-    table = per_token()
-    mean = table.groupby(["model", "method"])["per_token_ms"].mean().unstack()
-    return {str(model): 100 * float(row["DRAGON"] / row["CRCG/Device"] - 1) for model, row in mean.iterrows()}
-
-
-def ttft_ratios() -> pd.DataFrame:
-    """Figure 8's TTFT over DRAGON's: model, delay_ms, and a column a method."""
-    wide = ttft().pivot(index=["model", "delay_ms"], columns="method", values="ttft_ms")
-    return wide.drop(columns="DRAGON").div(wide["DRAGON"], axis=0).reset_index().rename_axis(columns=None)
-
-
-def synchronous_floor() -> pd.DataFrame:
-    """DRDG/TW of Figure 7 and the least that it can take: model, delay_ms, per_token_ms, floor_ms, below.
-
-    A token's decision needs the cloud's draft, which is decoded after the last decision and waits out the delay on its
-    way to the device: delay + CRCG/Cloud's time. Where `below`, tokens were decided on drafts of rejected prefixes.
-    """
-    table = per_token()
-    cloud = table[table["method"] == "CRCG/Cloud"].set_index("model")["per_token_ms"]
-    rows = table[table["method"] == TW]
-    floor = rows["delay_ms"] + rows["model"].map(cloud)
-    return pd.DataFrame({
-        "model": rows["model"], "delay_ms": rows["delay_ms"], "per_token_ms": rows["per_token_ms"], "floor_ms": floor,
-        "below": rows["per_token_ms"] < floor,
-    }).reset_index(drop=True)  # fmt: skip
-
-
-def scheduling_gain() -> pd.DataFrame:
-    """Figure 9: DRAGON's total over that of the better static side of the means: model, delay_ms, ratio."""
-    wide = scheduling().pivot(index=["model", "delay_ms"], columns="strategy", values="total_s")
-    return (wide["DRAGON"] / wide[["Device", "Cloud"]].min(axis=1)).rename("ratio").reset_index()
 
 
 def kv_megabytes(model: str, tokens: int = 128, width: int = 4) -> float:
@@ -236,15 +161,6 @@ def kv_megabytes(model: str, tokens: int = 128, width: int = 4) -> float:
     if model not in KV_SHAPES:
         raise ValueError(f"The paper's models are {' and '.join(KV_SHAPES)}, not {model!r}.")
     return 2 * float(np.prod(KV_SHAPES[model])) * tokens * width / 1e6
-
-
-def text_number(words: Sequence[str]) -> float:
-    """The one number of the text whose name has all these words. Raises ValueError where there is none, or several."""
-    table = _table("paper_text_numbers")
-    rows = table[[all(word in name for word in words) for name in table["quantity"]]]
-    if len(rows) != 1:
-        raise ValueError(f"{len(rows)} numbers of the text are named by {' and '.join(map(repr, words))}, not one.")
-    return float(rows["value"].iloc[0])
 
 
 def _table(stem: str) -> pd.DataFrame:

@@ -176,16 +176,16 @@ def _interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.mean()), stderr, float(stats.t.ppf(0.975, len(values) - 1)) * stderr
 
 
-def figure_9(count: int = SEQUENCES, delays_ms: Iterable[float] = DELAYS) -> pd.DataFrame:
+def figure_9(count: int = SEQUENCES, delays_ms: Iterable[float] = DELAYS, seed: int = 0) -> pd.DataFrame:
     """`summary` with `setting` in front: the paper's two, recorded acceptance, and two where it changes."""
     delays = tuple(delays_ms)
     qwen, opt = (printed.paces(printed.RECORDINGS[model]) for model in (printed.QWEN, printed.OPT))
     settings = {
-        f"drawn, {printed.QWEN}": (drawn(count), qwen),
-        f"drawn, {printed.OPT}": (drawn(count), opt),
+        f"drawn, {printed.QWEN}": (drawn(count, seed=seed), qwen),
+        f"drawn, {printed.OPT}": (drawn(count, seed=seed), opt),
         f"recorded, {printed.QWEN}": (recorded(count), qwen),
-        f"changing, {printed.QWEN}": (changing(count), qwen),
-        "changing, both 100 ms": (changing(count), printed.Recording(np.full(TOKENS, 0.1), 0.1)),
+        f"changing, {printed.QWEN}": (changing(count, seed=seed), qwen),
+        "changing, both 100 ms": (changing(count, seed=seed), printed.Recording(np.full(TOKENS, 0.1), 0.1)),
     }
     parts = [
         summary(replay(decisions, *paces, delays)).assign(setting=setting)

@@ -11,7 +11,6 @@ to b takes nothing. `plan` finds the moves of the least mean cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from math import log2
 from random import Random
@@ -74,17 +73,6 @@ class Stay:
 
     def adopt(self, profile: tuple[float, ...]) -> None:
         """Nothing to adopt."""
-
-
-class Scripted(Stay):
-    """It moves after the given positions, whatever happens: for oracles and tests."""
-
-    def __init__(self, positions: Iterable[int]) -> None:
-        self.positions = frozenset(positions)
-
-    def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
-        """Whether the position is one of them."""
-        return position in self.positions
 
 
 class Randomly(Stay):

@@ -85,15 +85,6 @@ def retrieve(
     ]
 
 
-def wikitext_documents(split: str) -> list[corpus.Document]:
-    """WikiText-2's articles in the place of documents, their titles in that of headings.
-
-    Raises FileNotFoundError where WikiText-2 is not to be had.
-    """
-    articles = corpus.articles(corpus.wikitext(split))
-    return [corpus.Document(title, _WIKITEXT, "article", "", body, "") for title, body in articles]
-
-
 def _rolled(document: corpus.Document, tokenizer: PreTrainedTokenizerBase, query: int, scored: int) -> list[Window]:
     ids = list(tokenizer(document.text, add_special_tokens=False, verbose=False).input_ids)
     found = []

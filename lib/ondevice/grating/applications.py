@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ondevice import models, retrieval
+from ondevice import commands, models, retrieval
 from ondevice.grating import baselines
 from ondevice.grating.calibration import interval
 from ondevice.grating.guarantee import Guarantee
@@ -107,7 +107,7 @@ class Writer:
         return len(self._ids(text))
 
     def _write(self, prompt: str, longest: int, end: int | None) -> tuple[str, float]:
-        from ondevice.training.evaluation.generation import greedy
+        from ondevice.causal_lm.generation import greedy
 
         began = time.perf_counter()
         output = greedy(self.model, [self._ids(prompt)], end, longest)[0]
@@ -129,7 +129,7 @@ class Found:
 
 
 class Search:
-    """BM25 and MiniLM embeddings over texts; indexes are made beforehand and kept in data/cache."""
+    """BM25 and MiniLM embeddings over texts; indexes are made beforehand and kept in the cache."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = list(texts)
@@ -234,7 +234,7 @@ def right(texts: Sequence[str], answer: str) -> np.ndarray:
 class Request:
     """What a process loads and does once, for its memory.
 
-    query: what is asked. texts: are searched by `searches`; their indexes must be in data/cache (`Search` makes them).
+    query: what is asked. texts: are searched by `searches`; their indexes must be in the cache (`Search` makes them).
     documents: are ranked where nothing is searched. spec, method, rule: of the reranker; an empty spec ranks nothing.
     k: how many are kept. writer, prompt: of the language model; an empty one writes nothing.
     Raises ValueError on an unknown search, and where there is nothing to rank.
@@ -326,7 +326,7 @@ def _import(request: Request) -> None:
     """The code of all models, none of which is loaded yet, and the threads of a first product."""
     import transformers
 
-    from ondevice.training.evaluation import generation  # noqa: F401
+    from ondevice.causal_lm import generation  # noqa: F401
 
     for name in ("BertModel", "LlamaForCausalLM"):
         getattr(transformers, name)
@@ -337,6 +337,6 @@ def _import(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    wanted = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    wanted = json.loads(Path(commands.child()[0]).read_text(encoding="utf-8"))
     wanted["rule"] = None if wanted["rule"] is None else ClusterRule(**wanted["rule"])
     _serve(Request(**wanted | {name: tuple(wanted[name]) for name in ("texts", "searches", "documents")}))

@@ -265,10 +265,9 @@ def encode(
 ) -> Encoded:  # fmt: skip
     """A query with each of its candidates as a row of tokens, in the format that the model was trained on.
 
-    Causal LMs read Qwen3-Reranker's published prompt, with the instruction. Models that this repository trained (their
-    one label is called "score") read what training made of a pair. Others read the tokenizer's pair of query, document.
-    longest: most tokens of a row; by default 8192, 160 and the tokenizer's limit, and never above the model's. Longer
-    documents lose their end, and are counted.
+    Causal LMs read Qwen3-Reranker's published prompt, with the instruction. Others read the tokenizer's pair of query
+    and document. longest: most tokens of a row; by default 8192 or the tokenizer's limit, and never above the model's.
+    Longer documents lose their end, and are counted.
     Raises ValueError on an empty query or document, and where no room is left for a document.
     """
     if not query.strip():
@@ -282,9 +281,6 @@ def encode(
         return Encoded([], 0)
     if architecture.answers is not None:
         return _prompts(architecture, tokenizer, query, documents, longest, instruction)
-    labels: Any = architecture.config.id2label
-    if labels == {0: "score"}:
-        return _as_trained(architecture, tokenizer, query, documents, longest)
     return _pairs(architecture, tokenizer, query, documents, longest)
 
 
@@ -303,21 +299,6 @@ def _prompts(
     room = most - len(start) - len(end)
     rows = [(*start, *body[:room], *end) for body in bodies]
     return Encoded([Row(row, len(row)) for row in rows], sum(len(body) > room for body in bodies))
-
-
-def _as_trained(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, query: str, documents: Sequence[str],
-    longest: int | None,
-) -> Encoded:  # fmt: skip
-    from ondevice.training.reranking import inputs  # here, as it imports pandas: more memory than two layers
-
-    most = min(inputs.LONGEST, architecture.longest) if longest is None else longest
-    empty = inputs.rows(tokenizer, architecture.causal, query, [""], most)
-    _require_room(len(empty[0].ids), most)
-    whole = inputs.rows(tokenizer, architecture.causal, query, documents, 1 << 40)
-    cut = inputs.rows(tokenizer, architecture.causal, query, documents, most)
-    rows = [Row(row.ids, min(row.border, len(row.ids))) for row in cut]
-    return Encoded(rows, sum(len(one.ids) > len(other.ids) for one, other in zip(whole, cut, strict=True)))
 
 
 def _pairs(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ondevice.batching import by_length
-from ondevice.grating.architectures import Architecture, Batch, Row
 from ondevice.grating.checkpoint import PAGE, Checkpoint, extents
 from ondevice.grating.quantised import dequantised_bytes
-from ondevice.grating.weights import SHARE, Weights
+from ondevice.grating.weights import SHARE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,9 +32,6 @@ _ROWS = 256  # embedding rows at least
 _SCRATCH = MB  # bytes of a thread's attention blocks and products
 _HOLES = 0.75, 1.0  # of a chunk's tensors, of hidden states: heap that is free and of no use, at most, where measured
 _LIBRARIES = 14 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
-_NEAR = 0.95  # of the best rate on a compute curve: as good
-
-Curve = Sequence[tuple[int, float]]  # tokens of a chunk, and tokens a second through a layer
 
 
 @dataclass(frozen=True)
@@ -71,16 +66,14 @@ class Plan:
 
 def plan(
     checkpoint: Checkpoint, config: PreTrainedConfig, candidates: int, longest: int, budget: float | None,
-    curve: Curve | None = None, *, tokens: int | None = None, fixed: int = 0, name: str | None = None,
+    *, tokens: int | None = None, fixed: int = 0, name: str | None = None,
 ) -> Plan:  # fmt: skip
     """Spend a budget of so many MB (10^6 bytes) on a pool; None is the paper's setting whatever it takes.
 
     longest: tokens of the longest row. tokens: of all rows, padding included; by default all are the longest.
-    curve: measured rates of chunks (`compute_curve`). fixed: bytes that are taken already, such as the tokenizer's.
-    name: of the model, in errors; by default its folder's.
+    fixed: bytes that are taken already, such as the tokenizer's. name: of the model, in errors, else its folder's.
     In this order, as far as it goes: what must be (two layers, one row a chunk, hidden states in a file if they are
-    less there), chunks of 512 tokens, a tenth of the embedding rows, hidden states in memory, the chunk of the curve,
-    and more layers that stay.
+    less there), chunks of 512 tokens, a tenth of the embedding rows, hidden states in memory, and more layers.
     Raises ValueError on a budget that is too small, naming the smallest, and on a pool without candidates or tokens.
     """
     if candidates < 1 or longest < 1:
@@ -90,7 +83,7 @@ def plan(
     pool = Pool(candidates, longest, candidates * longest if tokens is None else tokens)
     costs = _Costs(checkpoint, config, pool, fixed)
     if budget is None:
-        return costs.plan(2, costs.most_rows, _best_chunk(pool, curve), False, math.inf)
+        return costs.plan(2, costs.most_rows, max(CHUNK, longest), False, math.inf)
     limit = budget * MB
     least = min((costs.plan(2, costs.fewest_rows, longest, offload, limit) for offload in (False, True)), key=_total)
     if least.total > limit:
@@ -100,10 +93,10 @@ def plan(
             f"{budget:g} MB of memory are too few for {shown} with {name or checkpoint.folder.name}: the smallest "
             f"budget that works is {needed} MB."
         )
-    return _improved(costs, least, pool, curve)
+    return _improved(costs, least, pool)
 
 
-def _improved(costs: _Costs, found: Plan, pool: Pool, curve: Curve | None) -> Plan:
+def _improved(costs: _Costs, found: Plan, pool: Pool) -> Plan:
     """Spend what is left of the limit."""
 
     def first(*better: Plan) -> Plan:
@@ -114,18 +107,8 @@ def _improved(costs: _Costs, found: Plan, pool: Pool, curve: Curve | None) -> Pl
     rows = found.embedding_rows + int((found.limit - found.total) // costs.row)
     found = first(costs.changed(found, embedding_rows=min(costs.most_rows, rows)))
     found = first(costs.changed(found, offload=False))
-    if curve:
-        found = first(costs.changed(found, chunk=_best_chunk(pool, curve)))
     buffers = min(found.buffers + int((found.limit - found.total) // costs.layer), max(2, costs.layers))
     return first(costs.changed(found, buffers=buffers))
-
-
-def _best_chunk(pool: Pool, curve: Curve | None) -> int:
-    """The smallest chunk that is about as fast as any, and holds the longest row."""
-    if not curve:
-        return max(CHUNK, pool.longest)
-    best = max(rate for _, rate in curve)
-    return max(min(size for size, rate in curve if rate >= _NEAR * best), pool.longest)
 
 
 def _total(found: Plan) -> int:
@@ -200,32 +183,6 @@ def activations(config: PreTrainedConfig, size: int, tokens: int, longest: int) 
     feed_forward = 2 * d + 3 * i  # gate, up and their product; normed states and sum
     rotation = 4 * longest * head * max(size, 4)
     return tokens * size * max(attention, norm, feed_forward) + rotation
-
-
-def compute_curve(
-    architecture: Architecture, weights: Weights, sizes: Sequence[int] = (128, 256, 512, 1024), width: int = 128,
-    repeats: int = 3,
-) -> list[tuple[int, float]]:  # fmt: skip
-    """Tokens a second through the first layer by size of the chunk: the best of some runs, of rows of `width` tokens.
-
-    Raises ValueError on a size below `width`.
-    """
-    found = []
-    with torch.inference_mode():
-        dtype = weights.rows(torch.tensor([0])).dtype
-        parameters = weights.layer(0)
-        for size in sizes:
-            if size < width:
-                raise ValueError(f"A chunk of {size} tokens holds no row of {width}.")
-            batch = Batch([Row((0,) * width, width)] * (size // width))
-            hidden = torch.zeros(len(batch.rows), width, architecture.width, dtype=dtype).normal_()
-            seconds = []
-            for _ in range(repeats + 1):
-                started = time.perf_counter()
-                architecture.forward(parameters, batch, hidden)
-                seconds.append(time.perf_counter() - started)
-            found.append((size, len(batch.rows) * width / min(seconds)))
-    return found
 
 
 def padded_tokens(lengths: Sequence[int], chunk: int) -> int:

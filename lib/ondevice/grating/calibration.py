@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice.grating.pruning import ClusterRule
-from ondevice.grating.replay import Measured, Pools, measured, replay
+from ondevice.grating.replay import Pools, measured, replay
 
 Target = Literal["precision", "overlap"]
 
@@ -76,15 +76,6 @@ def interval(values: ArrayLike, level: float = 0.95, draws: int = 2000, seed: in
     counts = np.random.default_rng(seed).multinomial(len(given), np.full(len(given), 1 / len(given)), draws)
     low, high = np.quantile(counts @ given / len(given), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(given.mean()), float(low), float(high))
-
-
-def intervals(found: Measured, level: float = 0.95) -> dict[str, Interval]:
-    """`interval` of what was saved, of the overlap, of precision and of its change from the full model's."""
-    columns: dict[str, NDArray[np.float64]] = {
-        "saved": found.saved, "overlap": found.overlap, "precision": found.precision,
-        "change": found.precision - found.full,
-    }  # fmt: skip
-    return {name: interval(values, level) for name, values in columns.items()}
 
 
 def _steps(

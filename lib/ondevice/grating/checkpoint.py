@@ -105,8 +105,6 @@ class Checkpoint:
             found = _sharded(folder)
         elif (folder / SINGLE).is_file():
             found = _header(folder / SINGLE)
-        elif (folder / "difference.safetensors").is_file():
-            raise ValueError(f"{folder.name} holds a difference from another model: load it, and save it whole.")
         else:
             raise FileNotFoundError(f"{folder.name} has neither {SINGLE} nor {INDEX}: no weights to stream.")
         tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}

@@ -286,28 +286,6 @@ def _bars(
     return rows
 
 
-def measured_points(
-    name: str, taus: Sequence[float], k: int = 5, pools: int = 3, rounds: int = 1, queries: str | None = None
-) -> pd.DataFrame:
-    """Points of Figure 10 with measured latency: model, k, threshold, latency, low, high, replayed, pools.
-
-    latency is over that of the same engine without pruning, on the same pools, in turn (medians of rounds); replayed
-    is the share of the layer-candidates that the recordings say are computed on these pools.
-    """
-    recording = load(name)
-    places = spread(recording, pools, queries)
-    rules = [ClusterRule(tau) for tau in taus]
-    with opened(name) as (model, engine):
-        ways = [Way(OURS, "", k, pruned(model, engine, k, rule), rule) for rule in (None, *rules)]
-        seconds = _interleaved(ways, asked(recording, places), rounds)
-    rows = []
-    for tau, rule, found in zip(taus, rules, seconds[1:] / seconds[0], strict=True):
-        span, saved = interval(found, draws=500), at(recording.pools.take(places), k, rule).saved
-        rows.append((name, k, tau, span.mean, span.low, span.high, 1 - float(saved.mean()), len(places)))
-    columns = ["model", "k", "threshold", "latency", "low", "high", "replayed", "pools"]
-    return pd.DataFrame(rows, columns=columns)
-
-
 def window_penalty(name: str, tau: float, k: int = 5, pools: int = 3, rounds: int = 3) -> pd.DataFrame:
     """What the sliding window adds to weights in memory: pruned, weights (memory, window), seconds (medians), stalled.
 

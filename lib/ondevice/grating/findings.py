@@ -1,4 +1,4 @@
-"""The value of each claim, from the tables of the experiments; `claims` judges them.
+"""The value of each claim, from the tables of the experiments; `rules` judges them.
 
 Tables have the columns that the figures need (`plots`): seconds, MB, fractions of 1. Methods are named as in `printed`.
 Precision@K is out of min(K, relevant candidates), as section 6.1 has it. The paper states no thresholds: in the tables
@@ -19,15 +19,6 @@ from ondevice.grating import printed
 from ondevice.grating.printed import AGENT, CONTEXT, HF, NONE, OFFLOAD, OURS, OURS_QUANT, QUANT, RAG, STEPS
 
 Values = dict[str, float | tuple[float, ...]]
-UNITS = {
-    "grating-c03": "points", "grating-c10": "percent (least, greatest query set)", "grating-c11": "of the depth",
-    "grating-c15": "of the cells (lowest, second)", "grating-c16": "of the cells (not less precise, saves less)",
-    "grating-c19": "(rank correlations: computed, precision)",
-    "grating-c23": "x (memory, latency, HF Offload's, HF Quant's)", "grating-c28": "points", "grating-c31": "points",
-    "grating-c35": "points (HF, GRATING)", "grating-c36": "x the reranker's weights",
-    "grating-c40": "percent (one batch, chunks)", "grating-c42": "percent", "grating-c44": "percent",
-    "grating-c47": "percent (without pruning, after it)", "grating-c52": "x (latency, memory)",
-}  # of our values, where they are not the paper's  # fmt: skip
 _LOSS = 0.01 + 1e-9  # of Precision@K, up to which a saving counts as one without loss
 _SETTLED = 0.8  # Kendall's tau with the last layer's order
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ondevice import retrieval
 from ondevice.grating.calibration import interval
 from ondevice.grating.recordings import Asked, Recording, asked
-from ondevice.training.precision import mixed_precision
+from ondevice.precision import mixed_precision
 
 EMBEDDER = "embedder"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ondevice import assets
+from ondevice import assets, commands
 from ondevice.grating import measuring, printed, quantised
 from ondevice.grating.measuring import MB, Job, Measured, measure
 
@@ -119,7 +119,7 @@ def recorded_ablation() -> pd.DataFrame:
 
 
 def _recorded() -> Path:
-    return assets.ROOT / "data" / "traces" / "grating_ablation.csv"
+    return assets.data("traces", "grating_ablation.csv")
 
 
 def model_layers(folder: Path) -> int:
@@ -144,5 +144,6 @@ def quantised_copy(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
+    commands.no_arguments("python -m ondevice.grating.footprints", __doc__)
     table = ablation("qwen3-reranker-0.6b", 500, documents=60, repeats=1)
     table.round(3).to_csv(_recorded(), index=False)

@@ -22,7 +22,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from ondevice.grating.pruning import ACCEPT, DEFER, DROP, Rule, ranking
-from ondevice.grating.replay import Pools, measure, replay
+from ondevice.grating.replay import Pools, measure
 
 CHANCES: tuple[float, ...] = tuple(np.geomspace(1e-8, 0.45, 72).tolist())  # fixed: not from the pools that certify
 _RIDGE = 1e-3  # of each column's sum of squares
@@ -210,31 +210,6 @@ def p_value(losses: ArrayLike, risk: float, binary: bool = False) -> float:
     with np.errstate(divide="ignore"):
         log = len(given) * np.log1p(-risk) - np.log1p(-given).sum()
     return float(np.exp(min(0.0, log)))
-
-
-def upper_bound(errors: int, pools: int, confidence: float = 0.95) -> float:
-    """Clopper-Pearson: with this confidence the chance of an error is not above, after `errors` in `pools` pools."""
-    if not 0 <= errors <= pools or pools < 1:
-        raise ValueError(f"There cannot be {errors} errors in {pools} pools.")
-    return 1.0 if errors == pools else float(stats.beta.ppf(confidence, errors + 1, pools - errors))
-
-
-def layer_bounds(
-    pools: Pools, k: int, rule: Rule, confidence: float = 0.95, exact_order: bool = False
-) -> NDArray[np.float64]:
-    """[L - 1] bounds on the chance that a pool has a wrong decision after layer l, jointly with this confidence.
-
-    Wrong is to accept one outside the full model's top K or to drop one of it. pools: others than the rule was made or
-    chosen on. Clopper-Pearson a layer, Bonferroni over layers.
-    """
-    before = pools.layers - 1
-    errors = np.zeros(before, np.int64)
-    for scores in map(pools.pool, range(len(pools))):
-        outcome = replay(scores, k, rule, exact_order)
-        best = np.isin(np.arange(scores.shape[1]), ranking(scores[-1])[:k])
-        wrong = outcome.layer[outcome.kept != best]
-        errors[np.unique(wrong[(wrong > 0) & (wrong <= before)]) - 1] += 1
-    return np.array([upper_bound(int(one), len(pools), 1 - (1 - confidence) / before) for one in errors])
 
 
 def _ridge(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -103,7 +103,7 @@ class _Place:
 class Offloaded:
     """All chunks in a file, at most three of them in memory: one computes, one is written, one is read.
 
-    folder: on a disk, by default one in data/cache; in a memory file system the states would stay in memory. The file
+    folder: on a disk, by default one in the cache; in a memory file system the states would stay in memory. The file
     has no name, so that nothing is left of it, whatever happens. One thread reads and writes, in the order in which it
     is asked to: a chunk is on the disk before it is read again. A single chunk is never read. waited: seconds that
     the caller waited for the disk; busy: seconds that the disk took.

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ondevice import corpus, retrieval
+from ondevice.corpus import answers
 from ondevice.corpus.prompts import pick
 from ondevice.grating import applications
 from ondevice.grating.applications import ANSWER, ANSWER_TOKENS, EMBEDDING, RERANKER, Methods, Tables, Write
 from ondevice.grating.printed import CONTEXT, NONE
-from ondevice.training.evaluation import answers
-from ondevice.training.reranking.collection import LENGTH
+from ondevice.retrieval.collection import LENGTH
 
 KEPT = 2  # segments, as passages in `rag`
 FIRST, EMBEDDER = "first segments", "embedder"  # methods that keep K without a reranker

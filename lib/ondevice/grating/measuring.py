@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice import assets
+from ondevice import assets, commands
 from ondevice.meters import Sampled, cached_bytes, evict, limit_growth, mark, sample, trim
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def measure(job: Job) -> Measured:
 
 
 def prepared(shape: str) -> Path:
-    """The folder of a published shape with random weights, in bfloat16 and data/cache; written on first use.
+    """The folder of a published shape with random weights, in bfloat16 and the cache; written on first use.
 
     For time and memory only. Its tokenizer has a token a word (`save_tokenizer`).
     """
@@ -433,8 +433,9 @@ def _live() -> Any:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "prepare":
-        _prepare(sys.argv[2], Path(sys.argv[3]))
+    words = commands.child("prepare", "measure")
+    if words[0] == "prepare":
+        _prepare(words[1], Path(words[2]))
     else:
-        wanted = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+        wanted = json.loads(Path(words[1]).read_text(encoding="utf-8"))
         print(json.dumps(_measure(Job(**wanted | {"documents": tuple(wanted["documents"])}))))

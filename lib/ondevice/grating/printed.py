@@ -79,11 +79,6 @@ def worked_example() -> NDArray[np.float64]:
     return np.asarray(logit(p), np.float64)
 
 
-def worked_example_steps() -> pd.DataFrame:
-    """What the paper says of it: after_layer, active (before the decision), selected, dropped, stops."""
-    return assets.paper_table("grating", "worked_example")
-
-
 # What the numbers say of each other
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from ondevice import commands
 from ondevice.grating import probes, recordings
 from ondevice.grating.engine import Engine
 from ondevice.grating.pruning import Rule
@@ -90,11 +91,11 @@ def arrays(
 @torch.inference_mode()
 def states(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Asked]) -> NDArray[np.float16]:
     """[pools, L - 1, N, d] what the head would read after every layer but the last."""
-    from ondevice.training.reranking.inputs import is_causal, padded, rows
+    from ondevice.corpus.pairs import is_causal, padded, rows
 
     causal, found = is_causal(model), []
     for pool in pools:
-        batch = padded(rows(tokenizer, causal, pool.query, pool.documents), int(model.config.pad_token_id or 0))
+        batch = padded(rows(tokenizer, pool.query, pool.documents), int(model.config.pad_token_id or 0))
         mask = batch["attention_mask"]
         inputs = {key: value for key, value in batch.items() if not (causal and key == "token_type_ids")}
         extra: dict[str, Any] = {"use_cache": False} if causal else {}
@@ -106,7 +107,7 @@ def states(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Se
 
 def _states(recording: Recording) -> NDArray[np.float16]:
     from ondevice import models as registry
-    from ondevice.training.precision import mixed_precision
+    from ondevice.precision import mixed_precision
 
     pools = recordings.asked(recording, range(len(recording.pools)))
     if len(pools) < len(recording.pools):
@@ -117,4 +118,5 @@ def _states(recording: Recording) -> NDArray[np.float16]:
 
 
 if __name__ == "__main__":
+    commands.no_arguments("python -m ondevice.grating.probe_recordings", __doc__)
     recordings.save(record(), probes.path())

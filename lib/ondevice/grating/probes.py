@@ -84,7 +84,7 @@ def kept() -> Mapping[str, NDArray[Any]]:
 
 def path() -> Path:
     """Where they are."""
-    return assets.ROOT / "data" / "traces" / "grating_probes.npz"
+    return assets.data("traces", "grating_probes.npz")
 
 
 def rounded(probes: Probes) -> Probes:

@@ -16,6 +16,8 @@ from typing import Any
 import pandas as pd
 
 from ondevice import corpus
+from ondevice.corpus import answers
+from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.prompts import pick
 from ondevice.grating import applications
 from ondevice.grating.applications import ANSWER, EMBEDDING, KEYWORDS, RERANKER, Found, Methods, Search, Tables, Write
@@ -24,9 +26,7 @@ from ondevice.grating.printed import HF, NONE, RAG
 from ondevice.grating.pruning import ClusterRule
 from ondevice.grating.recordings import QUESTIONS, Recording
 from ondevice.grating.trade_offs import at
-from ondevice.training.evaluation import answers
-from ondevice.training.reranking.collection import LENGTH
-from ondevice.training.reranking.modules import held_out, modules
+from ondevice.retrieval.collection import LENGTH
 
 KEPT = 2  # passages that the language model reads; of more of one document, pydocs-lm-base confuses parameters
 

@@ -22,18 +22,18 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from ondevice import assets, corpus
+from ondevice import assets, commands, corpus
 from ondevice.grating.baselines import Model
 from ondevice.grating.engine import Engine
 from ondevice.grating.pruning import Rule, ranking
 from ondevice.grating.quantised import Dequantised
 from ondevice.grating.replay import Pools, replay
-from ondevice.grating.streamable import Streamable, prepare
+from ondevice.grating.streamable import prepare
 from ondevice.grating.weights import Streamed, Weights
-from ondevice.training.precision import bfloat16_pays
+from ondevice.precision import bfloat16_pays
 
 if TYPE_CHECKING:
-    from ondevice.training.reranking.pools import Pool
+    from ondevice.retrieval.pools import Pool
 
 MODELS = ("pydocs-reranker", "pydocs-reranker-deep", "minilm-reranker")
 QUESTIONS, CLOZE = "documentation questions", "inverse cloze"
@@ -187,12 +187,8 @@ def dtype() -> torch.dtype:
 
 
 def model_of(spec: str, int8: bool = False) -> Model:
-    """A reranker's folder, as `streamable` prepares it; its tokenizer may be in another folder."""
-    found: Streamable = prepare(spec, dtype(), int8)
-    model = Model.open(found.folder)
-    if found.vocabulary == found.folder:
-        return model
-    return Model(model.folder, model.architecture, Model.open(found.vocabulary).tokenizer, model.longest)
+    """A reranker's folder, as `streamable` prepares it."""
+    return Model.open(prepare(spec, dtype(), int8))
 
 
 @contextlib.contextmanager
@@ -228,9 +224,9 @@ def record(split: str, models: Sequence[str] = MODELS) -> dict[str, NDArray[Any]
     Of the test split also the scores with int8 weights, by the engine.
     """
     from ondevice import models as registry
-    from ondevice.training.precision import mixed_precision
-    from ondevice.training.reranking.data import for_evaluation
-    from ondevice.training.reranking.evaluation import pool_scores
+    from ondevice.precision import mixed_precision
+    from ondevice.retrieval.layer_scores import pool_scores
+    from ondevice.retrieval.pools import for_evaluation
 
     pools = for_evaluation(split).pools
     found = places(split, pools)
@@ -285,7 +281,7 @@ def _only(found: Mapping[str, NDArray[Any]], model: str, split: str) -> dict[str
 
 
 def _path() -> Path:
-    return assets.ROOT / "data" / "traces" / "grating_scores.npz"
+    return assets.data("traces", "grating_scores.npz")
 
 
 @cache
@@ -299,7 +295,7 @@ def _file() -> Mapping[str, NDArray[Any]]:
 @cache
 def _corpus(split: str) -> tuple[Mapping[int, corpus.Document], Mapping[int, str]]:
     """A split's documents, and the texts of its passages as rerankers read them, by their hashes."""
-    from ondevice.training.reranking.collection import Collection
+    from ondevice.retrieval.collection import Collection
 
     documents = corpus.documents(split)
     texts = Collection.of(documents, corpus.tokenizer()).texts
@@ -311,4 +307,5 @@ def _hash(text: str) -> int:
 
 
 if __name__ == "__main__":
+    commands.no_arguments("python -m ondevice.grating.recordings", __doc__)
     save(record("validation") | record("test"), _path())

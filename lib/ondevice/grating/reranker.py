@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ondevice import shapes
 from ondevice.grating.architectures import INSTRUCTION, Architecture, Row, answer_ids, encode
-from ondevice.grating.budget import SIZES, Curve, Plan, anonymous, give_back, padded_tokens, plan
+from ondevice.grating.budget import SIZES, Plan, anonymous, give_back, padded_tokens, plan
 from ondevice.grating.checkpoint import Checkpoint, Throttle
 from ondevice.grating.engine import Engine, Scores
 from ondevice.grating.guarantee import Guarantee, MarginRule
@@ -81,8 +81,7 @@ class Reranker:
     max_length: tokens of a row. truncate: whether longer documents lose their end, and are counted, or are refused.
     instruction: for rerankers that answer yes or no. A causal LM is taken for one of these if its name has "rerank" in
     it or this is given. int8: quantised weights. dtype: of the computation; None is that of the files.
-    curve: measured rates of chunk sizes (`budget.compute_curve`). throttle: bytes a second of a simulated slower disk.
-    folder: for offloaded hidden states, by default in data/cache.
+    throttle: bytes a second of a simulated slower disk. folder: for offloaded hidden states, by default in the cache.
     Raises ValueError, FileNotFoundError or ConnectionError, with one sentence. One thread may use it at a time.
     """
 
@@ -90,8 +89,7 @@ class Reranker:
         self, spec: str | Path, memory_budget: float | None = None, threshold: float | ClusterRule | None = None,
         recall: Guarantee | None = None, *, probes: Probes | None = None, mode: Mode = "set",
         max_length: int | None = None, truncate: bool = True, instruction: str | None = None, int8: bool = False,
-        dtype: torch.dtype | None = None, curve: Curve | None = None, throttle: float | None = None,
-        folder: Path | None = None,
+        dtype: torch.dtype | None = None, throttle: float | None = None, folder: Path | None = None,
     ) -> None:  # fmt: skip
         if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, Real)):
             raise ValueError(f"A memory budget is a number of MB, not {memory_budget!r}.")
@@ -101,17 +99,17 @@ class Reranker:
         self.rule = _rule(threshold, recall)
         if throttle is not None:
             Throttle(throttle)  # refuses what is no rate
-        self.max_length, self.truncate, self.curve, self.throttle = max_length, truncate, curve, throttle
+        self.max_length, self.truncate, self.throttle = max_length, truncate, throttle
         self.instruction, self._states_folder = instruction or INSTRUCTION, folder
         self.report: Report | None = None
         self._closed = False
         self._open: _Open | None = None
-        found = prepare(self.spec, dtype, int8)
-        self.checkpoint = Checkpoint.open(found.folder)
-        config = _config(self.spec, found.folder)
+        streamed = prepare(self.spec, dtype, int8)
+        self.checkpoint = Checkpoint.open(streamed)
+        config = _config(self.spec, streamed)
         give_back()
         before = anonymous()
-        self.tokenizer = _tokenizer(self.spec, found.vocabulary)
+        self.tokenizer = _tokenizer(self.spec, streamed)
         answers = _answers(self.spec, config, self.tokenizer, instruction)
         self.architecture = Architecture(config, answers)
         give_back()  # a quarter of what reading a tokenizer takes is not needed afterwards
@@ -212,10 +210,10 @@ class Reranker:
     def _planned(self, lengths: Sequence[int]) -> Plan:
         """For rows of these lengths. How much padding there is depends on the chunk that the plan has: the most."""
         longest = max(lengths)
-        sizes = {max(size, longest) for size in (1, *SIZES, *(size for size, _ in self.curve or ()))}
+        sizes = {max(size, longest) for size in (1, *SIZES)}
         tokens = max(padded_tokens(lengths, size) for size in sizes)
         return plan(
-            self.checkpoint, self.architecture.config, len(lengths), longest, self.budget, self.curve,
+            self.checkpoint, self.architecture.config, len(lengths), longest, self.budget,
             tokens=tokens, fixed=self._fixed, name=self.spec,
         )  # fmt: skip
 
@@ -317,8 +315,6 @@ def _config(spec: str, folder: Path) -> PreTrainedConfig:
         raise ValueError(f"transformers cannot build {spec} without code of its own ({line}).") from None
     for name in config.architectures or []:
         getattr(transformers, name, None)
-    if config.id2label == {0: "score"}:
-        from ondevice.training.reranking import inputs  # noqa: F401  (how models of this repository read a pair)
     return config
 
 

@@ -1,25 +1,24 @@
 """A model as a folder whose weights can be streamed.
 
-Folders, hub models and bundled models that are stored whole are used as they are. What is put together from parts (the
-bundled rerankers are differences from other models), has random weights, or is wanted in another dtype or as int8, is
-saved once below data/cache/grating. Saving takes the memory of the whole model, once, and is not part of any budget:
-call `prepare` beforehand where that matters.
+Folders and hub models are used as they are. What has random weights, or is wanted as int8 or in another dtype than it
+is stored in (bundled rerankers: stored in float16, computed with in float32), is saved once in the cache. Saving
+takes the memory of the whole model, once, and is not part of any budget: call `prepare` beforehand where that matters.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 
 import torch
 
-from ondevice import assets, difference, models
+from ondevice import assets, models
 from ondevice.grating import quantised
 from ondevice.grating.checkpoint import INDEX, SINGLE, Checkpoint
 
@@ -29,83 +28,73 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt",
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]  # of a hub model
 
 
-@dataclass(frozen=True)
-class Streamable:
-    """A model's folder and that of its tokenizer, which several models may share."""
+def prepare(spec: str, dtype: torch.dtype | None = None, int8: bool = False) -> Path:
+    """The folder, with the model's tokenizer, that `spec`, as `models.load` has it, is streamed from.
 
-    folder: Path
-    vocabulary: Path
-
-
-def prepare(spec: str, dtype: torch.dtype | None = None, int8: bool = False) -> Streamable:
-    """The folder that `spec`, as `models.load` has it, is streamed from.
-
-    dtype: None is the stored one; float32 of models put together, bfloat16 of random weights. int8: layers' matrices
-    quantised (`quantised`). Raises as `models.load` does, and ValueError or FileNotFoundError on a folder whose weights
+    dtype: None is the one that the model's config names; bfloat16 of random weights. int8: layers' matrices quantised
+    (`quantised`). Raises as `models.load` does, and ValueError or FileNotFoundError on a folder whose weights
     cannot be streamed.
     """
     found = _found(spec, dtype)
-    checkpoint = Checkpoint.open(found.folder)
-    if dtype is not None and checkpoint.groups.table.dtype != dtype:
-        found = _converted(spec, found, dtype)
-    return _small(found) if int8 and not quantised.is_quantised(Checkpoint.open(found.folder)) else found
+    wanted = dtype or _named(found)
+    if wanted is not None and Checkpoint.open(found).groups.table.dtype != wanted:
+        found = _converted(spec, found, wanted)
+    return _small(found) if int8 and not quantised.is_quantised(Checkpoint.open(found)) else found
 
 
-def _small(found: Streamable) -> Streamable:
+def _small(whole: Path) -> Path:
     """The quantised copy of a folder, with its tokenizer."""
 
     def save(folder: Path) -> None:
-        quantised.save(found.folder, folder)
-        for path in found.vocabulary.iterdir():
+        quantised.save(whole, folder)
+        for path in whole.iterdir():
             if path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX):
                 shutil.copy(path, folder / path.name)
 
-    name = found.folder.name if found.folder.parent == _cache() else f"{found.folder.name}-{_stamp(found.folder)}"
-    folder = _written(f"{name}-int8", save)
-    return Streamable(folder, folder)
+    name = whole.name if whole.parent == _cache() else f"{whole.name}-{_stamp(whole)}"
+    return _written(f"{name}-int8", save)
 
 
-def _found(spec: str, dtype: torch.dtype | None) -> Streamable:
+def _found(spec: str, dtype: torch.dtype | None) -> Path:
     if spec.startswith(_RANDOM):
         return _loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16)
     if spec in models.bundled():
-        folder = assets.ROOT / "data" / "models" / spec
+        folder = assets.data("models", spec)
     elif spec == models.MINILM:
         folder = models.minilm_folder()
     else:
         folder = Path(spec).expanduser()
     if folder.is_dir():
-        return _local(spec, folder, dtype)
+        return _local(spec, folder)
     if spec.startswith((".", "/", "~")):
         raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
     if spec.partition("@")[0].count("/") != 1:
         raise ValueError(f"There is no model {spec!r}; {models.available()}.")
-    folder = _downloaded(spec)
-    return Streamable(folder, folder)
+    return _downloaded(spec)
 
 
-def _local(spec: str, folder: Path, dtype: torch.dtype | None) -> Streamable:
-    """A folder; a bundled one has the tokenizer that all of them share where it has none of its own."""
+def _local(spec: str, folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
-    if (folder / difference.FILE).is_file():
-        parts = [folder / "config.json", folder / difference.FILE]  # the latter has its parent's sha256
-        wanted = dtype or torch.float32
-        return _loaded(spec, f"{folder.name}-{_digest(_contents(path) for path in parts)}", wanted)
-    if any((folder / name).is_file() for name in _VOCABULARIES):
-        return Streamable(folder, folder)
-    if spec not in models.bundled():  # transformers would make a tokenizer without entries
+    if not any((folder / name).is_file() for name in _VOCABULARIES):  # transformers would make one without entries
         raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
-    return Streamable(folder, assets.ROOT / "data" / "models" / "tokenizer")
+    return folder
 
 
-def _converted(spec: str, found: Streamable, dtype: torch.dtype) -> Streamable:
-    if quantised.is_quantised(Checkpoint.open(found.folder)):
+def _named(folder: Path) -> torch.dtype | None:
+    """The dtype in a folder's config."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    name = config.get("dtype") or config.get("torch_dtype")
+    return getattr(torch, name) if name else None
+
+
+def _converted(spec: str, found: Path, dtype: torch.dtype) -> Path:
+    if quantised.is_quantised(Checkpoint.open(found)):
         raise ValueError(f"{spec} is quantised from another dtype than {dtype}: it cannot be converted.")
-    return _loaded(spec, f"{found.folder.name}-{_stamp(found.folder)}", dtype)
+    return _loaded(spec, f"{found.name}-{_stamp(found)}", dtype)
 
 
-def _loaded(spec: str, name: str, dtype: torch.dtype) -> Streamable:
+def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
     """What `models.load` makes of a spec, saved unless it is there."""
 
     def save(folder: Path) -> None:
@@ -118,8 +107,7 @@ def _loaded(spec: str, name: str, dtype: torch.dtype) -> Streamable:
         if bars:
             logging.enable_progress_bar()
 
-    folder = _written(f"{name}-{str(dtype).removeprefix('torch.')}", save)
-    return Streamable(folder, folder)
+    return _written(f"{name}-{str(dtype).removeprefix('torch.')}", save)
 
 
 def _written(name: str, write: Callable[[Path], None]) -> Path:

@@ -242,9 +242,8 @@ def trade_off(
 ) -> pd.DataFrame:  # fmt: skip
     """Figure 10 by replay: model, k, threshold, computed, precision, full, saved, overlap.
 
-    computed: share of the full model's layer-candidates, what latency would be if it were in proportion;
-    `experiments.measured_points` measures it. queries: one set; None is both. points: thresholds, evenly spread in rank
-    over all at which something changes.
+    computed: share of the full model's layer-candidates, what latency would be if it were in proportion.
+    queries: one set; None is both. points: thresholds, evenly spread in rank over all at which something changes.
     """
     tables = []
     for recording in recordings:

@@ -1,4 +1,4 @@
-"""A link between two processes: as a model of time, and as a TCP relay that keeps to the model, faults included."""
+"""A link between two processes: as a model of time, and as a TCP relay that keeps to the model."""
 
 from ondevice.network.link import PERFECT, Line, Link, Sinusoid, Trace, Wire
 from ondevice.network.relay import Relay

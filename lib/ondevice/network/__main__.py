@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import math
 import signal
-import sys
 
+from ondevice import commands
+from ondevice.commands import address, positive, seconds, share
 from ondevice.network.link import PERFECT, RETRANSMISSION, Link, Sinusoid
 from ondevice.network.relay import Server, event_loop
 
@@ -15,13 +16,11 @@ from ondevice.network.relay import Server, event_loop
 def main(arguments: list[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
-    try:
+    with commands.refusing(parser.prog):
         link = _link(options)
         up, down = (link if options.only in (None, direction) else PERFECT for direction in ("up", "down"))
         with asyncio.Runner(loop_factory=event_loop) as runner:
             runner.run(_serve(options, up, down))
-    except ValueError as error:
-        sys.exit(f"ondevice.network: {error}")
 
 
 async def _serve(options: argparse.Namespace, up: Link, down: Link) -> None:
@@ -45,27 +44,23 @@ def _link(options: argparse.Namespace) -> Link:
     )
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"an address is HOST:PORT, not {text!r}")
-    return host, int(port)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ondevice.network", description="Relay TCP connections over a link.")
+    parser = commands.Parser(
+        "python -m ondevice.network", description="Relay TCP connections over a link.",
+        example="python -m ondevice.network --listen 127.0.0.1:7601 --to 127.0.0.1:7600 --delay-ms 100",
+    )  # fmt: skip
     add = parser.add_argument
-    add("--listen", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="default: any free port")
-    add("--to", type=_address, required=True, metavar="HOST:PORT")
-    add("--delay-ms", type=float, default=0.0, help="one way")
-    add("--swing-ms", type=float, default=0.0, help="the delay swings by this much, as a sine")
-    add("--period-s", type=float, default=20 * math.pi, help="of the swing; default: 20 pi")
-    add("--jitter-ms", type=float, default=0.0, help="added to the delay, uniform from 0")
-    add("--bandwidth-mbps", type=float, default=math.inf, help="10^6 bits a second; default: no limit")
-    add("--loss", type=float, default=0.0, help="probability that a segment must be sent again")
-    add("--retransmission-ms", type=float, default=1e3 * RETRANSMISSION, help="how much later it comes then")
+    add("--listen", type=address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="default: any free port")
+    add("--to", type=address, required=True, metavar="HOST:PORT", help="where to")
+    add("--delay-ms", type=seconds, default=0.0, help="one way")
+    add("--swing-ms", type=seconds, default=0.0, help="the delay swings by this much, as a sine")
+    add("--period-s", type=positive, default=20 * math.pi, help="of the swing; default: 20 pi")
+    add("--jitter-ms", type=seconds, default=0.0, help="added to the delay, uniform from 0")
+    add("--bandwidth-mbps", type=positive, default=math.inf, help="10^6 bits a second; default: no limit")
+    add("--loss", type=share, default=0.0, help="probability that a segment must be sent again")
+    add("--retransmission-ms", type=seconds, default=1e3 * RETRANSMISSION, help="how much later it comes then")
     add("--only", choices=("up", "down"), help="from or to those who connect; default: both ways")
-    add("--seed", type=int, default=0, help="of jitter and losses")
+    add("--seed", type=commands.whole(), default=0, help="of jitter and losses")
     return parser
 
 

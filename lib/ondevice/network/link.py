@@ -117,11 +117,11 @@ class Line:
         self._random = Random(f"{seed} {direction} {connection}").random
         self._last = 0.0
 
-    def arrival(self, now: float, amount: int, late: float = 0.0) -> float:
-        """When the last of `amount` bytes arrives that are sent now; late: seconds more."""
+    def arrival(self, now: float, amount: int) -> float:
+        """When the last of `amount` bytes arrives that are sent now."""
         link, wire = self.link, self.wire
         wire.busy = sent = max(now, wire.busy) + amount / link.bandwidth
-        arrival = link.arrival(sent) + late
+        arrival = link.arrival(sent)
         if link.jitter:
             arrival += link.jitter * self._random()
         if link.loss and self._random() >= (1 - link.loss) ** max(1, math.ceil(amount / SEGMENT)):

@@ -19,12 +19,11 @@ import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any, Self
 
-from ondevice.network.faults import Burst, Corrupt, Cut, Drop, Fault, Repeat, Stall, Stream
 from ondevice.network.link import PERFECT, SEGMENT, Direction, Line, Link, Sinusoid, Trace, Wire
 
 LARGEST = 2**18  # bytes that are read at once
@@ -36,36 +35,29 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for 0 s: closing resets
 class Relay:
     """The relay in a process of its own, so that it slows neither end; a context manager.
 
-    up, down: the links from and to those who connect; their time 0 is the relay's start. faults: by connection. seed:
-    of jitter and losses. port: 0 for any free one; `port` is the real one then. Raises ValueError on ports that are
-    none or not free, and on a delay that is neither a number nor a `Sinusoid` or `Trace`, which alone can be told to
-    another process. A target that cannot be reached is logged once, and connections are closed meanwhile.
+    up, down: the links from and to those who connect; their time 0 is the relay's start. seed: of jitter and losses.
+    port: 0 for any free one; `port` is the real one then. Raises ValueError on ports that are none or not free, and on
+    a delay that is neither a number nor a `Sinusoid` or `Trace`, which alone can be told to another process. A target
+    that cannot be reached is logged once, and connections are closed meanwhile.
     The process ends with the block, and with its parent, whatever ends that.
     """
 
+    program = "from ondevice.network.relay import serve_parent; serve_parent()"
+
     def __init__(
-        self,
-        target_host: str,
-        target_port: int,
-        up: Link = PERFECT,
-        down: Link = PERFECT,
-        *,
-        faults: Sequence[Fault] = (),
-        seed: int = 0,
-        host: str = "127.0.0.1",
-        port: int = 0,
-    ) -> None:
+        self, target_host: str, target_port: int, up: Link = PERFECT, down: Link = PERFECT, *, seed: int = 0,
+        host: str = "127.0.0.1", port: int = 0,
+    ) -> None:  # fmt: skip
         check_port(target_port, 1)
         check_port(port)
         self.port = port
         target, listen = (target_host, target_port), (host, port)
-        self._start = _encode(dict(target=target, listen=listen, up=up, down=down, faults=list(faults), seed=seed))
+        self._start = _encode(dict(target=target, listen=listen, up=up, down=down, seed=seed))
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        code = "from ondevice.network.relay import serve_parent; serve_parent()"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-P", "-c", self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
             self.port = self._ask(self._start)
@@ -88,13 +80,9 @@ class Relay:
             process.wait()
         process.stdout.close()
 
-    def set(self, *, up: Link | None = None, down: Link | None = None, faults: Sequence[Fault] | None = None) -> None:
-        """Change the links at once, for bytes that are sent from now on. Raises ValueError as the constructor.
-
-        faults: of connections that come from now on, whose numbers begin at 0 again, and their jitter with them.
-        """
-        given: dict[str, Any] = dict(up=up, down=down, faults=None if faults is None else list(faults))
-        self._ask(_encode({name: value for name, value in given.items() if value is not None}))
+    def set(self, *, up: Link | None = None, down: Link | None = None) -> None:
+        """Change the links at once, for bytes that are sent from now on. Raises ValueError as the constructor."""
+        self._ask(_encode({name: link for name, link in (("up", up), ("down", down)) if link}))
 
     def _ask(self, request: str) -> int:
         """The port, as all answers have it."""
@@ -123,7 +111,7 @@ def check_port(port: int, least: int = 0) -> None:
 
 # The words between Relay and its process: one JSON object a line
 
-_KINDS = {kind.__name__: kind for kind in (Link, Sinusoid, Trace, Burst, Corrupt, Cut, Drop, Repeat, Stall)}
+_KINDS = {kind.__name__: kind for kind in (Link, Sinusoid, Trace)}
 
 
 def _encode(request: dict[str, Any]) -> str:
@@ -132,7 +120,7 @@ def _encode(request: dict[str, Any]) -> str:
 
 def _described(value: Any) -> dict[str, Any]:
     if _KINDS.get(type(value).__name__) is not type(value):
-        raise ValueError(f"A relay takes delays that are numbers, Sinusoid or Trace, and known faults, not {value!r}.")
+        raise ValueError(f"A relay takes delays that are numbers, Sinusoid or Trace, not {value!r}.")
     return {"kind": type(value).__name__, **{field.name: getattr(value, field.name) for field in fields(value)}}
 
 
@@ -146,24 +134,16 @@ def _built(found: dict[str, Any]) -> Any:
 class Server:
     """The relay itself, in the running event loop. Arguments as of `Relay`; target and listen are (host, port)."""
 
-    def __init__(
-        self,
-        target: tuple[str, int],
-        listen: tuple[str, int],
-        up: Link,
-        down: Link,
-        faults: Sequence[Fault] = (),
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, target: tuple[str, int], listen: tuple[str, int], up: Link, down: Link, seed: int = 0) -> None:
         check_port(target[1], 1)
         check_port(listen[1])
-        self.target, self.listen, self.seed, self.faults = target, listen, seed, faults
+        self.target, self.listen, self.seed = target, listen, seed
         self.links: dict[Direction, Link] = {"up": up, "down": down}
         self.wires: dict[Direction, Wire] = {"up": Wire(), "down": Wire()}
         self.loop = asyncio.get_running_loop()
         self.zero = self.loop.time()
         self.buffer = memoryview(bytearray(LARGEST))  # one for all: it is read into and emptied in one step
-        self.connections: set[_Connection] = set()
+        self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.count = 0
         self.unreachable = False
@@ -178,17 +158,18 @@ class Server:
             raise ValueError(f"The relay cannot listen on {host}:{port}: {why}.") from None
         return int(server.sockets[0].getsockname()[1])
 
-    def set(self, up: Link | None = None, down: Link | None = None, faults: Sequence[Fault] | None = None) -> None:
+    def set(self, up: Link | None = None, down: Link | None = None) -> None:
         """As `Relay.set`."""
         self.links = {"up": up or self.links["up"], "down": down or self.links["down"]}
         for connection in self.connections:
             for direction, flow in connection.flows.items():
                 flow.line.link = self.links[direction]
-        if faults is not None:
-            self.faults, self.count = faults, 0
+
+    def connection(self, number: int) -> Connection:
+        return Connection(self, number)
 
     def _accept(self) -> asyncio.BufferedProtocol:
-        connection = _Connection(self, self.count)
+        connection = self.connection(self.count)
         self.count += 1
         self.connections.add(connection)
         task = self.loop.create_task(connection.open())
@@ -203,21 +184,19 @@ class Server:
         self.unreachable = error is not None
 
 
-class _Connection:
+class Connection:
     """A client's connection and the one to the target."""
 
     def __init__(self, server: Server, number: int) -> None:
-        self.server, self.loop, self.began = server, server.loop, server.loop.time()
-        self.flows: dict[Direction, _Flow] = {}
+        self.server, self.loop, self.closed = server, server.loop, False
+        self.flows: dict[Direction, Flow] = {}
         for direction, link in server.links.items():
-            line = Line(link, server.seed, direction, number, server.wires[direction])
-            faults = [f for f in server.faults if f.connection == number and f.direction == direction]
-            self.flows[direction] = _Flow(self, line, Stream(faults))
+            self.flows[direction] = self.flow(Line(link, server.seed, direction, number, server.wires[direction]))
         self.client = _End(self, outgoing=self.flows["up"], incoming=self.flows["down"])
         self.target = _End(self, outgoing=self.flows["down"], incoming=self.flows["up"])
-        cuts = [f for f in server.faults if f.connection == number and isinstance(f, Cut) and f.at == 0]
-        self.timers = [self.loop.call_at(self.began + cut.after, self.close, cut.reset) for cut in cuts]
-        self.closed = False
+
+    def flow(self, line: Line) -> Flow:
+        return Flow(self, line)
 
     async def open(self) -> None:
         """Connect to the target."""
@@ -233,7 +212,7 @@ class _Connection:
         """Both ends, at once."""
         self.closed = True
         self.server.connections.discard(self)
-        for timer in (*self.timers, *(timer for flow in self.flows.values() for timer in flow.timers.values())):
+        for timer in [timer for flow in self.flows.values() for timer in flow.timers.values()]:
             timer.cancel()
         for end in (self.client, self.target):
             if end.transport is not None:
@@ -257,7 +236,7 @@ def _close(transport: asyncio.Transport, reset: bool) -> None:
 class _End(asyncio.BufferedProtocol):
     """One of the two sockets of a connection: what it says goes out, what comes in is said to it."""
 
-    def __init__(self, connection: _Connection, outgoing: _Flow, incoming: _Flow) -> None:
+    def __init__(self, connection: Connection, outgoing: Flow, incoming: Flow) -> None:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
         self.transport: asyncio.Transport | None = None
 
@@ -294,11 +273,11 @@ class _End(asyncio.BufferedProtocol):
         self.incoming.deliver()
 
 
-class _Flow:
+class Flow:
     """One direction of a connection: what is under way, in the order of its arrival."""
 
-    def __init__(self, connection: _Connection, line: Line, stream: Stream) -> None:
-        self.connection, self.line, self.stream = connection, line, stream
+    def __init__(self, connection: Connection, line: Line) -> None:
+        self.connection, self.line = connection, line
         self.loop, self.zero = connection.loop, connection.server.zero
         self.source: asyncio.Transport | None = None
         self.sink: asyncio.Transport | None = None
@@ -316,17 +295,12 @@ class _Flow:
 
     def send(self, data: bytes) -> None:
         """Bytes from the source."""
-        now = self.loop.time()
-        for piece in self.stream.feed(now - self.connection.began, data):
-            cut = None if piece.cut is None else partial(self.connection.close, piece.cut.reset)
-            self._put(now, piece.data, cut, piece.late)
+        self.put(data)
         self.deliver()
 
     def end(self, action: Callable[[], None]) -> None:
         """No more bytes come from the source; at the sink, that is the action."""
-        now = self.loop.time()
-        if not self.stream.silent(now - self.connection.began):
-            self._put(now, b"", action)
+        self.put(b"", action)
         self.ended = True
         self.deliver()
 
@@ -342,8 +316,10 @@ class _Flow:
         self.queue.clear()
         self.held = 0
 
-    def _put(self, now: float, data: bytes, action: Callable[[], None] | None, late: float = 0.0) -> None:
-        arrival = self.zero + self.line.arrival(now - self.zero, len(data), late)
+    def put(self, data: bytes, action: Callable[[], None] | None = None) -> None:
+        """On the link, and what to do behind it."""
+        now = self.loop.time()
+        arrival = self.zero + self.line.arrival(now - self.zero, len(data))
         self.sent = self.zero + self.line.wire.busy
         if not self.abandoned:
             self.held += len(data)
@@ -408,24 +384,25 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(_Selector())
 
 
-def serve_parent() -> None:
+def serve_parent(kind: type[Server] = Server) -> None:
     """The process of a `Relay`: it reads requests until its input is closed, as it is when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C goes to the parent too, which decides
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)  # where it may: among busy processes it wakes up in time
     with asyncio.Runner(loop_factory=event_loop) as runner:
-        runner.run(_obey())
+        runner.run(_obey(kind))
 
 
-async def _obey() -> None:
+async def _obey(kind: type[Server]) -> None:
     reader = asyncio.StreamReader(limit=2**26)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    server, port = None, 0
+    server: Server | None = None
+    port = 0
     while line := await reader.readline():
         try:
             request = json.loads(line, object_hook=_built)
             if server is None:
-                server = Server(**request)
+                server = kind(**request)
                 port = await server.start()
             else:
                 server.set(**request)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ondevice.sdnpu import npu, printed
 from ondevice.sdnpu.experiments import OURS, TASKS
-from ondevice.speculation.measuring import AVERAGE, VANILLA
+from ondevice.sdnpu.measuring import AVERAGE, VANILLA
 
 HERE, THERE = "this CPU, measured", "NPU model, simulated"
 _ARMS = {VANILLA: "CPU vanilla", "SAM": "CPU-SAM", OURS: npu.OURS}  # what ran here

@@ -269,6 +269,24 @@ def _merged(node: int, reach: float, row: Row, scale: float, on: _On, chances: d
 # The drafter
 
 
+def merged(branches: Sequence[Sequence[int]], budget: int) -> Draft:
+    """The trie of several sequences, the first ones first, cut to `budget` nodes."""
+    places: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    for branch in branches:
+        node = -1
+        for token in branch:
+            if (node, token) not in places:
+                if len(tokens) == budget:
+                    break
+                places[node, token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+            node = places[node, token]
+    return Draft(tokens, parents)
+
+
 class SdNpu(Drafter):
     """Context-aligned drafts: of a base, a calibration of the context, and a reuse of rejected drafts, each optional.
 
@@ -334,7 +352,7 @@ class SdNpu(Drafter):
             return Draft.chain(found.tokens) if found.tokens else EMPTY
         segments = self.reuse.segments() if self.reuse is not None else []
         if self.order == "printed":
-            return Draft.merged(self._printed(tokens[-1], found, [segment.tokens for segment in segments]), room)
+            return merged(self._printed(tokens[-1], found, [segment.tokens for segment in segments]), room)
         branches = [Branch("match", found.tokens, found.matched)] if found.tokens else []
         branches += [Branch(segment.kind, segment.tokens) for segment in segments]
         tail = (tokens[-2] if len(tokens) > 1 else -1), tokens[-1]

@@ -14,11 +14,11 @@ from scipy.stats import binomtest
 
 from ondevice.sdnpu.calibration import Calibration
 from ondevice.sdnpu.drafter import LMAX, Pld, Sam, SdNpu
+from ondevice.sdnpu.measuring import AVERAGE, PLAIN, Measured, Method, by_task, measure, steps
 from ondevice.sdnpu.rejections import CASES, Watched
 from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.loop import PREFILL_CHUNK
-from ondevice.speculation.measuring import AVERAGE, PLAIN, Measured, Method, by_task, measure, steps
 
 if TYPE_CHECKING:
     from ondevice.causal_lm import CausalLM

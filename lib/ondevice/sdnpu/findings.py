@@ -1,4 +1,4 @@
-"""The value of each claim, from the tables of the experiments; `claims` judges them."""
+"""The value of each claim, from the tables of the experiments; `rules` judges them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from ondevice.sdnpu import npu, printed
 from ondevice.sdnpu.experiments import BASES, OURS
-from ondevice.speculation.measuring import AVERAGE, VANILLA
+from ondevice.sdnpu.measuring import AVERAGE, VANILLA
 
 if TYPE_CHECKING:
     from ondevice.sdnpu.npu import Curve
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 Values = dict[str, float | tuple[float, ...]]
 
 _NPU, _CPU = "NPU vanilla", "CPU vanilla"
-UNITS = {
-    "sdnpu-c13": "x", "sdnpu-c14": "x", "sdnpu-c28": "(MB, percent)", "sdnpu-c29": "x vanilla's", "sdnpu-c30": "GB",
-    "sdnpu-c31": "GB", "sdnpu-c32": "GB", "sdnpu-c35": "x synchronous", "sdnpu-c38": "x", "sdnpu-c39": "x",
-    "sdnpu-c40": "x", "sdnpu-c41": "x (least, mean)", "sdnpu-c42": "x (least, mean)", "sdnpu-c49": "percent",
-    "sdnpu-c53": "of the summaries", "sdnpu-c54": "(share over 0.11, median overlap)", "sdnpu-c56": "ms a token",
-    "sdnpu-c57": "(rank correlations)", "sdnpu-c58": "x (paper 8.96)", "sdnpu-c59": "of the steps",
-    "sdnpu-c60": "percent", "sdnpu-c61": "of the steps", "sdnpu-c62": "percent",
-}  # of our values, where they are not the paper's  # fmt: skip
 _SPECULATIVE = ("NPU-SAM", "CPU-SAM", "NPU-EAGLE", "CPU-EAGLE")
 
 

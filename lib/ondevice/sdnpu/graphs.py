@@ -146,7 +146,7 @@ def build(
 ) -> Graphs:  # fmt: skip
     """The graphs of a model in float32; a file that is there is kept, the others are built.
 
-    blocks: N, into which the layers are dealt evenly. folder: by default one in data/cache. A file is named by a hash
+    blocks: N, into which the layers are dealt evenly. folder: by default one in the cache. A file is named by a hash
     of its graph and weights and of the runtime's version, so a change of any of them builds anew.
     Raises ValueError for a model whose layers are not plain ones of `SUPPORTED`, or sizes that do not fit.
     """

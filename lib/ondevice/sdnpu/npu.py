@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice import shapes
-from ondevice.speculation.log import Generation
-from ondevice.speculation.measuring import AVERAGE, VANILLA, Measured
+from ondevice.sdnpu.measuring import AVERAGE, VANILLA, Measured
+from ondevice.speculation import Generation
 
 DECODE_SHAPE = 32  # rows of G2, section 3.2
 DRAFT_MS = 3.0  # a step, section 4.4: "less than"
@@ -126,7 +126,7 @@ class Eagle:
     share: of the target's forward, one pass of the draft model (`draft_share`). accepted: tokens a verification.
     The paper gives no more. passes: a step; EAGLE-2's trees are grown in six. draft_rows: of a pass. rows: verified;
     EAGLE-2 verifies 60, which take two runs of a 32-graph. One graph's fill is the default: kinder to EAGLE, and with
-    60 rows its step would cost more than the paper's own range allows (`printed.eagle_step`).
+    60 rows its step would cost more than the paper's own range allows.
     """
 
     share: float

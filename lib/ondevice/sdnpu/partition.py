@@ -6,8 +6,8 @@ for B and has nothing to load. Loads hide only while the long block computes: tw
 
 What the appendix gets wrong, and what is done here:
 - It asks whether T is "not larger than the prefill completion time". That is no number, and some schedule always says
-  yes: load all blocks first. Then the last compute ends last, at about 4 B (see `printed_question`). The question
-  needs a fixed limit.
+  yes: load all blocks first. Then the last compute ends last, at about 4 B, whatever the integers. The question needs
+  a fixed limit.
 - Its limit in mind, twice the long block, leaves out the items' own computes. Loaded in chunk 1's window, an item runs
   chunk 2 at d_j = epsilon > p_j, which puts off the second window; there are 2 m such computes. So the limit here is
   2 B + 2 m epsilon.
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ondevice.sdnpu.optimum import MOST_BLOCKS, exact
-from ondevice.sdnpu.scheduling import Load, Prefill, execute
+from ondevice.sdnpu.scheduling import Prefill
 
 
 def scheduling_instance(integers: Sequence[int]) -> tuple[Prefill, float]:
@@ -61,10 +61,3 @@ def halves(integers: Sequence[int]) -> tuple[list[int], list[int]] | None:
     for item, value in enumerate(integers):
         parts[item not in early].append(value)
     return parts
-
-
-def printed_question(integers: Sequence[int]) -> bool:
-    """The appendix's question taken at its word, of the schedule that loads everything first: always True."""
-    prefill, _ = scheduling_instance(integers)
-    timeline = execute(prefill, [Load(block, 0, 0) for block in range(prefill.blocks)])
-    return timeline.latency <= float(timeline.compute_end[-1, -1])

@@ -1,14 +1,13 @@
 """sd.npu's figures. Each function draws tables of the experiments and returns the figure.
 
 Shares, rates and ratios are fractions of 1, times are in milliseconds unless a column says otherwise. What the paper
-prints is hollow, or a line or band, and called quoted. A legend says the kind of the rest: in its title where all is of
-one kind, else with each source, so that a text in a column `source` names its kind, as "fit, simulated" does.
-All functions raise ValueError where a table lacks a column, has no row, two rows for one bar or point, or a value that
-cannot be drawn.
+prints is hollow, or a line or band, and called quoted. The corner says the kind of the rest; a text in a column
+`source` names its kind, as "fit, simulated" does. A table that cannot be drawn is refused with a ValueError.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
+from ondevice import plotting
 from ondevice.evidence import KINDS
-from ondevice.plotting import COLOURS, need, panels
+from ondevice.plotting import COLOURS, bars, facets, groups, legend, lines, look, need, order, panels, plain, quoted
 from ondevice.sdnpu import printed
 from ondevice.sdnpu.npu import OURS
 
@@ -44,67 +43,46 @@ SHORT_DRAFTS = {8: 0.75, 32: 0.90}  # share of drafts below a length, sections 1
 SWITCH_DELAY = 0.949  # of the rest of a request, section 1
 GAINS = {"PLD": (1.05, 1.25), "SAM": (1.06, 1.24)}  # section 4.5
 
-_ARM_STYLE = {  # colour and opacity
-    "NPU vanilla": (COLOURS["grey"], 1.0),
-    "CPU vanilla": (COLOURS["grey"], 0.5),
-    "NPU-SAM": (COLOURS["green"], 1.0),
-    "CPU-SAM": (COLOURS["green"], 0.5),
-    "NPU-EAGLE": (COLOURS["orange"], 1.0),
-    "CPU-EAGLE": (COLOURS["orange"], 0.5),
-    OURS: (COLOURS["blue"], 1.0),
-}
-_KIND_STYLE = {"measured": (1.0, "-", ""), "simulated": (0.5, "--", "////"), "analytic": (0.3, ":", "...."),
-               "replayed": (0.7, "-.", "xx"), "quoted": (0.2, ":", "++")}  # opacity, line, hatch  # fmt: skip
+_ARMS: dict[str, dict[str, Any]] = {
+    arm: dict(color=COLOURS[colour], alpha=alpha)
+    for arm, colour, alpha in (
+        ("NPU vanilla", "grey", 1), ("CPU vanilla", "grey", 0.5), ("NPU-SAM", "green", 1), ("CPU-SAM", "green", 0.5),
+        ("NPU-EAGLE", "orange", 1), ("CPU-EAGLE", "orange", 0.5), (OURS, "blue", 1),
+    )
+}  # fmt: skip
 _PAIRS = {"task": "within\na task", "group": "within\na group", "across": "across\ngroups"}
-_PART_COLOURS = {
-    "prefill": COLOURS["sky"],
-    "calibration": COLOURS["green"],
-    "switch": COLOURS["red"],
-    "drafting": COLOURS["purple"],
-    "forward": COLOURS["blue"],
-}
-_ADDED = {"calibration": COLOURS["sky"], "reuse": COLOURS["orange"], "Ours": COLOURS["blue"]}
-_LINES = [COLOURS[name] for name in ("blue", "orange", "green", "purple", "red", "sky", "grey")]
-_MARKERS = "osD^vP*"
-_HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", zorder=4)
-_PLAIN = StrMethodFormatter("{x:g}")
-_TASK: dict[str, Any] = dict(color=COLOURS["black"])  # colours are the arms'
-_BAND: dict[str, Any] = dict(fc=COLOURS["grey"], alpha=0.25, lw=0, zorder=0)
+_PARTS: dict[str, dict[str, Any]] = {
+    part: dict(color=COLOURS[colour])
+    for part, colour in (("prefill", "sky"), ("calibration", "green"), ("switch", "red"), ("drafting", "purple"),
+                         ("forward", "blue"))
+}  # fmt: skip
+_ADDED = {"calibration": ("calibration alone", "sky"), "reuse": ("reuse alone", "orange"), "Ours": ("both", "blue")}
 
 
-def prefill_and_decode(table: pd.DataFrame, quoted: Mapping[str, float] = DECODE_SHARE) -> Figure:
-    """Figure 2: shares of prefill and decoding of CPU vanilla by task, a bar a source, one panel a model.
+def prefill_and_decode(table: pd.DataFrame, paper: Mapping[str, float] = DECODE_SHARE) -> Figure:
+    """Figure 2: shares of prefill and decoding of CPU vanilla, a bar a task and source, one panel a model.
 
-    table: columns model, task, source, prefill_ms, decode_ms, decode_share; the mean time stands above each bar.
-    quoted: task -> the paper's share of decoding.
+    table: columns model, task, source, prefill_ms, decode_ms, decode_share; the mean time stands beside each bar.
+    paper: task -> the paper's share of decoding.
     """
-    need(table, "model task source", "prefill_ms decode_ms", least=0, unique="model task source")
-    need(table, "", "decode_share", least=0, most=1)
-    models, tasks, sources = (_order(table[name]) for name in ("model", "task", "source"))
-    figure, axes = panels(1, len(models), width=max(3.9, 6.4 / len(models)), height=3.3, sharey=True)
-    width = 0.8 / len(sources)
-    for axis, model in zip(axes[0], models, strict=True):
-        for number, source in enumerate(sources):
-            rows = _by(table, "task", tasks, model=model, source=source)
-            place = _places(len(tasks), number, len(sources), 0.8)
-            style = dict(width=0.92 * width, **_bar_style(source, _PART_COLOURS["forward"]))
-            axis.bar(place, rows["decode_share"], label=f"decode, {source}", **style)
-            style |= _bar_style(source, COLOURS["orange"])
-            axis.bar(place, 1 - rows["decode_share"], bottom=rows["decode_share"], label=f"prefill, {source}", **style)
-            for x, total in zip(place, rows["prefill_ms"] + rows["decode_ms"], strict=True):
-                if np.isfinite(total):
-                    axis.text(x, 1.02, f"{total / 1e3:.2g} s", ha="center", va="bottom", fontsize=7, rotation=90)
-        known = [task for task in tasks if task in quoted]
-        axis.plot([tasks.index(task) for task in known], [quoted[task] for task in known], ms=6, label="quoted, decode",
-                  **_HOLLOW)  # fmt: skip
-        axis.axhline(DECODE_SHARE_OF_ALL, color=COLOURS["black"], lw=1, ls="--", label="quoted, decode of all tasks")
-        axis.set_xticks(range(len(tasks)), tasks, fontsize=8)
-        axis.set_title(model, fontsize=9)
-        axis.set(ylim=(0, 1.25), yticks=np.linspace(0, 1, 6))
-        axis.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel("share of prefill and decoding (%)")
-    axes[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-    _legend(figure, axes[0], columns=3)
+    need(table, "model task source", "prefill_ms decode_ms decode_share", least=0, unique="model task source")
+    rows = table.assign(bar=table["task"] + ": " + table["source"], prefill=1 - table["decode_share"],
+                        decode=table["decode_share"])  # fmt: skip
+    width, height = max(4.4, 8.4 / table["model"].nunique()), 1.0 + 0.25 * rows["bar"].nunique()
+    figure, _, parts = facets(rows, across="model", sharey=True, width=width, height=height)
+    looks = {"prefill": dict(color=COLOURS["orange"]), "decode": dict(color=COLOURS["blue"])}
+    names = sorted(order(rows["bar"]), key=lambda bar: order(rows["task"]).index(bar.split(":")[0]))
+    for axis, part in parts:
+        wide = part.set_index("bar").reindex(names)
+        plotting.stacked(axis, wide, looks, height=0.8)
+        for place, seconds in enumerate((wide["prefill_ms"] + wide["decode_ms"]) / 1e3):
+            axis.text(1.02, place, f"{seconds:.2g} s" if np.isfinite(seconds) else "", va="center", fontsize=7)
+        theirs = [1 - paper.get(name.split(":")[0], np.nan) for name in names]
+        quoted(axis, theirs, range(len(names)), "quoted, decoding begins")
+        quoted(axis, 1 - DECODE_SHARE_OF_ALL, label="quoted, of all tasks")
+        axis.set(xlim=(0, 1.15), xticks=np.linspace(0, 1, 6), xlabel="share of prefill and decoding (%)")
+        plotting.percent(axis.xaxis)
+    legend(figure, _kinds(table["source"]))
     return figure
 
 
@@ -114,24 +92,20 @@ def similarity(pairs: pd.DataFrame, summaries: pd.DataFrame, kind: str = "measur
     pairs: columns pair (task, group or across), cosine. summaries: prompt, cosine, overlap, distance, one row a prompt;
     overlap is 1 - distance, which is Levenshtein's, normalised.
     """
-    need(pairs, "pair", "cosine", least=-1, most=1)
-    need(summaries, "prompt", "cosine", least=-1, most=1, unique="prompt")
-    need(summaries, "", "overlap distance", least=0, most=1)
-    _known(pairs["pair"], _PAIRS, "pair")
-    if (summaries["overlap"] + summaries["distance"] - 1).abs().max() > 1e-6:
-        raise ValueError("An overlap is 1 - the distance, but in this table the two do not add up to 1.")
+    need(pairs, "pair", "cosine", least=-1)
+    need(summaries, "prompt", "cosine overlap distance", least=-1, unique="prompt")
     figure, axes = panels(1, 2, width=4.2, height=3.3)
     _violins(axes[0, 0], pairs)
     axis = axes[0, 1]
     axis.plot(summaries["overlap"], summaries["cosine"], "o", ms=3.5, alpha=0.6, color=COLOURS["blue"],
               label="a summary")  # fmt: skip
-    axis.axhline(LEAST_COSINE, color=COLOURS["black"], lw=1, ls="--", label=f"quoted, cosine > {LEAST_COSINE}")
-    axis.axvline(LEAST_OVERLAP, color=COLOURS["black"], lw=1, ls=":", label=f"quoted, overlap > {LEAST_OVERLAP}")
+    quoted(axis, y=LEAST_COSINE, label=f"quoted, cosine > {LEAST_COSINE}")
+    quoted(axis, LEAST_OVERLAP, label=f"quoted, overlap > {LEAST_OVERLAP}", ls=":")
     axis.set(xlabel="overlap of context and summary", ylabel="cosine")
     axis.set_xlim(0, max(0.2, 1.05 * summaries["overlap"].max()))
-    above = axis.secondary_xaxis("top", functions=(_turned, _turned))
+    above = axis.secondary_xaxis("top", functions=(lambda share: 1 - share, lambda share: 1 - share))
     above.set_xlabel("normalised Levenshtein distance", fontsize=8)
-    _legend(figure, axes[0], columns=5, kind=kind)
+    legend(figure, kind, columns=5)
     return figure
 
 
@@ -141,25 +115,20 @@ def graph_sizes(table: pd.DataFrame) -> Figure:
     table: columns source, shape (rows), forward_ms, prefill_ms, decode_ms (both a token). The paper's 160 ms a token is
     drawn as printed, and crossed what it would make of the prefill on that graph (`printed.figure_5`).
     """
-    need(table, "source", "shape forward_ms prefill_ms decode_ms", positive=True, unique="source shape")
+    need(table, "source", "shape forward_ms prefill_ms decode_ms", least=0, unique="source shape")
     figure, axes = panels(1, 1, width=7.6, height=3.3)
     axis = axes[0, 0]
-    for number, source in enumerate(_order(table["source"])):
-        rows = table[table["source"] == source].sort_values("shape")
-        line = dict(ls=_KIND_STYLE[_kind(source)][1], marker=_MARKERS[number % len(_MARKERS)], ms=4)
-        axis.plot(rows["shape"], rows["prefill_ms"], color=COLOURS["orange"], label=f"prefill: {source}", **line)
-        axis.plot(rows["shape"], rows["decode_ms"], color=COLOURS["blue"], label=f"decode: {source}", **line)
-    bound, decode = _HOLLOW | {"marker": "v", "mec": COLOURS["orange"]}, _HOLLOW | {"mec": COLOURS["blue"]}
-    wrong = dict(marker="x", ls="", mew=2, color=COLOURS["red"], zorder=4)
-    axis.plot(32, printed.FIG_5["prefill"], ms=7, label="prefill: quoted, at most", **bound)
-    axis.plot(32, printed.FIG_5["decode"], ms=7, label="decode: quoted", **decode)
-    axis.plot(
-        32, printed.figure_5()["prefill_as_printed"], ms=7, label="prefill that the quoted\ndecode implies", **wrong
-    )
+    for part, colour in (("prefill", COLOURS["orange"]), ("decode", COLOURS["blue"])):
+        lines(axis, table.assign(series=f"{part}: " + table["source"]), "shape", f"{part}_ms", "series", color=colour)
+    quoted(axis, 32, printed.FIG_5["prefill"], "prefill: quoted, at most", marker="v", mec=COLOURS["orange"], ms=7)
+    quoted(axis, 32, printed.FIG_5["decode"], "decode: quoted", mec=COLOURS["blue"], ms=7)
+    wrong = dict(marker="x", mew=2, ms=7, mec=COLOURS["red"])
+    quoted(axis, 32, printed.figure_5()["prefill_as_printed"], "prefill that the quoted\ndecode implies", **wrong)
     axis.set(xlabel="rows of the graph", ylabel="ms a token", xscale="log", yscale="log")
-    _ticks_at(axis, {*table["shape"], 32})
-    axis.yaxis.set_major_formatter(_PLAIN)
+    plotting.ticks_at(axis.xaxis, {*table["shape"], 32})
+    plain(axis.yaxis)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    plotting.mark_kind(figure, _kinds(table["source"]))
     return figure
 
 
@@ -170,77 +139,59 @@ def draft_lengths(costs: pd.DataFrame, lengths: pd.DataFrame, kind: str = "measu
     method's steps). kind: of the lengths. The paper's third datum, a throughput at 8 of half that at 64, is drawn on
     the fit's time at 64.
     """
-    need(costs, "source", "rows per_row_ms", positive=True, unique="source rows")
-    need(lengths, "method", "drafted", least=0, unique="method drafted")
-    need(lengths, "", "share", least=0, most=1)
-    sums = lengths.groupby("method")["share"].sum()
-    if (sums - 1).abs().max() > 1e-6:
-        raise ValueError(f"The shares of {sums.sub(1).abs().idxmax()} do not add up to 1.")
+    need(costs, "source", "rows per_row_ms", least=0, unique="source rows")
+    need(lengths, "method", "drafted share", least=0, unique="method drafted")
     figure, axes = panels(1, 2, width=4.4, height=3.6)
     left, right = axes[0]
-    for number, source in enumerate(_order(costs["source"])):
-        rows = costs[costs["source"] == source].sort_values("rows")
-        line = _KIND_STYLE[_kind(source)][1]
-        left.plot(rows["rows"], rows["per_row_ms"], ls=line, label=source, **_line(number))
-    left.plot(list(printed.FIG_6), list(printed.FIG_6.values()), ms=7, label="quoted", **_HOLLOW)
+    lines(left, costs, "rows", "per_row_ms", "source")
+    quoted(left, list(printed.FIG_6), list(printed.FIG_6.values()), ms=7)
     half = float(printed.npu_curve()(64)) / 64 / (1 - printed.THROUGHPUT_LOSS / 100)
-    left.plot(8, half, ms=7, label="quoted, 8 against 64", **_HOLLOW | {"marker": "s"})
+    quoted(left, 8, half, "quoted, 8 against 64", marker="s", ms=7)
     left.set(xlabel="rows of a forward", ylabel="ms a token", xscale="log", yscale="log")
-    _ticks_at(left, [2**power for power in range(0, 1 + int(np.log2(costs["rows"].max())), 2)])
-    left.yaxis.set_major_formatter(_PLAIN)
-    ends = range(int(lengths["drafted"].max()) + 2)
-    for number, method in enumerate(_order(lengths["method"])):
-        share = _share_below(lengths[lengths["method"] == method], ends)
-        right.step(ends, share, where="mid", color=_LINES[number % len(_LINES)], label=f"{method}, {kind}")
-    right.plot(
-        list(SHORT_DRAFTS), list(SHORT_DRAFTS.values()), ms=7, label="quoted, more than", **_HOLLOW | {"marker": "^"}
-    )
+    plotting.ticks_at(left.xaxis, [2**power for power in range(0, 1 + int(np.log2(costs["rows"].max())), 2)])
+    plain(left.yaxis)
+    ends = np.arange(lengths["drafted"].max() + 2)
+    for number, (method, rows) in enumerate(groups(lengths, "method")):
+        share = [rows.loc[rows["drafted"] < end, "share"].sum() for end in ends]
+        right.step(ends, share, where="mid", color=look(number)["color"], label=f"{method}, {kind}")
+    quoted(right, list(SHORT_DRAFTS), list(SHORT_DRAFTS.values()), "quoted, more than", marker="^", ms=7)
     right.set(xlabel="length n (tokens)", ylabel="steps that draft fewer than n (%)", ylim=(0, 1.03))
-    right.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+    plotting.percent(right.yaxis)
     for axis in axes[0]:
         axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    plotting.mark_kind(figure, _kinds([*costs["source"], kind]))
     return figure
 
 
 def per_token(
-    cells: pd.DataFrame, quoted: pd.DataFrame | None = None, implied: pd.DataFrame | None = None,
+    cells: pd.DataFrame, paper: pd.DataFrame | None = None, implied: pd.DataFrame | None = None,
     *, value: str = "decode_per_token_ms", kind: str = "simulated",
 ) -> Figure:  # fmt: skip
     """Figure 10: above, ms a token by task and arm; below, by how much sd.npu is faster. One column a model.
 
-    cells: `npu.by_task`, of which model, arm, task and `value` are drawn. quoted: columns model, arm, task,
+    cells: `npu.by_task`, of which model, arm, task and `value` are drawn. paper: columns model, arm, task,
     per_token_ms; the paper's, end to end. implied: columns model, arm, task, speedup; from Table 4 and the fit
     (`printed.implied_speedups`). The bands are the paper's ranges over all its tasks, models and phones.
     """
-    need(cells, "model arm task", value, positive=True, unique="model arm task")
-    if OURS not in set(cells["arm"]):
-        raise ValueError(f"A speed-up is of {OURS}, which is none of the arms {', '.join(_order(cells['arm']))}.")
-    if quoted is not None:
-        need(quoted, "model arm task", "per_token_ms", positive=True, unique="model arm task")
-    if implied is not None:
-        need(implied, "model arm task", "speedup", positive=True, unique="model arm task")
-    models, tasks, arms = (_order(cells[name]) for name in ("model", "task", "arm"))
-    figure, axes = panels(2, len(models), width=max(4.4, 7.6 / len(models)), height=2.7, sharey="row")
+    need(cells, "model arm task", value, least=0, unique="model arm task")
+    arms, tasks, models = order(cells["arm"]), order(cells["task"]), order(cells["model"])
     ours = cells[cells["arm"] == OURS].set_index(["model", "task"])[value].rename("ours")
     others = cells[cells["arm"] != OURS].join(ours, on=["model", "task"])
     others = others.assign(ratio=others[value] / others["ours"])
-    for model, bars, ratios in zip(models, axes[0], axes[1], strict=True):
+    figure, axes = panels(2, len(models), width=max(4.4, 7.6 / len(models)), height=2.7, sharey="row")
+    for model, times, ratios in zip(models, axes[0], axes[1], strict=True):
+        bars(times, cells[cells["model"] == model], "task", value, "arm", looks=_ARMS, width=0.86)
         for number, arm in enumerate(arms):
-            place, rows = _places(len(tasks), number, len(arms), 0.86), _by(cells, "task", tasks, model=model, arm=arm)
-            colour, opacity = _ARM_STYLE.get(arm, (COLOURS["sky"], 1.0))
-            bars.bar(place, rows[value], 0.86 / len(arms), color=colour, alpha=opacity, label=arm)
-            if quoted is not None:
-                paper = _by(quoted, "task", tasks, model=model, arm=arm)["per_token_ms"]
-                bars.plot(place, paper, ms=4.5, label="_" if number else "quoted, end to end", **_HOLLOW)
-        bars.set_title(model, fontsize=9)
-        bars.set_xticks(range(len(tasks)), tasks, fontsize=8)
-        bars.grid(axis="x", visible=False)
+            if paper is not None:
+                theirs = paper[(paper["model"] == model) & (paper["arm"] == arm)].set_index("task").reindex(tasks)
+                place = plotting.places(len(tasks), number, len(arms), 0.86)
+                quoted(times, place, theirs["per_token_ms"], "quoted, end to end", ms=4.5)
+        times.set_title(model, fontsize=9)
         of_model = None if implied is None else implied[implied["model"] == model]
         _ratios(ratios, others[others["model"] == model], tasks, SPEEDUPS, of_model)
-    of = "decoding" if value.startswith("decode") else "end to end"
-    axes[0, 0].set_ylabel(f"ms a token, {of}", fontsize=9)
+    axes[0, 0].set_ylabel(f"ms a token, {'decoding' if value.startswith('decode') else 'end to end'}", fontsize=9)
     axes[1, 0].set_ylabel(f"speed-up of {OURS}", fontsize=9)
-    _legend(figure, axes.ravel(), columns=5, kind=kind)
+    legend(figure, kind, columns=5)
     return figure
 
 
@@ -249,51 +200,43 @@ def energy(table: pd.DataFrame, kind: str = "simulated") -> Figure:
 
     table: columns model, arm, task, joules_over_ours, assumption. The bands are the paper's ranges.
     """
-    need(table, "model arm task assumption", "joules_over_ours", positive=True, unique="model arm task assumption")
-    models, assumptions, tasks = (_order(table[name]) for name in ("model", "assumption", "task"))
-    size = dict(width=max(3.9, 5.6 / len(assumptions)), height=2.5)
-    figure, axes = panels(len(models), len(assumptions), **size, sharex="col", sharey=True)
-    for model, line in zip(models, axes, strict=True):
-        for assumption, axis in zip(assumptions, line, strict=True):
-            rows = table[(table["model"] == model) & (table["assumption"] == assumption) & (table["arm"] != OURS)]
-            _ratios(axis, rows.assign(ratio=rows["joules_over_ours"]), tasks, ENERGY)
-            axis.set_title(f"{model}, {assumption}", fontsize=9)
-        line[0].set_ylabel(f"energy over {OURS}'s", fontsize=9)
-    _legend(figure, axes.ravel(), columns=6, kind=kind)
+    need(table, "model arm task assumption", "joules_over_ours", least=0, unique="model arm task assumption")
+    width = max(3.9, 5.6 / table["assumption"].nunique())
+    figure, axes, parts = facets(table, "model", "assumption", width=width, height=2.5, sharex="col", sharey=True)
+    for axis, rows in parts:
+        _ratios(axis, rows[rows["arm"] != OURS].assign(ratio=rows["joules_over_ours"]), order(table["task"]), ENERGY)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(f"energy over {OURS}'s", fontsize=9)
+    legend(figure, kind, columns=6)
     return figure
 
 
 def memory(
-    table: pd.DataFrame, quoted: Mapping[str, tuple[float, float]] = MEMORY, paper_model: str = "Qwen2.5-1.5B"
+    table: pd.DataFrame, paper: Mapping[str, tuple[float, float]] = MEMORY, paper_model: str = "Qwen2.5-1.5B"
 ) -> Figure:
     """Figure 12: peak memory by arm, a bar a source, one panel a model.
 
-    table: columns model, arm, peak_mb, source. quoted: arm -> the paper's (least, greatest) GB, of `paper_model`, which
+    table: columns model, arm, peak_mb, source. paper: arm -> the paper's (least, greatest) GB, of `paper_model`, which
     has a panel in any case; an infinite greatest is "over".
     """
-    need(table, "model arm source", "peak_mb", positive=True, unique="model arm source")
-    models, sources = _order(table["model"]), _order(table["source"])
-    models += [paper_model] * (paper_model not in models)
-    arms = {model: _order(table[table["model"] == model]["arm"]) for model in models}
-    arms[paper_model] = _order([*arms[paper_model], *quoted])
-    rows = max(map(len, arms.values()))
-    figure, axes = panels(1, len(models), width=9.0 / max(2, len(models)), height=1.4 + 0.3 * rows)
-    for axis, model in zip(axes[0], models, strict=True):
-        for number, source in enumerate(sources):
-            found = _by(table, "arm", arms[model], model=model, source=source)["peak_mb"]
-            place = _places(len(found), number, len(sources), 0.7)
-            style = _bar_style(source, COLOURS["blue"])
-            axis.barh(place, found, 0.7 / len(sources), label=source, **style)
-        axis.set_yticks(range(len(arms[model])), arms[model], fontsize=8)
+    need(table, "model arm source", "peak_mb", least=0, unique="model arm source")
+    models = order([*table["model"], paper_model])
+    arms = {model: order([*table[table["model"] == model]["arm"], *(paper if model == paper_model else ())])
+            for model in models}  # fmt: skip
+    height = 1.4 + 0.3 * max(map(len, arms.values()))
+    figure, axes = panels(1, len(models), width=9.0 / max(2, len(models)), height=height)
+    for axis, (model, names) in zip(axes[0], arms.items(), strict=True):
+        if model in set(table["model"]):
+            rows = table[table["model"] == model]
+            bars(axis, rows, "arm", "peak_mb", "source", flat=True, width=0.7, names=names)
+        plotting.categories(axis, names, flat=True)
         axis.set_title(model, fontsize=9)
-        axis.set(xlabel="memory (MB)", ylim=(len(arms[model]) - 0.5, -0.5))
-        axis.grid(axis="y", visible=False)
-    for number, (arm, (low, high)) in enumerate(quoted.items()):
-        axis, ends = axes[0, models.index(paper_model)], [1e3 * low, 1e3 * (high if np.isfinite(high) else low)]
-        style = _HOLLOW | {"ls": "-", "color": COLOURS["black"], "marker": "o" if np.isfinite(high) else ">"}
-        label = "quoted; triangle: more than" if not number else "_"
-        axis.plot(ends, [arms[paper_model].index(arm)] * 2, ms=6, lw=1.5, label=label, **style)
-    _legend(figure, axes[0], columns=4)
+        axis.set(xlabel="memory (MB)")
+    axis, style = axes[0, models.index(paper_model)], dict(ls="-", color=COLOURS["black"], lw=1.5)
+    for arm, (low, high) in paper.items():
+        ends, place = [1e3 * low, 1e3 * (high if np.isfinite(high) else low)], [arms[paper_model].index(arm)] * 2
+        quoted(axis, ends, place, "quoted; triangle: more than", marker="o" if np.isfinite(high) else ">", **style)
+    legend(figure, _kinds(table["source"]))
     return figure
 
 
@@ -305,91 +248,72 @@ def breakdown(table: pd.DataFrame) -> Figure:
     end by the paper's gain of decoding.
     """
     need(table, "model arm source part", "ms", least=0, unique="model arm source part")
-    _known(table["part"], _PART_COLOURS, "part")
-    models, sources = _order(table["model"]), _order(table["source"])
-    kinds = _order(_kind(source) for source in sources)
-    size = dict(width=max(4.3, 5.4 / len(sources)), height=0.8 + 0.28 * table["arm"].nunique() + 0.7 / len(models))
-    figure, axes = panels(len(models), len(sources), **size)
-    for model, line in zip(models, axes, strict=True):
-        for source, axis in zip(sources, line, strict=True):
-            part = table[(table["model"] == model) & (table["source"] == source)]
-            wide = part.pivot(index="arm", columns="part", values="ms")
-            wide = wide.reindex(index=_order(part["arm"]), columns=list(_PART_COLOURS))
-            _stacked(axis, wide.fillna(0.0))
-            axis.set_title(f"{model}: {source}", fontsize=9)
+    size = dict(width=max(4.3, 5.4 / table["source"].nunique()), height=1.0 + 0.28 * table["arm"].nunique())
+    figure, axes, parts = facets(table, "model", "source", **size)
+    for axis, rows in parts:
+        wide = rows.pivot(index="arm", columns="part", values="ms")
+        _broken_down(axis, wide.reindex(index=order(rows["arm"]), columns=list(_PARTS)).fillna(0.0))
     for axis in axes[-1]:
         axis.set_xlabel("ms a request")
-    _legend(figure, axes.ravel(), columns=4, kind=" and ".join(kinds))
+    legend(figure, _kinds(table["source"]))
     return figure
 
 
-def rejections(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
+def rejections(table: pd.DataFrame, paper: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
     """Table 2 as a picture: the share of each cause of rejection, with intervals; a row a model, a column a cause.
 
     table: columns model, task, cause, share, low, high (of the share), count (rejections of the cause).
-    quoted: columns cause, share; by default `printed.rejections`, which are of `printed.least_sample` cases.
+    paper: columns cause, share; by default `printed.rejections`, which are of `printed.least_sample` cases.
     """
-    need(table, "model task cause", "share low high", least=0, most=1, unique="model task cause")
-    need(table, "", "count", least=0)
-    paper = printed.rejections() if quoted is None else quoted
-    need(paper, "cause", "share", least=0, most=1, unique="cause")
-    sample = printed.least_sample((100 * paper["share"]).tolist())
-    models, causes, tasks = (_order(table[name]) for name in ("model", "cause", "task"))
-    size = dict(width=8.6 / len(causes), height=0.7 + 0.26 * len(tasks) + 0.7 / len(models))
-    figure, axes = panels(len(models), len(causes), **size, sharex=True, sharey="row")
-    for model, line in zip(models, axes, strict=True):
-        counts = table[table["model"] == model].groupby("task")["count"].sum().reindex(tasks, fill_value=0)
-        for cause, axis in zip(causes, line, strict=True):
-            rows = _by(table, "task", tasks, model=model, cause=cause)
-            lengths = np.maximum(0, [rows["share"] - rows["low"], rows["high"] - rows["share"]])
-            axis.errorbar(rows["share"], range(len(tasks)), xerr=lengths, fmt="D", ms=4, color=COLOURS["blue"],
-                          ecolor=COLOURS["black"], elinewidth=0.8, capsize=2, label="share, 95 % interval")  # fmt: skip
-            for share in paper.loc[paper["cause"] == cause, "share"]:
-                axis.axvline(
-                    share, color=COLOURS["black"], ls="--", lw=1, label=f"quoted, of at least {sample} rejections"
-                )
-            axis.set_title(f"{model}: {cause}", fontsize=9)
-            axis.set(xlim=(-0.02, 1.02), ylim=(len(tasks) - 0.5, -0.5))
-            axis.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-        names = [f"{task}, {count:.0f}" for task, count in counts.items()]
-        line[0].set_yticks(range(len(tasks)), names, fontsize=8)
-        line[0].set_ylabel("task, rejections", fontsize=8)
+    need(table, "model task cause", "share low high", least=0, unique="model task cause")
+    paper = printed.rejections() if paper is None else paper
+    sample, tasks = printed.least_sample((100 * paper["share"]).tolist()), order(table["task"])
+    size = dict(width=8.6 / table["cause"].nunique(), height=1.0 + 0.26 * len(tasks))
+    figure, axes, parts = facets(table, "model", "cause", sharex=True, sharey="row", **size)
+    for axis, rows in parts:
+        ours = rows.set_index("task").reindex(tasks)
+        axis.errorbar(ours["share"], range(len(tasks)), xerr=plotting.spread(ours, "share"), fmt="D", ms=4,
+                      color=COLOURS["blue"], ecolor=COLOURS["black"], elinewidth=0.8, capsize=2,
+                      label="share, 95 % interval")  # fmt: skip
+        for share in paper.loc[paper["cause"] == rows["cause"].iloc[0], "share"]:
+            quoted(axis, share, label=f"quoted, of at least {sample} rejections")
+        axis.set(xlim=(-0.02, 1.02))
+        plotting.percent(axis.xaxis)
+    for axis, (_, rows) in zip(axes[:, 0], groups(table, "model"), strict=True):
+        counts = rows.groupby("task")["count"].sum().reindex(tasks, fill_value=0)
+        plotting.categories(axis, [f"{task}, {count:.0f}" for task, count in counts.items()], flat=True)
+        axis.set_ylabel("task, rejections", fontsize=8)
     figure.supxlabel("share of the rejections (%)", fontsize=9)
-    _legend(figure, axes[0], columns=2, kind=kind)
+    legend(figure, kind)
     return figure
 
 
-def gains(table: pd.DataFrame, quoted: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
-    """Table 4 as a picture: tokens a verification over the drafter's own, by each part alone and both, by task.
+def gains(table: pd.DataFrame, paper: pd.DataFrame | None = None, kind: str = "measured") -> Figure:
+    """Table 4 as a picture: tokens a verification above the drafter's own, by each part alone and both, by task.
 
-    table, quoted: columns model, method, task, accepted, gain; methods are PLD and SAM with +calibration, +reuse and
-    +Ours (both), others are not drawn. A row a model, a column a drafter. quoted: `printed.acceptance`.
+    table, paper: columns model, method, task, gain (over the drafter's own); methods are PLD and SAM with +calibration,
+    +reuse and +Ours (both), others are not drawn. A row a model, a column a drafter. paper: `printed.acceptance`.
     """
-    need(table, "model method task", "accepted gain", positive=True, unique="model method task")
-    drawn = [f"{base}+{added}" for base in GAINS for added in _ADDED]
-    if not set(drawn) & set(table["method"]):
-        raise ValueError(f"None of the methods is {', '.join(drawn)}: {', '.join(_order(table['method']))}.")
-    if quoted is not None:
-        need(quoted, "model method task", "accepted gain", positive=True, unique="model method task")
-    models, tasks = _order(table["model"]), _order(table["task"])
-    figure, axes = panels(len(models), len(GAINS), width=4.4, height=2.3, sharey=True, sharex=True)
-    for model, line in zip(models, axes, strict=True):
-        for (base, limits), axis in zip(GAINS.items(), line, strict=True):
-            for number, (added, colour) in enumerate(_ADDED.items()):
-                rows = _by(table, "task", tasks, model=model, method=f"{base}+{added}")
-                place = _places(len(tasks), number, len(_ADDED), 0.8)
-                label = "both" if added == "Ours" else f"{added} alone"
-                axis.bar(place, rows["gain"] - 1, 0.8 / len(_ADDED), bottom=1, color=colour, label=label)
-            if quoted is not None:
-                paper = _by(quoted, "task", tasks, model=model, method=f"{base}+Ours")["gain"]
-                axis.plot(place, paper, ms=6, label="quoted, both", **_HOLLOW)
-            axis.axhspan(*limits, label="quoted, range of both", **_BAND)
-            axis.axhline(1, color=COLOURS["black"], lw=1)
-            axis.set_title(f"{model}: over {base}", fontsize=9)
-            axis.set_xticks(range(len(tasks)), tasks, fontsize=8)
-            axis.grid(axis="x", visible=False)
-        line[0].set_ylabel("gain in tokens\na verification", fontsize=9)
-    _legend(figure, axes.ravel(), columns=5, kind=kind)
+    need(table, "model method task", "gain", least=0, unique="model method task")
+    table = table.assign(base=table["method"].str.partition("+")[0], added=table["method"].str.partition("+")[2])
+    drawn = table[table["base"].isin(list(GAINS)) & table["added"].isin(list(_ADDED))]
+    tasks, looks = order(table["task"]), {label: dict(color=COLOURS[colour]) for label, colour in _ADDED.values()}
+    drawn = drawn.assign(percent=100 * (drawn["gain"] - 1), part=[_ADDED[added][0] for added in drawn["added"]],
+                         over="over " + drawn["base"])  # fmt: skip
+    drawn = drawn.sort_values(["added", "base"], key=lambda names: names.map([*_ADDED, *GAINS].index), kind="stable")
+    figure, axes, parts = facets(drawn, "model", "over", width=4.4, height=2.3, sharey=True, sharex=True)
+    for axis, rows in parts:
+        bars(axis, rows, "task", "percent", "part", looks=looks, names=tasks)
+        model, base = rows[["model", "base"]].iloc[0]
+        if paper is not None:
+            theirs = paper[(paper["model"] == model) & (paper["method"] == f"{base}+Ours")].set_index("task")["gain"]
+            place = plotting.places(len(tasks), len(_ADDED) - 1, len(_ADDED))
+            quoted(axis, place, 100 * (theirs.reindex(tasks) - 1), "quoted, both")
+        quoted(axis, y=[100 * (gain - 1) for gain in GAINS[base]], label="quoted, range of both")
+        axis.axhline(0, color=COLOURS["black"], lw=1)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("more tokens\na verification (%)", fontsize=9)
+    legend(figure, kind, columns=5)
     return figure
 
 
@@ -399,25 +323,22 @@ def scheduling_ratios(table: pd.DataFrame, kind: str = "simulated") -> Figure:
     table: columns family, rule, ratio, a row an instance. Diamonds are means. Where both graphs are kept no graph is
     switched, so that a ratio may be below 1.
     """
-    need(table, "family rule", "ratio", positive=True)
-    families, rules = _order(table["family"]), _order(table["rule"])
+    need(table, "family rule", "ratio", least=0)
+    families, rules = order(table["family"]), order(table["rule"])
     figure, axes = panels(1, 1, width=max(5.0, min(9.0, 1.2 + 0.32 * len(families) * len(rules))), height=3.4)
-    axis = axes[0, 0]
-    colours = [*COLOURS.values()]
+    axis, handles = axes[0, 0], []
     mean = dict(marker="D", ms=3.5, mfc="white", mec=COLOURS["black"], mew=0.8)
-    for number, rule in enumerate(rules):
-        values = [table.loc[(table["family"] == one) & (table["rule"] == rule), "ratio"] for one in families]
-        boxes = axis.boxplot(values, positions=_places(len(families), number, len(rules), 0.86), whis=(0, 100),
-                             widths=0.75 * 0.86 / len(rules), patch_artist=True, showmeans=True, meanprops=mean,
-                             medianprops=dict(color=COLOURS["black"]), manage_ticks=False)  # fmt: skip
-        for box in boxes["boxes"]:
-            box.set(facecolor=colours[number % len(colours)], alpha=0.7, linewidth=0.8)
+    for number, (rule, rows) in enumerate(groups(table, "rule")):
+        values = [rows.loc[rows["family"] == family, "ratio"] for family in families]
+        place, colour = plotting.places(len(families), number, len(rules), 0.86), look(number)["color"]
+        axis.boxplot(values, positions=place, whis=(0, 100), widths=0.75 * 0.86 / len(rules), patch_artist=True,
+                     showmeans=True, meanprops=mean, medianprops=dict(color=COLOURS["black"]), manage_ticks=False,
+                     boxprops=dict(facecolor=colour, alpha=0.7, linewidth=0.8))  # fmt: skip
+        handles.append(Patch(fc=colour, alpha=0.7, ec="black", label=rule))
     axis.axhline(1, color=COLOURS["black"], lw=1, ls="--")
-    axis.set_xticks(range(len(families)), [_wrapped(family) for family in families], fontsize=8)
-    axis.set(ylabel="latency over the optimum's", xlim=(-0.5, len(families) - 0.5))
-    axis.grid(axis="x", visible=False)
-    handles = [Patch(fc=colours[n % len(colours)], alpha=0.7, ec="black", label=rule) for n, rule in enumerate(rules)]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=8, title=kind, title_fontsize=8)
+    plotting.categories(axis, [textwrap.fill(family, 16) for family in families])
+    axis.set(ylabel="latency over the optimum's")
+    legend(figure, kind, axes=[], first=handles)
     return figure
 
 
@@ -427,30 +348,26 @@ def switching(table: pd.DataFrame) -> Figure:
     table: columns method, exposed_s, total_s, kind, a row a run; bars are medians, points runs. Quoted, where a method
     is "synchronous": its delay of 94.9 percent, of the median of the rest of our request.
     """
-    need(table, "method kind", "exposed_s", least=-np.inf)
-    need(table, "", "total_s", positive=True)
-    methods, kinds = _order(table["method"]), _order(table["kind"])
+    need(table, "method kind", "exposed_s total_s")
+    rows = table.assign(exposed_ms=1e3 * table["exposed_s"], total_ms=1e3 * table["total_s"])
+    medians = rows.groupby(["method", "kind"], sort=False)[["exposed_ms", "total_ms"]].median().reset_index()
+    methods, kinds = order(table["method"]), order(table["kind"])
     figure, axes = panels(1, 2, width=4.4, height=1.5 + 0.3 * len(methods) * len(kinds), sharey=True)
-    titles = {"exposed_s": "exposed load time (ms)", "total_s": "prefill and switch (ms)"}
+    titles = {"exposed_ms": "exposed load time (ms)", "total_ms": "prefill and switch (ms)"}
     for axis, (column, title) in zip(axes[0], titles.items(), strict=True):
-        for number, kind in enumerate(kinds):
-            place = _places(len(methods), number, len(kinds), 0.76)
-            rows = table[table["kind"] == kind]
-            medians = 1e3 * rows.groupby("method")[column].median().reindex(methods)
-            axis.barh(place, medians, 0.7 / len(kinds), label=f"median, {kind}", **_bar_style(kind, COLOURS["blue"]))
-            at = [place[methods.index(method)] for method in rows["method"]]
-            axis.plot(1e3 * rows[column], at, ".", ms=4, color=COLOURS["black"], label="a run" if not number else "_")
+        bars(axis, medians.assign(series="median, " + medians["kind"]), "method", column, "series", flat=True)
         axis.set(xlabel=title)
-        axis.grid(axis="y", visible=False)
-    for number, kind in enumerate(kinds):
-        slow = table[(table["method"] == "synchronous") & (table["kind"] == kind)]
+    for number, (_, runs) in enumerate(groups(rows, "kind")):
+        place = plotting.places(len(methods), number, len(kinds))
+        for axis, column in zip(axes[0], titles, strict=True):
+            axis.plot(runs[column], place[runs["method"].map(methods.index)], ".", ms=4, color=COLOURS["black"],
+                      label="a run")  # fmt: skip
+        slow = runs[runs["method"] == "synchronous"]
         if len(slow):
-            delay = SWITCH_DELAY * 1e3 * (slow["total_s"] - slow["exposed_s"]).median()
-            place = _places(len(methods), number, len(kinds), 0.76)[methods.index("synchronous")]
-            axes[0, 0].plot(delay, place, ms=7, label=f"quoted, {100 * SWITCH_DELAY:.1f} % of the rest", **_HOLLOW)
-    axes[0, 0].set_yticks(range(len(methods)), methods)
-    axes[0, 0].set_ylim(len(methods) - 0.5, -0.5)
-    _legend(figure, axes[0], columns=4)
+            delay = SWITCH_DELAY * (slow["total_ms"] - slow["exposed_ms"]).median()
+            label = f"quoted, {100 * SWITCH_DELAY:.1f} % of the rest"
+            quoted(axes[0, 0], delay, place[methods.index("synchronous")], label, ms=7)
+    legend(figure, "+".join(kinds))
     return figure
 
 
@@ -460,30 +377,28 @@ def sensitivity(table: pd.DataFrame, kind: str = "simulated") -> Figure:
     table: `sensitivity.table`, a line a shape. Above, at the least constant; below, where there are several constants,
     at the ratio nearest to the fit's, which the line marks. The bands are the paper's ranges.
     """
-    ranges = {"over_sam": SPEEDUPS["NPU-SAM"], "over_vanilla": SPEEDUPS["NPU vanilla"],
-              "over_one_row": SPEEDUPS["NPU vanilla"]}  # fmt: skip
     need(table, "", "ratio shape constant_ms", least=0, unique="ratio shape constant_ms")
-    need(table, "", " ".join(ranges), positive=True)
-    fitted = printed.npu_curve().ratio
+    table, fitted = table.assign(rows=table["shape"].map("{:g} rows".format)), printed.npu_curve().ratio
     nearest = min(table["ratio"].unique(), key=lambda ratio: abs(ratio - fitted))
     least, several = table["constant_ms"].min(), table["constant_ms"].max() > table["constant_ms"].min()
     figure, axes = panels(1 + several, 3, width=3.0, height=2.5, sharey="col")
-    titles = ("over SAM", "over vanilla,\nthe same graph", "over vanilla,\na graph of one row")
-    for (column, limits), title, line in zip(ranges.items(), titles, axes.T, strict=True):
-        _by_shape(line[0], table[table["constant_ms"] == least], "ratio", column)
+    columns = (("over_sam", "over SAM", "NPU-SAM"), ("over_vanilla", "over vanilla,\nthe same graph", "NPU vanilla"),
+               ("over_one_row", "over vanilla,\na graph of one row", "NPU vanilla"))  # fmt: skip
+    for (column, title, arm), line in zip(columns, axes.T, strict=True):
+        lines(line[0], table[table["constant_ms"] == least], "ratio", column, "rows")
         line[0].axvline(fitted, color=COLOURS["black"], lw=1, ls=":", label="the fit's slope")
         _slope_axis(line[0], table["ratio"])
         line[0].set_title(title, fontsize=9)
         line[0].set_xlabel("slope / intercept of F", fontsize=9)
         if several:
-            _by_shape(line[1], table[table["ratio"] == nearest], "constant_ms", column)
+            lines(line[1], table[table["ratio"] == nearest], "constant_ms", column, "rows")
             line[1].set_xlabel("ms a token besides", fontsize=9)
         for axis in line:
-            axis.axhspan(*limits, label="quoted, range", **_BAND)
+            quoted(axis, y=SPEEDUPS[arm], label="quoted, range")
             axis.axhline(1, color=COLOURS["black"], lw=0.8, ls="--")
     for axis in axes[:, 0]:
         axis.set_ylabel(f"speed-up of {OURS}", fontsize=9)
-    _legend(figure, axes.ravel(), columns=6, kind=kind)
+    legend(figure, kind, columns=6)
     return figure
 
 
@@ -498,16 +413,10 @@ def _violins(axis: Axes, pairs: pd.DataFrame) -> None:
     shapes: Any = axis.violinplot(values, place, widths=0.8, showextrema=False)
     for body in shapes["bodies"]:
         body.set(facecolor=COLOURS["sky"], edgecolor=COLOURS["blue"], alpha=0.6)
-    axis.plot(place, [one.mean() for one in values], "D", ms=5, color=COLOURS["blue"], label="mean")
-    axis.plot(place, [COSINES[name] for name in names], ms=7, label="quoted", **_HOLLOW)
-    axis.set_xticks(place, [_PAIRS[name] for name in names])
+    axis.plot(place, [cosines.mean() for cosines in values], "D", ms=5, color=COLOURS["blue"], label="mean")
+    axis.plot(place, [COSINES[name] for name in names], label="quoted", **plotting.HOLLOW | {"ms": 7})
+    plotting.categories(axis, [_PAIRS[name] for name in names])
     axis.set(ylabel="cosine")
-    axis.grid(axis="x", visible=False)
-
-
-def _share_below(lengths: pd.DataFrame, ends: Iterable[int]) -> list[float]:
-    """Of the steps of one method, below each length."""
-    return [float(lengths.loc[lengths["drafted"] < end, "share"].sum()) for end in ends]
 
 
 def _ratios(
@@ -515,50 +424,34 @@ def _ratios(
     implied: pd.DataFrame | None = None,
 ) -> None:  # fmt: skip
     """One mark a task for each arm, on the paper's range. rows: arm, task, ratio. implied: arm, task, speedup."""
-    arms = _order(rows["arm"])
+    arms = order(rows["arm"])
     for number, arm in enumerate(arms):
         if arm in ranges:
             low, high = ranges[arm]
-            axis.bar(number, high - low, 0.86, bottom=low, label="_" if number else "quoted, range", **_BAND)
-        for place, (task, x) in enumerate(zip(tasks, number + _spread(len(tasks)), strict=True)):
-            found = rows.loc[(rows["arm"] == arm) & (rows["task"] == task), "ratio"]
-            axis.plot([x] * len(found), found, ls="", label="_" if number else task, **_line(place, ms=4.5) | _TASK)
-            if implied is not None:
-                paper = implied.loc[(implied["arm"] == arm) & (implied["task"] == task), "speedup"]
-                label = "_" if number or place else "implied by Table 4 and the fit, analytic"
-                axis.plot([x] * len(paper), paper, ms=7.5, label=label, **_HOLLOW | {"zorder": 1})
+            axis.bar(number, high - low, 0.86, bottom=low, label="quoted, range", **plotting.BAND)
+    for number, task in enumerate(tasks):
+        aside = plotting.places(len(arms), number, len(tasks), 0.75)
+        ours = rows[rows["task"] == task].set_index("arm")["ratio"].reindex(arms)
+        axis.plot(aside, ours, label=task, **look(number, ls="", color=COLOURS["black"]))
+        if implied is not None:
+            theirs = implied[implied["task"] == task].set_index("arm")["speedup"].reindex(arms)
+            quoted(axis, aside, theirs, "implied by Table 4 and the fit, analytic", ms=7.5, zorder=1)
     axis.axhline(1, color=COLOURS["black"], lw=1, ls="--")
-    axis.set_xticks(range(len(arms)), [arm.replace(" ", "\n").replace("-", "-\n") for arm in arms], fontsize=8)
-    axis.set_xlim(-0.5, len(arms) - 0.5)
+    plotting.categories(axis, [arm.replace(" ", "\n").replace("-", "-\n") for arm in arms])
     axis.set_yscale("log", base=2)
-    axis.yaxis.set_major_formatter(_PLAIN)
-    axis.grid(axis="x", visible=False)
+    plain(axis.yaxis)
 
 
-def _stacked(axis: Axes, wide: pd.DataFrame) -> None:
+def _broken_down(axis: Axes, wide: pd.DataFrame) -> None:
     """One bar an arm. wide: [arm, part] ms."""
-    left = np.zeros(len(wide))
-    for part, colour in _PART_COLOURS.items():
-        axis.barh(wide.index, wide[part], 0.62, left=left, color=colour, label=part)
-        left += wide[part].to_numpy()
-    line: dict[str, Any] = dict(ls="-", lw=1.5, ms=5, color=COLOURS["black"])
-    decode = wide[["drafting", "forward"]].sum(axis=1)
-    total, vanilla = wide.sum(axis=1), "NPU vanilla"
-    if vanilla in wide.index:
+    total, vanilla, arms = pd.Series(plotting.stacked(axis, wide, _PARTS), wide.index), "NPU vanilla", list(wide.index)
+    decode, line = wide[["drafting", "forward"]].sum(axis=1), dict(ls="-", lw=1.5, ms=5, color=COLOURS["black"])
+    if vanilla in arms:
         begins = [total[vanilla] * (1 - share) for share in printed.DECODE_SHARE_NPU]
-        axis.plot(begins, [vanilla] * 2, label="quoted, decoding begins", **_HOLLOW | line)
-        if OURS in wide.index:
-            before = total[OURS] - decode[OURS]
-            ends = [before + decode[vanilla] / gain for gain in printed.DECODE_SPEEDUP]
-            axis.plot(ends, [OURS] * 2, label="quoted, decoding ends", **_HOLLOW | line | {"marker": "s"})
-    axis.invert_yaxis()
-    axis.tick_params(axis="y", labelsize=8)
-    axis.grid(axis="y", visible=False)
-
-
-def _by_shape(axis: Axes, table: pd.DataFrame, across: str, column: str) -> None:
-    for number, (shape, rows) in enumerate(table.sort_values(across).groupby("shape")):
-        axis.plot(rows[across], rows[column], label=f"{shape:g} rows", **_line(number))
+        quoted(axis, begins, [arms.index(vanilla)] * 2, "quoted, decoding begins", **line)
+        if OURS in arms:
+            ends = [total[OURS] - decode[OURS] + decode[vanilla] / gain for gain in printed.DECODE_SPEEDUP]
+            quoted(axis, ends, [arms.index(OURS)] * 2, "quoted, decoding ends", marker="s", **line)
 
 
 def _slope_axis(axis: Axes, ratios: pd.Series) -> None:
@@ -569,86 +462,13 @@ def _slope_axis(axis: Axes, ratios: pd.Series) -> None:
     elif np.isfinite(above):
         axis.set_xscale("symlog", linthresh=above)
         axis.set_xlim(left=-0.3 * above)
-    axis.xaxis.set_major_formatter(_PLAIN)
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    plain(axis.xaxis)
 
 
-# Tables, places and styles
-
-
-def _known(found: pd.Series, names: Iterable[str], what: str) -> None:
-    unknown = sorted(set(found) - set(names))
-    if unknown:
-        raise ValueError(f"There is no {what} {', '.join(map(str, unknown))}; there are {', '.join(names)}.")
-
-
-def _order(values: Iterable[str]) -> list[str]:
-    """Distinct values in the order of their first appearance, `average` last."""
-    return sorted(dict.fromkeys(values), key=lambda value: value == "average")
-
-
-def _by(table: pd.DataFrame, column: str, names: list[str], **where: str) -> pd.DataFrame:
-    """The rows in which other columns have these values, one a name of `column`, NaN where there is none."""
-    for other, value in where.items():
-        table = table[table[other] == value]
-    return table.set_index(column).reindex(names)
-
-
-def _places(groups: int, number: int, count: int, width: float) -> np.ndarray:
-    """[groups] middle of bar `number` of `count` in each group, which together are `width` wide."""
-    return np.arange(groups) + (number - (count - 1) / 2) * width / count
-
-
-def _spread(count: int, width: float = 0.66) -> np.ndarray:
-    return np.linspace(-width / 2, width / 2, count) if count > 1 else np.zeros(1)
-
-
-def _turned(share: Any) -> Any:
-    return 1 - share
-
-
-def _kind(source: str) -> str:
-    """The kind that a source names. Raises ValueError where it names none, or several."""
-    named = [kind for kind in KINDS if kind in source]
-    if len(named) != 1:
-        raise ValueError(f"A source names its kind, one of {', '.join(KINDS)}, unlike {source!r}.")
-    return named[0]
-
-
-def _bar_style(source: str, colour: str) -> dict[str, Any]:
-    """Of a bar, by the kind of its source."""
-    opacity, _, hatch = _KIND_STYLE[_kind(source)]
-    return dict(color=colour, alpha=opacity, hatch=hatch, edgecolor="white", linewidth=0)
-
-
-def _line(number: int, ms: float = 3.5) -> dict[str, Any]:
-    """Colour and marker of the number-th of several lines."""
-    return dict(color=_LINES[number % len(_LINES)], marker=_MARKERS[number % len(_MARKERS)], ms=ms)
-
-
-def _ticks_at(axis: Axes, values: Iterable[float]) -> None:
-    """Ticks at these places of the x-axis only, as plain numbers."""
-    axis.set_xticks(sorted(set(values)))
-    axis.xaxis.set_major_formatter(_PLAIN)
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _wrapped(words: str) -> str:
-    """On two lines, broken at the space nearest to the middle."""
-    breaks = [place for place, letter in enumerate(words) if letter == " "]
-    if len(words) < 14 or not breaks:
-        return words
-    middle = min(breaks, key=lambda place: abs(place - len(words) / 2))
-    return f"{words[:middle]}\n{words[middle + 1 :]}"
-
-
-def _legend(figure: Figure, axes: Iterable[Axes], *, columns: int, kind: str = "") -> None:
-    """One legend above all panels, with every entry that any of them has, the quoted last, the kind its title."""
-    found: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    place: dict[str, Any] = dict(loc="outside upper center", ncols=columns, fontsize=8, title_fontsize=8)
-    labels = sorted(found, key=lambda label: label.startswith("quoted"))
-    figure.legend([found[label] for label in labels], labels, title=kind or None, **place)
+def _kinds(sources: Iterable[str]) -> str:
+    """The kinds that sources name. Raises ValueError where one names none, or several."""
+    named = {source: [kind for kind in KINDS if kind in source] for source in sources}
+    for source, kinds in named.items():
+        if len(kinds) != 1:
+            raise ValueError(f"A source names its kind, one of {', '.join(KINDS)}, unlike {source!r}.")
+    return "+".join(kind for kind in KINDS if [kind] in named.values())

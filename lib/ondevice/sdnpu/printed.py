@@ -133,11 +133,6 @@ def cpu_curve(rows: float, accepted: float) -> Curve:
     return Curve(FIG_6[1] - slope, slope)
 
 
-def break_even(shape: int = DECODE_SHAPE, draft_ms: float = DRAFT_MS) -> float:
-    """Tokens a verification from which the NPU is faster than plain decoding on that CPU, one row of which is F(1)."""
-    return float(npu_curve()(shape) + draft_ms) / FIG_6[1]
-
-
 def implied_speedups(curve: Curve | None = None) -> pd.DataFrame:
     """Figure 10's speed-ups, of decoding, that Table 4's acceptance and F give: task (the paper's), over_* of `BOTH`.
 
@@ -281,12 +276,6 @@ def cpu_over_npu_decoding() -> tuple[float, float]:
     """
     cpu = _over_rest(DECODE_SHARE_CPU[0])
     return cpu / _over_rest(DECODE_SHARE_NPU[1]), cpu / _over_rest(DECODE_SHARE_NPU[0])
-
-
-def eagle_step() -> tuple[float, float]:
-    """(least, greatest) time of a step of simulated EAGLE over one of sd.npu, by its printed gain over EAGLE."""
-    accepted = _summary_acceptance()["SAM+Ours"]
-    return OVER_EAGLE[0] * Eagle(0).accepted / accepted, OVER_EAGLE[1] * Eagle(0).accepted / accepted
 
 
 def power_ratios() -> pd.DataFrame:

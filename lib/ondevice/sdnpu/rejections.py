@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
-
 from ondevice.sdnpu.reuse import rejected
 from ondevice.speculation import Draft, Drafter, Verified
 
@@ -60,16 +58,6 @@ def _common(tail: Sequence[int], start: int, output: Sequence[int], place: int) 
     ):
         length += 1
     return length
-
-
-def shares(found: Sequence[Rejection]) -> pd.DataFrame:
-    """Table 2's rows: case, rejections, share, and the mean lengths inserted, skipped and reusable (NaN for none)."""
-    table = pd.DataFrame(found, columns=list(Rejection._fields))
-    groups = table.groupby("case")
-    counts = groups.size().reindex(list(CASES), fill_value=0)
-    lengths = groups[["inserted", "skipped", "reusable"]].mean().reindex(list(CASES))
-    shown = pd.DataFrame({"rejections": counts, "share": counts / max(len(table), 1)}).join(lengths)
-    return shown.rename_axis("case").reset_index()
 
 
 class Watched(Drafter):

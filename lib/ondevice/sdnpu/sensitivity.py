@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ondevice.sdnpu.npu import DECODE_SHAPE, DRAFT_MS, Curve, Npu
-from ondevice.speculation.log import Generation
+from ondevice.speculation import Generation
 
 HELD = DECODE_SHAPE  # rows at which every F takes the same time
 

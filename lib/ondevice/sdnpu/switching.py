@@ -56,11 +56,6 @@ class Prefilled:
         return max(interval.end_s for interval in self.timeline)
 
     @property
-    def computing_s(self) -> float:
-        """Seconds of all computes, with the graphs that they really ran on."""
-        return sum(interval.end_s - interval.start_s for interval in self.timeline if interval.what != "load")
-
-    @property
     def loading_s(self) -> float:
         """Seconds of all loads, hidden or not."""
         return sum(interval.end_s - interval.start_s for interval in self.timeline if interval.what == "load")

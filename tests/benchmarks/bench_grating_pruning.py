@@ -1,7 +1,7 @@
 """Pruning rules on recorded scores: what each saves, chosen on validation pools, reported on test pools.
 
 A recording is scores_{model}_{split}.npz with `scores` [pools, layers, N] and `relevance` [pools, N], from
-`ondevice.training.reranking.evaluation.pool_scores`. Savings are of layer-candidates; they do not depend on the
+`ondevice.retrieval.layer_scores.pool_scores`. Savings are of layer-candidates; they do not depend on the
 machine. Intervals are 95 % bootstrap over test pools.
 
 Run: python tests/benchmarks/bench_grating_pruning.py FOLDER [--prefix grating_scores] [--models ...] [--k 1 5 10]

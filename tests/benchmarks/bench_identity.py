@@ -25,22 +25,22 @@ from transformers import GenerationConfig
 
 from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa.budget import Sizing, measure
+from ondevice.diaa.ambiguities import union
+from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import Tables
-from ondevice.diaa.updates import Rule
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.loop import check
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.sam_decoding import SamDecoding
+from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice.training.evaluation.tasks import choose
 
-BUDGET = 80  # nodes: Token Recycling's whole template
+BUDGET = 64  # nodes
 DOCUMENTS = 200  # about, of the train split: SAM's corpus, and what warms the tables up
 WARM_UP = 20_000  # tokens of them at most
 WINDOW = 16  # tokens after which layer skipping searches; its own 50 would be beyond the limit
@@ -77,7 +77,7 @@ def drafters(lm: CausalLM, loaded: models.Loaded, small: str) -> dict[str, Calla
     train = corpus.documents("train")
     spread = train[:: max(1, len(train) // DOCUMENTS)]
     texts = [loaded.tokenizer(document.text, verbose=False)["input_ids"] for document in spread]
-    warm = warm_up(lm, np.concatenate(texts)[:WARM_UP], window=min(lm.context, 512))
+    warm = warm_up(lm, np.concatenate(texts)[:WARM_UP])
     vocabulary = lm.vocabulary
 
     def assistant() -> CausalLM:
@@ -88,19 +88,17 @@ def drafters(lm: CausalLM, loaded: models.Loaded, small: str) -> dict[str, Calla
         "PLD": PromptLookup.original,
         "PLD, transformers' rules": PromptLookup.transformers,
         "SAM": SamDecoding,
-        "SAM, corpus": lambda: SamDecoding(texts),
-        "SAM[TR]": lambda: SamDecoding(auxiliary=TokenRecycling(vocabulary)),
+        "SAM, corpus": lambda: SamDecoding(automaton(texts)),
         "TR": lambda: TokenRecycling(vocabulary),
         "small model": lambda: SmallModel(assistant()),
-        "small model, heuristic": lambda: SmallModel(assistant(), schedule="heuristic"),
+        "small model, heuristic": lambda: SmallModel(assistant(), heuristic=True),
         "layer skipping": lambda: LayerSkipping(lm, window=WINDOW),
-        "layer skipping, branches": lambda: LayerSkipping(lm, 0.3, window=WINDOW, branches=True),
+        "layer skipping, unsure": lambda: LayerSkipping(lm, 0.3, window=WINDOW),
         "DIAA": lambda: Diaa(warm.copy()),
-        "DIAA, cold": lambda: Diaa(Tables.empty(vocabulary), overlap=False),
+        "DIAA, cold": lambda: Diaa(Tables.empty(vocabulary), stale=True),
         "DIAA, template": lambda: Diaa(warm.copy(), template=RECYCLING),
-        "DIAA, refresh 3, union": lambda: Diaa(warm.copy(), refresh=3, rule=Rule("union"), reads_prompt=True),
-        "DIAA, extended": lambda: Extended(warm.copy()),
-        "DIAA, extended, sized": lambda: Extended(warm.copy(), sizing=Sizing(measure(lm, 256), "rate")),
+        "DIAA, refresh 3, union": lambda: Diaa(warm.copy(), refresh=3, update=union, reads_prompt=True),
+        "DIAA, extended": lambda: Extended(warm.copy(), calibrate=Calibration()),
     }
 
 

@@ -35,10 +35,9 @@ from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
 from ondevice.sdnpu.calibration import Calibration
 from ondevice.sdnpu.drafter import LMAX, Pld, Sam, SdNpu
+from ondevice.sdnpu.measuring import requests
 from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Draft, Verified, generate
-from ondevice.speculation.request_set import requests
-from ondevice.speculation.request_set import timed as long_enough
 
 CHUNKS = {8_192: 256, 151_936: 32}  # vocabulary: tokens a forward of prefill
 PROMPT = 1_000
@@ -167,7 +166,8 @@ def answer_requests(count: int) -> None:
     """The first part."""
     loaded = models.load(MODEL)
     lm = CausalLM(loaded.model)
-    every = long_enough(requests(FAMILIES, count, loaded.model, loaded.tokenizer, corpus.documents("test")))
+    asked = requests(FAMILIES, count, loaded.model, loaded.tokenizer, corpus.documents("test"))
+    every = [one for one in asked if one.timed]
     bases = {"SAM": functools.partial(Sam, lm.vocabulary), "PLD": Pld}
     parts = {
         "base": lambda base: Timed(base()),

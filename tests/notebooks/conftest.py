@@ -13,7 +13,7 @@ from validation import SANITIZE, Validation, validate
 
 from ondevice.evidence import environment
 from ondevice.run import Layout
-from ondevice.run.fingerprint import fingerprint
+from ondevice.run.job import fingerprint
 
 LAYOUT = Layout()
 RECHECK = "ONDEVICE_RECHECK"  # set by `make test FORCE=1`
@@ -31,7 +31,9 @@ def unless_unchanged(request: pytest.FixtureRequest):
     """Skips a test of a notebook that passed with the same notebook, code, data and package versions; else notes it."""
     paper = request.getfixturevalue("notebook").stem
     key = f"ondevice/{request.node.originalname}/{paper}"
-    state = hashlib.sha256(LAYOUT.notebook(paper).read_bytes() + SANITIZE.read_bytes())
+    check = LAYOUT.parameter_file(paper, "check")
+    files = [LAYOUT.notebook(paper), SANITIZE, *([check] if check.is_file() else [])]
+    state = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     state.update(json.dumps([fingerprint(LAYOUT, paper), environment()]).encode())
     if request.config.cache.get(key, None) == state.hexdigest() and not os.environ.get(RECHECK):
         pytest.skip(f"{paper}: nothing has changed since this passed (make test FORCE=1 repeats it)")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
+import papermill
 import pytest
 
 from ondevice.run import SCOREBOARD, Layout, plan
-from ondevice.run.parameters import ParameterError, read_parameters
+from ondevice.run.parameters import ParameterError, checked, read_parameters
+from ondevice.run.sources import names
 
 LAYOUT = Layout()
 MAX_BYTES = 1_500_000
@@ -53,16 +55,34 @@ def of_parameters(path, code):
     lines = [line for line in cells[0].source.splitlines() if line.strip() and not line.startswith("#")]
     if any(line.count("=") != 1 for line in lines):
         yield "a line of the parameters cell has not one equals sign"
-    names = {
+    assigned = {
         node.id
         for node in ast.walk(ast.parse(cells[0].source))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
+    if missed := assigned - set(papermill.inspect_notebook(str(path))):
+        yield f"papermill does not find {sorted(missed)}"
     try:
-        if set(read_parameters(path)) != names:
-            yield f"papermill does not find {sorted(names - set(read_parameters(path)))}"
+        parameters = read_parameters(path)
     except ParameterError as error:
         yield str(error)
+        return
+    for parameter in parameters.values():
+        try:
+            checked(path.stem, parameters, {parameter.name: parameter.default}, "The cell")
+        except ParameterError:
+            yield f"{parameter.name} does not keep to its own limits"
+        if numbers(parameter.default) and not parameter.limits:
+            yield f"{parameter.name} is a number without limits"
+    if path.stem != SCOREBOARD and not {"seed", "threads"} <= set(parameters):
+        yield "has not both seed and threads"
+    check = f'from ondevice.run import check_parameters\n\nparameters = check_parameters("{path.stem}", globals())'
+    if [cell.source for cell in code[1:2]] != [check] or code[0] is not cells[0]:
+        yield "does not begin with its parameters and their check"
+
+
+def numbers(value) -> bool:
+    return any(map(numbers, value)) if isinstance(value, list) else type(value) in (int, float)
 
 
 def of_metadata(notebook):
@@ -74,7 +94,7 @@ def of_metadata(notebook):
 
 
 def of_code(code):
-    lengths = sorted(len(cell.source.splitlines()) for cell in code)
+    lengths = sorted(len(cell.source.splitlines()) for cell in code if not names(cell))
     if lengths and lengths[len(lengths) // 2] > MAX_MEDIAN_LINES:
         yield f"its median code cell has {lengths[len(lengths) // 2]} lines"
 
@@ -100,6 +120,8 @@ def of_code_cell(cell, tags):
         yield "has an NBVAL comment, which wins over its tags"
     if "nbval-check-output" in tags and not stored_text(cell).strip():
         yield "is tagged nbval-check-output and stores nothing that nbval compares"
+    if names(cell):
+        return
     lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
     for node in ast.walk(ast.parse("\n".join(lines))):
         long = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -141,19 +163,23 @@ def test_pytest_collects_no_notebook_by_itself():
     assert not list((LAYOUT.root / "tests").rglob("*.ipynb"))
 
 
+CHECK = 'from ondevice.run import check_parameters\n\nparameters = check_parameters("good", globals())'
+
+
 def good_notebook():
     new = nbformat.v4
     cells = [
         new.new_code_cell(
-            "seed: int = 0  # of the random numbers",
+            "seed: int = 0  # of the random numbers [0 to 9]\nthreads: int = 0  # [0 to 9]",
             id="parameters",
             execution_count=1,
             metadata={"tags": ["parameters"]},
         ),
+        new.new_code_cell(CHECK, id="checked", execution_count=2),
         new.new_code_cell(
             "print(seed + 1)",
             id="print-seed",
-            execution_count=2,
+            execution_count=3,
             metadata={"tags": ["nbval-check-output"]},
             outputs=[new.new_output("stream", text="1\n")],
         ),
@@ -168,31 +194,35 @@ def source(index, text):
 
 
 def printed(text):
-    return lambda n: n.cells[1].update(outputs=[nbformat.v4.new_output("stream", text=text)])
+    return lambda n: n.cells[2].update(outputs=[nbformat.v4.new_output("stream", text=text)])
 
 
 DEFECTS = {
     "not nbformat 4.5": lambda n: (n.update(nbformat_minor=4), [cell.pop("id") for cell in n.cells]),
     "kernel is not python3": lambda n: n.metadata.kernelspec.update(name="conda-base"),
-    "bytes": source(2, "x" * MAX_BYTES),
-    "no cell is tagged nbval-check-output": lambda n: n.cells[1].metadata.clear(),
+    "bytes": source(3, "x" * MAX_BYTES),
+    "no cell is tagged nbval-check-output": lambda n: n.cells[2].metadata.clear(),
     "0 cells are tagged parameters": lambda n: n.cells[0].metadata.clear(),
     "not one equals sign": source(0, "seed: int = 0  # seed=0 is the default"),
     "papermill does not find ['seed']": source(0, "seed: int | None = 0"),
-    "is no literal": source(0, "seed: int = 6 * 7"),
+    "seed is a number without limits": source(0, "seed: int = 0\nthreads: int = 0  # [0 to 9]"),
+    "seed does not keep to its own limits": source(0, "seed: int = 0  # (0 to 9]"),
+    "has not both seed and threads": source(0, "seed: int = 0  # [0 to 9]"),
+    "does not begin with its parameters": source(1, "parameters = dict(seed=seed)"),
+    "is no parameter, which is name: type = literal": source(0, "seed: int = 6 * 7"),
     "has papermill metadata": lambda n: n.metadata.update(papermill={}),
-    "numbered [1, None]": lambda n: n.cells[1].update(execution_count=None),
-    "numbered [1, 3]": lambda n: n.cells[1].update(execution_count=3),
-    "median code cell has 9 lines": source(1, "\n".join(["1"] * 9)),
-    "its id does not read": lambda n: n.cells[1].update(id="0f3a9c1e"),
-    "is tagged ['raises-exception']": lambda n: n.cells[1].metadata.tags.append("raises-exception"),
-    "has run metadata": lambda n: n.cells[1].metadata.update(execution={"iopub.execute_input": "2026"}),
-    "holds an absolute path": source(1, "open('/home/me/file')"),
+    "numbered [1, 2, None]": lambda n: n.cells[2].update(execution_count=None),
+    "numbered [1, 2, 4]": lambda n: n.cells[2].update(execution_count=4),
+    "median code cell has 9 lines": lambda n: [cell.update(source="\n".join(["1"] * 9)) for cell in n.cells[1:3]],
+    "its id does not read": lambda n: n.cells[2].update(id="0f3a9c1e"),
+    "is tagged ['raises-exception']": lambda n: n.cells[2].metadata.tags.append("raises-exception"),
+    "has run metadata": lambda n: n.cells[2].metadata.update(execution={"iopub.execute_input": "2026"}),
+    "holds an absolute path": source(2, "open('/home/me/file')"),
     "print-seed: holds an absolute path": printed("saved /tmp/x.png\n"),
-    "stores an error": lambda n: n.cells[1].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="")),
-    "has an NBVAL comment": source(1, "print(1)  # NBVAL_IGNORE_OUTPUT"),
-    "stores nothing that nbval compares": lambda n: n.cells[1].update(outputs=[]),
-    "defines f in more": source(1, "%time\ndef f():\n    a = 1\n    b = 2\n    return a + b"),
+    "stores an error": lambda n: n.cells[2].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="")),
+    "has an NBVAL comment": source(2, "print(1)  # NBVAL_IGNORE_OUTPUT"),
+    "stores nothing that nbval compares": lambda n: n.cells[2].update(outputs=[]),
+    "defines f in more": source(2, "%time\ndef f():\n    a = 1\n    b = 2\n    return a + b"),
 }
 
 
@@ -202,5 +232,6 @@ def test_each_rule_finds_its_defect(tmp_path, message):
     nbformat.write(notebook, tmp_path / "good.ipynb")
     assert problems(tmp_path / "good.ipynb") == []
     DEFECTS[message](notebook)
-    (tmp_path / "bad.ipynb").write_text(json.dumps(notebook))
-    assert any(message in problem for problem in problems(tmp_path / "bad.ipynb"))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "good.ipynb").write_text(json.dumps(notebook))
+    assert any(message in problem for problem in problems(tmp_path / "bad" / "good.ipynb"))

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from lookup_tables import well_formed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa import budget
+from ondevice.diaa import ambiguities
+from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter
-from ondevice.speculation.choice import Choice, Greedy
-from ondevice.speculation.layer_skipping import LayerSkipping
+from ondevice.speculation.choice import Choice, greedy
+from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.sam_decoding import SamDecoding
-from ondevice.speculation.skip_search import SkipSearch
+from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 
@@ -46,7 +47,7 @@ CHAINS_ONLY: dict[str, dict[str, Any]] = {
 SKIPPABLE = ("llama", "qwen2", "qwen3")  # decoder layers with self_attn and mlp
 # By parts of names: outputs of attention, then output and input embeddings.
 STDS = {"o_proj": 0.1, "out_proj": 0.1, "dense.weight": 0.1, "lm_head": 0.4, "embed_out": 0.4, "emb": 1.0}
-COST = budget.VerifyCost([1, 8, 64], [1.0, 1.1, 2.0], 0.05)
+SECONDS = 1 + 0.02 * np.arange(81)  # of a pass, by nodes
 
 # Models
 
@@ -95,7 +96,7 @@ def plain(of: CausalLM, prompt: Sequence[int], limit: int) -> list[int]:
     """Greedy output, up to the context's end; kept, since every drafter is compared with it."""
     said = _said.setdefault((of, tuple(prompt)), [])
     if len(said) < limit:
-        said += uncached(of, [*prompt, *said], limit - len(said), Greedy())
+        said += uncached(of, [*prompt, *said], limit - len(said), greedy)
     return said[:limit]
 
 
@@ -123,13 +124,13 @@ def random_tables(seed: int, k: int = 8) -> Tables:
         n = random.integers(0, k + 1)
         found.tokens[key, :n] = random.permutation(V)[:n]
         found.probabilities[key, :n] = -np.sort(-random.dirichlet([0.3] * (n + 1))[:n])
-    found.check()
+    assert well_formed(found)
     return found
 
 
 @cache
 def _warm(of: CausalLM) -> Tables:
-    return warm_up(of, np.random.default_rng(5).integers(0, V, 200), window=CONTEXT)
+    return warm_up(of, np.random.default_rng(5).integers(0, V, CONTEXT))
 
 
 def warm_tables(of: CausalLM) -> Tables:
@@ -148,24 +149,23 @@ DRAFTERS: dict[str, Make] = {
     "PLD": lambda of, corpus: PromptLookup.original(),
     "PLD, transformers": lambda of, corpus: PromptLookup.transformers(),
     "SAM": lambda of, corpus: SamDecoding(),
-    "SAM, corpus": lambda of, corpus: SamDecoding(corpus),
-    "SAM[TR]": lambda of, corpus: SamDecoding(auxiliary=TokenRecycling(V)),
-    "SAM[TR], corpus": lambda of, corpus: SamDecoding(corpus, TokenRecycling(V)),
+    "SAM, corpus": lambda of, corpus: SamDecoding(automaton(corpus)),
     "TR": lambda of, corpus: TokenRecycling(V),
     "small model": lambda of, corpus: SmallModel(resembling(of)),
-    "small model, heuristic": lambda of, corpus: SmallModel(resembling(of), 2, "heuristic"),
+    "small model, heuristic": lambda of, corpus: SmallModel(resembling(of), 2, heuristic=True),
     "small model, short context": lambda of, corpus: SmallModel(again(resembling(of), SHORT)),
     "layer skipping": lambda of, corpus: LayerSkipping(again(of), 0.3, longest=6, window=6, search=_search(of)),
-    "layer skipping, branches": lambda of, corpus: LayerSkipping(
-        again(of), 0.0, longest=4, window=6, branches=True, search=_search(of)
+    "layer skipping, unsure": lambda of, corpus: LayerSkipping(
+        again(of), 0.0, longest=4, window=6, search=_search(of)
     ),
-    "DIAA, cold": lambda of, corpus: Diaa(Tables.empty(V), overlap=True),
-    "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of), overlap=False),
-    "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, overlap=True),
+    "DIAA, cold": lambda of, corpus: Diaa(Tables.empty(V), stale=True),
+    "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of)),
+    "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, stale=True),
     "DIAA, refresh": lambda of, corpus: Diaa(warm_tables(of), refresh=3, reads_prompt=True),
-    "DIAA, extended": lambda of, corpus: Extended(warm_tables(of)),
+    "DIAA, by pairs": lambda of, corpus: ambiguities.ByPairs(warm_tables(of)),
+    "DIAA, extended": lambda of, corpus: Extended(warm_tables(of), size=None, reads_prompt=False),
     "DIAA, extended, sized": lambda of, corpus: Extended(
-        Tables.empty(V), sizing=budget.Sizing(COST, "rate"), overlap=False, reads_prompt=True
+        Tables.empty(V), calibrate=Calibration(), seconds=SECONDS
     ),
 }
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Scripted
 
-from ondevice.dragon.scheduler import Greedy, Lagging, Randomly, Scripted, Stay
+from ondevice.dragon.scheduler import Greedy, Lagging, Randomly, Stay
 from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
 from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
 

@@ -20,10 +20,8 @@ from ondevice.grating.guarantee import (
     gaps,
     guarantee,
     last_certified,
-    layer_bounds,
     p_value,
     require,
-    upper_bound,
 )
 from ondevice.grating.pruning import ACCEPT, DEFER, DROP, ClusterRule, ranking
 from ondevice.grating.replay import Pools, measure, replay
@@ -186,36 +184,6 @@ def test_a_rule_of_the_paper_can_be_certified_too():
     assert certify(rules[-1:], drawn(200, 13, noise=4.0), K, recall=0.99, confidence=0.8) == (-1, 0.0)
 
 
-def test_clopper_pearson_is_exact():
-    assert upper_bound(0, 299) == pytest.approx(1 - 0.05 ** (1 / 299))
-    assert upper_bound(0, 299) < 0.01 < upper_bound(0, 298)
-    assert stats.binom.cdf(4, 50, upper_bound(4, 50, 0.9)) == pytest.approx(0.1)
-    assert upper_bound(7, 7) == 1
-
-
-def test_bounds_a_layer_count_pools_with_a_wrong_decision():
-    scores = np.array([[[3.0, 2, 1], [3, 1, 2], [3, 1, 2]], [[3, 2, 1]] * 3])  # the first pool's layer 1 is wrong
-
-    class First:
-        def verdicts(self, history, slots):
-            return np.array([ACCEPT, ACCEPT, DROP], np.int8)
-
-    found = layer_bounds(Pools(scores, np.zeros((2, 3))), 2, First(), confidence=0.9)
-    np.testing.assert_allclose(found, [upper_bound(1, 2, 0.95), upper_bound(0, 2, 0.95)])
-
-
-def test_bounds_a_layer_hold_for_the_population():
-    rule, population = fit(drawn(60, 1), K).rule(0.1), drawn(400, 2)
-    bounds = layer_bounds(drawn(120, 14), K, rule)
-    wrong = np.zeros(5)
-    for scores in map(population.pool, range(len(population))):
-        outcome = replay(scores, K, rule)
-        best = np.isin(np.arange(10), ranking(scores[-1])[:K])
-        wrong[[layer - 1 for layer in set(outcome.layer[outcome.kept != best]) if layer < 6]] += 1
-    assert (wrong / len(population) <= bounds).all()
-    assert wrong.sum() > 0
-
-
 def test_too_few_pools_for_a_promise_are_refused():
     require(299, 0.99, 0.95)
     with pytest.raises(ValueError, match="at least 299 pools to certify, not 298"):
@@ -232,7 +200,6 @@ def test_too_few_pools_for_a_promise_are_refused():
         (lambda: fit(drawn(9, 0), K).rule(0.5), "between 0 and 0.5"),
         (lambda: p_value([1.5], 0.1), "Losses are in"),
         (lambda: p_value([0.5], 0.1, binary=True), "Losses are 0 or 1"),
-        (lambda: upper_bound(3, 2), "3 errors in 2"),
     ],
 )
 def test_bad_values_are_refused(call, message):

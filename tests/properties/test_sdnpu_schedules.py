@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_bounds import simple_bound
 
-from ondevice.sdnpu.optimum import _Program, exact, simple_bound
+from ondevice.sdnpu.optimum import _Program, exact
 from ondevice.sdnpu.scheduling import RULES, Prefill, Timeline, earliest, execute
 
 TIMES = st.one_of(st.integers(0, 12), st.floats(0, 12, width=32))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ import torch
 from every_drafter import (
     CHAINS_ONLY,
     CONTEXT,
-    COST,
     DRAFTERS,
     KINDS,
+    SECONDS,
     SHORT,
     SKIPPABLE,
     V,
@@ -29,18 +29,19 @@ from every_drafter import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lookup_tables import well_formed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import Topology
-from ondevice.diaa.budget import Sizing
-from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.extended import Extended
-from ondevice.diaa.tables import Tables
-from ondevice.diaa.tree import Growth
-from ondevice.diaa.updates import Rule
-from ondevice.diaa.warmup import warm_up
+from ondevice.diaa import ambiguities
+from ondevice.diaa.calibration import Calibration
+from ondevice.diaa.drafter import RECYCLING, Diaa, every_node
+from ondevice.diaa.extended import Extended, most_per_second
+from ondevice.diaa.tables import Tables, overwrite
+from ondevice.diaa.tree import Tree, grow
+from ondevice.sdnpu.drafter import merged
 from ondevice.speculation import Choice, Draft, Drafter, Generation, Verified, generate, loop
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.small_model import SmallModel
@@ -129,15 +130,13 @@ def adds_up(found: Generation, budget: int) -> None:
     assert sum(step.emitted for step in found.steps) == len(found.tokens) - 1
     length = found.prompt
     for step in found.steps:
-        assert step.length == length
+        assert step.cached == length
         length += step.emitted
         assert 0 <= step.accepted <= step.depth <= step.drafted <= budget
-        assert step.width <= step.drafted <= step.width * step.depth
-        assert step.length + 1 + step.depth <= CONTEXT
+        assert step.cached + 1 + step.depth <= CONTEXT
     whole = found.steps[:-1] if found.ended else found.steps
     assert all(step.emitted == step.accepted + 1 for step in whole)
     assert all(0 <= step.emitted - step.accepted <= 1 for step in found.steps)
-    assert found.mean_accepted == (len(found.tokens) - 1) / len(found.steps) if found.steps else len(found.tokens) == 1
 
 
 # The models
@@ -177,14 +176,12 @@ def test_every_drafter_says_what_plain_decoding_says(kind: str, name: str, given
         check(of, drafter, request)
 
 
-rules = st.builds(
-    Rule, st.sampled_from(["overwrite", "replace", "union"]), st.integers(1, 9), accepted_only=st.booleans()
-)
-growths = st.builds(
-    Growth, delta=st.sampled_from([0.5, 0.8, 1.0]), alpha=st.sampled_from([0.7, 1.0]),
-    tau=st.sampled_from([0.0, 5e-3, 0.2]), ranks=st.sampled_from(["last", "sum"]),
-    counts=st.sampled_from(["nodes", "root", "paths"]),
-)  # fmt: skip
+updates = st.sampled_from([overwrite, ambiguities.replace, ambiguities.union])
+growths = st.sampled_from([
+    grow, partial(grow, delta=0.5, alpha=1.0, tau=0.0), partial(grow, tau=0.2), ambiguities.grow_counting_root,
+    ambiguities.grow_counting_paths, ambiguities.grow_summing_ranks,
+])  # fmt: skip
+learning = st.sampled_from([every_node, ambiguities.accepted_only])
 
 
 def tables(kind: str) -> st.SearchStrategy[Tables]:
@@ -200,30 +197,28 @@ def tables(kind: str) -> st.SearchStrategy[Tables]:
 def test_any_settings_of_diaa(kind: str, data: st.DataObject, given_requests: list[Request]) -> None:
     drafter = data.draw(
         st.builds(
-            Diaa, tables(kind), growths, refresh=st.sampled_from([1, 3]), template=st.sampled_from([None, RECYCLING]),
-            overlap=st.booleans(), rule=rules, reads_prompt=st.booleans(),
+            Diaa, tables(kind), grow=growths, update=updates, learns=learning, reads_prompt=st.booleans(),
+            template=st.sampled_from([None, RECYCLING]), refresh=st.sampled_from([1, 3]), stale=st.booleans(),
         )
     )  # fmt: skip
     for request in given_requests:
         check(tiny(kind), drafter, request)
-    drafter.tables.check()
+    assert well_formed(drafter.tables)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @many
 @given(data=st.data(), given_requests=requests())
 def test_any_settings_of_the_extension(kind: str, data: st.DataObject, given_requests: list[Request]) -> None:
-    sizing = st.builds(Sizing, st.just(COST), st.sampled_from(["ratio", "rate"]))
     drafter = data.draw(
         st.builds(
-            Extended, tables(kind), calibrated=st.booleans(), sizing=st.none() | sizing, suffixes=st.booleans(),
-            reach=st.integers(1, 20), least=st.sampled_from([0.0, 5e-3, 0.2]), overlap=st.booleans(), rule=rules,
-            reads_prompt=st.booleans(),
+            Extended, tables(kind), calibrate=st.none() | st.builds(Calibration), seconds=st.just(SECONDS),
+            size=st.sampled_from([None, most_per_second]), suffixes=st.booleans(), reads_prompt=st.booleans(),
         )
     )  # fmt: skip
     for request in given_requests:
         check(tiny(kind), drafter, request)
-    drafter.tables.check()
+    assert well_formed(drafter.tables)
 
 
 # Any drafts
@@ -303,7 +298,7 @@ class Mistaken(Knowing):
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         comes = self.text[len(tokens) :] or [0]
-        return Draft.merged([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
+        return merged([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -415,7 +410,7 @@ def test_where_trees_cannot_be_verified_chains_work_and_trees_are_refused(kind: 
     """A drafter of trees is refused before anything is run."""
     of = target(kind, name)
     if kind == "bloom" and name.startswith("layer skipping"):
-        with pytest.raises(ValueError, match="no decoder layers with self_attn and mlp"):
+        with pytest.raises(ValueError, match="no inner layers with self_attn and mlp"):
             DRAFTERS[name](of, ())
         return
     drafter = DRAFTERS[name](of, corpus_of(of))
@@ -443,7 +438,7 @@ def test_a_fork_that_was_not_declared_is_refused_where_it_cannot_be_verified() -
 
 @pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
 def test_layers_that_cannot_be_skipped_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="no decoder layers with self_attn and mlp"):
+    with pytest.raises(ValueError, match="no inner layers with self_attn and mlp"):
         LayerSkipping(tiny(kind, 4))
 
 
@@ -453,6 +448,16 @@ def foreign(vocabulary: int = 7, layers: int = 3) -> CausalLM:
     return CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=CONTEXT, **shape)))
 
 
+def too_many(tables: Tables, root: int, budget: int) -> Tree:
+    """An edited growth that forgets the budget."""
+    return Tree([1] * (budget + 1), [-1] * (budget + 1), [1] * (budget + 1))
+
+
+def circular(tables: Tables, root: int, budget: int) -> Tree:
+    """An edited growth whose nodes are each other's parents."""
+    return Tree([1, 2], [1, 0], [1, 1])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -460,9 +465,10 @@ def foreign(vocabulary: int = 7, layers: int = 3) -> CausalLM:
         (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
         (lambda of: generate(of, Extended(Tables.empty(V + 1)), [1], 5), "DIAA, extended was made for 49 token ids"),
         (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
-        (lambda of: warm_up(of, [1, 2, 3], k=V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
         (lambda of: Tables.empty(V, V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
         (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),
+        (lambda of: generate(of, Diaa(Tables.empty(V), grow=too_many), [1], 5), "65 nodes; the budget is 64"),
+        (lambda of: generate(of, Diaa(Tables.empty(V), grow=circular), [1], 5), "parents are -1 or earlier nodes"),
         (lambda of: TokenRecycling(7), "at least 8 token ids, not 7"),
         (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "at least one node, not 0"),
         (lambda of: generate(of, TokenRecycling(V), [1], 5, budget=-1), "at least one node, not -1"),
@@ -473,23 +479,7 @@ def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], messag
     of = tiny("llama")
     with counted(of) as rows, pytest.raises(ValueError, match=message):
         call(of)
-    assert not rows
-
-
-def test_tables_may_hold_the_whole_vocabulary_but_no_more() -> None:
-    drafter = Diaa(warm_up(tiny("llama"), PROMPTS[4], k=V))
-    for request in (Request(PROMPTS[1]), Request(PROMPTS[1])):
-        check(tiny("llama"), drafter, request)
-
-
-def test_a_table_file_of_another_tokenizer_is_refused_before_it_drafts(tmp_path: Path) -> None:
-    """Ids mean other words there, though the number of ids is the same."""
-    path = tmp_path / "tables.safetensors"
-    made = warm_up(tiny("llama"), PROMPTS[4], "one")
-    made.save(path)
-    check(tiny("llama"), Diaa(Tables.load(path, "one")), Request(PROMPTS[1]))
-    with pytest.raises(ValueError, match=r"tables\.safetensors was made for another tokenizer \(one, not other\)"):
-        Tables.load(path, "other")
+    assert len(rows) == ("nodes" in message)  # an edited tree is seen after the prompt
 
 
 def test_a_small_model_with_a_short_context_still_drafts_at_first() -> None:

@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Choice, Draft, Drafter, Greedy, Sampling, Verified, generate
+from ondevice.speculation import Choice, Draft, Drafter, Sampling, Verified, generate, greedy
 from ondevice.speculation.loop import accepted
 
 DRAWS = 20_000
@@ -31,8 +31,8 @@ LENGTH = 44  # tokens of the prompt
 BUDGET = 16
 # One of each kind: the second token takes a second or two of each. The test with one seed is of all.
 NAMES = (
-    "vanilla", "PLD", "PLD, transformers", "SAM", "SAM, corpus", "SAM[TR]", "TR", "small model", "layer skipping",
-    "layer skipping, branches", "DIAA, warm", "DIAA, template", "DIAA, refresh", "DIAA, extended",
+    "vanilla", "PLD", "PLD, transformers", "SAM", "SAM, corpus", "TR", "small model", "layer skipping",
+    "layer skipping, unsure", "DIAA, warm", "DIAA, template", "DIAA, refresh", "DIAA, extended",
 )  # fmt: skip
 
 Walk = Callable[[Draft, torch.Tensor, Choice], tuple[list[int], list[int]]]
@@ -69,7 +69,7 @@ class Told:
 
     def __call__(self, logits: torch.Tensor) -> int:
         if len(self.prompt_logits):
-            return Greedy()(logits)
+            return greedy(logits)
         self.prompt_logits = logits.clone()
         return self.first
 
@@ -77,7 +77,7 @@ class Told:
 def corpus_of(of: CausalLM) -> list[list[int]]:
     """Every first token, where the prompt's end stands before it and two likely ones come after it."""
     prompt = prompt_of(of)
-    return [[*prompt[-9:], token, *uncached(of, [*prompt, token], 2, Greedy())] for token in range(V)]
+    return [[*prompt[-9:], token, *uncached(of, [*prompt, token], 2, greedy)] for token in range(V)]
 
 
 @cache

@@ -9,13 +9,14 @@ import asyncio
 import itertools
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Self
 
 import numpy as np
+from waiting import PATIENCE
 
 from ondevice.dragon import codec, decisions
 from ondevice.dragon.aggregation import target
@@ -210,27 +211,27 @@ class CloudProcess:
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
-        assert self.pipe.poll(60), "The cloud's process does not start."
+        assert self.pipe.poll(PATIENCE), "The cloud's process does not start."
         self.port = self.pipe.recv()
         return self
 
     def report(self) -> dict[str, Any]:
         """The names of its threads, its open sessions, tasks and connections."""
         self.pipe.send("report")
-        assert self.pipe.poll(10), "The cloud's event loop is blocked."
+        assert self.pipe.poll(PATIENCE), "The cloud's event loop is blocked."
         return self.pipe.recv()
 
     def kill(self) -> None:
         """At once, without a word."""
         self.process.kill()
-        self.process.join(10)
+        self.process.join()
         self.pipe.close()
 
     def __exit__(self, *_: object) -> None:
         if self.process.exitcode is None:
             with suppress(OSError):
                 self.pipe.close()  # it ends by itself
-            self.process.join(10)
+            self.process.join(PATIENCE)
             ended = self.process.exitcode
             if ended is None:
                 self.process.kill()
@@ -267,16 +268,6 @@ def _report(cloud: Cloud) -> dict[str, Any]:
         "threads": len(threads), "sessions": len(cloud._sessions), "tasks": len(asyncio.all_tasks()) - 1,
         "connections": len(connected),
     }  # fmt: skip
-
-
-async def until(true: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Wait until it is so; whether it became so."""
-    end = asyncio.get_running_loop().time() + seconds
-    while not true():
-        if asyncio.get_running_loop().time() > end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
 
 
 def left_over() -> Iterator[str]:

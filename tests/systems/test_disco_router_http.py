@@ -279,29 +279,6 @@ def test_an_endpoint_needs_an_http_url(url: str) -> None:
         Endpoint(url)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "fastest"], "There is no policy 'fastest'"),
-        (["--policy", "hedge:soon"], "A hedge waits a number of seconds"),
-        (["--budget", "1.5"], "A budget is a share of input tokens in [0, 1], not 1.5."),
-        (["--migrate", "stop"], "--migrate needs --pace"),
-        (["--device", "here"], "'here' is not the http(s) URL of an API."),
-        (["--server-prices", "cheap"], "Prices are two numbers per million tokens"),
-        (["--server-key", "ONDEVICE_NO_SUCH_KEY"], "The environment variable ONDEVICE_NO_SUCH_KEY holds no key."),
-    ],
-)
-def test_the_command_refuses_bad_arguments_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ondevice.disco.__main__ import main
-
-    urls = ["--device", "http://127.0.0.1:1", "--server", "http://127.0.0.1:2"]
-    with pytest.raises(SystemExit) as caught:
-        main(["serve", *urls, *arguments, "--port", "0"])
-    assert message in str(caught.value.code) and "\n" not in str(caught.value.code)
-
-
 # Readers
 
 

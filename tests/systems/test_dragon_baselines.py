@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from dragon_tables import left_over, until
+from dragon_tables import left_over
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from waiting import PATIENCE, until
 
 from ondevice.causal_lm import CausalLM
 from ondevice.dragon import centralised, messages, rag_sequence, shelf
@@ -110,7 +111,7 @@ def run(work, *arguments: Any, **options: Any) -> Any:
     between = options.pop("sides", {})
 
     async def one() -> Any:
-        async with asyncio.timeout(20), sides(**between) as device:
+        async with asyncio.timeout(PATIENCE), sides(**between) as device:
             return await work(device, QUERY, *arguments, **options)
 
     return asyncio.run(one())
@@ -449,7 +450,7 @@ def test_a_device_that_goes_away_leaves_nothing_behind():
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await work(slow, query, GREEDY)
-            assert time.perf_counter() - start < 3  # 12 tokens would take 12 seconds
+            assert time.perf_counter() - start < 10  # 12 tokens would take 12 seconds
 
     run(gone, sides=dict(pace=0.5, prefill=0.5))
 
@@ -496,7 +497,7 @@ def against(work, *answers: messages.Message) -> Any:
 
         server = await listen(handle)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 return await work(Device(node(DEVICE), port=server.sockets[0].getsockname()[1]), QUERY, GREEDY)
         finally:
             server.close()

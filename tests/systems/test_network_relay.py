@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,12 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import psutil
 import pytest
+from broken_relay import Burst, Corrupt, Cut, Drop, Relay, Repeat, Stall
+from waiting import PATIENCE, least_time, one_of, wait_for
 
-from ondevice.network import Line, Link, Relay, Sinusoid, Trace
-from ondevice.network.faults import Burst, Corrupt, Cut, Drop, Fault, Repeat, Stall
+from ondevice.network import Line, Link, Sinusoid, Trace
 
 HOST = "127.0.0.1"
-LATE = 0.15  # seconds that a busy machine may add now and then
 DATA = bytes(range(256)) * 4
 
 
@@ -51,7 +50,7 @@ class Target:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self.listener.accept()
-                connection.settimeout(10)
+                connection.settimeout(PATIENCE)
                 threading.Thread(target=self._one, args=(connection,), daemon=True).start()
 
     def _one(self, connection: socket.socket) -> None:
@@ -81,15 +80,10 @@ class Recorder:
         except ConnectionResetError:
             self.ended.append("reset")
 
-    def wait(self, what: Callable[[], object], seconds: float = 5.0) -> None:
-        limit = time.monotonic() + seconds
-        while not what() and time.monotonic() < limit:
-            time.sleep(0.005)
-
 
 @contextlib.contextmanager
 def connected(relay: Relay) -> Iterator[socket.socket]:
-    with socket.create_connection((HOST, relay.port), 10) as client:
+    with socket.create_connection((HOST, relay.port), PATIENCE) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield client
 
@@ -101,16 +95,17 @@ def read(client: socket.socket, amount: int) -> bytes:
     return found
 
 
-def one_byte_each(relay: Relay, target: Recorder, count: int, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """When each of `count` messages was sent and when it arrived, in seconds from the first."""
+def one_byte_each(relay: Relay, target: Recorder, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each of `count` messages was sent and when it arrived, in seconds from the first.
+
+    One is sent when the one before it is there: two that the relay reads together would be one message to it.
+    """
     sent = []
     with connected(relay) as client:
-        time.sleep(0.05)
         for number in range(count):
             sent.append(time.monotonic())
             client.sendall(bytes([number % 256]))
-            time.sleep(gap)
-        target.wait(lambda: len(target.data) == count)
+            wait_for(lambda there=number + 1: len(target.data) == there)
     assert target.data == bytes(number % 256 for number in range(count))
     return np.array(sent) - sent[0], np.array(target.times) - sent[0]
 
@@ -134,7 +129,7 @@ def test_bytes_arrive_when_the_model_says(link, seed):
     """Message by message: so a relay that draws another jitter, or none, fails."""
     target = Recorder()
     with Target(target) as server, Relay(HOST, server.port, up=link, seed=seed) as relay:
-        sent, arrived = one_byte_each(relay, target, 25, 0.02)
+        sent, arrived = one_byte_each(relay, target, 25)
     line = Line(link, seed, "up")
     added = arrived - [line.arrival(now, 1) for now in sent]
     assert added.min() > -1e-4
@@ -143,35 +138,34 @@ def test_bytes_arrive_when_the_model_says(link, seed):
 
 def test_each_direction_has_its_link():
     with Target(echo) as server, Relay(HOST, server.port, Link(0.05), Link(0.2)) as relay, connected(relay) as client:
-        begin = time.monotonic()
-        client.sendall(b"a")
-        assert client.recv(1) == b"a"
-        assert 0.25 <= time.monotonic() - begin < 0.25 + LATE
+
+        def there_and_back() -> None:
+            client.sendall(b"a")
+            assert client.recv(1) == b"a"
+
+        assert 0.25 <= least_time(there_and_back, below=0.3) < 0.3
         relay.set(up=Link(0.0), down=Link(0.02))
-        begin = time.monotonic()
-        client.sendall(b"b")
-        assert client.recv(1) == b"b"
-        assert 0.02 <= time.monotonic() - begin < 0.02 + LATE
+        assert 0.02 <= least_time(there_and_back, below=0.05) < 0.05
 
 
 def test_a_change_does_not_overtake():
     target = Recorder()
     with Target(target) as server, Relay(HOST, server.port, Link(0.3)) as relay, connected(relay) as client:
-        client.sendall(b"a" * 500)
-        time.sleep(0.05)
-        relay.set(up=Link(0.0))
-        client.sendall(b"b" * 500)
-        target.wait(lambda: len(target.data) == 1000)
-    assert target.data == b"a" * 500 + b"b" * 500
+        for number in range(20):  # so that some are under way whenever the link changes
+            client.sendall(bytes([number]) * 50)
+            if number == 10:
+                relay.set(up=Link(0.0))
+        wait_for(lambda: len(target.data) == 1000)
+    assert target.data == b"".join(bytes([number]) * 50 for number in range(20))
 
 
 @pytest.mark.parametrize("delay", [Sinusoid(0.06, 0.05, 0.4), Trace((0.01, 0.11), 0.2)])
 def test_delays_that_change_with_time(delay):
     target = Recorder()
     with Target(target) as server, Relay(HOST, server.port, Link(delay)) as relay:
-        sent, arrived = one_byte_each(relay, target, 45, 0.015)
+        sent, arrived = one_byte_each(relay, target, 45)
     took = arrived - sent
-    assert 0.01 <= took.min() < 0.03 and 0.09 < took.max() < 0.11 + LATE
+    assert 0.01 <= took.min() < 0.03 and took.max() > 0.09 and np.median(took) < 0.11
     assert (np.diff(arrived) >= 0).all()
 
 
@@ -185,19 +179,21 @@ def test_bandwidth_is_kept_and_shared(capfd):
         ends.append(time.monotonic())
 
     with Target(drain) as server, Relay(HOST, server.port, Link(0.1, bandwidth=5e5)) as relay:
-        begin = time.monotonic()
-        with connected(relay) as one, connected(relay) as other:
-            threads = [threading.Thread(target=c.sendall, args=(bytes(150_000),)) for c in (one, other)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        limit = time.monotonic() + 5
-        while len(ends) < 2 and time.monotonic() < limit:
-            time.sleep(0.005)
-    took = sorted(np.array(ends) - begin)
-    assert 0.69 <= took[1] < 0.7 + LATE
-    assert took[0] >= 0.39
+
+        def both() -> bool:
+            ends.clear()
+            begin = time.monotonic()
+            with connected(relay) as one, connected(relay) as other:
+                threads = [threading.Thread(target=c.sendall, args=(bytes(150_000),)) for c in (one, other)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            wait_for(lambda: len(ends) == 2)
+            assert ends[1] - begin >= 0.69 and ends[0] - begin >= 0.39
+            return ends[1] - begin < 0.85
+
+        assert one_of(20, both)
     assert capfd.readouterr().err == ""
 
 
@@ -208,14 +204,15 @@ def test_a_message_does_not_wait_for_all_of_another_connections_bytes():
         connected(relay) as bulk,
         connected(relay) as small,
     ):
-        sender = threading.Thread(target=bulk.sendall, args=(bytes(400_000),))
+        data = bytes(1_500_000)  # three seconds
+        sender = threading.Thread(target=bulk.sendall, args=(data,))
         sender.start()
-        time.sleep(0.2)
+        begun = bulk.recv(1)
         begin = time.monotonic()
         small.sendall(b"a")
         assert small.recv(1) == b"a"
-        assert 0.02 < time.monotonic() - begin < 0.15 + LATE
-        assert read(bulk, 400_000) == bytes(400_000)
+        assert 0.02 < time.monotonic() - begin < 1.5
+        assert begun + read(bulk, len(data) - 1) == data
         sender.join()
 
 
@@ -239,13 +236,15 @@ def test_many_bytes_keep_their_order_to_a_slow_receiver():
 @pytest.mark.parametrize(("link", "most"), [(Link(), 30e6), (Link(60.0), 80e6), (Link(bandwidth=1e5), 20e6)])
 def test_a_sender_waits_as_with_a_full_window(link, most):
     """Where the receiver does not read, or what is under way is long in coming, or the wire is slow."""
-    asleep = Target(lambda _: time.sleep(20))
+    asleep = Target(lambda _: over.wait(PATIENCE))
+    over = threading.Event()
     with asleep as server, Relay(HOST, server.port, link) as relay, connected(relay) as client:
         client.settimeout(0.3)
         sent = 0
         with contextlib.suppress(TimeoutError):
             while sent < 2 * most:
                 sent += client.send(bytes(2**20))
+        over.set()
         assert sent < most
 
 
@@ -255,13 +254,15 @@ def test_twenty_connections_at_once():
         server = stack.enter_context(Target(echo))
         relay = stack.enter_context(Relay(HOST, server.port, link, link))
         clients = [stack.enter_context(connected(relay)) for _ in range(20)]
-        begin = time.monotonic()
-        for part in range(10):
+
+        def all_of_them() -> None:
+            for part in range(10):
+                for number, client in enumerate(clients):
+                    client.sendall(bytes([number, part]) * 50)
             for number, client in enumerate(clients):
-                client.sendall(bytes([number, part]) * 50)
-        for number, client in enumerate(clients):
-            assert read(client, 1000) == b"".join(bytes([number, part]) * 50 for part in range(10))
-        assert 0.1 <= time.monotonic() - begin < 0.2 + 2 * LATE
+                assert read(client, 1000) == b"".join(bytes([number, part]) * 50 for part in range(10))
+
+        assert 0.1 <= least_time(all_of_them, below=0.4) < 0.4
 
 
 # Ends
@@ -291,10 +292,10 @@ def test_a_reset_of_either_end_is_passed_on():
     target = Recorder()
     with Target(target) as server, Relay(HOST, server.port, Link(0.1)) as relay, connected(relay) as client:
         client.sendall(b"abc")
-        time.sleep(0.02)
+        wait_for(lambda: target.data)
         begin = time.monotonic()
         reset(client)
-        target.wait(lambda: target.ended)
+        wait_for(lambda: target.ended)
         assert target.ended == ["reset"] and target.data == b"abc"
         assert time.monotonic() - begin >= 0.09
 
@@ -308,15 +309,17 @@ def test_a_reset_of_either_end_is_passed_on():
 
 
 def test_an_unreachable_target_is_logged_once_and_clients_are_closed(capfd):
-    with socket.create_server((HOST, 0)) as taken:
+    with socket.socket() as taken:  # by nobody else, and nobody is served yet
+        taken.bind((HOST, 0))
         port = taken.getsockname()[1]
-    with Relay(HOST, port) as relay:
-        for _ in range(3):
-            with connected(relay) as client:
-                assert client.recv(1) == b""
-        with Target(echo, socket.create_server((HOST, port))), connected(relay) as client:
-            client.sendall(b"a")
-            assert client.recv(1) == b"a"
+        with Relay(HOST, port) as relay:
+            for _ in range(3):
+                with connected(relay) as client:
+                    assert client.recv(1) == b""
+            taken.listen()
+            with Target(echo, taken), connected(relay) as client:
+                client.sendall(b"a")
+                assert client.recv(1) == b"a"
     said = capfd.readouterr().err
     assert said.count("does not reach") == 1 and f"{HOST}:{port}" in said and "Traceback" not in said
 
@@ -351,7 +354,6 @@ def test_each_fault_in_each_direction(echoing, direction, kind, options, wanted)
         with connected(echoing) as client:
             begin = time.monotonic()
             client.sendall(DATA)
-            client.settimeout(0.2 if kind is Stall else 5)
             if number != 1:
                 assert take(client, len(DATA)) == (DATA, "open")
             elif kind is Cut:
@@ -359,7 +361,7 @@ def test_each_fault_in_each_direction(echoing, direction, kind, options, wanted)
                 assert take(client, 101) == (wanted if direction == "down" else b"", ended)
             else:
                 assert take(client, len(wanted)) == (wanted, "open")
-                assert kind is not Burst or 0.24 <= time.monotonic() - begin < 0.24 + LATE
+                assert kind is not Burst or time.monotonic() - begin >= 0.24
                 client.settimeout(0.1)
                 assert take(client, 1) == (b"", "open")  # and no more
 
@@ -384,13 +386,13 @@ def take(client: socket.socket, amount: int) -> tuple[bytes, str]:
 def test_a_cut_at_a_time_needs_no_bytes_and_loses_what_is_on_the_link(cut_reset):
     target = Recorder()
     fault = Cut(after=0.2, reset=cut_reset)
-    with Target(target) as server, Relay(HOST, server.port, Link(1.0), faults=[fault]) as relay:
+    with Target(target) as server, Relay(HOST, server.port, Link(PATIENCE), faults=[fault]) as relay:
         begin = time.monotonic()
         with connected(relay) as client:
             client.sendall(b"abc")
             assert take(client, 1) == (b"", "reset" if cut_reset else "end")
-            assert 0.19 <= time.monotonic() - begin < 0.2 + LATE
-            target.wait(lambda: target.ended)
+            assert 0.19 <= time.monotonic() - begin < PATIENCE / 2
+            wait_for(lambda: target.ended)
     assert target.ended == ["reset" if cut_reset else "end"] and target.data == b""
 
 
@@ -400,12 +402,11 @@ def test_a_stalled_connection_hides_the_end():
     with Target(target) as server, Relay(HOST, server.port, faults=stalls) as relay:
         with connected(relay) as client:
             client.sendall(bytes(100_000))
-            target.wait(lambda: target.data)
+            wait_for(lambda: target.data)
         time.sleep(0.2)
         assert (target.data, target.ended) == (bytes(3), [])
         with connected(relay) as client:
             client.sendall(bytes(3))
-            time.sleep(0.05)
             reset(client)
             time.sleep(0.2)
         assert (target.data, target.ended) == (bytes(3), [])
@@ -428,19 +429,17 @@ def listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.01)
-                continue
-        return True
-    return False
+def gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def test_nothing_is_left_after_the_block():
-    before = set(psutil.Process().children()), len(os.listdir("/proc/self/fd"))
+    def there() -> tuple[set[psutil.Process], int]:
+        return set(psutil.Process().children()), len(os.listdir("/proc/self/fd"))
+
+    before = there()
     target = Recorder()
     with Target(target) as server:
         with Relay(HOST, server.port, Link(5.0), Link(5.0)) as relay, connected(relay) as client:
@@ -449,9 +448,8 @@ def test_nothing_is_left_after_the_block():
             relay.__exit__()
             assert client.recv(1) == b""
         assert not child.is_running() and not listens(relay.port)
-        target.wait(lambda: target.ended)
-    time.sleep(0.05)
-    assert (set(psutil.Process().children()), len(os.listdir("/proc/self/fd"))) == before
+        wait_for(lambda: target.ended)
+    wait_for(lambda: there() == before)
     assert target.ended == ["end"] and target.data == b""
 
 
@@ -473,7 +471,8 @@ def test_the_relay_ends_with_a_killed_parent():
         assert listens(port)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert gone(pid) and not listens(port)
+    wait_for(lambda: gone(pid))
+    assert not listens(port)
 
 
 def test_a_killed_relay_is_told():
@@ -515,8 +514,6 @@ def test_bad_relays_are_refused():
         Relay(HOST, 9, port=70000)
     with pytest.raises(ValueError, match="delays that are numbers, Sinusoid or Trace"):
         Relay(HOST, 9, Link(lambda now: now))
-    with pytest.raises(ValueError, match="not Fault"):
-        Relay(HOST, 9, faults=[Fault()])
     with pytest.raises(ValueError, match="not running"):
         Relay(HOST, 9).set(up=Link())
     assert psutil.Process().children() == before
@@ -535,25 +532,26 @@ def test_the_command_relays_until_it_is_interrupted(ends):
     options = ["--delay-ms", "50", "--jitter-ms", "10", "--bandwidth-mbps", "100", "--only", "down"]
     with Target(echo) as server, run("--listen", f"{HOST}:0", "--to", f"{HOST}:{server.port}", *options) as process:
         assert process.stdout and process.stderr
-        assert select.select([process.stdout], [], [], 10)[0]
         port = int(process.stdout.readline().rsplit(":", 1)[1])
-        with socket.create_connection((HOST, port), 5) as client:
-            begin = time.monotonic()
-            client.sendall(b"a")
-            assert client.recv(1) == b"a"
-            assert 0.05 <= time.monotonic() - begin < 0.06 + LATE
+        with socket.create_connection((HOST, port), PATIENCE) as client:
+
+            def there_and_back() -> None:
+                client.sendall(b"a")
+                assert client.recv(1) == b"a"
+
+            assert 0.05 <= least_time(there_and_back, below=0.1) < 0.1
         process.send_signal(ends)
-        assert process.wait(5) == 0 and process.stderr.read() == ""
+        assert process.wait(PATIENCE) == 0 and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "127.0.0.1:9", "--delay-ms", "-1"], "delay is finite and not negative, not -0.001"),
+        (["--to", "127.0.0.1:9", "--delay-ms", "-1"], "--delay-ms: it is a number from 0, not '-1'"),
         (["--to", "127.0.0.1:9", "--delay-ms", "1", "--swing-ms", "2"], "does not swing by 0.002"),
-        (["--to", "127.0.0.1:9", "--bandwidth-mbps", "0"], "positive, not 0.0"),
-        (["--to", "127.0.0.1:99999"], "from 1 to 65535, not 99999"),
-        (["--to", "127.0.0.1"], "HOST:PORT, not '127.0.0.1'"),
+        (["--to", "127.0.0.1:9", "--bandwidth-mbps", "0"], "--bandwidth-mbps: it is a number above 0, not '0'"),
+        (["--to", "127.0.0.1:99999"], "a port from 0 to 65535, not '127.0.0.1:99999'"),
+        (["--to", "127.0.0.1"], "HOST:PORT with a port from 0 to 65535, not '127.0.0.1'"),
         (["--to", "127.0.0.1:9", "--listen", "192.0.2.1:80"], "cannot listen on 192.0.2.1:80"),
         (["--to", "127.0.0.1:9", "--latency", "3"], "unrecognized arguments: --latency 3"),
         ([], "--to"),
@@ -563,5 +561,5 @@ def test_bad_commands_are_refused(arguments, said):
     with run(*arguments) as process:
         assert process.stderr
         error = process.stderr.read()
-        assert process.wait(10) in (1, 2)
+        assert process.wait(PATIENCE) in (1, 2)
     assert said in error and "Traceback" not in error

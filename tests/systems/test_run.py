@@ -9,16 +9,22 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 
-from ondevice.run import Layout, ParameterError, execute, plan, run_all, schedule
-from ondevice.run.cli import main
-from ondevice.run.execute import Outcome
+from ondevice.run import Layout, ParameterError, execute, plan, progress, run_all, schedule
+from ondevice.run.__main__ import main
+from ondevice.run.execute import Outcome, _locked
 
-PARAMETERS = "seed: int = 0  # seed of the random numbers\nrate: float = 0.5\nbudgets: list[float] = [0.1, 0.5]"
+PARAMETERS = """
+seed: int = 0  # seed of the random numbers
+rate: float = 0.5  # of something [0 to 1)
+budgets: list[float] = [0.1, 0.5]
+""".strip()
 # A notebook's work without its imports: one figure and the result file.
 FINISH = """
 import json, os, pathlib
@@ -66,6 +72,12 @@ def published(layout: Layout, paper: str = "good") -> dict[str, str]:
     return {path.name: path.read_text() for path in (layout.figures / paper).glob("*")}
 
 
+def put_published(layout: Layout, **files: str) -> None:
+    (layout.figures / "good").mkdir(parents=True)
+    for stem, text in files.items():
+        (layout.figures / "good" / f"{stem}.csv").write_text(text)
+
+
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory):
     """One outcome for each way a notebook can end, all from one call with three runs at a time."""
@@ -78,7 +90,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory):
     return {outcome.job.paper: outcome for outcome in run_all(jobs, workers=3)}
 
 
-def test_a_success_is_recorded_and_published(endings):
+def test_a_success_is_recorded_and_not_published(endings):
     outcome = endings["good"]
     record = json.loads((outcome.job.folder / "result.json").read_text())
     assert outcome.status == "done" and not outcome.job.part.exists()
@@ -86,7 +98,8 @@ def test_a_success_is_recorded_and_published(endings):
     assert record["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 3)), "three runs share the cores"
     assert outcome.job.record() == record and outcome.exhibits == tuple(record["exhibits"])
     assert {"output.ipynb", "log.txt", "figures"} <= {path.name for path in outcome.job.folder.iterdir()}
-    assert published(outcome.job.layout) == {"fig_01.csv": "seed,rate\n0,0.5\n"}
+    assert (outcome.job.folder / "figures" / "good" / "fig_01.csv").read_text() == "seed,rate\n0,0.5\n"
+    assert not outcome.job.layout.figures.exists()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +117,6 @@ def test_a_bad_end_is_a_failure(endings, paper, reason):
     outcome = endings[paper]
     assert outcome.status == "failed" and reason in outcome.reason
     assert outcome.job.log.is_file() and outcome.job.record() is None
-    assert not published(outcome.job.layout, paper)
 
 
 def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
@@ -113,10 +125,8 @@ def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
     output = plan(layout=layout)[0].folder / "output.ipynb"
     first = output.stat().st_mtime_ns
 
-    (layout.figures / "good" / "fig_01.csv").unlink()
     assert main([], layout) == 0
     assert "good: skipped" in capsys.readouterr().out and output.stat().st_mtime_ns == first
-    assert "fig_01.csv" in published(layout), "a published file that was removed comes back"
 
     assert main(["--list"], layout) == 0
     assert "seed: int = 0" in (listed := capsys.readouterr().out) and "finished and up to date" in listed
@@ -130,18 +140,31 @@ def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
     assert output.stat().st_mtime_ns > forced
 
 
-def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout):
+def test_publishing_names_what_it_changes_and_takes_finished_quick_runs_only(layout, capsys):
+    put_published(layout, fig_01="before", fig_02="of an exhibit that is no more")
+    add_paper(layout, "scoreboard")
+    assert main(["publish", "good"], layout) == 2
+    assert "no finished quick run of good (python -m ondevice.run good" in capsys.readouterr().err
+    assert main(["good", "--set", "seed=1"], layout) == 0 and main(["publish"], layout) == 2
+    assert main(["good"], layout) == 0
+    capsys.readouterr()
+    lines = ["changed  figures/good/fig_01.csv", "gone     figures/good/fig_02.csv"]
+    assert main(["publish"], layout) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[-4:] == [*lines, "new      figures/scoreboard/fig_01.csv", "3 files changed in figures/"]
+    assert published(layout) == {"fig_01.csv": "seed,rate\n0,0.5\n"} and published(layout, "scoreboard")
+    assert main(["publish"], layout) == 0 and "0 files changed" in capsys.readouterr().out
+
+
+def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout, monkeypatch):
     [job] = plan(layout=layout)
-    result = {"parameters_hash": job.folder.name, "fingerprint": ""}
 
     def is_done() -> bool:
         return job.record() is not None
 
     def mark_done() -> None:
-        from ondevice.run.fingerprint import fingerprint
-
         job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "result.json").write_text(json.dumps(result | {"fingerprint": fingerprint(layout, "good")}))
+        (job.folder / "result.json").write_text(json.dumps(job.made_from()))
 
     add_paper(layout, "other")
     mark_done()
@@ -152,8 +175,15 @@ def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout):
     notebook.cells.append(nbformat.v4.new_markdown_cell("prose", id="prose"))
     nbformat.write(notebook, layout.notebook("good"))
     assert is_done()
+    (layout.root / "pyproject.toml").write_text('dependencies = [\n    "torch>=2",\n    "nothing-like-it",\n]\n')
+    assert not is_done()
+    mark_done()
+    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name="torch", version="0.0.1")])
+    assert not is_done(), "another version of a package"
+    mark_done()
     for path, text in [
         (layout.library / "good" / "own.py", "C = 1\n"),
+        (layout.data / "records" / "good" / "answers.json", "{}"),
         (layout.data / "paper" / "claims.csv", "a\n1\n"),
         (layout.data / "traces" / "ttft.csv", "b\n2\n"),
         (layout.data / "models" / "manifest.json", "{}"),
@@ -170,7 +200,8 @@ def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "sede=1"], "no parameter 'sede'"),
+        (["--set", "sede=1"], "no parameter 'sede'; it has seed, rate, budgets"),
+        (["--set", "rate=1"], "rate of good is in [0 to 1), and 1.0 is not"),
         (["--set", "seed=0.5"], "seed of good is int, and 0.5 is float"),
         (["--set", "seed=true"], "True is bool"),
         (["--set", "rate=fast"], "'fast' is str"),
@@ -187,8 +218,6 @@ def test_bad_input_is_an_error_before_a_kernel_starts(layout, capsys, arguments,
     assert main(arguments, layout) == 2
     error = capsys.readouterr().err
     assert message in error
-    if arguments[0] == "--set" and "write" not in message and "twice" not in message:
-        assert "seed: int = 0" in error and "seed of the random numbers" in error, "the valid parameters are listed"
     assert not layout.runs.exists()
 
 
@@ -212,20 +241,39 @@ def test_a_bad_parameter_file_is_an_error(layout, text, message):
 def test_a_plan_is_the_grid_over_file_and_settings(layout):
     path = layout.parameter_file("good", "full")
     path.parent.mkdir()
-    path.write_text("seed: 9\nrate: 1\n")
+    path.write_text("seed: 9\nrate: 0\n")
     jobs = plan(["good"], "full", ["seed=0,1,2", "budgets=[0, 1],[0.5]"], layout=layout)
     values = [job.parameters for job in jobs]
-    assert [v["seed"] for v in values] == [0, 0, 1, 1, 2, 2] and {v["rate"] for v in values} == {1.0}
+    assert [v["seed"] for v in values] == [0, 0, 1, 1, 2, 2] and {v["rate"] for v in values} == {0.0}
     assert values[0]["budgets"] == [0.0, 1.0] and all(type(x) is float for v in values for x in v["budgets"])
     assert len({job.folder for job in jobs}) == 6
     assert plan(["good"], settings=["seed=0,0", "rate=5e-1"], layout=layout) == plan(["good"], layout=layout)
 
 
-def test_the_scoreboard_comes_last_and_belongs_to_the_quick_runs(layout):
-    add_paper(layout, "scoreboard")
-    add_paper(layout, "zeta")
-    assert [job.paper for job in plan(layout=layout)] == ["good", "zeta", "scoreboard"]
-    assert [job.paper for job in plan(settings=["seed=1"], layout=layout)] == ["good", "zeta"]
+def test_the_quickest_comes_first_and_the_scoreboard_last(layout):
+    for paper, seconds in (("good", 20), ("scoreboard", 1), ("zeta", 10)):
+        add_paper(layout, paper)
+        (layout.figures / paper).mkdir(parents=True)
+        for stem in ("a", "b"):
+            (layout.figures / paper / f"{stem}.json").write_text(json.dumps({"seconds": seconds}))
+    assert [job.paper for job in plan(layout=layout)] == ["zeta", "good", "scoreboard"]
+    assert [job.paper for job in plan(settings=["seed=1"], layout=layout)] == ["zeta", "good"]
+
+
+def test_the_line_of_a_run_names_its_cell_and_shows_its_progress_bar(layout):
+    [job] = plan(settings=["seed=3"], layout=layout)
+    job.part.mkdir(parents=True)
+    log = "Executing Cell 3---\n\rruns: 9%|x| 1/9 [00:01<00:09]\nEnding Cell 3---\nExecuting Cell 4---\nwords\n"
+    output = nbformat.read(layout.notebook("good"), as_version=4)
+    output.cells.insert(1, nbformat.v4.new_code_cell("seed = 3", id="injected"))
+    nbformat.write(output, job.part / "output.ipynb")
+    watched = progress.Progress([job])
+    job.log.write_text(log)
+    job.begun.write_text("{}")
+    watched.refresh()
+    assert watched.state(job).startswith("good seed=3: cell 4 of 4, cell-2, ")
+    job.log.write_text(f"{log}\n\rcurves:  0%|   | 0/3 [00:00<?, ?it/s]\n\rcurves:  33%|# | 1/3 [00:05<00:10, 5s/it]\n")
+    assert watched.state(job).startswith("good seed=3: cell 4 of 4, cell-2, curves: 1/3 [00:05<00:10], ")
 
 
 def test_dask_carries_the_runs(layout):
@@ -237,37 +285,75 @@ def test_dask_carries_the_runs(layout):
     assert [outcome.status for outcome in outcomes] == ["done", "done"]
     figures = [outcome.job.folder / "figures" / "good" / "fig_01.csv" for outcome in outcomes]
     assert [path.read_text() for path in figures] == ["seed,rate\n1,0.5\n", "seed,rate\n2,0.5\n"]
-    assert not layout.figures.exists(), "only runs with the default parameters are published"
 
 
-def test_a_run_under_way_elsewhere_is_left_alone(layout):
+def test_a_run_under_way_elsewhere_is_waited_for_and_left_alone(layout):
     [job] = plan(layout=layout)
     job.part.mkdir(parents=True)
     with open(job.part.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert execute(job).reason == "another process is running it now"
+        assert "another process runs it" in execute(replace(job, timeout=0.5)).reason
     assert job.part.is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_everything_and_leaves_nothing_half_written(layout, tmp_path, number):
-    begin = "import os, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))"
-    add_paper(layout, "good", f"{begin}\n{ENDINGS['slow']}")
-    (layout.figures / "good").mkdir(parents=True)
-    (layout.figures / "good" / "fig_01.csv").write_text("before")
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_killed_runner_began_is_taken_up(layout, waits, capsys):
+    """The notebook goes on without its runner; at work or done, it runs once and counts."""
+    once = "import pathlib, time\nopen('times', 'a').write('x')\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)"
+    add_paper(layout, "good", once)
+    [job] = plan(layout=layout)
+    process = start_runner(layout)
+    times, go = layout.notebooks / "times", layout.notebooks / "go"
+    wait_for(times.is_file)
+    process.kill()
+    process.wait()
+    if not waits:
+        go.touch()
+        wait_for(lambda: lock_is_free(job))
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(run_all, [job])
+        time.sleep(1)
+        go.touch()
+        [outcome] = outcome.result()
+    assert outcome.status == "done" and job.record() and times.read_text() == "x"
+    assert "takes up what a runner began" in capsys.readouterr().out
+    assert run_all([job], force=True)[0].status == "done" and times.read_text() == "xx"
+
+
+def test_what_a_killed_runner_began_of_other_code_is_run_again(layout):
+    [job] = plan(layout=layout)
+    assert execute(job).status == "done"
+    job.folder.rename(job.part)
+    job.begun.write_text(json.dumps(job.made_from()))
+    before = (job.part / "output.ipynb").stat().st_mtime_ns
+    (layout.library / "shared.py").write_text("A = 3\n")
+    assert execute(job).status == "done" and (job.folder / "output.ipynb").stat().st_mtime_ns > before
+
+
+def lock_is_free(job) -> bool:
+    with open(job.part.with_suffix(".lock"), "w") as lock:
+        return _locked(lock)
+
+
+def start_runner(layout: Layout) -> subprocess.Popen:
     code = (
-        "import pathlib, sys; from ondevice.run import Layout; from ondevice.run.cli import interrupt_once, main;"
+        "import pathlib, sys; from ondevice.run import Layout; from ondevice.run.__main__ import interrupt_once, main;"
         "interrupt_once(); sys.exit(main([], Layout(pathlib.Path(sys.argv[1]))))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(layout.root)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = [sys.executable, "-c", code, str(layout.root)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_everything_and_leaves_nothing_half_written(layout, number):
+    begin = "import os, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))"
+    add_paper(layout, "good", f"{begin}\n{ENDINGS['slow']}")
+    process = start_runner(layout)
     kernel = layout.notebooks / "pid"
     wait_for(lambda: kernel.is_file() and kernel.read_text())
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
-    assert published(layout) == {"fig_01.csv": "before"}
     assert not [path for path in layout.runs.rglob("*") if path.is_file() and path.suffix != ".lock"]
     wait_for(lambda: not is_alive(int(kernel.read_text())), seconds=5)
 
@@ -275,7 +361,7 @@ def test_an_interrupt_ends_everything_and_leaves_nothing_half_written(layout, tm
 def test_where_nobody_reads_what_is_said_no_further_run_begins(layout, monkeypatch):
     begun = []
 
-    def begin(job):
+    def begin(job, fresh):
         begun.append(job)
         time.sleep(0.2)
         return Outcome(job, "done")

@@ -62,8 +62,20 @@ def test_missing_tables_are_named(tmp_path, monkeypatch):
         assets.derived_trace("none")
 
 
+def test_caches_are_the_users_unless_a_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv(assets.CACHE_VARIABLE, raising=False)
+    monkeypatch.setattr(assets.platformdirs, "user_cache_dir", lambda name, appauthor: str(tmp_path / "user" / name))
+    assert assets.cache_folder("corpus") == tmp_path / "user" / "ondevice" / "corpus"
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "named"))
+    assert assets.cache_folder("corpus") == tmp_path / "named" / "corpus" and (tmp_path / "named" / "corpus").is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"The cache .*corpus cannot be made \(Not a directory\): ONDEVICE_CACHE names"):
+        assets.cache_folder("corpus")
+
+
 def test_figures_go_where_the_runner_says(tmp_path, monkeypatch):
     monkeypatch.delenv(assets.FIGURES_VARIABLE, raising=False)
-    assert assets.figures_folder("disco") == assets.ROOT / "figures" / "disco"
+    assert assets.figures_folder("disco") == assets.ROOT / "runs" / "exhibits" / "disco"
     monkeypatch.setenv(assets.FIGURES_VARIABLE, str(tmp_path))
     assert assets.figures_folder("disco") == tmp_path / "disco"

@@ -221,9 +221,7 @@ def test_public_texts_come_from_the_local_folder(tmp_path: Path, monkeypatch: py
     (tmp_path / "wikitext-2").mkdir()
     with gzip.open(tmp_path / "wikitext-2" / "test.txt.gz", "wt", encoding="utf-8") as file:
         file.write(" \n = One = \n\n Text of one . \n\n = = Part = = \n\n More . \n = Two = \n\n Text of two . \n")
-    articles = corpus.articles(corpus.wikitext("test"))
-    assert [title for title, _ in articles] == ["One", "Two"]
-    assert "= = Part = =" in articles[0][1]
+    assert "= = Part = =" in corpus.wikitext("test")
     with pytest.raises(ValueError, match="not 'train'"):
         corpus.wikitext("train")
 

@@ -132,7 +132,7 @@ def test_there_are_ten_users_from_least_to_most_active():
 def test_the_committed_tables_are_what_the_raw_traces_give():
     folder = assets.local_data() / "traces"
     for name, table in traces._derive(folder).items():
-        assert table.to_csv(index=False) == (assets.ROOT / "data" / "traces" / f"{name}.csv").read_text(), name
+        assert table.to_csv(index=False) == assets.data("traces", f"{name}.csv").read_text(), name
 
 
 @pytest.mark.skipif(assets.local_file("traces/llmperf_leaderboard.csv") is None, reason="needs the raw traces")

@@ -17,7 +17,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.drafter import Verified
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.sam_decoding import LENGTH, SamDecoding
+from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
 from ondevice.speculation.token_recycling import PARENTS, RANKS, TokenRecycling
 
@@ -28,9 +28,8 @@ DRAFTERS = {
     "PLD": PromptLookup.original,
     "PLD (transformers)": PromptLookup.transformers,
     "SAM": SamDecoding,
-    "SAM with a corpus": lambda: SamDecoding(CORPUS),
+    "SAM with a corpus": lambda: SamDecoding(automaton(CORPUS)),
     "TR": lambda: TokenRecycling(VOCABULARY),
-    "SAM[TR]": lambda: SamDecoding(CORPUS, TokenRecycling(VOCABULARY)),
 }
 
 
@@ -56,7 +55,7 @@ def drafted(drafter: Drafter, text: list[int], budget: int = 80) -> list[int]:
     """What a fresh request over all but the last token drafts after the last one."""
     drafter.begin(text[:-1])
     found = drafter.propose(text, budget)
-    assert found.is_chain
+    assert (found.parents == np.arange(-1, len(found) - 1)).all()
     return found.tokens.tolist()
 
 
@@ -84,7 +83,7 @@ def test_an_end_token_ends_the_output_wherever_it_comes(lm, drafter):
 def test_a_loop_is_drafted(lm, kind):
     """A random model soon repeats itself; that is what all of these drafters live on."""
     found = generate(lm, DRAFTERS[kind](), [3], 90, budget=80)
-    assert found.mean_accepted > 1.15 and max(step.accepted for step in found.steps) >= 1
+    assert len(found.tokens) > 1.15 * len(found.steps) and max(step.accepted for step in found.steps) >= 1
 
 
 # Prompt lookup
@@ -156,65 +155,58 @@ def longest(text: list[int], said: list[int]) -> tuple[int, int]:
     return 0, 0
 
 
+def first_end(of: SuffixAutomaton, match: Match) -> int:
+    """Where the first occurrence of a match ends."""
+    return len(of.text) - len(of.continuation(match, len(of.text)))
+
+
 @settings(max_examples=50, deadline=None)
 @given(texts)
 def test_its_own_match_is_the_longest_suffix_that_occurs_earlier(text):
-    automaton = SuffixAutomaton()
+    known = SuffixAutomaton()
     for end in range(1, len(text) + 1):
-        automaton.extend(text[end - 1 : end])
+        known.extend(text[end - 1 : end])
         right = next(
             ((size, at) for size in range(end - 1, 0, -1) for at in range(size, end)
              if text[at - size : at] == text[end - size : end]),
             (0, 0),
         )  # fmt: skip
-        assert (automaton.match.length, automaton.end(automaton.match)) == right
+        assert (known.match.length, first_end(known, known.match)) == right
 
 
 @settings(max_examples=50, deadline=None)
 @given(texts, texts)
 def test_a_pointer_over_another_text_is_the_longest_suffix_that_occurs(text, other):
-    automaton, match = SuffixAutomaton(text), Match()
+    known, match = SuffixAutomaton(text), Match()
     for end in range(1, len(other) + 1):
-        match = automaton.advance(match, other[end - 1])
+        match = known.advance(match, other[end - 1])
         size, at = longest(text, other[:end])
-        assert (match.length, automaton.end(match)) == (size, at)
-        assert automaton.continuation(match, 3) == text[at : at + 3]
+        assert (match.length, first_end(known, match)) == (size, at)
+        assert known.continuation(match, 3) == text[at : at + 3]
 
 
 @settings(max_examples=50, deadline=None)
 @given(texts.filter(len))
 def test_a_lookup_before_the_token_is_added_finds_what_one_after_it_does(text):
-    automaton = SuffixAutomaton(text[:-1])
-    before = automaton.advance(automaton.match, text[-1])
-    end = automaton.end(before)
-    automaton.extend(text[-1:])
-    assert (automaton.match.length, automaton.end(automaton.match)) == (before.length, end)
-
-
-@settings(max_examples=50, deadline=None)
-@given(texts)
-def test_shorter_matches_occur_at_more_places_and_not_later(text):
-    automaton = SuffixAutomaton(text)
-    match = automaton.match
-    while match.length:
-        below = automaton.shorter(match)
-        assert below.length < match.length and automaton.end(below) <= automaton.end(match)
-        assert longest(text, text[len(text) - below.length :]) == (below.length, automaton.end(below))
-        match = below
+    known = SuffixAutomaton(text[:-1])
+    before = known.advance(known.match, text[-1])
+    end = first_end(known, before)
+    known.extend(text[-1:])
+    assert (known.match.length, first_end(known, known.match)) == (before.length, end)
 
 
 def test_the_automaton_has_at_most_two_states_a_token():
     for text in ([0] * 500, random.Random(0).choices(range(2), k=500), [0, 1, 2] * 170, list(range(500))):
-        automaton = SuffixAutomaton(text)
-        assert len(automaton._next) <= 2 * len(text)
-        assert sum(map(len, automaton._next)) <= 3 * len(text)
+        known = SuffixAutomaton(text)
+        assert len(known._next) <= 2 * len(text)
+        assert sum(map(len, known._next)) <= 3 * len(text)
 
 
 def test_a_continuation_ends_at_a_separator():
-    automaton = SuffixAutomaton([1, 2, 3, SEPARATOR, 4, 5])
-    assert automaton.continuation(automaton.advance(Match(), 1), 9) == [2, 3]
-    assert automaton.continuation(automaton.advance(Match(), 3), 9) == []
-    assert automaton.continuation(automaton.advance(Match(), 4), 0) == []
+    known = SuffixAutomaton([1, 2, 3, SEPARATOR, 4, 5])
+    assert known.continuation(known.advance(Match(), 1), 9) == [2, 3]
+    assert known.continuation(known.advance(Match(), 3), 9) == []
+    assert known.continuation(known.advance(Match(), 4), 0) == []
 
 
 # SAM-Decoding
@@ -235,7 +227,7 @@ def test_the_root_is_not_yet_part_of_the_text():
 
 
 def test_a_match_in_the_corpus_counts_five_less():
-    corpus = [list(range(30))]
+    corpus = automaton([list(range(30))])
     assert drafted(SamDecoding(corpus), [1, 2, 3, 4, 5]) == []
     assert drafted(SamDecoding(corpus), [1, 2, 3, 4, 5, 6]) == [7, 8, 9, 10]
     assert drafted(SamDecoding(corpus), [7, 90, 0, 1, 2, 3, 4, 5, 6, 7]) == list(range(8, 20))  # 8 - 5 against 1
@@ -243,48 +235,13 @@ def test_a_match_in_the_corpus_counts_five_less():
 
 
 def test_the_corpus_is_kept_and_the_text_is_not():
-    drafter = SamDecoding([list(range(30))])
+    drafter = SamDecoding(automaton([list(range(30))]))
     assert drafted(drafter, [50, 51, 52, 50]) == [51, 52]
     assert drafted(drafter, [50]) == []
     assert drafted(drafter, [1, 2, 3, 4, 5, 6]) == [7, 8, 9, 10]
     drafter.begin([1, 2, 3])  # the pointer goes on over steps of several tokens
     assert len(drafter.propose([1, 2, 3, 4], 80)) == 0
     assert drafter.propose([1, 2, 3, 4, 5, 6], 80).tokens.tolist() == [7, 8, 9, 10]
-
-
-class Fixed(Drafter):
-    name, vocabulary = "fixed", 200
-
-    def propose(self, tokens, budget):
-        return Draft.chain([199])
-
-
-def test_below_the_threshold_the_auxiliary_drafts():
-    body = list(range(100, 150))
-    drafter = SamDecoding(auxiliary=Fixed())
-    assert (drafter.name, drafter.vocabulary) == ("SAM[fixed]", 200)
-    assert drafted(drafter, [1, 2, 3, 4, *body, 1, 2, 3, 4]) == [199]
-    assert drafted(drafter, [1, 2, 3, 4, 5, *body, 1, 2, 3, 4, 5]) == body[: LENGTH - 1]
-    corpus = SamDecoding([list(range(80))], Fixed())
-    assert drafted(corpus, list(range(9))) == [199]
-    assert drafted(corpus, list(range(10))) == list(range(10, 10 + LENGTH - 1))
-
-
-def test_where_few_tokens_follow_a_shorter_match_fills_the_draft():
-    body, long = list(range(100, 150)), [1, 2, 3, 4, 5]
-    text = [4, 5, *body, *long, 60, *long]
-    assert drafted(SamDecoding(auxiliary=Fixed()), text) == body[: LENGTH - 1]
-    assert drafted(SamDecoding(), text) == [60, 1, 2, 3, 4]
-    assert drafted(SamDecoding(auxiliary=Fixed()), [*long, 60, *long]) == [60, 1, 2, 3, 4]  # nothing to fill from
-
-
-def test_the_auxiliary_learns_from_drafts_that_are_not_its_own(lm):
-    table = TokenRecycling(VOCABULARY)
-    drafter = SamDecoding(auxiliary=table)
-    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
-    first = generate(lm, Drafter(), prompt, 1).tokens[0]
-    generate(lm, drafter, [*prompt, first, *prompt], 2, budget=80)
-    assert table.matrix.any()
 
 
 # Token Recycling
@@ -326,8 +283,6 @@ def test_every_verified_node_overwrites_its_row_and_the_later_wins():
     drafter.begin([1])
     drafter.end([1, 2])
     assert drafter.matrix[3].any()  # requests share it
-    drafter.reset()
-    assert not drafter.matrix.any()
 
 
 def test_rows_never_seen_are_verified_as_zeros():
@@ -338,7 +293,7 @@ def test_rows_never_seen_are_verified_as_zeros():
 def test_later_requests_profit_from_earlier_ones(lm):
     drafter = TokenRecycling(VOCABULARY)
     cold, warm = (generate(lm, drafter, [3, 4], 20, budget=80) for _ in range(2))
-    assert warm.tokens == cold.tokens and warm.mean_accepted > cold.mean_accepted
+    assert warm.tokens == cold.tokens and len(warm.steps) < len(cold.steps)
 
 
 @pytest.mark.parametrize(
@@ -346,10 +301,8 @@ def test_later_requests_profit_from_earlier_ones(lm):
     [
         (lambda lm: PromptLookup(0, 10, True), "not 0 and 10"),
         (lambda lm: PromptLookup.transformers(0), "not 2 and 0"),
-        (lambda lm: SamDecoding([[1, -1]]), "token ids from 0 on, not -1"),
         (lambda lm: TokenRecycling(7), "at least 8 token ids, not 7"),
         (lambda lm: generate(lm, TokenRecycling(50), [1], 5), "TR was made for 50 token ids"),
-        (lambda lm: generate(lm, SamDecoding(auxiliary=TokenRecycling(50)), [1], 5), r"SAM\[TR\] was made for 50"),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

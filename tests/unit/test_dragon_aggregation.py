@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 from ondevice.dragon import aggregation, speculative_aggregation
-from ondevice.dragon.aggregation import document_weights, log_weight, mixture, objective, share, target
+from ondevice.dragon.aggregation import document_weights, log_weight, mixture, share, target
 from ondevice.dragon.speculative_aggregation import (
     UNIFORMS,
     Stream,
@@ -77,11 +77,6 @@ def test_shares():
     assert share(np.log(3), 0.0) == pytest.approx(0.75)
     assert share(5000.0, 5000.0) == 0.5
     assert (share(-np.inf, -4000.0), share(-4000.0, -np.inf)) == (0, 1)
-
-
-def test_the_objective_is_cross_entropy_and_latency():
-    assert objective(np.log([0.5, 0.25]), [0.1, 0.3], 2.0) == pytest.approx(1.5 * np.log(2) + 0.4)
-    assert objective([-1.0], [0.0], 1.0, p_best=[0.5]) == 0.5
 
 
 # Algorithm 1
@@ -299,7 +294,6 @@ HALF = [0.5, 0.5]
         (lambda: share(np.nan, 0.0), "these are"),
         (lambda: share(0.0, np.inf), "these are"),
         (lambda: share(-np.inf, -np.inf), "these are"),
-        (lambda: objective([], [], 1.0), "not .0,. and .0,."),
         (lambda: target(HALF, [1.0], 0, 0), r"one length, not \[2, 1\]"),
         (lambda: target(HALF, [[1.0]], 0, 0), r"not the shape \(1, 1\)"),
         (lambda: target(HALF, [-0.5, 1.5], 0, 0), "no probability below 0, but one is -0.5"),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from ondevice.dragon import findings, language_modelling, live
-from ondevice.dragon.claims import RULES
+from ondevice.dragon.rules import RULES
 
 
 def losses(dragon: float, drcg: float, spread: float = 0.0) -> pd.DataFrame:

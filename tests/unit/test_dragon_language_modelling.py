@@ -15,7 +15,7 @@ from ondevice.corpus import Document, Passage
 from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE
 from ondevice.dragon import codec
 from ondevice.dragon import language_modelling as lm
-from ondevice.dragon.windows import Retrieved, Window, retrieve, wikitext_documents, windows
+from ondevice.dragon.windows import Retrieved, Window, retrieve, windows
 from ondevice.retrieval import SparseIndex
 from ondevice.training import language_model
 
@@ -125,13 +125,6 @@ def test_passages_are_those_of_the_index_best_first(retrieved: list[Retrieved]) 
     assert [passages[place] for place in alone[0][1][0]] == list(again.passages)
     with pytest.raises(ValueError, match=f"{len(passages)} texts, but there are 1"):
         retrieve([retrieved[0].window], passages[:1], index, 1)
-
-
-def test_articles_take_the_place_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "wikitext", lambda split: f" \n = {split} = \n\n One . \n\n = = Part = = \n\n Two . \n")
-    (found,) = wikitext_documents("test")
-    assert (found.name, found.heading) == ("test", "article test")
-    assert "One ." in found.docstring and "Two ." in found.text
 
 
 def test_outputs_are_mixed_as_by_hand(

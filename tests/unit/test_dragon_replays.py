@@ -10,11 +10,21 @@ import pytest
 
 from ondevice.dragon import analysis, printed, replays
 from ondevice.dragon.cost import Costs
-from ondevice.dragon.scheduler import Scripted
+from ondevice.dragon.scheduler import Stay
 from ondevice.dragon.simulator import DEVICE, World, independent, oracle, simulate
 from ondevice.network.link import Link
 
 FEW = 10  # sequences, where the means do not matter
+
+
+class Scripted(Stay):
+    """It moves after the given positions, whatever happens."""
+
+    def __init__(self, *positions: int) -> None:
+        self.positions = positions
+
+    def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
+        return position in self.positions
 
 
 # Bars of a run
@@ -22,9 +32,9 @@ FEW = 10  # sequences, where the means do not matter
 
 def test_a_timeline_is_the_same_run_and_its_bars_are_what_happened():
     world = World(independent(30, 0.7, 0.6, 1), 0.2, 0.05, Link(0.3), Link(0.1), 5)
-    moves = (Scripted([3]), Scripted([9]))
+    moves = (Scripted(3), Scripted(9))
     run, bars = analysis.timeline(world, DEVICE, moves)
-    plain = simulate(world, DEVICE, (Scripted([3]), Scripted([9])))
+    plain = simulate(world, DEVICE, (Scripted(3), Scripted(9)))
     assert run.seen.tolist() == plain.seen.tolist() and run.moves == 2
     for side in ("device", "cloud"):
         own = bars[(bars["what"] == "decode") & (bars["side"] == side)].sort_values("begin_s")

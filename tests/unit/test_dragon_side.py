@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from scripted import Scripted
 
-from ondevice.dragon.scheduler import Scripted
 from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
 from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, independent, oracle, regimes, replayed, simulate
 

@@ -14,14 +14,15 @@ import torch
 
 from ondevice import corpus
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.generation import greedy, loops, repeated
+from ondevice.causal_lm.scoring import score
+from ondevice.corpus import answers
 from ondevice.corpus.reading import Document
 from ondevice.training import language_model
-from ondevice.training.evaluation import answers, card, command, curve, estimates, overview, tasks
+from ondevice.training.evaluation import card, curve, estimates, overview, tasks
 from ondevice.training.evaluation.copying import copying_ratio
-from ondevice.training.evaluation.generation import greedy, loops, repeated
 from ondevice.training.evaluation.perplexity import perplexity
 from ondevice.training.evaluation.retrieval_gain import Conditionals, best_temperature, gains, mixture, texts
-from ondevice.training.evaluation.scoring import score
 
 VOCABULARY, CONTEXT = 32, 64
 
@@ -329,11 +330,11 @@ def test_base_is_compared_with_small_and_the_overview_shows_both(tmp_path: Path)
     estimate = {"mean": 0.8, "error": 0.01}
     ranking = {"metrics": {"model": {"ndcg@10": estimate}}, "margin": {"mean": 0.06, "error": 0.01}, "passes": True}
     (reranker / overview.RERANKING).write_text(json.dumps(ranking))
-    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "other").mkdir()
     overview.write_overview(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "[lm-base](lm-base/README.md) | [lm-small](lm-small/README.md)" in text
-    assert "| [reranker](reranker/README.md) | 0.800 ± 0.010 | 6.0 ± 1.0 (met) |" in text and "tokenizer" not in text
+    assert "| [reranker](reranker/README.md) | 0.800 ± 0.010 | 6.0 ± 1.0 (met) |" in text and "other]" not in text
 
 
 def test_the_curve_is_thinned_and_drawn(tmp_path: Path) -> None:
@@ -354,11 +355,3 @@ def test_the_curve_is_thinned_and_drawn(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"other\.csv is no log"):
         curve.read_log(tmp_path / "other.csv")
-
-
-def test_the_command_is_registered() -> None:
-    parser = argparse.ArgumentParser()
-    command.register(parser.add_subparsers())
-    arguments = parser.parse_args(["evaluate", "--model", "m", "--out", "folder", "--limit", "2"])
-    with pytest.raises(SystemExit, match="--limit"):
-        arguments.handler(arguments)

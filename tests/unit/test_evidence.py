@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from ondevice import assets, evidence
-from ondevice.evidence import PaperRun, Rule, Untested, quoted
+from ondevice import assets
+from ondevice.evidence import Above, All, AtLeast, Estimate, PaperRun, Rule, Untested, born, exact, quoted, read_value
 
 CLAIMS = pd.DataFrame(
     {
@@ -27,7 +27,7 @@ EXHIBITS = pd.DataFrame(
         "kind": ["measured", "diagram", "simulated", "analytic"],
     }
 )
-FASTER = Rule("at least 1.4; trend: above 1", wrong=0.5, reproduced=lambda v: v >= 1.4, trend=lambda v: v > 1)
+FASTER = Rule("speed-up", "times", AtLeast(1.4), Above(1), wrong=0.5, null="no cache", null_value=1.0)
 NUMBERS = pd.DataFrame({"x": [1, 2], "y": [0.123456789, 2.0]})
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     tables = {"claims": CLAIMS, "exhibits": EXHIBITS}
     monkeypatch.setattr(assets, "paper_list", lambda stem, paper: tables[stem])
     monkeypatch.setenv(assets.FIGURES_VARIABLE, str(tmp_path / "figures"))
-    monkeypatch.setenv(evidence.RESULT_VARIABLE, str(tmp_path / "result.json"))
+    monkeypatch.setenv(assets.RESULT_VARIABLE, str(tmp_path / "result.json"))
     return tmp_path / "figures" / "tiny"
 
 
@@ -50,26 +50,11 @@ def files(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(1.4, "reproduced"), (1.2, "trend"), (1.0, "contradicted")])
-def test_a_rule_gives_one_of_three_verdicts(value, verdict):
-    assert FASTER.verdict(value) == verdict
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, (1.0, np.nan)])
-def test_a_rule_does_not_judge_what_is_no_number(value):
-    with pytest.raises(ValueError, match="cannot be judged"):
-        FASTER.verdict(value)
-
-
-def test_a_rule_has_no_trend_unless_it_says_so():
-    assert Rule("above 1", wrong=0, reproduced=lambda v: v > 1).verdict(0.9) == "contradicted"
-
-
 def test_an_exhibit_is_numbers_picture_and_provenance(run, folder):
     figure = Figure()
     figure.add_subplot().plot([0, 1])
     line = run.save("fig_01_speed", NUMBERS, figure, kind="measured+quoted", inputs=["trace"], note="one")
-    assert line == "fig_01: measured+quoted, figures/tiny/fig_01_speed.png"
+    assert line == "fig_01: measured+quoted, tiny/fig_01_speed.png"
     assert files(folder) == ["fig_01_speed.csv", "fig_01_speed.json", "fig_01_speed.png"]
     assert (folder / "fig_01_speed.csv").read_text() == "x,y\n1,0.123457\n2,2\n"
     record = json.loads((folder / "fig_01_speed.json").read_text())
@@ -91,7 +76,7 @@ def test_a_picture_that_fails_leaves_no_half_of_it(run, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("stem", "table", "kind", "message"),
     [
-        ("fig_01_speed", NUMBERS, "guessed", r"Unknown kind \['guessed'\]; kinds are measured, simulated"),
+        ("fig_01_speed", NUMBERS, "guessed", r"Unknown kind \['guessed'\]; kinds are measured, recorded"),
         ("fig_01_speed", NUMBERS, "measured+guessed", "Unknown kind"),
         ("fig_09_other", NUMBERS, "measured", "names no exhibit of tiny; a stem starts with one of fig_01"),
         ("fig_011", NUMBERS, "measured", "names no exhibit"),
@@ -106,7 +91,7 @@ def test_a_bad_exhibit_is_refused_and_writes_nothing(run, folder, stem, table, k
 
 def test_what_goes_beyond_the_paper_says_so(run):
     line = run.save("beyond_optimum", NUMBERS, kind="analytic")
-    assert line == "beyond_optimum: analytic, figures/tiny/beyond_optimum.csv"
+    assert line == "beyond_optimum: analytic, tiny/beyond_optimum.csv"
 
 
 def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
@@ -115,10 +100,49 @@ def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
 
 
 def test_a_claim_is_shown_beside_the_paper(run):
-    line = run.judge("tiny-c01", 1.23456, kind="measured")
-    assert line == "trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 (measured)"
+    line = run.judge("tiny-c01", Estimate(1.23456, 1.1, 1.35, 72, "recorded"))
+    assert line == (
+        "trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72, recorded"
+    )
     with pytest.raises(ValueError, match="tiny-c02 is declared untested"):
         run.judge("tiny-c02", 80, kind="measured")
+
+
+def test_what_is_not_the_papers_unit_says_what_it_is(run):
+    run.rules = {"tiny-c01": Rule("seconds saved by it", "s", Above(0), None, wrong=-1)}
+    assert run.judge("tiny-c01", exact(2, "measured")).endswith("ours 2 s, seconds saved by it, measured")
+    run.rules = {"tiny-c01": Rule("the same of another task " * 4, "s", Above(0), None, wrong=-1)}
+    line = run.judge("tiny-c01", exact(2, "measured"))
+    assert line.splitlines()[0].endswith("paper 1.5 times,") and max(map(len, line.splitlines())) <= 110
+    assert len(line.splitlines()) == 3 and line.splitlines()[1].startswith("             ours 2 s, the same")
+
+
+def test_what_is_undecided_says_how_much_would_decide(run):
+    line = run.judge("tiny-c01", Estimate(1.1, 0.9, 1.3, 10, "measured"))
+    assert line.startswith("undecided    tiny-c01") and line.endswith("n 10, measured, n 41 would decide")
+    row = run.verdict_table().set_index("claim").loc["tiny-c01"]
+    assert (row["verdict"], row["n"], row["remark"]) == ("undecided", "10", "n 41 would decide")
+
+
+@pytest.mark.parametrize(("null", "same"), [(None, False), (1.39, False), (1.41, True)])
+def test_a_null_with_the_same_verdict_does_not_discriminate(run, null, same):
+    line = run.judge("tiny-c01", exact(1.5, "simulated"), null=null)
+    assert ("does not discriminate: no cache has 1.41 times" in line) == same
+    assert bool(run.verdict_table()["remark"][0]) == same
+
+
+def test_kinds_come_with_the_data_and_are_not_overruled(run, folder):
+    table = born(NUMBERS.copy(), "simulated")
+    assert run.save("fig_01_speed", table).startswith("fig_01: simulated,")
+    with pytest.raises(ValueError, match="Exhibit fig_01_speed is simulated, not measured"):
+        run.save("fig_01_speed", table, kind="measured")
+    with pytest.raises(ValueError, match="tiny-c01 is simulated, not measured"):
+        run.judge("tiny-c01", exact(1.5, "simulated"), kind="measured")
+    with pytest.raises(ValueError, match="does not say where it comes from"):
+        run.judge("tiny-c01", 1.5)
+    with pytest.raises(ValueError, match="does not say where it comes from"):
+        run.save("fig_01_speed", NUMBERS)
+    assert json.loads((folder / "fig_01_speed.json").read_text())["kind"] == "simulated" and not run.verdicts
 
 
 @pytest.mark.parametrize(
@@ -126,16 +150,23 @@ def test_a_claim_is_shown_beside_the_paper(run):
     [
         (0, "0"),
         (0.000123456, "0.000123"),
-        (12345.6, "1.23e+04"),
+        (12345.6, "12346"),
         (-2.5, "-2.5"),
         (3e-15, "0"),
         ((1, 20.04), "1, 20"),
-        ((1, -2, 3, 4, 5), "-2 to 5 (5 values)"),
+        ((1, -2, 3, 4, 5), "-2 to 5 times (5 values)"),
+        ((1.0, Estimate(2, 1.5, 2.5, 9, "measured")), "1, 2 [1.5, 2.5]"),
     ],
 )
-def test_our_value_is_shown_with_three_digits(run, value, text):
-    run.rules = {"tiny-c01": Rule("any value", wrong=0, reproduced=lambda v: True)}
-    assert f"ours {text} (" in run.judge("tiny-c01", value, kind="measured")
+def test_our_value_is_shown_with_three_digits_and_stored_whole(run, value, text):
+    run.rules = {"tiny-c01": Rule("any value", "times", All(Above(-9)), None, wrong=-9)}
+    unit = "" if "times" in text else " times"
+    parts = value if isinstance(value, tuple) else (value,)
+    carried = [exact(x, "measured") if not isinstance(x, Estimate) else x for x in parts]
+    assert f"ours {text}{unit}, " in run.judge("tiny-c01", tuple(carried) if isinstance(value, tuple) else carried[0])
+    stored = np.atleast_1d(np.asarray(read_value(run.verdicts["tiny-c01"]["value"]), dtype=object))
+    assert [getattr(x, "value", x) for x in stored] == [getattr(x, "value", x) for x in parts]
+    assert [getattr(x, "low", x) for x in stored] == [getattr(x, "low", x) for x in parts]
 
 
 def test_finish_needs_every_exhibit_and_every_verdict(run, folder):
@@ -160,7 +191,7 @@ def test_finish_writes_verdicts_and_the_result_record(run, folder, tmp_path):
     claims = pd.read_csv(folder / "claims.csv", keep_default_na=False)
     assert claims["verdict"].tolist() == ["reproduced", "untested"]
     assert claims["paper"].tolist() == ["1.5 times", "up to 80 percent"]
-    assert claims["note"].tolist() == [FASTER.text, "no price list"]
+    assert claims["note"].tolist() == [FASTER.words, "no price list"]
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["paper"] == "tiny" and record["exhibits"] == summary.to_dict("records")
     assert record["verdicts"] == {"reproduced": 1, "untested": 1} and record["parameters"] == {"seed": 3}

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from ondevice import assets, corpus
+from ondevice.corpus.modules import held_out
 from ondevice.grating import agent_memory, applications, findings, long_context, plots, rag, recordings
 from ondevice.grating.agent_memory import CALLS, NO_MEMORY, Workload
 from ondevice.grating.applications import ANSWER, EMBEDDING, KEYWORDS, RERANKER, Rank, Search
@@ -17,7 +18,6 @@ from ondevice.grating.printed import AGENT, CONTEXT, HF, NONE, OFFLOAD, OURS, RA
 from ondevice.grating.pruning import ClusterRule, ranking
 from ondevice.grating.recordings import QUESTIONS
 from ondevice.grating.replay import measure, replay
-from ondevice.training.reranking.modules import held_out
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 MODULES = [name for name in (f"pack.part{n}" for n in range(40)) if held_out(name)][:6]
@@ -395,8 +395,8 @@ def test_the_tables_are_those_of_the_figures_and_the_claims():
     keys = keys[keys["method"].isin([HF, OURS])]
     footprints = pd.concat([keys.assign(seconds=s, mb=m * (1 + (keys["method"] == HF))) for s, m in ((0, 1), (1, 9))])
     figures = [
-        plots.rag(times[RAG], quality[RAG], footprints[footprints["application"] == RAG]),
-        plots.agent_memory(times[AGENT], quality[AGENT]), plots.long_context(times[CONTEXT], quality[CONTEXT]),
+        plots.application(RAG, times[RAG], quality[RAG], footprints[footprints["application"] == RAG]),
+        *(plots.application(name, times[name], quality[name]) for name in (AGENT, CONTEXT)),
     ]  # fmt: skip
     assert [len(figure.axes) for figure in figures] == [6, 4, 2]
     values = findings.applications(pd.concat(times.values()), pd.concat(quality.values()), footprints, 10.0)

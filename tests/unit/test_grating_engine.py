@@ -19,13 +19,14 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ondevice import models as bundled
 from ondevice import shapes
+from ondevice.corpus import pairs
 from ondevice.grating import replay
 from ondevice.grating.architectures import Architecture, Batch, Row, answer_ids, encode
 from ondevice.grating.engine import Engine, Scores
 from ondevice.grating.hidden_states import Offloaded, Resident
 from ondevice.grating.pruning import ClusterRule, Selection
 from ondevice.grating.weights import InMemory, Streamed
-from ondevice.training.reranking import inputs, scoring
+from ondevice.retrieval import layer_scores
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertForSequenceClassification": ("bert", {}),
@@ -78,7 +79,7 @@ def some_rows(lengths: Sequence[int] = LENGTHS, vocabulary: int = V) -> list[Row
 @torch.no_grad()
 def expected(model: Any, rows: Sequence[Row], side: str = "right") -> NDArray[np.float64]:
     """[layers, N] the model's own head on the hidden states of one padded forward of transformers'."""
-    batch = inputs.padded([inputs.Row(row.ids, row.border) for row in rows], PAD, side)
+    batch = pairs.padded([pairs.Row(row.ids, row.border) for row in rows], PAD, side)
     mask = batch["attention_mask"]
     causal = hasattr(model, "model")
     extra = {"token_type_ids": batch["token_type_ids"]} if hasattr(model, "bert") else {}
@@ -184,11 +185,11 @@ def test_bundled_rerankers_score_as_their_evaluation_does(spec: str) -> None:
     query = "How is a tensor moved to another device?"
     documents = [f"torch.Tensor.to\nReturns a tensor on another device, case {n}. " * (1 + 3 * n) for n in range(6)]
     found = encode(built_on, loaded.tokenizer, query, documents)
-    rows = inputs.rows(loaded.tokenizer, built_on.causal, query, documents)
+    rows = pairs.rows(loaded.tokenizer, query, documents)
     assert [row.ids for row in found.rows] == [row.ids for row in rows]
     assert 0 < found.truncated < 6
     with torch.inference_mode():
-        right = scoring.scores_of(loaded.model, rows).double().numpy()
+        right = layer_scores.scores_of(loaded.model, rows).double().numpy()
     scores = Engine(built_on, InMemory(loaded.model), chunk=200).score(found.rows)
     assert distance(scores.by_layer, right) < 1e-4 < right[-1].std()
 

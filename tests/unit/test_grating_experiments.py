@@ -30,7 +30,7 @@ from ondevice.grating.printed import HF, OFFLOAD, OURS, OURS_QUANT, QUANT
 from ondevice.grating.pruning import ClusterRule
 from ondevice.grating.recordings import CLOZE, MODELS, QUESTIONS, Asked, Recording
 from ondevice.grating.replay import Pools, measure, replay
-from ondevice.training.reranking import data
+from ondevice.retrieval import pools as evaluation_data
 
 LAYERS, N = 4, 12
 WORDS = "yes no what is alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi"
@@ -82,7 +82,7 @@ def test_packed_scores_are_within_half_a_step():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_committed_recordings_give_the_model_cards_precision(model):
-    card = json.loads((assets.ROOT / "data/models" / model / "reranking.json").read_text())
+    card = json.loads(assets.data("models", model, "reranking.json").read_text())
     recording = recordings.load(model)
     assert (len(recording.pools), len(recordings.load(model, "validation").pools)) == (card["queries"], 432)
     assert {queries: int((recording.queries == queries).sum()) for queries in (QUESTIONS, CLOZE)} == {
@@ -149,7 +149,7 @@ def test_recording_anew_gives_scores_with_both_kinds_of_weights(monkeypatch, tmp
     texts[:] = ["a.b0\nOpens a file for reading.", "a.b1\nThe sum of all numbers.", "a.b0\nA colour.", "a.b1\nA word."]
     query = corpus.Query("summary", "How is a file opened?", "a.b0", "")
     pools = [SimpleNamespace(query=query, passages=tuple(texts), relevant=[True, False, False, False])]
-    monkeypatch.setattr(data, "for_evaluation", lambda split: SimpleNamespace(pools=pools))
+    monkeypatch.setattr(evaluation_data, "for_evaluation", lambda split: SimpleNamespace(pools=pools))
     found = recordings.record("test", ["minilm-reranker"])
     exact, small = (recordings._unpacked(found, "minilm-reranker", "test", int8) for int8 in (False, True))
     assert exact.pools.scores.shape == (1, 6, 4)
@@ -288,7 +288,7 @@ def test_scores_and_agreement_are_drawn_and_judged():
     assert tops["top"].all() and scores["top"].mean() == 5 / 20
     last = table[(table["model"] == MODELS[0]) & (table["layer"] == 12)]
     assert last["kendall"].item() == pytest.approx(1, abs=1e-2)
-    card = json.loads((assets.ROOT / "data/models" / MODELS[0] / "reranking.json").read_text())
+    card = json.loads(assets.data("models", MODELS[0], "reranking.json").read_text())
     for layer in (5, 9):
         found = table[(table["model"] == MODELS[0]) & (table["layer"] == layer)]["kendall"].item()
         assert found == pytest.approx(card["layers"][layer - 1]["kendall"]["mean"], abs=0.01)
@@ -297,7 +297,7 @@ def test_scores_and_agreement_are_drawn_and_judged():
 def test_the_worked_example_is_drawn_as_the_paper_tells_it():
     scores, rounds = experiments.worked_example()
     assert plots.pruning(scores, rounds).axes
-    for step in printed.worked_example_steps().itertuples():
+    for step in assets.paper_table("grating", "worked_example").itertuples():
         rows = scores[scores["layer"] == step.after_layer]["verdict"]
         found = [len(rows), int((rows == "selected").sum()), int((rows == "dropped").sum())]
         told = [step.active, step.selected, step.dropped]
@@ -405,12 +405,6 @@ def test_latency_and_precision_are_drawn_and_judged(tiny):
         measure(experiments.load(tiny).of(CLOZE), 10,
                 ClusterRule(trade_offs.threshold(taus, tiny, CLOZE, 10, "low"))).saved.mean()
     )  # fmt: skip
-
-
-def test_points_with_measured_latency(tiny):
-    table = experiments.measured_points(tiny, [0.0, 5.0], k=3, pools=2, rounds=3)
-    assert table["replayed"].tolist()[1] == 1 and table["replayed"].tolist()[0] < 0.9
-    assert (table["latency"] > 0).all() and table["threshold"].tolist() == [0, 5]
 
 
 def test_ways_take_turns_and_medians_are_of_rounds(monkeypatch):

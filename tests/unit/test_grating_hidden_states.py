@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_read_ahead_is_hidden_behind_the_work(tmp_path: Path, monkeypatch: pyt
     list(states.each([0]))
     states.busy = states.waited = 0.0
     for chunk, hidden in states.each(range(6)):
-        time.sleep(0.03)
+        wait([buffer.job for buffer in states._buffers if buffer.job is not None])  # so long does the work take
         states.put(chunk, hidden)
     assert states.busy > 0.05 and states.waited < 0.4 * states.busy
     states.close()

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from transformers import AutoConfig
 
 from ondevice import models
-from ondevice.grating import plots_probes, probe_experiments, probe_recordings, probes, recordings
+from ondevice.grating import plots, probe_experiments, probe_recordings, probes, recordings
 from ondevice.grating.architectures import Architecture, Row
 from ondevice.grating.engine import Engine
 from ondevice.grating.probes import Probes, cross_fitted, fit, predicted, rounded, scaled
@@ -22,7 +22,7 @@ from ondevice.grating.pruning import ClusterRule, Selection
 from ondevice.grating.replay import replay
 from ondevice.grating.reranker import Reranker
 from ondevice.grating.weights import InMemory
-from ondevice.training.precision import mixed_precision
+from ondevice.precision import mixed_precision
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -238,10 +238,10 @@ def test_the_table_has_a_row_for_each_setting_and_the_figure_draws_it() -> None:
     assert (table["low"] <= table["overlap"]).all() and (table["overlap"] <= table["high"]).all()
     saved = table.pivot_table(index=["scores", "rule"], columns="target", values="saved")
     assert (saved[0.97] > saved[0.99]).all()
-    figure = plots_probes.saved_work(table)
+    figure = plots.saved_work(table)
     (axis,) = figure.axes
     drawn = np.concatenate([line.get_ydata() for line in axis.lines if len(line.get_xdata()) == 2][2:6])
     assert sorted(drawn) == pytest.approx(sorted(table["saved"]))
     plt.close(figure)
     with pytest.raises(ValueError, match="two rows"):
-        plots_probes.saved_work(pd.concat([table, table]))
+        plots.saved_work(pd.concat([table, table]))

@@ -67,7 +67,7 @@ def test_what_was_freed_before_a_sample_is_still_in_the_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system does not let a process forget its peak")
-    found = watched(f"bytearray({FIFTY})\nmark('after')\ntime.sleep(0.05)", interval=10.0)
+    found = watched(f"bytearray({FIFTY})\nmark('after')", interval=10.0)
     assert found.marks == ("baseline", "after", "end") and found.highest[0] == -1
     assert near(found.peak("resident"), FIFTY) and near(found.peak("resident", phase="baseline"), FIFTY)
     assert near(found.peak("resident", phase="after"), 0) and near(found.growth("resident").max(), 0)
@@ -77,7 +77,7 @@ def test_phases_times_and_means() -> None:
     found = watched(f"time.sleep(0.2)\nkept = bytearray({FIFTY})\nmark('full')\ntime.sleep(0.4)")
     first, full, end = found.seconds[found.at]
     assert first == 0 and 0.2 <= full < end - 0.4 + 1e-3
-    assert np.diff(found.seconds).min() >= 0 and len(found.seconds) > 30  # of 10 ms, on a busy machine
+    assert np.diff(found.seconds).min() >= 0 and len(found.seconds) > 10  # of 10 ms, however busy the machine is
     assert near(found.mean("anonymous", phase="full"), FIFTY)
     assert found.mean("anonymous", phase="baseline") < 0.5 * FIFTY
     assert found.result == {"done": 1} and found.baseline > 5 * MB
@@ -85,7 +85,7 @@ def test_phases_times_and_means() -> None:
 
 def test_several_kinds_are_added_at_the_same_time() -> None:
     """Fifty that move from one kind to the other are fifty, not a hundred."""
-    found = watched(f"own = bytearray({FIFTY})\ntime.sleep(0.05)\ndel own\nkept = mmap.mmap(-1, {FIFTY})\n{TOUCH}")
+    found = watched(f"own = bytearray({FIFTY})\nmark('own')\ndel own\nkept = mmap.mmap(-1, {FIFTY})\n{TOUCH}")
     assert near(found.peak("anonymous"), FIFTY) and near(found.peak("shared"), FIFTY)
     assert near(found.peak("anonymous", "shared"), FIFTY)
 

@@ -126,10 +126,9 @@ def test_a_folder_loads_with_its_own_class_and_weights(tmp_path, kind):
     assert models.load(str(folder), torch.float64).model.dtype == torch.float64
 
 
-def test_a_bundled_model_loads_by_name_with_the_shared_tokenizer(root):
+def test_a_bundled_model_loads_by_name(root):
     folder = root / "data" / "models"
-    saved(folder / "pydocs-lm-small", tokenizer=False)
-    shapes.byte_tokenizer().save_pretrained(folder / "tokenizer")
+    saved(folder / "pydocs-lm-small")
     (folder / "pydocs-lm-small" / "README.md").write_text("A card.")
     models.write_manifest()
     (folder / "pydocs-lm-small" / "README.md").write_text("A better card.")

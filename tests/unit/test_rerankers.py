@@ -8,24 +8,39 @@ import json
 import os
 import signal
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from sentence_transformers import CrossEncoder
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from ondevice import assets, corpus, models, shapes
-from ondevice.training.reranking import card, data, evaluation, learning
-from ondevice.training.reranking.collection import Collection
-from ondevice.training.reranking.inputs import Row, is_causal, padded, rows
+from ondevice.corpus.modules import held_out, modules
+from ondevice.corpus.pairs import Row, padded, reading_pairs, rows
+from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.retrieval import pools as evaluation_data
+from ondevice.retrieval.collection import Collection
+from ondevice.retrieval.layer_scores import layer_scores, scores_of
+from ondevice.retrieval.pools import Pool, evaluation_pools
+from ondevice.training.reranking import card, evaluation, examples, learning
+from ondevice.training.reranking.examples import Example, training_examples
 from ondevice.training.reranking.learning import Recipe
 from ondevice.training.reranking.lists import CANDIDATES, QUERIES, Lists, chosen
 from ondevice.training.reranking.loss import listwise
 from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
-from ondevice.training.reranking.modules import held_out, modules
-from ondevice.training.reranking.pools import Example, Pool, evaluation_pools, training_examples
-from ondevice.training.reranking.scoring import layer_scores, scores_of
+from ondevice.training.running import export
 
 VOCABULARY, PAD = 40, 1
 WORDS = ("matrix", "vector", "token", "socket", "image", "colour", "thread", "signal", "string", "buffer")
@@ -35,6 +50,7 @@ WORDS = ("matrix", "vector", "token", "socket", "image", "colour", "thread", "si
 def surroundings(tmp_path, monkeypatch):
     """One thread, so that sums are taken in one order, and caches and models below a folder of the test's."""
     monkeypatch.setattr(assets, "ROOT", tmp_path)
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -102,10 +118,24 @@ def decoder(layers: int = 3, seed: int = 0) -> LlamaForCausalLM:
 def encoder(seed: int = 0) -> BertModel:
     torch.manual_seed(seed)
     shape = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
-    return BertModel(BertConfig(**shape, vocab_size=VOCABULARY, pad_token_id=0, max_position_embeddings=64)).eval()
+    return BertModel(BertConfig(**shape, vocab_size=VOCABULARY, pad_token_id=0, max_position_embeddings=160)).eval()
 
 
 PARENTS = {"decoder": decoder, "encoder": encoder}
+
+
+def marked() -> PreTrainedTokenizerFast:
+    """The byte tokenizer with the markers that a decoder's pairs are made with."""
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [USER, ASSISTANT, PASSAGE]})
+    return tokenizer
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """An encoder's tokenizer with a token a letter."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries = [*special, "?", *ascii_lowercase, *("##" + letter for letter in ascii_lowercase)]
+    return BertTokenizerFast(vocab={entry: index for index, entry in enumerate(entries)})
 
 
 def toy_lists(step: int) -> list[Row]:
@@ -179,17 +209,17 @@ def test_training_sees_no_held_out_module_and_evaluation_asks_of_no_other(monkey
     embedder = dataclasses.make_dataclass(
         "E", [("key", str, "e")], namespace={"__call__": Counting.__call__, "size": 64}
     )
-    monkeypatch.setattr(data.retrieval, "embedder", embedder)
+    monkeypatch.setattr(evaluation_data.retrieval, "embedder", embedder)
     texts = [
         text
-        for example in data.for_training()
+        for example in examples.for_training()
         for group in (example.positives, *example.negatives.values())
         for text in group
     ]
     titles = {text.partition("\n")[0] for text in texts}
     module_of = modules(document for split in splits.values() for document in split)
     assert titles and not any(held_out(module_of[title]) for title in titles)
-    found = data.for_evaluation("test")
+    found = evaluation_data.for_evaluation("test")
     assert found.pools and found.dropped >= 0
     assert all(held_out(module_of[pool.query.name]) for pool in found.pools)
     assert {title.partition("\n")[0] for pool in found.pools for title in pool.passages} <= {
@@ -221,16 +251,16 @@ def test_a_step_reads_one_positive_and_seven_negatives_and_depends_on_the_step_a
     few = dataclasses.replace(example, negatives={**negatives, "dense": ()})
     assert len(set(chosen(few, np.random.default_rng(0)))) == CANDIDATES
     tokenizer = shapes.byte_tokenizer()
-    lists, again = Lists([example] * 9, tokenizer, True), Lists([example] * 9, tokenizer, True)
+    lists, again = Lists([example] * 9, tokenizer), Lists([example] * 9, tokenizer)
     assert lists(7) == again(7) != lists(8)
     assert len(lists(0)) == QUERIES * CANDIDATES
     with pytest.raises(ValueError, match="needs 8 queries with passages; there are 3"):
-        Lists([example] * 3, tokenizer, True)
+        Lists([example] * 3, tokenizer)
 
 
 def test_a_long_passage_is_cut_and_the_query_is_not():
-    tokenizer = shapes.byte_tokenizer()
-    (row,) = rows(tokenizer, True, "what?", ["x" * 500])
+    tokenizer = reading_pairs(marked(), causal=True)
+    (row,) = rows(tokenizer, "what?", ["x" * 500])
     text = tokenizer.decode(list(row.ids))
     assert len(row.ids) == 160
     assert text.startswith("<|passage|>xxx") and text.endswith("x<|user|>what?<|assistant|>")
@@ -290,7 +320,7 @@ def test_the_report_compares_with_the_better_baseline_and_follows_the_layers():
     relevant = np.arange(20) == 3
     up = np.where(relevant, 2.0, np.linspace(0, 1, 20))
     pools = [Pool(query, ("p",) * 20, relevant, -up, np.where(relevant, 0.97, np.linspace(0, 1, 20)))] * 3
-    found = evaluation.report(data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)
+    found = evaluation.report(evaluation_data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)
     assert (found["queries"], found["dropped"], found["better_baseline"], found["passes"]) == (3, 2, "embedder", True)
     assert found["metrics"]["model"]["ndcg@10"] == {"mean": 1, "error": 0}
     assert found["margin"]["mean"] == pytest.approx(1 - 1 / np.log2(3))
@@ -302,7 +332,7 @@ def test_a_card_says_what_was_measured_and_how_it_was_trained(tmp_path):
     query, relevant = corpus.Query("summary", "q", "n", ""), np.arange(20) == 3
     up = np.where(relevant, 2.0, np.linspace(0, 1, 20))
     pools = [Pool(query, ("p",) * 20, relevant, up, -up)] * 3
-    found = {"split": "test", **evaluation.report(data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)}
+    found = {"split": "test", **evaluation.report(evaluation_data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)}
     found["training"] = card.training_facts(tmp_path / "run", "pydocs-lm-base", "a machine")
     folder = tmp_path / "a-reranker"
     assets.write_text(folder / card.EVALUATION, json.dumps(found))
@@ -376,71 +406,18 @@ def opt() -> OPTForCausalLM:
                                     word_embed_proj_dim=16, vocab_size=20))  # fmt: skip
 
 
-@pytest.fixture(params=PARENTS)
-def stored(request, tmp_path):
-    """A bundled parent, a child that differs from it, and the folder of the child's difference."""
-    root = tmp_path / "data" / "models"
-    parent = PARENTS[request.param]()
+@pytest.mark.parametrize("kind", PARENTS)
+def test_a_stored_reranker_scores_in_sentence_transformers_as_here(kind, tmp_path):
+    """From the folder alone: the format of a pair, its longest row, the head, and float32."""
+    tokenizer = {"decoder": marked, "encoder": letters}[kind]()
+    parent = PARENTS[kind]()
     parent.resize_token_embeddings(300)
-    parent.bfloat16().save_pretrained(root / "parent")
-    shapes.byte_tokenizer().save_pretrained(root / "tokenizer")
-    models.write_manifest()
-    child = learning.warm(parent.float())
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in child.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.01)
-    models.save_difference(child, "parent", root / "child")
-    models.write_manifest()
-    return child, root
-
-
-def test_a_difference_gives_the_model_back_to_its_precision(stored):
-    child, root = stored
-    loaded = models.load("child")
-    assert type(loaded.model) is type(child) and not loaded.model.training
-    assert (loaded.origin, len(loaded.tokenizer)) == ("bundled", 259)
-    assert is_causal(loaded.model) == is_causal(child)
-    many = [Row(tuple(range(2, 12 + n)), 3) for n in range(6)]
-    with torch.no_grad():
-        scores, expected = scores_of(loaded.model, many), scores_of(child, many)
-    assert scores == pytest.approx(expected, abs=0.02)
-    theirs = child.state_dict()
-    largest = max(float((value - theirs[name]).abs().max()) for name, value in loaded.model.state_dict().items())
-    assert 0 < largest < 1e-3
-    embeddings = child.get_input_embeddings().weight
-    assert torch.equal(loaded.model.get_input_embeddings().weight, embeddings)
-    assert (root / "child" / "difference.safetensors").stat().st_size < 0.6 * sum(
-        parameter.numel() * 2 for parameter in child.parameters()
-    )
-    assert models.load("child", torch.float64).model.dtype == torch.float64
-
-
-def test_a_difference_from_other_weights_is_refused(stored):
-    _, root = stored
-    models.load("parent").model.float().save_pretrained(root / "parent")
-    models.write_manifest()
-    with pytest.raises(ValueError, match="child is a difference from other weights of parent: their sha256 differs"):
-        models.load("child")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 300, -1])
-def test_a_truncated_difference_is_refused(stored, keep):
-    _, root = stored
-    path = root / "child" / "difference.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"child/difference\.safetensors is not what the manifest says"):
-        models.load("child")
-    with pytest.raises(ValueError, match=r"difference\.safetensors of child is damaged or truncated"):
-        models.load(str(root / "child"))
-
-
-def test_a_difference_of_another_shape_or_parent_is_refused(stored):
-    child, root = stored
-    with pytest.raises(ValueError, match=r"must be from a bundled model or all-minilm-l6-v2, not from 'folder'"):
-        models.save_difference(child, "folder", root / "other")
-    child.config.num_hidden_layers = 2
-    child.config.save_pretrained(root / "child")
-    with pytest.raises(ValueError, match=r"difference\.safetensors does not fit parent: .*layer.*\.2\."):
-        models.load(str(root / "child"))
+    model, pairs = learning.warm(parent), reading_pairs(tokenizer, kind == "decoder")
+    export(model, pairs, tmp_path / "model", torch.float16)
+    query, passages = "what is it?", ["x" * 40, "y and z", "a b c " * 200]
+    theirs = CrossEncoder(str(tmp_path / "model"), device="cpu")
+    loaded = models.load(str(tmp_path / "model"))
+    ours = scores_of(loaded.model, rows(loaded.tokenizer, query, passages), every=False)[-1]
+    scores = theirs.predict([(query, passage) for passage in passages])
+    assert scores == pytest.approx(ours.sigmoid().tolist(), abs=1e-6)
+    assert [len(row.ids) for row in rows(loaded.tokenizer, query, passages)][2] == 160

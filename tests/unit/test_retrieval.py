@@ -45,7 +45,7 @@ class FakeEmbedder:
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(assets, "ROOT", tmp_path)
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -314,12 +314,12 @@ def test_an_interrupted_embedding_keeps_its_finished_blocks(fake, monkeypatch, r
         retrieval.embeddings(TEXTS, Interrupted())
     assert np.array_equal(retrieval.embeddings(TEXTS, fake), FakeEmbedder()(TEXTS))
     assert fake.seen == 2
-    assert not [path for path in (root / "data" / "cache" / "retrieval").iterdir() if path.name.startswith(".")]
+    assert not [path for path in (root / "retrieval").iterdir() if path.name.startswith(".")]
 
 
 def test_a_cached_sparse_index_is_read_back_and_a_damaged_one_is_named(root):
     retrieval.sparse_index(TEXTS)
-    (place,) = (root / "data" / "cache" / "retrieval").iterdir()
+    (place,) = (root / "retrieval").iterdir()
     assert {path.suffix for path in place.iterdir()} == {".npy", ".json"}
     assert retrieval.sparse_index(TEXTS).search(["bar chart"], 1)[1].tolist() == [[4]]
     (place / "vocab.index.json").write_text("{")

@@ -6,7 +6,8 @@ import pytest
 from ondevice import assets
 from ondevice.evidence import Untested
 from ondevice.sdnpu import npu, partition, printed
-from ondevice.sdnpu.claims import RULES
+from ondevice.sdnpu.rules import RULES
+from ondevice.sdnpu.scheduling import Load, execute
 
 CLAIMS = assets.paper_list("claims", "sdnpu").set_index("claim_id")
 HYPERPARAMETERS = assets.paper_list("hyperparameters", "sdnpu").set_index("name")["value"]
@@ -46,7 +47,7 @@ def test_every_claim_is_of_a_known_exhibit_and_every_row_stands_once():
     assert HYPERPARAMETERS.index.is_unique
     spans = CLAIMS.dropna(subset=["value_low", "value_high"]).drop(index=["sdnpu-c27"])
     assert (spans["value_low"] <= spans["value_high"]).all()
-    assert row("c27") == (53.85, 56.52) and "other order" in CLAIMS.loc["sdnpu-c27", "conditions"]
+    assert row("c27") == (53.85, 56.52) and "contradicts the sentence" in CLAIMS.loc["sdnpu-c27", "conditions"]
 
 
 @pytest.mark.parametrize(
@@ -220,11 +221,18 @@ def test_eagle_at_vanillas_power_takes_half_of_its_energy():
     assert energy == pytest.approx(0.5, abs=0.05) and "about half" in RULES["sdnpu-c26"].why
 
 
+def printed_question(integers):
+    """The appendix's question taken at its word, of the schedule that loads everything first: always True."""
+    prefill, _ = partition.scheduling_instance(integers)
+    timeline = execute(prefill, [Load(block, 0, 0) for block in range(prefill.blocks)])
+    return timeline.latency <= float(timeline.compute_end[-1, -1])
+
+
 def test_the_reduction_passes_and_the_printed_question_does_not():
     instances = {(3, 1, 2): True, (5, 4, 3, 2): True, (1, 1, 4): False, (2, 2, 2): False}
     answers = [(partition.halves(integers) is not None) == right for integers, right in instances.items()]
     assert verdict("c65", np.mean(answers)) == "reproduced"
-    printed_ones = [partition.printed_question(integers) == right for integers, right in instances.items()]
+    printed_ones = [printed_question(integers) == right for integers, right in instances.items()]
     assert verdict("c65", np.mean(printed_ones)) == "contradicted"
 
 
@@ -234,78 +242,17 @@ def test_the_reduction_passes_and_the_printed_question_does_not():
 @pytest.mark.parametrize(
     ("claim", "value", "right"),
     [
-        ("c01", 2.0, "trend"),
-        ("c01", 5.0, "trend"),
-        ("c01", 1.5, "contradicted"),
-        ("c03", (1.01, 1.3), "trend"),
-        ("c03", (0.99, 3.81), "contradicted"),
-        ("c04", (1.05, 1.2), "trend"),
-        ("c07", (1.1, 3.81), "trend"),
-        ("c08", (0.5, 1.1), "trend"),
-        ("c08", (0.5, 1.0), "contradicted"),
-        ("c09", (1.1, 1.2), "trend"),
         ("c09", (1.3, 2.5), "reproduced"),
         ("c09", (1.3, 4.5), "trend"),
-        ("c10", (0.9, 1.1), "trend"),
-        ("c10", (1.1, 1.8), "reproduced"),
-        ("c12", (1.01, 1.05), "trend"),
-        ("c13", (0.9, 1.25), "reproduced"),
-        ("c13", (0.5, 1.0), "trend"),
-        ("c14", (0.5, 1.3), "reproduced"),
-        ("c14", (0.9, 1.45), "trend"),
-        ("c14", (0.9, 1.6), "contradicted"),
-        ("c16", (1.0, 0.1), "reproduced"),
-        ("c16", (2.0, 0.8), "trend"),
         ("c16", (1.5, 0.7), "contradicted"),  # first for one model only
-        ("c16", (1.0, 0.0), "contradicted"),
         ("c28", (30.0, 18.0), "trend"),  # little, but of a small model
-        ("c28", (30.0, 3.0), "reproduced"),
-        ("c29", 1.06, "trend"),
-        ("c30", 3.3, "trend"),
-        ("c31", 5.5, "trend"),
-        ("c32", (0.9, 1.0), "trend"),
-        ("c33", (60.0, 80.0), "reproduced"),
-        ("c33", (55.0, 98.0), "trend"),
-        ("c33", (49.0, 80.0), "contradicted"),
-        ("c34", (1.2, 1.7), "trend"),
-        ("c35", 0.9, "reproduced"),
-        ("c35", 0.97, "trend"),
-        ("c35", 1.0, "contradicted"),
-        ("c36", (0.05, 5.0), "trend"),
-        ("c37", 5.0, "trend"),
-        ("c38", (1.2, 1.005), "trend"),
         ("c39", 1.04, "trend"),  # above what 15 percent would allow, and still below 1.05
-        ("c39", 1.5, "trend"),
         ("c40", 1.17, "trend"),  # Table 4's acceptance alone
-        ("c41", (1.0, 1.2), "trend"),
-        ("c41", (1.06, 1.1), "trend"),
-        ("c41", (0.99, 1.3), "contradicted"),
-        ("c42", (1.05, 1.2), "trend"),
-        ("c42", (1.0, 1.02), "contradicted"),
-        ("c43", (1.0, 600.0), "reproduced"),
         ("c43", (1.0, 20.0), "trend"),  # of next to nothing
-        ("c43", (0.995, 600.0), "trend"),
-        ("c44", 95.0, "trend"),
-        ("c45", 60.0, "trend"),
-        ("c46", 60.0, "trend"),
-        ("c49", 30.0, "trend"),
-        ("c50", (0.9, 0.5, 0.4), "trend"),
         ("c50", (0.72, 0.3, 0.4), "trend"),
         ("c51", (0.95, 0.9, 0.4), "trend"),
         ("c51", (0.6, 0.61, 0.4), "contradicted"),
         ("c52", (0.4, 0.5, 0.38), "reproduced"),
-        ("c52", (0.9, 0.8, 0.6), "trend"),
-        ("c53", 0.6, "trend"),
-        ("c54", (0.5, 0.2), "trend"),
-        ("c55", 10.0, "trend"),
-        ("c56", 100.0, "trend"),
-        ("c57", (-0.9, 1.0), "trend"),
-        ("c58", 26.0, "trend"),
-        ("c59", 0.6, "trend"),
-        ("c60", 60.0, "trend"),
-        ("c61", 0.8, "trend"),
-        ("c62", 20.0, "trend"),
-        ("c63", 20.0, "trend"),
         ("c65", 59 / 60, "contradicted"),  # one wrong answer
     ],
 )
@@ -316,6 +263,6 @@ def test_values_on_either_side_of_a_rules_bounds(claim, value, right):
 def test_what_is_left_out_is_energy_phones_and_what_would_judge_itself():
     left = {claim for claim, rule in RULES.items() if isinstance(rule, Untested)}
     energy = set(CLAIMS.index[CLAIMS["exhibit"] == "fig_11"])
-    phones = set(CLAIMS.index[CLAIMS["statement"].str.contains("slower NPU")])
+    phones = set(CLAIMS.index[CLAIMS["statement"].str.startswith("Redmi K70 Pro:")])
     assert len(energy) == 12 and len(phones) == 2
     assert left == energy | phones | {"sdnpu-c15", "sdnpu-c47", "sdnpu-c48", "sdnpu-c64"}

@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.sdnpu.calibration import Calibration, Search
-from ondevice.sdnpu.drafter import Branch, Chances, Pld, Retrieved, Sam, SdNpu, grow
+from ondevice.sdnpu.drafter import Branch, Chances, Pld, Retrieved, Sam, SdNpu, grow, merged
 from ondevice.sdnpu.history import History
-from ondevice.sdnpu.rejections import Watched, classify, shares
+from ondevice.sdnpu.rejections import Watched, classify
 from ondevice.sdnpu.reuse import Reuse, Segment, agreed_run, rejected, resumed
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.largest import Likeliest
@@ -112,7 +112,7 @@ def test_the_example_of_figure_9():
     assert branches[0] == [ARRIVED, AT] and [ARRIVED, IN] in branches and [ARRIVED, STOP] in branches
     assert {branch[0] for branch in branches} == {ARRIVED, HAS, POSSESSIVE}
     assert dict(zip(found.tokens, found.chances, strict=True))[AT] == pytest.approx(0.5 * 0.6)
-    assert Draft.merged(branches, 99).tokens.tolist() == found.tokens
+    assert merged(branches, 99).tokens.tolist() == found.tokens
     assert calibration.tree(OTHER) == ([], [], [])
     drafter = SdNpu(None, calibration)
     assert drafter.propose([CLINTON], 4).tokens.tolist() == [ARRIVED, HAS, AT, POSSESSIVE]  # by their chances
@@ -378,14 +378,6 @@ def test_what_is_called_reusable_stands_in_the_output(tail, output):
     assert reusable == max((n for *_, n in parts), default=0)
 
 
-def test_the_table_has_all_cases_even_where_none_was_found():
-    table = shares([classify([1, 2, 3], [9, 1, 2, 3]), classify([1, 2], [9])])
-    assert table["case"].tolist() == ["missing", "synonym", "redundant"]
-    assert table["share"].tolist() == [0.5, 0, 0.5] and table["rejections"].tolist() == [1, 0, 1]
-    assert table["reusable"][0] == 3 and np.isnan(table["reusable"][1])
-    assert shares([])["share"].tolist() == [0, 0, 0]
-
-
 # Bases and the pool
 
 
@@ -439,7 +431,8 @@ def test_with_both_parts_off_it_is_its_base(make):
     base.begin(text[:4])
     for end in range(4, 11):
         draft = drafter.propose(text[:end], 31)
-        assert draft.is_chain and draft.tokens.tolist() == list(base.retrieve(text[:end], 31).tokens)
+        assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+        assert draft.tokens.tolist() == list(base.retrieve(text[:end], 31).tokens)
     assert not drafter.drafts_trees and not drafter.wants_prefill and drafter.name == base.name
     assert not len(SdNpu().propose(text, 31)) and SdNpu().name == "vanilla"
 
@@ -512,7 +505,7 @@ def test_the_printed_pool_is_filled_in_its_order():
     )
     calibrated = calibration.tree(CLINTON, Search(depth=2)).branches()
     first = drafter.propose([CLINTON], 31)
-    right = Draft.merged([[HAS, AT], [ARRIVED, DES, MOINES], *calibrated], 31)
+    right = merged([[HAS, AT], [ARRIVED, DES, MOINES], *calibrated], 31)
     assert first.tokens.tolist() == right.tokens.tolist() and first.parents.tolist() == right.parents.tolist()
     assert drafter.propose([CLINTON], 4).tokens.tolist() == [HAS, AT, ARRIVED, DES]  # the last branch is cut
     Fixed.matched = 3

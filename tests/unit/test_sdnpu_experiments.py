@@ -7,11 +7,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.sdnpu import accounts, experiments, findings, instances, npu, optimum, printed, real_switching, scheduling
+from ondevice.sdnpu import (
+    accounts,
+    experiments,
+    findings,
+    instances,
+    measuring,
+    npu,
+    optimum,
+    printed,
+    real_switching,
+    scheduling,
+)
 from ondevice.sdnpu.experiments import TASKS
+from ondevice.sdnpu.measuring import AVERAGE
 from ondevice.sdnpu.switching import Interval, Prefilled, Profile
-from ondevice.speculation import measuring
-from ondevice.speculation.measuring import AVERAGE
 from ondevice.speculation.request_set import Request
 
 V = 48

@@ -10,9 +10,9 @@ import pytest
 
 from ondevice import shapes
 from ondevice.sdnpu import npu, sensitivity
+from ondevice.sdnpu.measuring import Measured
 from ondevice.sdnpu.npu import Arm, Cpu, Curve, Eagle, Npu, Prefill
-from ondevice.speculation.log import Generation, Step
-from ondevice.speculation.measuring import Measured
+from ondevice.speculation import Generation, Step
 from ondevice.speculation.request_set import Request
 
 CURVE = Curve(40.0, 2.0)  # F(32) = 104
@@ -21,8 +21,8 @@ NPU, CPU, EAGLE = Npu(CURVE), Cpu(Curve(30.0, 10.0)), Eagle(0.2)
 
 def generation(prompt: int, steps: Sequence[tuple[int, int]]) -> Generation:
     """steps: (drafted, emitted) of each."""
-    logged = [Step(drafted, emitted - 1, emitted, 0, 0, 0, *[0.0] * 5) for drafted, emitted in steps]
-    return Generation(prompt, [1] * (1 + sum(emitted for _, emitted in steps)), False, 0.0, 0.0, logged)
+    logged = [Step(drafted, emitted - 1, emitted, 0, 0) for drafted, emitted in steps]
+    return Generation(prompt, [1] * (1 + sum(emitted for _, emitted in steps)), False, logged)
 
 
 PLAIN = generation(300, [(0, 1)] * 12)
@@ -81,7 +81,7 @@ def test_prefill_pads_its_last_chunk():
         (lambda: Eagle(1.5), "share=1.5"),
         (lambda: Eagle(0.1, accepted=0.5), "accepted=0.5"),
         (lambda: Arm("x", "vanilla", NPU, switch_ms=-1.0), "x cannot take negative time"),
-        (lambda: npu.latency(Generation(3, [], False, 0.0, 0.0, []), Arm("x", "vanilla", NPU)), "without an output"),
+        (lambda: npu.latency(Generation(3, [], False, []), Arm("x", "vanilla", NPU)), "without an output"),
         (lambda: npu.by_shape(CURVE, [32], 0.9), "not 0.9"),
         (lambda: npu.simulate(measured(), [Arm("x", "PLD", NPU)]), "no measured steps of PLD"),
         (lambda: npu.energy(pd.DataFrame({"arm": ["x"], "total_ms": [1.0]}), {"x": 0.0}), "needed for x"),

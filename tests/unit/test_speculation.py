@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, Greedy, Sampling, generate
+from ondevice.sdnpu.drafter import merged
+from ondevice.speculation import Draft, Drafter, Sampling, generate, greedy
 from ondevice.speculation.loop import accepted
 
 VOCABULARY = 40
@@ -34,7 +35,7 @@ class Oracle(Drafter):
         self.steps += 1
         right = self.output[len(tokens) :][: self.depth]
         wrong = [[(token + 1) % VOCABULARY] * 2 for token in right[:1]]
-        return Draft.merged(wrong if self.steps % 3 == 0 else [*wrong, right], budget)
+        return merged(wrong if self.steps % 3 == 0 else [*wrong, right], budget)
 
 
 def plain(lm: CausalLM, prompt: list[int], limit: int) -> list[int]:
@@ -49,7 +50,7 @@ def test_drafts_do_not_change_the_output_and_save_steps(lm, prompt):
     vanilla = generate(lm, Drafter(), prompt, 30)
     drafted = generate(lm, Oracle([*prompt, *right]), prompt, 30)
     assert list(vanilla.tokens) == list(drafted.tokens) == right
-    assert len(vanilla.steps) == 29 and vanilla.mean_accepted == 1
+    assert len(vanilla.steps) == 29
     assert len(drafted.steps) < 12
     assert sum(step.emitted for step in drafted.steps) == 29
     assert all(step.accepted < step.emitted for step in drafted.steps)
@@ -109,7 +110,7 @@ def test_the_walk_takes_the_branch_that_the_model_says():
     logits = torch.zeros(6, 12)
     for row, token in enumerate([6, 0, 8, 0, 9, 11]):
         logits[row, token] = 1.0
-    assert accepted(draft, logits, Greedy()) == ([1, 3, 4], [6, 8, 9, 11])
+    assert accepted(draft, logits, greedy) == ([1, 3, 4], [6, 8, 9, 11])
 
 
 def test_a_draft_is_cut_by_nodes_and_by_depth():
@@ -122,8 +123,8 @@ def test_a_draft_is_cut_by_nodes_and_by_depth():
     )
     assert draft.within(3, 9).tokens.tolist() == [1, 2, 3]
     assert len(draft.within(5, 0)) == 0
-    merged = Draft.merged([[1, 2, 3], [1, 4], [5]], 4)
-    assert (merged.tokens.tolist(), merged.parents.tolist()) == ([1, 2, 3, 4], [-1, 0, 1, 0])
+    trie = merged([[1, 2, 3], [1, 4], [5]], 4)
+    assert (trie.tokens.tolist(), trie.parents.tolist()) == ([1, 2, 3, 4], [-1, 0, 1, 0])
 
 
 class Foreign(Drafter):

@@ -1,0 +1,359 @@
+"""The faults: what is changed where, and the checks of which one has to fail."""
+
+from copies import ROOT, Break
+
+UNIT = "tests/unit/test_"
+PUBLISHED = "tests/notebooks/test_published.py::test_"
+SHOWN = f"{UNIT}plots.py::test_a_figure_shows_the_tables_numbers_and_its_kind"
+
+
+def notebook(paper: str) -> tuple[str, ...]:
+    """What reads a notebook's text without running it."""
+    return (
+        f"{PUBLISHED}typed_kinds_are_the_published_ones[{paper}]",
+        f"tests/notebooks/test_hygiene.py::test_hygiene[{paper}]",
+        f"tests/notebooks/test_source_cells.py::test_source_cells_are_the_library[{paper}]",
+    )
+
+
+def rules(paper: str) -> tuple[str, ...]:
+    """What looks at a paper's rules."""
+    return (f"{UNIT}claims.py::test_the_published_verdicts_are_the_rules[{paper}]",)
+
+
+def wrong(claim: str) -> tuple[str, ...]:
+    """What a claim's wrong value must get."""
+    return (f"{UNIT}claims.py::test_each_rule_rejects_its_wrong_value_and_knows_what_its_null_has[{claim}]",)
+
+
+def words_published(paper: str) -> bool:
+    """Whether the published verdicts hold the words of rules that are a table, and so pin each bound."""
+    return "remark" in (ROOT / "figures" / paper / "claims.csv").read_text(encoding="utf-8").partition("\n")[0]
+
+
+EVIDENCE = [
+    Break(
+        "intervals of 50 percent", "shared", "lib/ondevice/evidence/estimates.py",
+        "LEVEL = 0.95", "LEVEL = 0.5",
+        (f"{UNIT}rules.py::test_a_share_has_wilsons_interval",
+         f"{UNIT}rules.py::test_a_mean_weighs_groups_the_same_and_its_interval_covers_95_percent"),
+    ),
+    Break(
+        "a verdict without its interval", "shared", "lib/ondevice/evidence/rules.py",
+        "low <= x.low and x.high <= high", "low <= x.value <= high",
+        (f"{UNIT}rules.py::test_only_a_whole_interval_is_told",),
+    ),
+    Break(
+        "a bound that belongs to what it excludes", "shared", "lib/ondevice/evidence/rules.py",
+        'f"above {x:g}@", low=x, strict=True', 'f"above {x:g}@", low=x',
+        (f"{UNIT}rules.py::test_the_ends_of_a_region",),
+    ),
+    Break(
+        "a null that is never compared", "shared", "lib/ondevice/evidence/paper_run.py",
+        "if null is not None and rule.verdict(null)", "if null is None and rule.verdict(null)",
+        (f"{UNIT}evidence.py::test_a_null_with_the_same_verdict_does_not_discriminate",),
+    ),
+    Break(
+        "a typed kind overrules the data's", "shared", "lib/ondevice/evidence/paper_run.py",
+        "kind_of(given) != own", "not kind_of(given)",
+        (f"{UNIT}evidence.py::test_kinds_come_with_the_data_and_are_not_overruled",),
+    ),
+    Break(
+        "a kind is lost on the way", "shared", "lib/ondevice/evidence/estimates.py",
+        "kind_of(parents)", "kind_of(parents[0])",
+        (f"{UNIT}rules.py::test_a_kind_travels_through_selections_and_joins_its_parents",),
+    ),
+    Break(
+        "a record's checksum is not looked at", "shared", "lib/ondevice/evidence/records.py",
+        'if {"sha256": _sha256(path)', 'if {"sha256": entry["sha256"]',
+        (f"{UNIT}records.py::test_a_record_that_is_not_right_is_refused_in_one_sentence",),
+    ),
+    Break(
+        "near-ties count as agreement", "shared", "lib/ondevice/evidence/records.py",
+        "Agreement(len(sample), len(same), ", "Agreement(len(sample), len(same) + len(ties), ",
+        (f"{UNIT}records.py::test_only_a_near_tie_may_differ",),
+    ),
+]  # fmt: skip
+
+DISCO = [
+    Break(
+        "line 18 as printed: more budget, longer waits", "disco", "lib/ondevice/disco/dispatch.py",
+        "alpha + (1 - alpha) * left / need", "alpha + (1 - alpha) * (1 - left / need)",
+        (f"{UNIT}disco_dispatch.py::test_corrected_line_18_shortens_the_wait_as_more_budget_is_left",),
+    ),
+    Break(
+        "Eq. 3's share of tokens the other way", "disco", "lib/ondevice/disco/dispatch.py",
+        "alone = (1 - budget) * tokens[-1]", "alone = budget * tokens[-1]",
+        (f"{UNIT}disco_dispatch.py::test_disco_s_races_the_long_prompts_and_a_share_of_the_boundary",),
+    ),
+    Break(
+        "Eq. 4's sign", "disco", "lib/ondevice/disco/migration.py",
+        "(self.source.decode - self.target.decode) * left", "(self.target.decode - self.source.decode) * left",
+        (f"{UNIT}disco_migration.py::test_a_target_dearer_in_decode_is_never_worth_it",),
+    ),
+    Break(
+        "migration's second prefill is free", "disco", "lib/ondevice/disco/migration.py",
+        "overhead = (np.asarray(prompt) + n0) * self.target.prefill", "overhead = 0 * (np.asarray(prompt) + n0)",
+        (f"{UNIT}disco_migration.py::test_a_dearer_prefill_than_the_saving_forbids_migration",),
+    ),
+    Break(
+        "what remains is over all answers, not the longer ones", "disco", "lib/ondevice/disco/migration.py",
+        "/ np.maximum(1, count)", "/ len(n)",
+        (f"{UNIT}disco_migration.py::test_expected_remaining_of_a_small_sample",),
+    ),
+    Break(
+        "the median predictor has seen the test values", "disco", "lib/ondevice/disco/predictors.py",
+        "np.median(ttft[:split])", "np.median(ttft)",
+        (f"{UNIT}disco_predictors.py::test_the_future_does_not_change_past_predictions",),
+    ),
+    Break(
+        "P99 is P90", "disco", "lib/ondevice/disco/simulation.py",
+        'np.quantile(self.ttft, 0.99, method="inverted_cdf")', 'np.quantile(self.ttft, 0.9, method="inverted_cdf")',
+        (f"{UNIT}disco_simulation.py::test_p99_is_a_ttft_that_occurred",),
+    ),
+    Break(
+        "the stochastic baseline never takes the device", "disco", "lib/ondevice/disco/dispatch.py",
+        'mixture("Stoch-D", constrained, budget, server_alone, device_alone, budget)',
+        'mixture("Stoch-D", constrained, budget, server_alone, server_alone, budget)',
+        (f"{UNIT}disco_dispatch.py::test_stochastic_baselines_route_exclusively",),
+    ),
+    Break(
+        "a rule's bound, and the verdict with it", "disco", "lib/ondevice/disco/rules.py",
+        "Each(_near(6), _near(78), None)", "Each(None, _near(78), None)", rules("disco"),
+    ),
+    Break(
+        "a rule's bound, which no verdict shows", "disco", "lib/ondevice/disco/rules.py",
+        "Each(AtLeast(15), AtMost(40))", "Each(AtLeast(14), AtMost(44))", rules("disco"),
+        passes=not words_published("disco"),
+    ),
+    Break(
+        "load time and TTFT change places", "disco", "lib/ondevice/disco/plots.py",
+        'zip(axes[0], ("load_s", "ttft_s"), ("load time"', 'zip(axes[0], ("ttft_s", "load_s"), ("load time"',
+        (f"{SHOWN}[disco table_04]",), passes=True,
+    ),
+    Break(
+        "simulated waits are called measured", "disco", "notebooks/disco.ipynb",
+        '"algorithm_2_waits", table, figure, kind="simulated"', '"algorithm_2_waits", table, figure, kind="measured"',
+        notebook("disco"),
+    ),
+]  # fmt: skip
+
+DRAGON = [
+    Break(
+        "the acceptance rule's sign", "dragon", "lib/ondevice/dragon/speculative_aggregation.py",
+        "verifying * p[tokens] < p[tokens] - q[tokens]", "verifying * p[tokens] > p[tokens] - q[tokens]",
+        (f"{UNIT}dragon_aggregation.py::test_algorithm_1_by_hand",),
+    ),
+    Break(
+        "resampled from the target, not from the residual", "dragon",
+        "lib/ondevice/dragon/speculative_aggregation.py",
+        "np.maximum(0.0, target - probabilities)", "np.maximum(0.0, target)",
+        (f"{UNIT}dragon_aggregation.py::test_algorithm_1_by_hand",),
+    ),
+    Break(
+        "Eq. 7 without the round trip", "dragon", "lib/ondevice/dragon/cost.py",
+        "rejected = max(costs.decode_local, costs.decode_remote + delay)",
+        "rejected = max(costs.decode_local, costs.decode_remote)",
+        (f"{UNIT}dragon_cost.py::test_equation_7_is_the_pace_of_outcomes_that_repeat",),
+    ),
+    Break(
+        "the scheduler's cost term", "dragon", "lib/ondevice/dragon/scheduler.py",
+        "cost = rejected_b * lag", "cost = 0 * lag",
+        (f"{UNIT}dragon_scheduler.py::test_no_simple_rule_is_better_than_the_plan",
+         f"{UNIT}dragon_scheduler.py::test_plans_are_settled"),
+    ),
+    Break(
+        "a temperature that sharpens", "dragon", "lib/ondevice/dragon/aggregation.py",
+        "scaled = values / temperature", "scaled = values * temperature",
+        (f"{UNIT}dragon_aggregation.py::test_a_temperature_flattens_the_weights",),
+    ),
+    Break(
+        "a gain's interval is of 50 percent", "dragon", "lib/ondevice/dragon/language_modelling.py",
+        'np.quantile(ratios[1:], [0.025, 0.975], method="nearest")',
+        'np.quantile(ratios[1:], [0.25, 0.75], method="nearest")',
+        (f"{UNIT}dragon_language_modelling.py::test_gain_ratio_of_the_papers_numbers",
+         f"{UNIT}dragon_language_modelling.py::test_gain_ratio_interval_holds_draws_where_the_baseline_gains_nothing"),
+        passes=True,
+    ),
+    Break(
+        "perplexity's interval is of 40 percent", "dragon", "lib/ondevice/dragon/language_modelling.py",
+        "np.quantile(logs[1:], [0.025, 0.975], axis=0)", "np.quantile(logs[1:], [0.3, 0.7], axis=0)",
+        (f"{UNIT}dragon_language_modelling.py::test_differences_are_paired",),
+    ),
+    Break(
+        "the baseline that reads all documents is dropped", "dragon", "lib/ondevice/dragon/language_modelling.py",
+        "PRINTED = (CLOUD, DEVICE, DRCG)", "PRINTED = (CLOUD, DEVICE)",
+        (f"{UNIT}dragon_language_modelling.py::test_gain_ratio_of_the_papers_numbers",
+         f"{UNIT}dragon_findings.py::test_gains_have_an_interval_and_c01_repeats_the_larger"),
+    ),
+    Break(
+        "a bound of DRCG's perplexity, which no verdict shows", "dragon", "lib/ondevice/dragon/rules.py",
+        "All(Above(1.002))", "All(Above(1.001))", rules("dragon"), passes=not words_published("dragon"),
+    ),
+    Break(
+        "the temperature is chosen on the scored windows", "dragon", "notebooks/dragon.ipynb",
+        'loaded.tokenizer, scored["validation"])', 'loaded.tokenizer, scored["test"])',
+        notebook("dragon"), passes=True,
+    ),
+    Break(
+        "simulated pipelines are called measured", "dragon", "notebooks/dragon.ipynb",
+        '"fig_04_pipelines", cases.bars, figure, kind="simulated"',
+        '"fig_04_pipelines", cases.bars, figure, kind="measured"', notebook("dragon"),
+    ),
+]  # fmt: skip
+
+GRATING = [
+    Break(
+        "pruning below the threshold", "grating", "lib/ondevice/grating/pruning.py",
+        "if not self.strength(history) > self.threshold", "if self.strength(history) > self.threshold",
+        (f"{UNIT}grating_pruning.py::test_a_decision_needs_more_than_the_threshold",),
+    ),
+    Break(
+        "the boundary's sign", "grating", "lib/ondevice/grating/pruning.py",
+        "np.sign(boundary - labels)", "np.sign(labels - boundary)",
+        (f"{UNIT}grating_pruning.py::test_the_three_groups_of_the_papers_example",),
+    ),
+    Break(
+        "precision's denominator", "grating", "lib/ondevice/grating/replay.py",
+        "max(1.0, min(k, relevant.sum()))", "max(1.0, float(relevant.sum()))",
+        (f"{UNIT}grating_pruning.py::test_measures_of_a_pool_by_hand",
+         f"{UNIT}grating_experiments.py::test_precision_is_out_of_the_relevant_where_these_are_fewer"),
+    ),
+    Break(
+        "recall's denominator", "grating", "lib/ondevice/grating/replay.py",
+        "common / len(full)", "common / max(1, common)",
+        (f"{UNIT}grating_pruning.py::test_measures_of_a_pool_by_hand",),
+    ),
+    Break(
+        "a replay's intervals are of 50 percent", "grating", "lib/ondevice/grating/calibration.py",
+        "def interval(values: ArrayLike, level: float = 0.95", "def interval(values: ArrayLike, level: float = 0.5",
+        (f"{UNIT}grating_calibration.py::test_the_bootstrap_interval_is_about_two_standard_errors",),
+    ),
+    Break(
+        "a threshold one step too low", "grating", "lib/ondevice/grating/calibration.py",
+        "last = missed[0] - 1 if len(missed)", "last = missed[0] if len(missed)",
+        (f"{UNIT}grating_calibration.py::test_a_threshold_found_on_pools_meets_its_target_there",
+         f"{UNIT}grating_calibration.py::test_a_threshold_below_a_gap_is_not_taken"),
+    ),
+    Break(
+        "the mask of smaller pools", "grating", "lib/ondevice/grating/replay.py",
+        "self.scores[index][:, ~np.isnan(self.relevance[index])]", "np.nan_to_num(self.scores[index])",
+        (f"{UNIT}grating_pruning.py::test_smaller_pools_are_padded_with_nan",
+         f"{UNIT}grating_pruning.py::test_measures_of_a_pool_by_hand"),
+    ),
+    Break(
+        "a baseline of memory is dropped", "grating", "lib/ondevice/grating/printed.py",
+        "METHODS = (HF, OFFLOAD, QUANT, OURS, OURS_QUANT)", "METHODS = (HF, QUANT, OURS, OURS_QUANT)",
+        (f"{UNIT}grating_claims.py::test_memory_is_of_the_longest_and_its_best_of_all",
+         f"{UNIT}grating_claims.py::test_savings_count_without_loss_only"),
+    ),
+    Break(
+        "a bound of the layers until the order stands", "grating", "lib/ondevice/grating/rules.py",
+        "AtMost(0.5), AtMost(0.75), 0.95", "AtMost(0.5), AtMost(0.95), 0.95", wrong("grating-c11"),
+    ),
+    Break(
+        "thresholds are calibrated on the test split", "grating", "notebooks/grating.ipynb",
+        'recordings.load(name, "validation")', 'recordings.load(name, "test")', notebook("grating"), passes=True,
+    ),
+    Break(
+        "a replay is called measured", "grating", "notebooks/grating.ipynb",
+        '"fig_10_trade_off", curve, figure, kind="replayed"', '"fig_10_trade_off", curve, figure, kind="measured"',
+        notebook("grating"),
+    ),
+]  # fmt: skip
+
+SDNPU = [
+    Break(
+        "loads take no time", "sdnpu", "lib/ondevice/sdnpu/scheduling.py",
+        "start + times[2][load.block]", "start", (f"{UNIT}sdnpu_scheduling.py::test_a_plan_by_hand",),
+    ),
+    Break(
+        "the schedule does not wait for a load", "sdnpu", "lib/ondevice/sdnpu/scheduling.py",
+        "max(ends[-1], ready[block]) if switched", "ends[-1] if switched",
+        (f"{UNIT}sdnpu_scheduling.py::test_a_plan_by_hand",
+         f"{UNIT}sdnpu_scheduling.py::test_figure_8_with_a_slower_second_graph"),
+    ),
+    Break(
+        "calibration is free", "sdnpu", "lib/ondevice/sdnpu/npu.py",
+        "arm.calibrate_ms * found.prompt", "0.0 * found.prompt",
+        (f"{UNIT}sdnpu_npu.py::test_a_request_is_the_sum_of_its_parts",),
+    ),
+    Break(
+        "a spilled draft costs one run", "sdnpu", "lib/ondevice/sdnpu/npu.py",
+        "np.ceil(found / self.shape)", "np.ones_like(found)",
+        (f"{UNIT}sdnpu_npu.py::test_a_draft_that_spills_costs_a_second_run",),
+    ),
+    Break(
+        "EAGLE's draft model is free", "sdnpu", "lib/ondevice/sdnpu/npu.py",
+        "self.passes * self.share * engine", "0 * self.share * engine",
+        (f"{UNIT}sdnpu_npu.py::test_eagle_is_charged_for_its_draft_model",),
+    ),
+    Break(
+        "SAM on a CPU is dropped", "sdnpu", "lib/ondevice/sdnpu/npu.py",
+        '        Arm("CPU-SAM", sam, cpu, draft_ms),\n', "",
+        (f"{UNIT}sdnpu_npu.py::test_the_arms_of_figure_10_differ_as_the_paper_says",),
+    ),
+    Break(
+        "a bound of the memory's claim", "sdnpu", "lib/ondevice/sdnpu/rules.py",
+        "AtMost(1.03), AtMost(1.1)", "AtMost(1.03), AtMost(1.6)", wrong("sdnpu-c29"),
+    ),
+    Break(
+        "calibration is free where it is simulated", "sdnpu", "notebooks/sdnpu.ipynb",
+        "calibrate_ms=npu.CALIBRATE_MS", "calibrate_ms=0.0", notebook("sdnpu"), passes=True,
+    ),
+    Break(
+        "simulated latencies are called measured", "sdnpu", "notebooks/sdnpu.ipynb",
+        '"fig_10_per_token", cells, figure, kind="simulated"', '"fig_10_per_token", cells, figure, kind="measured"',
+        notebook("sdnpu"),
+    ),
+]  # fmt: skip
+
+DIAA = [
+    Break(
+        "Eq. 2 without its decay by depth", "diaa", "lib/ondevice/diaa/tree.py",
+        "* delta**depth * alpha**rank", "* alpha**rank", (f"{UNIT}diaa.py::test_the_tree_is_that_of_the_naive_growth",),
+    ),
+    Break(
+        "tau on the first level, too", "diaa", "lib/ondevice/diaa/tree.py",
+        "score < tau and node != ROOT", "score < tau",
+        (f"{UNIT}diaa.py::test_the_first_level_is_exempt_from_tau_and_cold_tables_draft_nothing",),
+    ),
+    Break(
+        "the update rule: the earlier node wins", "diaa", "lib/ondevice/diaa/tables.py",
+        "for node, key in enumerate(keys)}", "for node, key in reversed(list(enumerate(keys)))}",
+        (f"{UNIT}diaa.py::test_updates_are_those_of_the_naive_rule",
+         f"{UNIT}diaa.py::test_updates_go_breadth_first_and_the_later_node_wins"),
+    ),
+    Break(
+        "a node is judged by what is said before it", "diaa", "lib/ondevice/speculation/loop.py",
+        "choice(logits[node + 1])", "choice(logits[node])",
+        (f"{UNIT}speculation.py::test_drafts_do_not_change_the_output_and_save_steps",),
+    ),
+    Break(
+        "the tree's mask", "diaa", "lib/ondevice/causal_lm/tree.py",
+        "sees[row] |= sees[parent]", "sees[row, :row] = True",
+        (f"{UNIT}causal_lm.py::test_a_trees_logits_are_those_of_its_paths",),
+    ),
+    Break(
+        "forwards that draft are free", "diaa", "lib/ondevice/diaa/study.py",
+        'one * rows["drafting_passes"]', '0 * rows["drafting_passes"]',
+        (f"{UNIT}diaa_study.py::test_an_answers_time_is_its_passes_and_what_drafts_cost",),
+    ),
+    Break(
+        "intervals of speeds are of 50 percent", "diaa", "lib/ondevice/diaa/study.py",
+        "np.quantile(of[1:], [0.025, 0.975])", "np.quantile(of[1:], [0.25, 0.75])",
+        (f"{UNIT}diaa_study.py::test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart",
+         f"{UNIT}diaa_study.py::test_predictions_are_compared_with_runs_that_took_the_same_passes"),
+    ),
+    Break(
+        "Token Recycling is dropped from the baselines", "diaa", "lib/ondevice/diaa/study.py",
+        '"SWIFT", "SAM-D", "TR")', '"SWIFT", "SAM-D")',
+        (f"{UNIT}diaa_study.py::test_the_baselines_are_those_of_table_1",),
+    ),
+    Break(
+        "a bound of the identity's claim", "diaa", "lib/ondevice/diaa/rules.py",
+        "Each(Equal(0), AtLeast(300))", "Each(AtMost(10), AtLeast(300))", wrong("diaa-c30"),
+    ),
+]  # fmt: skip
+
+FAULTS = [*EVIDENCE, *DIAA, *DISCO, *DRAGON, *GRATING, *SDNPU]

@@ -1,0 +1,112 @@
+"""Every source cell of DIAA's notebook acts: a wrong body put in its place changes what the cells behind it print."""
+
+import contextlib
+import io
+import json
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ondevice.run import Layout
+
+# By source cell: what stands there, what is put in its place, and the cell that shows it.
+EDITS = {
+    "means": ("sums / np.bincount(keys)[rows]", "sums", "means-shown"),
+    "overwrite": ("fresh.tokens[nodes]", "fresh.tokens[nodes][:, ::-1]", "overwrite-shown"),
+    "grow": ("* alpha**rank", "", "grow-shown"),
+    "utility": ("np.setdiff1d(np.arange(len(draft)), draft.parents)", "np.arange(len(draft))", "utility-shown"),
+    "refill": ("rank - 1]", "0]", "refill-shown"),
+    "accepted": ("logits[node + 1]", "logits[node]", "accepted-shown"),
+    "loop": ("tokens += emitted", "tokens += emitted[:1]", "drafter-shown"),
+    "learning": ("self.update(self.tables, keys, fresh)", "pass", "drafter-shown"),
+    "drafter": ("self._age % self.refresh and", "", "drafter-shown"),
+    "calibration": ("(accepted + self.prior)", "accepted", "calibration-shown"),
+    "candidates": ("(1 - most) / (1 - known.chance)", "1.0", "candidates-shown"),
+    "grow-likeliest": ("-path * mine[number].chance, node", "path * mine[number].chance, node", "size-shown"),
+    "size": ("expected / seconds", "expected * seconds", "size-shown"),
+}
+SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}
+
+
+class Notebook:
+    """Its code cells, run in this process, each from a state that was kept before it."""
+
+    def __init__(self, path):
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        self.texts = {cell["id"]: "".join(cell["source"]) for cell in cells}
+        tagged = next(cell["id"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+        self.texts[tagged] += "".join(f"\n{name} = {value!r}" for name, value in SHORT.items())
+        self.sources = [c["id"] for c in cells if any(t.startswith("source:") for t in c["metadata"].get("tags", []))]
+        self.before, self.said = {}, {}
+
+    def run(self, names, state, texts=None):
+        """Printed texts by cell; an error is printed text, too, and the last."""
+        said = {}
+        for name in names:
+            printed = io.StringIO()
+            self.before.setdefault(name, dict(state))
+            try:
+                with contextlib.redirect_stdout(printed):
+                    exec(compile((texts or self.texts)[name], name, "exec", dont_inherit=True), state)
+            except Exception as error:
+                return said | {name: f"{printed.getvalue()}{type(error).__name__}: {error}"}
+            finally:
+                plt.close("all")
+            said[name] = printed.getvalue()
+        return said
+
+    def span(self, first, last):
+        names = list(self.texts)
+        return names[names.index(first) : names.index(last) + 1]
+
+
+@pytest.fixture(scope="module")
+def diaa(tmp_path_factory):
+    book = Notebook(Layout().notebook("diaa"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        patch.setenv("TQDM_DISABLE", "1")
+        book.said = book.run(book.span(next(iter(book.texts)), "go-on"), {"__name__": "__main__"})
+        failed = {name: text for name, text in book.said.items() if "Error: " in text}
+        assert not failed and "go-on" in book.said
+        yield book
+
+
+def test_every_source_cell_has_an_edit(diaa):
+    assert set(diaa.sources) == set(EDITS)
+
+
+@pytest.mark.parametrize("cell", EDITS)
+def test_a_wrong_body_changes_what_is_printed(diaa, cell):
+    old, new, shown = EDITS[cell]
+    assert diaa.texts[cell].count(old) == 1
+    wrong = diaa.texts | {cell: diaa.texts[cell].replace(old, new)}
+    said = diaa.run(diaa.span(cell, shown), dict(diaa.before[cell]), wrong)
+    assert said.get(shown) != diaa.said[shown]
+
+
+def test_the_sample_says_that_the_algorithm_was_edited_and_goes_on(diaa):
+    assert "ran again exactly" in diaa.said["agreement"] and "differ" not in diaa.said["agreement"]
+    edited = diaa.texts | {"again": "grow = lambda *a, real=grow: real(a[0], a[1], 4)\n" + diaa.texts["again"]}
+    said = diaa.run(diaa.span("again", "go-on"), dict(diaa.before["again"]), edited)
+    assert "differ" in said["agreement"] and "Error" not in said["go-on"]
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("tree.parents[0] = 1", "earlier nodes"),  # a cycle
+        ("[tree.add(1, -1, 1, 0.5) for _ in range(budget)]", "nodes; the budget is"),
+    ],
+)
+def test_a_tree_that_is_none_is_refused_in_one_sentence(diaa, body, sentence):
+    nonsense = f"""def grow(tables, root, budget, real=grow):
+    tree = real(tables, root, budget)
+    {body}
+    return tree
+"""
+    edited = diaa.texts | {"drafter-shown": nonsense + diaa.texts["drafter-shown"]}
+    said = diaa.run(["drafter-shown"], dict(diaa.before["drafter-shown"]), edited)["drafter-shown"]
+    assert "ValueError" in said and sentence in said and "\n" not in said.strip()
+
+

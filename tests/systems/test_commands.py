@@ -1,0 +1,150 @@
+"""Every command refuses what cannot be: exit code 2, one sentence on standard error, before anything slow."""
+
+import re
+import runpy
+import socket
+import sys
+import warnings
+
+import pytest
+
+from ondevice.run.__main__ import main as run
+
+pytestmark = pytest.mark.timeout(100)
+
+URLS = ["serve", "--device", "http://127.0.0.1:1", "--server", "http://127.0.0.1:2", "--port", "0"]
+LM = ["lm", "--size", "tiny", "--tokens", "9", "--out", "{folder}/new"]
+EVALUATE = ["evaluate", "--model", "nowhere", "--out", "{folder}"]
+RERANKER = ["reranker", "--parent", "nowhere", "--out", "{folder}", "--queries"]
+
+# Program, its words, and what is said; {folder} is empty, {text} a file that is no JSON, {busy} a port in use.
+WRONG = [
+    ("run", ["--jobs", "two"], "--jobs: it is a whole number from 1, not 'two'"),
+    ("run", ["--jobs", "0"], "--jobs: it is a whole number from 1, not '0'"),
+    ("run", ["--timeout", "never"], "--timeout: it is a number above 0, not 'never'"),
+    ("run", ["--timeout", "nan"], "--timeout: it is a number above 0"),
+    ("run", ["--colour"], "unrecognized arguments: --colour"),
+    ("run", ["goood"], "There is no notebook for goood"),
+    ("run", ["disco", "--set", "seed"], "write name=value"),
+    ("run", ["disco", "--set", "sed=3"], "disco has no parameter 'sed'; it has seed"),
+    ("run", ["disco", "--set", "alpha=7"], "alpha of disco is in (0 to 1), and 7.0 is not"),
+    ("run", ["disco", "--set", "seed=-1"], "seed of disco is in [0 to 1e9], and -1 is not"),
+    ("run", ["disco", "--set", "runs=many"], "runs of disco is int, and 'many' is str"),
+    ("run", ["sdnpu", "--set", "dtype=float7"], "dtype of sdnpu is in {float32 | bfloat16 | float16}"),
+    ("run", ["sdnpu", "--set", "memory_of=[SAM, HF]"], "memory_of of sdnpu is in {"),
+    ("run", ["sdnpu", "--set", "graph_pairs=[[256, 0]]"], "graph_pairs of sdnpu is in [1 to inf)"),
+    ("run", ["disco", "--set", "seed=1", "--set", "seed=2"], "--set names seed twice"),
+    ("run", ["disco", "--params", "best"], "There is no parameter file notebooks/params/disco.best.yaml"),
+    ("run", ["disco", "--params", "nowhere.yaml"], "There is no parameter file nowhere.yaml"),
+    ("run", ["disco", "--params", "{text}"], "holds no mapping"),
+    ("run", ["publish", "goood"], "There is no notebook for goood"),
+    ("run", ["publish", "--colour"], "unrecognized arguments: --colour"),
+    ("run.sources", ["goood"], "There is no notebook for goood"),
+    ("disco", [], "the following arguments are required: command"),
+    ("disco", ["serve"], "the following arguments are required: --device, --server"),
+    ("disco", [*URLS, "--port", "99999"], "--port: it is a whole number from 0 to 65535, not '99999'"),
+    ("disco", [*URLS, "--port", "http"], "--port: it is a whole number"),
+    ("disco", [*URLS, "--port", "{busy}"], "Nobody can listen on 127.0.0.1:"),
+    ("disco", [*URLS, "--host", "256.1.1.1"], "Nobody can listen on 256.1.1.1"),
+    ("disco", [*URLS, "--policy", "fastest"], "There is no policy 'fastest'"),
+    ("disco", [*URLS, "--policy", "hedge:soon"], "A hedge waits a number of seconds"),
+    ("disco", [*URLS, "--budget", "1.5"], "--budget: it is a number from 0 to 1, not '1.5'"),
+    ("disco", [*URLS, "--migrate", "stop"], "--migrate needs --pace"),
+    ("disco", [*URLS, "--pace", "0"], "--pace: it is a number above 0"),
+    ("disco", [*URLS, "--device", "here"], "'here' is not the http(s) URL of an API"),
+    ("disco", [*URLS, "--server-prices", "cheap"], "Prices are two numbers per million tokens"),
+    ("disco", [*URLS, "--server-key", "ONDEVICE_NO_SUCH_KEY"], "The environment variable ONDEVICE_NO_SUCH_KEY"),
+    ("disco", [*URLS, "--device-speed", "fast"], "--device-speed is two rates"),
+    ("disco", [*URLS, "--server-like", "nobody"], "nobody"),
+    ("disco", [*URLS, "--past-ttft", "nowhere.json"], "there is no file 'nowhere.json' that can be read"),
+    ("disco", [*URLS, "--past-lengths", "{text}"], "does not hold a JSON list of numbers"),
+    ("disco", [*URLS, "--deadline", "-1"], "--deadline: it is a number above 0"),
+    ("disco", ["replay", "--ttft", "-1"], "--ttft: it is a number from 0"),
+    ("disco", ["replay", "--ttft-file", "{text}"], "does not hold a JSON list of numbers"),
+    ("disco", ["replay", "--fault", "sneeze"], "sneeze"),
+    ("disco", ["replay", "--fault", "stall:soon"], "stall:soon"),
+    ("disco", ["replay", "--fault-rate", "2"], "--fault-rate: it is a number from 0 to 1"),
+    ("disco.traces", ["now"], "unrecognized arguments: now"),
+    ("disco.cold_start", [], "the following arguments are required: shape"),
+    ("disco.cold_start", ["huge"], "invalid choice: 'huge'"),
+    ("dragon", ["device", "--connect", "here"], "an address is HOST:PORT with a port from 0 to 65535, not 'here'"),
+    ("dragon", ["device", "--connect", "here:99999"], "an address is HOST:PORT"),
+    ("dragon", ["device", "--model", "nowhere", "--k", "0"], "A request's k cannot be 0"),
+    ("dragon", ["device", "--model", "nowhere", "--query", " "], "The query is empty"),
+    ("dragon", ["device", "--temperature", "-1"], "--temperature: it is a number from 0"),
+    ("dragon", ["device", "--mode", "none"], "invalid choice: 'none' (choose from"),
+    ("dragon", ["device", "--scheduler", "none"], "invalid choice: 'none' (choose from"),
+    ("dragon", ["device", "--query", "?", "--model", "nowhere"], "nowhere"),
+    ("dragon", ["cloud", "--listen", ":1"], "an address is HOST:PORT"),
+    ("dragon", ["cloud", "--model", "pydocs-lm-small", "--documents", "nowhere"], "nowhere"),
+    ("dragon", ["cloud", "--model", "pydocs-lm-small", "--documents", "{text}", "--part", "3/2"], "A part is"),
+    ("dragon", ["cloud", "--store", "{text}/store"], "nothing can be written to"),
+    ("dragon", ["cloud", "--certificate", "nowhere.pem"], "there is no file 'nowhere.pem'"),
+    ("dragon", ["cloud", "--threads", "0"], "--threads: it is a whole number from 1"),
+    ("network", [], "the following arguments are required: --to"),
+    ("network", ["--to", "here"], "an address is HOST:PORT"),
+    ("network", ["--to", "127.0.0.1:70000"], "an address is HOST:PORT"),
+    ("network", ["--to", "127.0.0.1:9", "--loss", "2"], "--loss: it is a number from 0 to 1"),
+    ("network", ["--to", "127.0.0.1:9", "--delay-ms", "-1"], "--delay-ms: it is a number from 0"),
+    ("network", ["--to", "127.0.0.1:9", "--swing-ms", "5"], "does not swing by"),
+    ("network", ["--to", "127.0.0.1:9", "--listen", "127.0.0.1:{busy}"], "The relay cannot listen on"),
+    ("training", [], "the following arguments are required: command"),
+    ("training", [*LM, "--size", "huge"], "invalid choice: 'huge'"),
+    ("training", [*LM, "--tokens", "many"], "--tokens: it is a whole number from 1"),
+    ("training", [*LM, "--out", "{text}/model"], "nothing can be written to"),
+    ("training", [*LM, "--threads", "0"], "--threads: it is a whole number from 1"),
+    ("training", EVALUATE, "nowhere"),
+    ("training", [*EVALUATE, "--limit", "2"], "--limit: it is a number above 0 to 1"),
+    ("training", [*EVALUATE, "--log", "nowhere.csv"], "there is no file 'nowhere.csv'"),
+    ("training", [*RERANKER, "0"], "--queries: it is a whole number from 1"),
+    ("training", [*RERANKER, "8"], "nowhere"),
+    ("training", ["evaluate-reranker", "--model", "nowhere", "--out", "{folder}/a.json"], "nowhere"),
+    ("grating.recordings", ["now"], "unrecognized arguments: now"),
+    ("grating.probe_recordings", ["now"], "unrecognized arguments: now"),
+    ("grating.footprints", ["now"], "unrecognized arguments: now"),
+    ("grating.measuring", [], "is not started by hand"),
+    ("grating.applications", ["nowhere"], "is not started by hand"),
+    ("sdnpu.memory", ["now"], "is not started by hand"),
+    ("diaa.memory", ["now"], "is not started by hand"),
+    ("evidence.record", [], "Which paper?"),
+    ("evidence.record", ["nobody"], "Which paper?"),
+]
+
+
+def start(program: str, words: list[str]) -> object:
+    """The exit code of `python -m ondevice.<program>`, in this process."""
+    if program == "run":  # its module takes the signals
+        sys.exit(run(words))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module is imported already
+        patch.setattr(sys, "argv", [program, *words])
+        runpy.run_module(f"ondevice.{program}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+@pytest.mark.parametrize(("program", "words", "said"), WRONG, ids=[" ".join([p, *w]) for p, w, _ in WRONG])
+def test_a_wrong_command_line_is_refused_in_one_sentence(program, words, said, tmp_path, capsys):
+    text, folder = tmp_path / "text.txt", tmp_path / "folder"
+    text.write_text("words")
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        values = {"text": text, "folder": folder, "busy": opened.getsockname()[1]}
+        words = [re.sub(r"\{(text|folder|busy)\}", lambda found: str(values[found[1]]), word) for word in words]
+        try:
+            code = start(program, words)
+        except SystemExit as end:
+            code = end.code
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert said in error and len(error.splitlines()) == 1 and "Traceback" not in error, error
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("program", ["run", "disco serve", "dragon device", "network", "training lm", "run publish"])
+def test_help_shows_defaults_and_an_example(program, capsys):
+    first, *rest = program.split()
+    with pytest.raises(SystemExit) as end:
+        start(first, [*rest, "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0 and f"example:\n  python -m ondevice.{first}" in shown
+    assert program == "run publish" or "(default: " in " ".join(shown.split())

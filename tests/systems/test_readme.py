@@ -1,0 +1,18 @@
+"""The README's Python examples run, one after the other, as they stand."""
+
+import re
+
+import numpy as np
+
+from ondevice import assets
+
+
+def test_its_examples_run(capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (assets.ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    text = "Return the mean of the array elements along the given axis. " * 20
+    names = {"documents": [f"How to open file {number}." for number in range(12)], "text": text, "np": np}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec", dont_inherit=True), names)
+    assert len(names["best"]) == 5
+    said = capsys.readouterr().out.strip()
+    assert said.startswith("def numpy.mean") and len(names["tables"].tokens) == names["found"].model.config.vocab_size

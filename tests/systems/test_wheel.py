@@ -1,0 +1,134 @@
+"""The wheel, installed outside the checkout: models, router, DRAGON's pair, reranker, drafters work in any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ondevice.assets import ROOT
+
+pytestmark = pytest.mark.slow  # builds 80 MB, and four programs import torch
+DOCUMENTS = ["The mean is the sum divided by the count.", "A file is opened with open.", "Sockets connect two hosts."]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A virtual environment with the wheel, and an empty folder to work in. caches: the user's cache folder."""
+
+    python: Path
+    folder: Path
+    caches: Path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ONDEVICE", "PYTHON"))}
+        environment = kept | {"XDG_CACHE_HOME": str(self.caches), "HF_HUB_OFFLINE": "1"}
+        return subprocess.Popen(
+            [self.python, *arguments], cwd=self.folder, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> str:
+        with self.start(*arguments) as process:
+            out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        return out
+
+    @contextmanager
+    def serving(self, *arguments: str) -> Iterator[str]:
+        """What a program that listens says it listens on; it is ended afterwards."""
+        with self.start(*arguments) as process:
+            try:
+                assert process.stdout and process.stderr
+                line = process.stdout.readline()
+                found = re.search(r"Listening on (\S+)", line)
+                assert found, line + process.stderr.read()
+                yield found[1]
+            finally:
+                process.terminate()
+                process.communicate()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel of this checkout, beside the packages of the environment that runs the tests."""
+    place = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place, ROOT], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "environment"], check=True)
+    python = place / "environment" / "bin" / "python"
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    (packages,) = (place / "environment").glob("lib/python*/site-packages")
+    # Searched last, and without its own .pth files: the editable install of the checkout is not among them.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (place / "work").mkdir()
+    return Installed(python, place / "work", place / "caches")
+
+
+PROGRAM = f"""
+import json
+import ondevice
+from ondevice import assets, models
+from ondevice.grating.reranker import Reranker
+from ondevice.speculation.custom_generate import speculative
+from ondevice.speculation.prompt_lookup import PromptLookup
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+asked = dict(max_new_tokens=16, do_sample=False)
+prompt = "def mean(values)\\n\\nReturn the mean of the values."
+lm, folder = models.load("pydocs-lm-small"), assets.data("models", "pydocs-lm-small")
+ids = lm.tokenizer(prompt, return_tensors="pt")
+plain = lm.model.generate(**ids, **asked)
+drafted = lm.model.generate(**ids, **asked, custom_generate=speculative(PromptLookup.transformers()))
+ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")
+alone = AutoModelForCausalLM.from_pretrained(folder).generate(**ids, **asked)
+with Reranker("minilm-reranker", memory_budget=150) as reranker:
+    ranked = [one["corpus_id"] for one in reranker.rank("How do I open a file?", {DOCUMENTS!r})]
+print(json.dumps({{"places": [ondevice.__file__, str(folder)], "bundled": models.bundled(), "tokens": plain.tolist(),
+                  "drafted": drafted.tolist(), "alone": alone.tolist(), "ranked": ranked,
+                  "rows": [len(assets.paper_list("claims", "disco")), len(assets.derived_trace("arrivals"))]}}))
+"""
+
+
+def test_bundled_models_generate_and_rank(installed):
+    found = json.loads(installed.run("-c", PROGRAM))
+    assert all(place.startswith(str(installed.python.parents[1])) for place in found["places"])
+    assert len(found["bundled"]) == 5 and all(found["rows"])
+    assert found["tokens"] == found["drafted"] == found["alone"]  # ours, and transformers on the folder by itself
+    assert found["ranked"][0] == 1
+    assert list((installed.caches / "ondevice" / "grating").iterdir())
+    assert not list(installed.folder.iterdir())
+
+
+def test_the_router_starts(installed):
+    ends = ("--device", "http://127.0.0.1:9/v1", "--server", "http://127.0.0.1:9/v1")
+    with installed.serving("-m", "ondevice.disco", "serve", *ends, "--policy", "disco-s", "--port", "0") as url:
+        health = url.removesuffix("/v1") + "/health"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(health, timeout=20) as answer:
+            assert answer.status == 200
+
+
+def test_dragons_pair_answers(installed, tmp_path):
+    for number, text in enumerate(DOCUMENTS):
+        (tmp_path / f"{number}.txt").write_text(text)
+    common = ("--model", "pydocs-lm-small", "--documents", str(tmp_path))
+    cloud = ("-m", "ondevice.dragon", "cloud", "--listen", "127.0.0.1:0", *common)
+    with installed.serving(*cloud) as address:
+        answer = installed.run(
+            "-m", "ondevice.dragon", "device", "--connect", address, *common, "--query", "What is the mean?",
+            "--limit", "8", "--temperature", "0", "--json",
+        )  # fmt: skip
+    found = json.loads(answer)
+    assert 1 <= len(found["tokens"]) <= 8 and found["alone_from"] is None and found["received"]

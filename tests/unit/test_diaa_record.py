@@ -1,0 +1,130 @@
+"""What is recorded of a method, and what is timed of it: against the loop run plainly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ondevice.causal_lm import CausalLM, Session
+from ondevice.diaa import methods, record, timing
+from ondevice.diaa.drafter import Diaa
+from ondevice.diaa.methods import BASE, MAIN, METHODS, SMALL, Workbench, recorded
+from ondevice.diaa.tables import Tables
+from ondevice.speculation import Drafter, generate
+from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.request_set import Request
+
+V = 40
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=V, max_position_embeddings=128, initializer_range=0.4, **shape)
+    return CausalLM(LlamaForCausalLM(config).double())
+
+
+@pytest.fixture
+def bench(lm, monkeypatch) -> Workbench:
+    """A tiny model with three methods."""
+    skipping = lambda of: LayerSkipping(of.lm, 0.3, window=6, search=SkipSearch(4, enough=2.0))  # noqa: E731
+    made = {"vanilla": lambda of: (Drafter(), 1), "DIAA": lambda of: (Diaa(Tables.empty(V), grow=of.grow), 12),
+            "SWIFT": lambda of: (skipping(of), 12)}  # fmt: skip
+    monkeypatch.setattr(methods, "METHODS", made)
+    bench = Workbench("tiny")
+    bench.lm = bench.other = lm
+    return bench
+
+
+def request(task: str, number: int, prompt: tuple[int, ...], limit: int = 30) -> Request:
+    return Request(task, number, f"{task}{number}", prompt, (), limit, frozenset())
+
+
+REQUESTS = [request("a", 0, (1, 2, 3)), request("a", 1, (1, 2, 3)), request("b", 0, (7, 8))]
+
+
+def test_all_methods_have_names_and_the_small_model_no_smaller_one():
+    assert set(recorded(BASE, "tasks")) == set(METHODS) and set(MAIN) == set(recorded(BASE, "long_prompts"))
+    assert "SpS" not in recorded(SMALL, "tasks") and set(recorded(SMALL, "tasks")) < set(METHODS)
+    assert {method for _, _, method in record.units()} == set(METHODS)
+    with pytest.raises(ValueError, match="no method 'DIIA'; there are vanilla, DIAA"):
+        Workbench().make("DIIA")
+
+
+def test_a_method_says_the_same_each_time_and_begins_each_task_anew(bench):
+    answers, passes = record.again(bench, "DIAA", "tasks", REQUESTS)
+    plain = record.again(bench, "vanilla", "tasks", REQUESTS)[0]
+    assert (answers["answer_sha"] == plain["answer_sha"]).all() and (plain["margin"] > 0).all()
+    assert (passes.groupby(["task", "request"])["emitted"].sum() == 29).all()
+    steps = passes.groupby(["task", "request"]).size()
+    assert steps["a", 1] < steps["a", 0]  # the tables know the answer by then
+    first = record.again(bench, "DIAA", "tasks", REQUESTS[:1])[1]
+    assert first.equals(passes[: len(first)])  # so the first of a task can run again alone
+    alone = record.again(bench, "DIAA", "tasks", REQUESTS[2:])[1]
+    assert alone.equals(passes[passes["task"] == "b"].reset_index(drop=True))
+
+
+def test_an_edited_function_acts(bench):
+    def nothing(tables: Tables, root: int, budget: int):
+        return methods.tree.Tree()
+
+    edited = Workbench("tiny", grow=nothing)
+    edited.lm = bench.lm
+    assert record.again(edited, "DIAA", "tasks", REQUESTS)[1]["drafted"].sum() == 0
+    assert record.again(bench, "DIAA", "tasks", REQUESTS)[1]["drafted"].sum() > 0
+
+
+def test_forwards_of_drafts_are_recorded(bench):
+    passes = record.again(bench, "SWIFT", "tasks", REQUESTS)[1]
+    assert (passes["drafting_passes"] >= passes["depth"]).all() and (passes["depth"] > 0).any()
+
+
+def test_a_prompt_that_changed_is_refused(bench, monkeypatch):
+    answers = record.again(bench, "vanilla", "tasks", REQUESTS)[0]
+    known = {one.name: list(one.ids) for one in REQUESTS}
+    monkeypatch.setattr(Workbench, "end", 0)
+    monkeypatch.setattr(record, "prompts", lambda which, task, only: [(name, known[name]) for name in only])
+    again = record.sample(bench, answers)
+    assert [(one.task, one.prompt, one.ids, one.limit) for one in again] == [
+        ("a", 0, (1, 2, 3), 30), ("b", 0, (7, 8), 30)]  # fmt: skip
+    known["b0"] = [7, 9]
+    with pytest.raises(ValueError, match=r"prompt on b0 \(b\) is not the recorded one: the corpus changed"):
+        record.sample(bench, answers)
+
+
+def test_watched_answers_are_the_same_and_their_parts_add_up(bench):
+    before = Session.verify
+    runs = timing.whole(bench, REQUESTS, ["vanilla", "DIAA", "SWIFT", "DIAA, again"], float("inf"))
+    assert len(runs) == 12 and (runs["tokens"] == 30).all()
+    passes = record.again(bench, "DIAA", "tasks", REQUESTS)[0].set_index(["task", "request"])["passes"]
+    mine = runs[runs["method"] == "DIAA, again"].set_index(["task", "request"])["passes"]
+    assert (mine == passes.reindex(mine.index)).all()
+    parts = ["verify_s", "keep_s", "drafting_s", "draft_s", "observe_s", "choose_s"]
+    assert np.allclose(runs[parts].sum(axis=1), runs["decode_s"]) and (runs[parts] >= 0).all(axis=None)
+    assert ((runs["drafting_s"] > 0) == (runs["method"] == "SWIFT")).all()
+    assert Session.verify is before
+
+
+def test_a_driven_shape_accepts_what_the_other_model_does(bench, monkeypatch):
+    torch.manual_seed(1)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    big = CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=99, max_position_embeddings=256, **shape)).double())
+    monkeypatch.setattr(timing, "load", lambda spec, dtype: big)
+    runs = timing.whole(bench, REQUESTS, ["vanilla", "DIAA"], float("inf"), shape="random:big")
+    right = [len(generate(bench.lm, Drafter(), one.ids, 30).steps) for one in REQUESTS]
+    assert runs[runs["method"] == "vanilla"]["passes"].tolist() == right and (runs["decode_s"] > 0).all()
+    assert (runs[runs["method"] == "DIAA"]["passes"] < 29).all()
+
+
+def test_a_curve_has_medians_inside_their_intervals(lm):
+    one = timing.Curve(lm, 8, (1, 2, 4), {"model": "tiny"})
+    for _ in range(9):
+        one.turn()
+    table = one.table()
+    assert table["rows"].tolist() == [1, 2, 4] and (table["cached"] == 8).all()
+    assert ((table["low"] <= table["seconds"]) & (table["seconds"] <= table["high"])).all()
+    assert isinstance(table, pd.DataFrame) and (table["n"] >= 1).all()

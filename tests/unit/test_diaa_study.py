@@ -1,0 +1,157 @@
+"""What exhibits share: times from curves, draws of prompts in pairs, and what is judged."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ondevice import assets
+from ondevice.diaa import study
+from ondevice.diaa.methods import BASE, SMALL
+from ondevice.evidence import born
+
+TASKS = ["doctest", "rag"]
+METHODS = {"vanilla": 0, "SAM-D": 4, "DIAA": 3, study.STALE: 3, "SpS": 2}  # and what they draft in each pass
+
+
+@pytest.fixture
+def record():
+    """Answers of 9 tokens: vanilla takes 8 passes, the others 4 behind a prompt of 10 tokens."""
+    answers, passes = [], []
+    for model in (BASE, SMALL):
+        for task in TASKS:
+            for request in range(3):
+                for method, drafted in METHODS.items():
+                    keys = (model, "tasks", task, request, method)
+                    each, more = 2 if drafted else 1, int(method == "SAM-D" and task == "rag")
+                    said = (f"{task}{request}", f"said by {model}")
+                    answers.append((*keys, *said, 10, 9, 8 // each, True, 0.5 * request))
+                    spent = int(method == "SpS")
+                    passes += [(*keys, drafted + more, each - 1, spent, 10 + step) for step in range(8 // each)]
+    columns = ["model", "set", "task", "request", "method"]
+    after = ["prompt_sha", "answer_sha", "prompt_tokens", "tokens", "passes", "identical", "redundancy"]
+    counted = ["drafted", "accepted", "drafting_passes", "cached"]
+    tables = pd.DataFrame(answers, columns=columns + after), pd.DataFrame(passes, columns=columns + counted)
+    return tuple(born(table, "recorded") for table in tables)
+
+
+@pytest.fixture
+def machine():
+    """A row more costs a tenth of a pass, a cached token nothing; each of four parts takes a thousandth.
+
+    A prompt's token takes a tenth. Only DIAA and plain decoding were run whole.
+    """
+    rows = [(model, "float32", n, cached, 1 + 0.1 * (n - 1))
+            for model in (BASE, SMALL) for n in (1, 2, 8) for cached in (0, 99)]  # fmt: skip
+    curves = born(pd.DataFrame(rows, columns=["model", "dtype", "rows", "cached", "mean"]), "recorded")
+    whole = [{"model": model, "method": method, "prompt_tokens": tokens, "prefill_s": tokens / 10, "passes": passes}
+             | {f"{part}_s": 1e-3 * passes for part in study.PARTS}
+             for model in (BASE, SMALL) for method, passes in (("DIAA", 4), ("vanilla", 8))
+             for tokens in (10, 20)]  # fmt: skip
+    return study.Machine("a machine", curves, pd.DataFrame(whole))
+
+
+@pytest.fixture
+def timed(record, machine):
+    return study.timed(*record, machine, "float32", {"SpS": SMALL})
+
+
+def test_an_answers_time_is_its_passes_and_what_drafts_cost(timed):
+    first = timed[(timed["model"] == BASE) & (timed["task"] == "rag") & (timed["request"] == 0)].set_index("method")
+    forward = {"vanilla": 8 * 1.0, "SAM-D": 4 * 1.5, "DIAA": 4 * 1.3, "SpS": 4 * 1.2}
+    assert first["forward"].loc[list(forward)].to_dict() == pytest.approx(forward)
+    assert first["drafting"]["SpS"] == pytest.approx(4.0) and first["drafting"]["DIAA"] == 0
+    assert first["seconds"]["DIAA"] == pytest.approx(4 * 1.3 + 4 * 4e-3)
+    assert first["seconds"][study.STALE] == pytest.approx(4 * 1.3 + 4 * 3e-3)  # the update is hidden
+    assert first["latency"]["DIAA"] == pytest.approx(1e3 * first["seconds"]["DIAA"] / 8)
+    assert first["end_to_end"]["DIAA"] == pytest.approx(1e3 * (first["seconds"]["DIAA"] + 1.0) / 9)
+    assert timed.attrs["kind"] == "recorded"
+
+
+def test_beyond_the_last_size_the_last_slope_goes_on_and_an_unknown_model_is_named(machine):
+    assert machine.forward(BASE, "float32", [33, 1], 50) == pytest.approx([4.2, 1.0])
+    with pytest.raises(ValueError, match="a machine has no cost curve of 'a model' in float32"):
+        machine.forward("a model", "float32", 1, 1)
+
+
+def test_a_variant_that_was_not_run_has_diaas_own_work_and_plain_decodings_prefill(machine):
+    machine.whole.loc[machine.whole["method"] == "vanilla", [f"{part}_s" for part in study.PARTS]] = 0.0
+    assert machine.own_work(BASE, "vanilla") == dict.fromkeys(study.PARTS, 0.0)
+    assert machine.own_work(BASE, "a variant") == pytest.approx(dict.fromkeys(study.PARTS, 1e-3))
+    assert machine.own_work("random:shape", "DIAA") == dict.fromkeys(study.PARTS, 0.0)
+    assert machine.prefill(BASE, "a variant", pd.Series([15, 30])) == pytest.approx([1.5, 3.0])
+    assert np.isnan(machine.prefill("random:shape", "DIAA", pd.Series([15]))).all()
+
+
+def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
+    rng = np.random.default_rng(1)
+    values = rng.uniform(1, 2, (2, 30))
+    rows = [(task, request, name, factor * values[place, request]) for place, task in enumerate(TASKS)
+            for request in range(30) for name, factor in (("a", 1), ("twice", 2))]  # fmt: skip
+    table = born(pd.DataFrame(rows, columns=["task", "request", "method", "value"]), "recorded")
+    sample = study.resample(table, "value")
+    ratio = sample.estimate(sample.against("a")["twice"].mean(axis=1))
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((0.5, 0.5, 0.5, 60))
+    mean = sample.estimate(sample["a"].mean(axis=1))
+    assert mean.value == pytest.approx(values.mean())
+    spread = 1.96 * np.sqrt((values.var(axis=1, ddof=1) / 30).sum()) / 2
+    assert mean.high - mean.low == pytest.approx(2 * spread, rel=0.15)
+
+
+def test_one_prompt_a_task_has_an_interval_without_ends():
+    table = born(pd.DataFrame({"task": TASKS, "request": 0, "method": "a", "value": [1.0, 2.0]}), "measured")
+    estimate = study.resample(table, "value").estimate(study.resample(table, "value")["a"].mean(axis=1))
+    assert (estimate.value, estimate.low, estimate.high) == (1.5, -np.inf, np.inf)
+
+
+def test_claims_and_a_null_are_the_same_code(timed):
+    three = study.by_model(timed, METHODS)
+    values = study.tables_1_and_2(*three, peers=["SAM-D"])
+    speed = 8 * (1 + 4e-3) / (4 * (1.3 + 4e-3))
+    assert values["diaa-c12"].value == pytest.approx(speed)
+    best = (1 / (1.4 + 4e-3) + 1 / (1.5 + 4e-3)) / 2
+    assert values["diaa-c02"].value == pytest.approx(1 / (1.3 + 4e-3) / best)
+    assert values["diaa-c07"].value == 1 and values["diaa-c07"].n == 12
+    null = study.tables_1_and_2(*three, ours="vanilla", peers=["SAM-D"])
+    assert null["diaa-c12"].value == 1 and null["diaa-c02"].value < 1
+
+
+def test_the_baselines_are_those_of_table_1():
+    methods = assets.paper_table("diaa", "table_01_goodput_latency")["method"].str.replace("Vanilla", "vanilla")
+    assert {*study.PAPERS, "DIAA"} == {*methods}
+
+
+def test_predictions_are_compared_with_runs_that_took_the_same_passes(timed):
+    runs = timed[["model", "task", "request", "method", "passes"]].assign(decode_s=timed["seconds"] / 1.03)
+    runs.loc[runs["request"] == 0, ["passes", "decode_s"]] = [99, 1.0]
+    found = study.checked(timed, born(runs, "recorded")).set_index(["model", "method"])
+    assert found["ratio"].to_numpy() == pytest.approx(1.03) and (found["answers"] == 4).all()
+
+
+def test_which_of_two_trees_has_more_is_told_on_average_or_by_cells(timed):
+    sample = study.resample(timed[timed["model"] == BASE], "goodput")
+    pairs = [("DIAA", "vanilla"), ("vanilla", "SAM-D")]
+    assert [e.value for e in study.more([sample], pairs)] == [0.5]
+    assert [e.value for e in study.more([sample], pairs[:1], cells=True)] == [1.0]
+    place, over = study.best_size(sample, ["vanilla", "DIAA", "SAM-D"])
+    assert place.value == 1 and over.value > 1
+
+
+def test_answers_that_differ_are_counted_and_another_models_are_the_null(record):
+    answers = record[0]
+    percent, count = study.differing(answers)
+    assert (percent.value, count.value, count.n) == (0, 12, 12)
+    assert study.of_another_model(answers)[0].value == 100
+    answers.loc[answers["method"] == "DIAA", "identical"] = [False] + [True] * 11
+    assert study.differing(answers)[0].value == pytest.approx(100 / 12)
+
+
+def test_rank_correlation_over_bins_of_equally_many_nodes():
+    rng = np.random.default_rng(0)
+    said = rng.uniform(0, 1, 4000)
+    nodes = pd.DataFrame({"model": "m", "answer": np.repeat(range(40), 100), "said": said, "depth": 1 + (said < 0.5)})
+    nodes["accepted"] = rng.uniform(0, 1, 4000) < said
+    found = study.follows(born(nodes, "measured"))
+    assert found.value > 0.95 and found.low > 0.8 and found.n == 40
+    assert study.follows(nodes, "depth").value == pytest.approx(1)
+    nodes["accepted"] = rng.uniform(0, 1, 4000) < 0.5
+    assert study.follows(nodes).low < 0.3

@@ -1,0 +1,192 @@
+"""The papers' figures, drawn from the published tables: they show their numbers, whole, with no text on another."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from ondevice import assets
+from ondevice.disco import plots as disco
+from ondevice.disco import quality
+from ondevice.dragon import analysis, replays
+from ondevice.dragon import plots as dragon
+from ondevice.dragon import printed as dragon_printed
+from ondevice.grating import plots as grating
+from ondevice.grating import printed as grating_printed
+from ondevice.plotting import use_style
+from ondevice.sdnpu import accounts, experiments
+from ondevice.sdnpu import plots as sdnpu
+from ondevice.sdnpu import printed as sdnpu_printed
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with mpl.rc_context():
+        use_style()
+        yield
+    plt.close("all")
+
+
+def rows(name: str, **equal: object) -> pd.DataFrame:
+    """A published table, of which some columns have these values."""
+    table = pd.read_csv(assets.ROOT / "figures" / f"{name}.csv")
+    for column, value in equal.items():
+        table = table[table[column] == value]
+    return table
+
+
+def by_hand(columns: str, *values: tuple) -> pd.DataFrame:
+    return pd.DataFrame(values, columns=columns.split())
+
+
+def of_device(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["device"] == table["device"].iloc[0]]
+
+
+def device(table: pd.DataFrame) -> SimpleNamespace:
+    return SimpleNamespace(name=table["device"].iloc[0])
+
+
+def by(table: pd.DataFrame, column: str) -> dict:
+    return {str(name): part for name, part in table.groupby(column, sort=False)}
+
+
+STAGES = by_hand("stage latency_ms peak_mb", ("keyword search", 10.0, 20.0), ("embedding search", 30.0, 80.0),
+                 ("reranker", 60.0, 300.0))  # fmt: skip
+SCORES = by_hand("model layer candidate probability top", *(
+    ("a", layer, one, 0.1 + 0.08 * layer * one / 4, one > 2) for layer in range(1, 9) for one in range(5)))  # fmt: skip
+COSTS = by_hand("source rows per_row_ms", *(
+    (source, n, 3 + cost / n) for source, cost in (("this CPU, measured", 20), ("fit, simulated", 50))
+    for n in (1, 4, 16, 64)))  # fmt: skip
+HF, OURS = grating_printed.HF, grating_printed.OURS
+TIMES = by_hand("setting method part seconds", *(
+    (s, m, part, seconds) for s in ("video", "community") for m, reranking in ((HF, 5.0), (OURS, 2.0))
+    for part, seconds in (("keyword search", 1.0), ("reranker", reranking), ("answer", 0.5))))  # fmt: skip
+QUALITY = by_hand("setting method precision low high", *(
+    (s, m, 0.8, 0.7, 0.9) for s in ("video", "community") for m in (HF, OURS)))  # fmt: skip
+SAMPLES = by_hand("method seconds rss_mb anon_mb", (HF, 0, 0, 0), (HF, 5, 1200, 100), (OURS, 0, 0, 0), (OURS, 4, 99, 9))
+STANDS_FOR = {"Qwen2.5-1.5B": "pydocs-lm-base", "LLaMA3.2-1B": "pydocs-lm-small"}
+CROSSOVER = {rows("grating/beyond_03_hidden_reads")["disk"].iloc[0]: 110.0}
+ROUNDS = pd.DataFrame({"layer": range(1, 13), "statistic": np.linspace(0.1, 0.6, 12), "threshold": 0.3})
+CASES, SNAPSHOT = analysis.pipelines(), replays.case_study()
+# (figure of a table, the table, its columns that are drawn)
+FIGURES = {
+    "disco fig_06": (lambda t: disco.budget_curves(t, "mean_s", device(t), "simulated", "mean TTFT (s)"),
+                     of_device(rows("disco/fig_06_mean_ttft")), "mean_s budget"),
+    "disco fig_07": (lambda t: disco.cost_curves(t, device(t), "simulated"), of_device(rows("disco/fig_07_cost")),
+                     "cost cost_without budget"),
+    "disco table_02": (lambda t: disco.tail_bars(t, "simulated"), rows("disco/table_02_tail_reduction"),
+                       "paper_percent against_stoch_percent against_race_percent"),
+    "disco table_04": (lambda t: disco.cold_start(t, assets.paper_table("disco", "table_04_cold_start"), "replayed"),
+                       rows("disco/table_04_cold_start"), "parameters load_s ttft_s"),
+    "disco fig_05": (lambda t: disco.user_points(t, "simulated"),
+                     rows("disco/fig_05_users").dropna(subset="gain_percent"), "gain_percent"),
+    "disco fig_10": (lambda t: disco.handover_quality(t, quality.METRICS, "measured", {"rouge_1": (0.23, 0.26)}),
+                     rows("disco/fig_10_quality"), "mean"),
+    "disco plane": (lambda t: disco.mean_tail_plane(by(t, "service"), "simulated"),
+                    rows("disco/beyond_01_mean_tail_plane"), "mean_s"),
+    "disco drift": (lambda t: disco.drift(t, 0.3, "simulated"), rows("disco/beyond_02_drift"), "used"),
+    "disco gaps": (lambda t: disco.token_gaps(by(t, "model"), "measured"), rows("disco/fig_03_device_gaps"), "seconds"),
+    "dragon fig_03": (dragon.difference, rows("dragon/fig_03_latency_difference"), "decode_local delta_z"),
+    "dragon fig_04": (lambda t: dragon.pipelines(t, CASES.tokens), CASES.bars, ""),
+    "dragon table_01": (dragon.waiting, rows("dragon/table_01_waiting_time"), "formula_s simulated_s"),
+    "dragon fig_05": (lambda t: dragon.speedup(*(t[t["kind"] == kind] for kind in ("analytic", "simulated"))),
+                      rows("dragon/fig_05_speedup"), ""),
+    "dragon fig_06": (lambda t: dragon.perplexity(t, dragon_printed.perplexity()), rows("dragon/fig_06_perplexity"),
+                      "perplexity"),
+    "dragon fig_07": (lambda t: dragon.per_token(t, dragon_printed.per_token()),
+                      rows("dragon/fig_07_per_token_latency"), "per_token_ms delay_ms"),
+    "dragon fig_08": (lambda t: dragon.ttft(t, dragon_printed.ttft()), rows("dragon/fig_08_ttft"), "ttft_ms"),
+    "dragon fig_09": (lambda t: dragon.scheduling(t, dragon_printed.scheduling()), rows("dragon/fig_09_scheduling"),
+                      "total_s over_oracle"),
+    "dragon fig_10": (lambda t: dragon.case_study(t, *SNAPSHOT[1:], dragon_printed.case_events(),
+                                                  dragon_printed.case_decisions()), SNAPSHOT.events, ""),
+    "dragon beyond_01": (dragon.validation, rows("dragon/beyond_01_simulator_and_live"), "measured_ms simulated_ms"),
+    "sdnpu fig_02": (sdnpu.prefill_and_decode, rows("sdnpu/fig_02_prefill_and_decode"), "decode_share"),
+    "sdnpu fig_03": (lambda t: sdnpu.similarity(t, rows("sdnpu/fig_03_summaries", model="pydocs-lm-base")),
+                     rows("sdnpu/fig_03_similarity"), ""),
+    "sdnpu fig_05": (sdnpu.graph_sizes, rows("sdnpu/fig_05_graph_sizes"), "shape prefill_ms decode_ms"),
+    "sdnpu fig_06": (lambda t: sdnpu.draft_lengths(COSTS, t[["method", "drafted", "share"]]),
+                     rows("sdnpu/fig_06_draft_lengths"), ""),
+    "sdnpu fig_10": (lambda t: sdnpu.per_token(t, implied=accounts.implied("pydocs-lm-base")),
+                     rows("sdnpu/fig_10_per_token"), "decode_per_token_ms"),
+    "sdnpu fig_11": (sdnpu.energy, rows("sdnpu/fig_11_energy"), ""),
+    "sdnpu fig_12": (sdnpu.memory, rows("sdnpu/fig_12_memory", context=256), "peak_mb"),
+    "sdnpu fig_13": (sdnpu.breakdown, rows("sdnpu/fig_13_breakdown"), "ms"),
+    "sdnpu table_02": (sdnpu.rejections, rows("sdnpu/table_02_rejections"), "share"),
+    "sdnpu table_04": (lambda t: sdnpu.gains(t, sdnpu_printed.acceptance(STANDS_FOR, experiments.TASKS)),
+                       rows("sdnpu/table_04_acceptance").dropna(subset="gain"), ""),
+    "sdnpu beyond_01": (sdnpu.scheduling_ratios, rows("sdnpu/beyond_01_scheduling"), ""),
+    "sdnpu beyond_02": (lambda t: sdnpu.switching(t.assign(kind="measured")), rows("sdnpu/beyond_02_switching"),
+                        "exposed_s total_s"),
+    "sdnpu beyond_03": (sdnpu.sensitivity, rows("sdnpu/beyond_03_sensitivity"), ""),
+    "grating fig_01": (grating.pipeline, STAGES, "latency_ms peak_mb"),
+    "grating fig_02": (lambda t: grating.score_evolution(t, rows("grating/fig_02_score_evolution").assign(model="a")),
+                       SCORES, "layer probability"),
+    "grating fig_04": (lambda t: grating.pruning(t, ROUNDS, title="a model, K = 5", layers=12),
+                       rows("grating/fig_04_pruning"), "probability"),
+    "grating fig_08": (grating.latency_and_precision, rows("grating/fig_08_latency_precision_a"), "seconds precision"),
+    "grating fig_09": (lambda t: grating.memory_over_time(SAMPLES, t[t["method"].isin(grating_printed.METHODS)]),
+                       rows("grating/fig_09_memory"), ""),
+    "grating fig_10": (grating.trade_off, rows("grating/fig_10_trade_off"), "threshold computed"),
+    "grating fig_12": (lambda t: grating.application(grating_printed.AGENT, t, QUALITY), TIMES, "seconds"),
+    "grating fig_15": (lambda t: grating.footprint(grating_printed.CONTEXT, t),
+                       rows("grating/fig_15_long_context_footprint"), "mb"),
+    "grating fig_16": (grating.ablation, rows("grating/fig_16_ablation"), ""),
+    "grating beyond_01": (grating.guarantee, rows("grating/beyond_01_guarantee"), "reached saved"),
+    "grating beyond_02": (grating.clustering, rows("grating/beyond_02_clustering"), "n missed changed time_us"),
+    "grating beyond_03": (lambda t: grating.hidden_reads(t, CROSSOVER),
+                          rows("grating/beyond_03_hidden_reads"), "tokens hidden"),
+    "grating beyond_04": (grating.saved_work, rows("grating/beyond_04_probes"), "overlap saved"),
+    "grating beyond_05": (grating.embedding_cache, rows("grating/beyond_05_embedding_cache"), "hit_rate added_ms"),
+}  # fmt: skip
+EACH = pytest.mark.parametrize(("draw", "table", "columns"), FIGURES.values(), ids=FIGURES)
+KINDS = ("measured", "simulated", "replayed", "analytic")
+UNITS = np.array([1, 1e3, 1e6, 100])  # of a second or a share, as figures draw it
+
+
+def drawn(figure) -> np.ndarray:
+    """Every number that a line, a point or a bar stands for."""
+    numbers = [np.asarray(axis_line.get_data(), float).ravel() for axis in figure.axes for axis_line in axis.lines]
+    bars = [bar.get_bbox() for axis in figure.axes for bar in axis.patches if isinstance(bar, mpl.patches.Rectangle)]
+    return np.concatenate([*numbers, *([[box.width, box.height] for box in bars] or [[]])])
+
+
+@EACH
+def test_a_figure_shows_the_tables_numbers_and_its_kind(draw, table, columns):
+    figure = draw(table)
+    shown = drawn(figure)
+    for column in columns.split():
+        for value in table[column].dropna().sample(5, random_state=0, replace=True):
+            assert np.isclose(shown[:, None], value * UNITS, rtol=1e-6, atol=1e-12).any(), (column, value)
+    assert any(kind in text.get_text() for text in figure.texts for kind in KINDS)
+
+
+@EACH
+def test_nothing_is_cut_and_no_text_stands_on_another(draw, table, columns):
+    figure = draw(table)
+    figure.canvas.draw()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02
+    assert 4.5 < width <= 12.1
+    for axis in figure.axes:
+        texts = [(text.get_text(), text.get_window_extent()) for text in axis.texts if text.get_text()]
+        assert [(a, b) for (a, one), (b, other) in itertools.combinations(texts, 2) if one.overlaps(other)] == []
+    legends = [legend.get_tightbbox() for legend in figure.legends]
+    assert not any(legend.overlaps(axis.get_tightbbox()) for legend in legends for axis in figure.axes)
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if not name.startswith("disco")])
+def test_a_wrong_table_is_refused(name):
+    draw, table, columns = FIGURES[name]
+    with pytest.raises(ValueError, match="without a row"):
+        draw(table.head(0))
+    for column in columns.split():
+        with pytest.raises((ValueError, KeyError), match=column):
+            draw(table.drop(columns=column))

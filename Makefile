@@ -5,6 +5,7 @@
 #                     index serves CUDA builds (gigabytes), pass the index that PyTorch's install page names for CPU:
 #                     make reproduce TORCH_ARGS="--index-url <that address>"
 # JOBS=2              notebooks that run at a time (default 1)
+# PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
 
 export PYTHON ?= python3
@@ -16,16 +17,18 @@ NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcar
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test lint lab notebooks bench clean
+.PHONY: help reproduce publish test lint lab notebooks record bench clean
 
 help:
-	@echo "make reproduce   run every notebook in its quick form; figures/ and a table of verdicts"
+	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
+	@echo "make publish     put the exhibits of the finished quick runs into figures/"
 	@echo "make test        lint, unit, property, system and notebook tests"
 	@echo "make lint        ruff, import layers, types"
 	@echo "make lab         open the notebooks in JupyterLab"
-	@echo "make notebooks   run the notebooks in place, with stored outputs"
+	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
+	@echo "make record      long runs: data/records of one paper (PAPER=diaa); resumable"
 	@echo "make bench       the measured numbers (tests/benchmarks)"
-	@echo "make clean       remove runs/ and caches (not .venv, not data/cache)"
+	@echo "make clean       remove runs/ and caches (not .venv, not the cache of corpus and tables)"
 	@echo "Variables: see the head of the Makefile."
 
 $(READY): pyproject.toml .ci/setup
@@ -36,6 +39,10 @@ reproduce: $(READY)
 	@echo "== Running the notebooks in their quick form (--jobs $(JOBS)); finished runs are kept"
 	@$(BIN)/python -m ondevice.run --jobs $(JOBS) --timeout 1800 $(if $(FORCE),--force)
 
+# PAPER=disco publishes one paper.
+publish: $(READY)
+	@$(BIN)/python -m ondevice.run publish $(PAPER)
+
 lint: $(READY)
 	@echo "== Style (ruff)"
 	@$(BIN)/ruff check lib tests notebooks
@@ -45,20 +52,28 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 test: lint
-	@echo "== Tests (pytest); each notebook check runs a whole notebook and is skipped while nothing it uses has changed"
-	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest
+	@echo "== Unit and property tests (pytest), in two processes of one thread each"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties
+	@echo "== System and notebook tests and breaks on purpose (pytest), one at a time; a notebook's is skipped while nothing it uses has changed"
+	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest tests/systems tests/notebooks tests/breaks
 
 lab: $(READY)
 	@echo "== JupyterLab on notebooks/; Ctrl-C ends it"
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ROOT_FLAG)
 
+# The maintainers' command: stored outputs and published exhibits come from one run, so it writes to figures/, too.
 # record_timing=False and TQDM_DISABLE keep times and progress bars out of the stored notebooks.
 notebooks: $(READY)
+	@$(BIN)/python -m ondevice.run.sources
 	@set -e; for notebook in $(NOTEBOOKS); do \
 		echo "== Running $$notebook in place"; \
-		env -u MPLBACKEND -u ONDEVICE_FIGURES TQDM_DISABLE=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
-			--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 $$notebook; \
+		env -u MPLBACKEND ONDEVICE_FIGURES=$(CURDIR)/figures TQDM_DISABLE=1 $(BIN)/jupyter nbconvert --to notebook \
+			--execute --inplace --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 \
+			$$notebook; \
 	done
+
+record: $(READY)
+	@$(BIN)/python -m ondevice.evidence.record $(PAPER) $(ARGS)
 
 bench: $(READY)
 	@set -e; for script in $(wildcard tests/benchmarks/bench_*.py); do \

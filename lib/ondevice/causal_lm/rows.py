@@ -66,6 +66,14 @@ class Rows:
         keys, values: [1, heads, any, width] tensors like the rows. Raises ValueError where the buffers are not like it.
         """
         self.reserve(self.length + n)
+        first, second = (buffer.narrow(-2, self.length, n) for buffer in self.buffers(keys, values))
+        return first, second
+
+    def buffers(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows, whether they count or not: [layers, batch, heads, capacity, width] each.
+
+        keys, values: [1, heads, any, width] tensors like the rows. Raises ValueError where the buffers are not like it.
+        """
         if self._buffers is None:
             self._allocate(keys, values)
         assert self._buffers is not None
@@ -73,8 +81,7 @@ class Rows:
             mine, other = ((t.shape[-3], t.shape[-1], t.dtype) for t in (buffer, like))
             if mine != other:
                 raise ValueError(f"Rows of heads, width and type {other} do not fit to those of {mine}.")
-        first, second = (buffer.narrow(-2, self.length, n) for buffer in self._buffers)
-        return first, second
+        return self._buffers
 
     def release(self) -> None:
         """Forget the buffers, of any shape, where no row counts."""

@@ -1,0 +1,133 @@
+"""A decoder's layers drawn as an ONNX graph: what Llama, Qwen 2 and Qwen 3 share, whatever their attention reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from onnx import helper, numpy_helper
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+OPSET = 23  # the first with RMSNormalization
+
+
+class Drawing:
+    """Nodes of a graph that is drawn layer by layer; `attention` is the subclass's."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        self.heads, self.groups, self.size = heads(model.config)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+
+    def attention(self, index: int, part: Any, given: str) -> str:
+        """What a layer's attention adds to the state. index: of the layer in the graph."""
+        raise NotImplementedError
+
+    def layer(self, index: int, layer: Any, state: str) -> str:
+        """The state after a layer."""
+        state = self.op("Add", state, self.attention(index, layer.self_attn, self.norm(state, layer.input_layernorm)))
+        given = self.norm(state, layer.post_attention_layernorm)
+        gate = self.linear(given, layer.mlp.gate_proj)
+        gate = self.op("Mul", gate, self.op("Sigmoid", gate))
+        inner = self.op("Mul", gate, self.linear(given, layer.mlp.up_proj))
+        return self.op("Add", state, self.linear(inner, layer.mlp.down_proj))
+
+    def norm(self, state: str, norm: Any) -> str:
+        """Root-mean-square normalisation of the last axis."""
+        scale = self.constant(norm.weight)
+        return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
+
+    def linear(self, state: str, linear: Any) -> str:
+        """A projection, with its bias where it has one."""
+        product = self.op("MatMul", state, self.constant(linear.weight.T))
+        return product if linear.bias is None else self.op("Add", product, self.constant(linear.bias))
+
+    def shaped(self, state: str, shape: Sequence[int]) -> str:
+        """The state in another shape; 0 keeps an axis."""
+        return self.op("Reshape", state, self.constant(np.array(shape)))
+
+    def constant(self, value: Any) -> str:
+        """A weight, or any array."""
+        array = value.detach().float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = self.stored(name, np.ascontiguousarray(array).reshape(array.shape))
+        return name
+
+    def stored(self, name: str, array: np.ndarray) -> onnx.TensorProto:
+        """How a constant lies in the graph: here inside it."""
+        return numpy_helper.from_array(array, name)
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """The first output of a new node."""
+        return self.ops(1, kind, *inputs, **attributes)[0]
+
+    def ops(self, outputs: int, kind: str, *inputs: str, **attributes: Any) -> list[str]:
+        """All outputs of a new node."""
+        names = [f"node{len(self.nodes)}_{place}" for place in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
+        return names
+
+    def proto(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], **domains: int) -> onnx.ModelProto:
+        """The graph as a file. inputs, outputs: shapes by name, of float32, or (type, shape)."""
+        graph = helper.make_graph(
+            self.nodes, "decoder", _declared(inputs), _declared(outputs), list(self.constants.values())
+        )
+        own = helper.make_opsetid("", OPSET)
+        runtimes = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+        version = helper.find_min_ir_version_for([own])
+        return helper.make_model(graph, opset_imports=[own, *runtimes], ir_version=version)
+
+
+def require_drawable(model: PreTrainedModel, what: str) -> None:
+    """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`."""
+    config: Any = model.config
+    if model.dtype != torch.float32 or model.device.type != "cpu":
+        raise ValueError(f"{what} is built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
+    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":
+        raise ValueError(
+            f"{what} is built of {', '.join(SUPPORTED)} with full attention and SiLU, not of {config.model_type}."
+        )
+
+
+def heads(config: Any) -> tuple[int, int, int]:
+    """Query heads, key-value heads, head size."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_attention_heads, config.num_key_value_heads, size
+
+
+def options(threads: int = 1) -> Any:
+    """The runtime's options for that many threads, the calling one among them."""
+    found = onnxruntime.SessionOptions()
+    found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
+    found.log_severity_level = 3  # not the warning that an optimised file is for this kind of processor
+    return found
+
+
+@contextmanager
+def flushing_denormals() -> Iterator[None]:
+    """Take the tiny numbers of this thread for 0 meanwhile.
+
+    The runtime's exp of a hidden key's score is such a number, not 0, and attention is up to three times slower with
+    them. Its own option for this would stay set for whatever else the thread does.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _declared(shapes: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
+    float_type = onnx.TensorProto.FLOAT
+    typed = {name: found if isinstance(found, tuple) else (float_type, found) for name, found in shapes.items()}
+    return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in typed.items()]

@@ -91,11 +91,11 @@ def require_drawable(model: PreTrainedModel, what: str) -> None:
     """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`."""
     config: Any = model.config
     if model.dtype != torch.float32 or model.device.type != "cpu":
-        raise ValueError(f"{what} is built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
+        raise ValueError(f"{what} built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":
         raise ValueError(
-            f"{what} is built of {', '.join(SUPPORTED)} with full attention and SiLU, not of {config.model_type}."
+            f"{what} built of {', '.join(SUPPORTED)} with full attention and SiLU, not {config.model_type}."
         )
 
 

@@ -31,17 +31,21 @@ class Lean(CausalLM):
     """A `CausalLM` whose forwards run in ONNX Runtime; sessions, trees and rows are the same.
 
     threads: of the runtime, by default torch's. The weights are packed anew, so they are in memory twice.
-    Raises ValueError for a model that is not in float32 on the CPU, or of another family than `drawing.SUPPORTED`.
+    Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
+    heads or rotary angles that the runtime's attention does not have.
     """
 
     def __init__(self, model: PreTrainedModel, context: int | None = None, threads: int = 0) -> None:
-        drawing.require_drawable(model, "The lean engine")
+        drawing.require_drawable(model, "The lean engine is")
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in _FIXED_ROPE:
             raise ValueError(f"The lean engine has no {rope} rotary scaling, only {', '.join(_FIXED_ROPE)}.")
+        _, groups, size = drawing.heads(model.config)
+        if size % 16:
+            raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
         super().__init__(model, context)
         self._threads = threads or torch.get_num_threads()
-        self._empty = torch.empty(1, *drawing.heads(model.config)[1:2], 0, drawing.heads(model.config)[2])
+        self._empty = torch.empty(1, groups, 0, size)
 
     @cached_property
     def _session(self) -> Any:

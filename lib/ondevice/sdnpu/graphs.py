@@ -8,9 +8,8 @@ let other threads of Python run.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -21,16 +20,14 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
 from numpy.typing import ArrayLike, NDArray
-from onnx import helper, numpy_helper
 
 from ondevice import assets
+from ondevice.causal_lm import drawing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Floats = NDArray[np.float32]
-SUPPORTED = ("llama", "qwen2", "qwen3")
-_OPSET = 23  # the first with RMSNormalization
 _HIDDEN = np.float32(-1e30)  # added to the score of a key that a token may not see
 _MOST_BYTES = 2**31 - 1  # of a protobuf message
 
@@ -78,7 +75,7 @@ class Graphs:
 
     def caches(self) -> list[Cache]:
         """Empty caches, one a block."""
-        heads, size = _heads(self.model.config)[1:]
+        heads, size = drawing.heads(self.model.config)[1:]
         shapes = [(len(layers), heads, self.capacity, size) for layers in self.layers]
         # Not np.zeros, whose memory is only found by the first chunk that reads it.
         return [Cache(np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)) for shape in shapes]
@@ -132,7 +129,7 @@ class Graphs:
         }  # fmt: skip
         for layer in range(len(cache.keys)):
             given |= {f"keys{layer}": cache.keys[layer], f"values{layer}": cache.values[layer]}
-        with _flushing_denormals():
+        with drawing.flushing_denormals():
             hidden, *rows = graph.session.run(None, given)
         for layer in range(len(cache.keys)):
             cache.keys[layer, :, start:end] = rows[2 * layer][:, :count]
@@ -148,7 +145,7 @@ def build(
 
     blocks: N, into which the layers are dealt evenly. folder: by default one in the cache. A file is named by a hash
     of its graph and weights and of the runtime's version, so a change of any of them builds anew.
-    Raises ValueError for a model whose layers are not plain ones of `SUPPORTED`, or sizes that do not fit.
+    Raises ValueError for a model whose layers are not plain ones of `drawing.SUPPORTED`, or sizes that do not fit.
     """
     _check(model, blocks, large, small, capacity)
     place = folder or assets.cache_folder("sdnpu")
@@ -169,12 +166,12 @@ def load(path: Path) -> Graph:
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no graph {path.name} in {path.parent}: build it first.")
-    options = _options()
+    options = drawing.options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # done when it was built
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         shapes = {value.name: value.shape for value in session.get_inputs()}
-        with _flushing_denormals():
+        with drawing.flushing_denormals():
             session.run(None, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
         return Graph(session, shapes["hidden"][0], shapes["keys0"][1])
     except Exception as error:  # the runtime's errors have no common class of their own
@@ -182,20 +179,6 @@ def load(path: Path) -> Graph:
         raise ValueError(
             f"{path.name} is damaged or truncated, or no graph of a block: delete it ({reason})."
         ) from None
-
-
-@contextlib.contextmanager
-def _flushing_denormals() -> Iterator[None]:
-    """Take the tiny numbers of this thread for 0 meanwhile.
-
-    The runtime's exp of a hidden key's score is such a number, not 0, and attention is up to three times slower with
-    them. Its own option for this would stay set for whatever else the thread does.
-    """
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def drop_from_page_cache(path: Path) -> None:
@@ -206,22 +189,9 @@ def drop_from_page_cache(path: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _options() -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # not the warning that an optimised file is for this kind of processor
-    return options
-
-
 def _check(model: PreTrainedModel, blocks: int, large: int, small: int, capacity: int) -> None:
     config: Any = model.config
-    if model.dtype != torch.float32 or model.device.type != "cpu":
-        raise ValueError(f"Graphs are built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
-    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":
-        raise ValueError(
-            f"Graphs are built of {', '.join(SUPPORTED)} with full attention and SiLU, not {config.model_type}."
-        )
+    drawing.require_drawable(model, "Graphs are")
     if not 1 <= blocks <= config.num_hidden_layers:
         raise ValueError(
             f"{config.num_hidden_layers} layers make 1 to {config.num_hidden_layers} blocks, not {blocks}."
@@ -244,16 +214,10 @@ def _build_file(model: PreTrainedModel, layers: range, chunk: int, capacity: int
     path = folder / f"block-{chunk}-{key}.onnx"
     if not path.is_file():
         with assets.writing(path) as temporary:
-            options = _options()
+            options = drawing.options()
             options.optimized_model_filepath = str(temporary)
             onnxruntime.InferenceSession(stored, options, providers=["CPUExecutionProvider"])
     return path
-
-
-def _heads(config: Any) -> tuple[int, int, int]:
-    """Query heads, key-value heads, head size."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_attention_heads, config.num_key_value_heads, size
 
 
 def _padded(rows: Floats, count: int) -> Floats:
@@ -262,108 +226,62 @@ def _padded(rows: Floats, count: int) -> Floats:
     return np.concatenate([rows, np.zeros((count - len(rows), rows.shape[1]), np.float32)])
 
 
-class _Drawing:
-    """Nodes of one static graph: layers of Llama's kind over a static cache, c tokens at a time.
+class _Drawing(drawing.Drawing):
+    """One static graph: layers over a static cache, c tokens at a time.
 
     Inputs: hidden [c, h], mask [c, K + c] (added to the scores, cache first), cosines and sines [c, d], and keysI,
     valuesI [g, K, d] of the block's layer I. Outputs: hidden, and the new rows [g, c, d] of each keysI, valuesI.
     """
 
     def __init__(self, model: PreTrainedModel, chunk: int, capacity: int) -> None:
-        self._model: Any = model
+        super().__init__(model)
         self._chunk, self._capacity = chunk, capacity
-        self._heads, self._groups, self._size = _heads(model.config)
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
+        self._rows: list[str] = []
 
     def block(self, layers: range) -> onnx.ModelProto:
         """The model file of some layers, in order."""
-        chunk, rows, size = self._chunk, self._capacity, self._size
-        hidden, cached = [chunk, self._model.config.hidden_size], [self._groups, rows, size]
+        chunk, rows, size = self._chunk, self._capacity, self.size
+        hidden, cached = [chunk, self.model.config.hidden_size], [self.groups, rows, size]
         inputs = {"hidden": hidden, "mask": [chunk, rows + chunk], "cosines": [chunk, size], "sines": [chunk, size]}
-        outputs: dict[str, list[int]] = {}
         state = "hidden"
         for index, number in enumerate(layers):
             inputs |= {f"keys{index}": cached, f"values{index}": cached}
-            state, keys, values = self._layer(index, self._model.model.layers[number], state)
-            outputs |= {name: [self._groups, chunk, size] for name in (keys, values)}
-        graph = helper.make_graph(
-            self._nodes, "block", _declared(inputs), _declared({state: hidden} | outputs),
-            list(self._constants.values()),
-        )  # fmt: skip
-        return helper.make_model_gen_version(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+            state = self.layer(index, self.model.model.layers[number], state)
+        return self.proto(inputs, {state: hidden} | {key: [self.groups, chunk, size] for key in self._rows})
 
-    def _layer(self, index: int, layer: Any, state: str) -> tuple[str, str, str]:
-        given = self._norm(state, layer.input_layernorm)
-        attended, keys, values = self._attention(index, layer.self_attn, given)
-        state = self._op("Add", state, attended)
-        given = self._norm(state, layer.post_attention_layernorm)
-        gate = self._linear(given, layer.mlp.gate_proj)
-        gate = self._op("Mul", gate, self._op("Sigmoid", gate))
-        inner = self._op("Mul", gate, self._linear(given, layer.mlp.up_proj))
-        return self._op("Add", state, self._linear(inner, layer.mlp.down_proj)), keys, values
-
-    def _attention(self, index: int, part: Any, given: str) -> tuple[str, str, str]:
+    def attention(self, index: int, part: Any, given: str) -> str:
         """The query heads of a group lie behind each other, so that keys and values are not repeated for them."""
-        chunk, groups, size = self._chunk, self._groups, self._size
-        share = self._heads // groups
+        chunk, groups, size = self._chunk, self.groups, self.size
+        share = self.heads // groups
         queries = self._split(
-            self._linear(given, part.q_proj), [chunk, groups, share, size], [1, 2, 0, 3], part, "q_norm"
+            self.linear(given, part.q_proj), [chunk, groups, share, size], [1, 2, 0, 3], part, "q_norm"
         )
-        keys = self._split(self._linear(given, part.k_proj), [chunk, groups, size], [1, 0, 2], part, "k_norm")
-        values = self._split(self._linear(given, part.v_proj), [chunk, groups, size], [1, 0, 2])
+        keys = self._split(self.linear(given, part.k_proj), [chunk, groups, size], [1, 0, 2], part, "k_norm")
+        values = self._split(self.linear(given, part.v_proj), [chunk, groups, size], [1, 0, 2])
         queries, keys = self._rotated(queries), self._rotated(keys)
-        queries = self._op("Mul", queries, self._constant(np.float32(part.scaling)))
-        queries = self._shaped(queries, [groups, share * chunk, size])
-        all_keys = self._op("Concat", f"keys{index}", keys, axis=1)
-        all_values = self._op("Concat", f"values{index}", values, axis=1)
-        scores = self._op("MatMul", queries, self._op("Transpose", all_keys, perm=[0, 2, 1]))
+        self._rows += [keys, values]
+        queries = self.op("Mul", queries, self.constant(np.float32(part.scaling)))
+        queries = self.shaped(queries, [groups, share * chunk, size])
+        all_keys = self.op("Concat", f"keys{index}", keys, axis=1)
+        all_values = self.op("Concat", f"values{index}", values, axis=1)
+        scores = self.op("MatMul", queries, self.op("Transpose", all_keys, perm=[0, 2, 1]))
         width = self._capacity + chunk
-        scores = self._op("Add", self._shaped(scores, [groups, share, chunk, width]), "mask")
-        shares = self._shaped(self._op("Softmax", scores, axis=-1), [groups, share * chunk, width])
-        found = self._shaped(self._op("MatMul", shares, all_values), [groups, share, chunk, size])
-        found = self._shaped(self._op("Transpose", found, perm=[2, 0, 1, 3]), [chunk, self._heads * size])
-        return self._linear(found, part.o_proj), keys, values
+        scores = self.op("Add", self.shaped(scores, [groups, share, chunk, width]), "mask")
+        shares = self.shaped(self.op("Softmax", scores, axis=-1), [groups, share * chunk, width])
+        found = self.shaped(self.op("MatMul", shares, all_values), [groups, share, chunk, size])
+        found = self.shaped(self.op("Transpose", found, perm=[2, 0, 1, 3]), [chunk, self.heads * size])
+        return self.linear(found, part.o_proj)
 
     def _split(self, flat: str, shape: Sequence[int], order: Sequence[int], part: Any = None, norm: str = "") -> str:
         """Heads out of a projection; Qwen 3 normalises those of queries and keys."""
-        heads = self._shaped(flat, shape)
+        heads = self.shaped(flat, shape)
         if hasattr(part, norm):
-            heads = self._norm(heads, getattr(part, norm))
-        return self._op("Transpose", heads, perm=list(order))
+            heads = self.norm(heads, getattr(part, norm))
+        return self.op("Transpose", heads, perm=list(order))
 
     def _rotated(self, heads: str) -> str:
         """Rotary positions on the halves of each head."""
-        halves = self._constant(np.array([self._size // 2] * 2))
-        first, second = self._ops(2, "Split", heads, halves, axis=-1)
-        turned = self._op("Concat", self._op("Neg", second), first, axis=-1)
-        return self._op("Add", self._op("Mul", heads, "cosines"), self._op("Mul", turned, "sines"))
-
-    def _norm(self, state: str, norm: Any) -> str:
-        scale = self._constant(norm.weight)
-        return self._op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
-
-    def _linear(self, state: str, linear: Any) -> str:
-        product = self._op("MatMul", state, self._constant(linear.weight.T))
-        return product if linear.bias is None else self._op("Add", product, self._constant(linear.bias))
-
-    def _shaped(self, state: str, shape: Sequence[int]) -> str:
-        return self._op("Reshape", state, self._constant(np.array(shape)))
-
-    def _constant(self, value: Any) -> str:
-        array = value.detach().float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-        name = f"constant{len(self._constants)}"
-        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-        return name
-
-    def _op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        return self._ops(1, kind, *inputs, **attributes)[0]
-
-    def _ops(self, outputs: int, kind: str, *inputs: str, **attributes: Any) -> list[str]:
-        names = [f"node{len(self._nodes)}_{place}" for place in range(outputs)]
-        self._nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
-        return names
-
-
-def _declared(shapes: dict[str, list[int]]) -> list[onnx.ValueInfoProto]:
-    return [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+        halves = self.constant(np.array([self.size // 2] * 2))
+        first, second = self.ops(2, "Split", heads, halves, axis=-1)
+        turned = self.op("Concat", self.op("Neg", second), first, axis=-1)
+        return self.op("Add", self.op("Mul", heads, "cosines"), self.op("Mul", turned, "sines"))

@@ -1,0 +1,161 @@
+"""The lean engine: every logit is compared with an uncached run of transformers in float64."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
+from ondevice.causal_lm.lean import Lean
+from ondevice.speculation import Drafter, generate
+from ondevice.speculation.prompt_lookup import PromptLookup
+
+V, CONTEXT, NEAR = 61, 96, 2e-4
+SIZES = dict(
+    vocab_size=V, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+       "original_max_position_embeddings": 24}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {}, "llama, biases": {"attention_bias": True, "mlp_bias": True}, "llama, scaled": {"rope_parameters": FAR},
+    "llama, tied": {"tie_word_embeddings": True}, "qwen2": {}, "qwen3": {}, "qwen3, wide": {"head_dim": 64},
+}  # fmt: skip
+PROMPT = [5, 17, 3, 44, 8, 29, 2]
+# Rows are out of step with depths, there are two branches from the last committed token, and node 6 is four deep.
+TREE = TokenTree([11, 23, 7, 11, 50, 9, 31, 23, 60], [-1, 0, 0, -1, 1, 3, 4, 4, 5])
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def built(kind: str, dtype: torch.dtype = torch.float32, **values: Any) -> PreTrainedModel:
+    """A random model whose attention is far from uniform, so that wrong masks and positions show; biases are not 0."""
+    config = AutoConfig.for_model(kind.split(" ")[0].strip(","), **SIZES | KINDS.get(kind, {}) | values)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+@cache
+def lean(kind: str) -> Lean:
+    return Lean(built(kind))
+
+
+@cache
+def exact(kind: str) -> PreTrainedModel:
+    return copy.deepcopy(lean(kind).model).double()
+
+
+@torch.inference_mode()
+def uncached(kind: str, ids: list[int]) -> torch.Tensor:
+    """[len(ids), V] logits of one run in float64."""
+    return exact(kind)(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def near(found: torch.Tensor, right: torch.Tensor) -> bool:
+    return found.shape == right.shape and float((found - right).abs().max()) < NEAR
+
+
+def tree_is_right(kind: str, session: Session, tree: TokenTree) -> bool:
+    logits = session.verify(tree)
+    paths = [session.tokens + tree.tokens[tree.path_to(row)].tolist() for row in range(len(tree))]
+    return all(near(logits[row], uncached(kind, path)[-1]) for row, path in enumerate(paths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_chains_and_trees_are_right_whatever_was_kept_and_dropped(kind: str) -> None:
+    session = lean(kind).start()
+    assert near(session.prefill(PROMPT), uncached(kind, PROMPT)[-1])
+    assert tree_is_right(kind, session, TREE)
+    session.keep([0, 1, 4, 7])
+    assert tree_is_right(kind, session, TokenTree.chain([1, 2, 3]))
+    session.keep([0])
+    session.rollback(9)
+    assert near(session.extend([4, 5]), uncached(kind, session.tokens)[-2:])
+    assert tree_is_right(kind, session, TREE)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_prompt_in_chunks_gives_the_logits_of_every_token(kind: str) -> None:
+    session, read = lean(kind).start(), {}
+    session.prefill(PROMPT, 3, lambda start, logits: read.update({start: logits}))
+    assert list(read) == [0, 3, 6]
+    assert near(torch.cat(list(read.values())), uncached(kind, PROMPT))
+
+
+def test_rows_that_grow_stay_right() -> None:
+    session = lean("llama").start()  # 64 rows at first
+    session.prefill(PROMPT * 8)
+    assert tree_is_right("llama", session, TREE)
+    session.keep([3, 5, 8])
+    session.prefill(PROMPT * 4)
+    assert near(session.extend([1]), uncached("llama", session.tokens)[-1:])
+
+
+def test_a_fork_and_an_export_are_sessions_of_their_own() -> None:
+    lm = lean("qwen2")
+    session = lm.start()
+    session.prefill(PROMPT)
+    twin, moved = session.fork(), lm.resume(PROMPT, *session.exported())
+    session.extend([3, 4, 5])
+    for other in (twin, moved, CausalLM(lm.model).resume(PROMPT, *twin.exported())):
+        assert near(other.extend([9, 9]), uncached("qwen2", [*PROMPT, 9, 9])[-2:])
+
+
+@pytest.mark.parametrize("drafter", [Drafter, PromptLookup.transformers])
+def test_answers_are_those_of_transformers(drafter) -> None:
+    lm = lean("qwen3")
+    answers = [generate(engine, drafter(), PROMPT * 3, 60).tokens for engine in (lm, CausalLM(lm.model))]
+    assert answers[0] == answers[1]
+
+
+def test_two_sessions_of_one_engine_run_in_two_threads() -> None:
+    lm, found = Lean(built("llama")), {}
+
+    def run(first: int) -> None:
+        session = lm.start()
+        found[first] = session.prefill([first, *PROMPT])
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(near(found[first], uncached("llama", [first, *PROMPT])[-1]) for first in (1, 2, 3))
+
+
+def test_a_stopped_forward_leaves_the_session_as_it_was() -> None:
+    session = lean("llama").start()
+    session.prefill(PROMPT)
+    session._rows.stop = threading.Event()
+    session._rows.stop.set()
+    with pytest.raises(Interrupted):
+        session.extend([1, 2])
+    session._rows.stop.clear()
+    assert session.tokens == PROMPT
+    assert near(session.extend([1, 2]), uncached("llama", [*PROMPT, 1, 2])[-2:])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: built("gpt2"), "not gpt2"),
+        (lambda: built("llama", torch.bfloat16), "not of torch.bfloat16"),
+        (lambda: built("llama", head_dim=24), "multiple of 16, not 24"),
+        (lambda: built("llama", hidden_act="gelu"), "with full attention and SiLU"),
+        (lambda: built("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), "with full attention"),
+        (lambda: built("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
+    ],
+)
+def test_models_that_it_has_no_graph_for_are_refused(model, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Lean(model())

@@ -20,8 +20,8 @@ from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter
-from ondevice.speculation.choice import Choice, greedy
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.loop import Choice, greedy
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel

@@ -17,11 +17,12 @@ import pytest
 import torch
 from every_drafter import CONTEXT, DRAFTERS, V, next_logits, target, targets, tiny, uncached
 from numpy.typing import NDArray
+from sampling import Sampling
 from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Choice, Draft, Drafter, Sampling, Verified, generate, greedy
+from ondevice.speculation import Choice, Draft, Drafter, Verified, generate, greedy
 from ondevice.speculation.loop import accepted
 
 DRAWS = 20_000

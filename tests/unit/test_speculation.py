@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sampling import Sampling
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.sdnpu.drafter import merged
-from ondevice.speculation import Draft, Drafter, Sampling, generate, greedy
+from ondevice.speculation import Draft, Drafter, generate, greedy
 from ondevice.speculation.loop import accepted
 
 VOCABULARY = 40
@@ -139,8 +140,6 @@ class Foreign(Drafter):
         (lambda lm: generate(lm, Drafter(), [1], 0), "At least one token"),
         (lambda lm: generate(lm, Drafter(), [1], 5, budget=0), "budget is at least one node"),
         (lambda lm: generate(lm, Foreign(), [1], 5), "tables was made for 7 token ids; this model has 40"),
-        (lambda lm: Sampling(0.0), "A temperature is positive"),
-        (lambda lm: Sampling(top_p=0.0), "top_p"),
         (lambda lm: Draft([1, 2], [-1, 5]), "earlier nodes"),
         (lambda lm: Draft([1, 2], [-1]), "one parent"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
+from sampling import Sampling
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -12,11 +14,12 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    StaticCache,
 )
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, Sampling, generate
-from ondevice.speculation.custom_generate import speculative, wrapped
+from ondevice.speculation import Draft, Drafter, generate
+from ondevice.speculation.custom_generate import FOLDER, speculative, wrapped
 from ondevice.speculation.drafter import Verified
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch, skipped, sublayers
 from ondevice.speculation.small_model import SmallModel
@@ -231,19 +234,120 @@ def test_custom_generate_says_what_generate_says(kind):
     assert wrapped(model) is wrapped(model)
 
 
-def test_sampling_is_repeated_by_the_seed_and_maps_to_ours():
-    model, ids, fast = tiny(), torch.tensor([PROMPT]), speculative(Echo())
-    options = {"do_sample": True, "temperature": 0.8, "top_k": 10, "top_p": 0.9, "max_new_tokens": 20}
-    torch.manual_seed(4)
-    first = model.generate(ids, custom_generate=fast, **options)
-    second = model.generate(ids, custom_generate=fast, **options)
-    torch.manual_seed(4)
-    assert torch.equal(model.generate(ids, custom_generate=fast, **options), first) and not torch.equal(first, second)
-    torch.manual_seed(4)
-    choice = Sampling(0.8, 10, 0.9, seed=int(torch.randint(2**62, ())))
-    assert first[0, 6:].tolist() == generate(CausalLM(model), Drafter(), PROMPT, 20, choice=choice).tokens
-    always = model.generate(ids, custom_generate=fast, do_sample=True, top_k=1, max_new_tokens=9)
-    assert torch.equal(always, model.generate(ids, do_sample=False, max_new_tokens=9))
+class NotTwice(transformers.LogitsProcessor):
+    """Forbids the last token of the text, and past 20 tokens whatever is even."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, input_ids[0, -1]] = -torch.inf
+        if input_ids.shape[1] > 20:
+            scores[:, ::2] = -torch.inf
+        return scores
+
+
+class Streamed(transformers.generation.streamers.BaseStreamer):
+    """Notes what comes: the prompt [1, n], each token [1], and None at the end."""
+
+    def __init__(self):
+        self.parts = []
+
+    def put(self, value):
+        self.parts.append(value.tolist())
+
+    def end(self):
+        self.parts.append(None)
+
+
+def after(*last: int):
+    """A criterion: the text ends with these tokens."""
+    return lambda ids, scores: torch.tensor([ids[0, -len(last) :].tolist() == list(last)])
+
+
+ANSWER = tiny().generate(torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False)[0, 6:].tolist()
+AS_GENERATE = {
+    "a penalty": {"repetition_penalty": 1.7},
+    "no n-gram twice": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[ANSWER[0]], [ANSWER[3], ANSWER[4]]]},
+    "a processor of one's own": {"logits_processor": transformers.LogitsProcessorList([NotTwice()])},
+    "allowed tokens": {"prefix_allowed_tokens_fn": lambda _, ids: [(int(ids[-1]) + 1) % 40, (int(ids[-1]) + 2) % 40]},
+    "at least": {"eos_token_id": ANSWER[2], "min_new_tokens": 9},
+    "draws": {"do_sample": True},
+    "warped draws": {"do_sample": True, "temperature": 0.8, "top_k": 10, "top_p": 0.9},
+    "draws of a penalty": {"do_sample": True, "min_p": 0.02, "typical_p": 0.9, "repetition_penalty": 1.3},
+    "a criterion": {"stopping_criteria": transformers.StoppingCriteriaList([after(*ANSWER[5:7])])},
+    "a repeated token's criterion": {"stopping_criteria": transformers.StoppingCriteriaList([after(ANSWER[-1])])},
+    "time": {"max_time": 1e4},
+    "a static cache": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("options", AS_GENERATE.values(), ids=AS_GENERATE)
+@pytest.mark.parametrize("door", ["callable", "folder"])
+def test_processors_criteria_and_draws_are_those_of_generate(options, door):
+    model, streamer, logs = tiny(), Streamed(), []
+    options = {"inputs": torch.tensor([PROMPT]), "max_new_tokens": 30, "do_sample": False, **options}
+    torch.manual_seed(5)
+    right = model.generate(**options)
+    torch.manual_seed(5)
+    if door == "callable":
+        found = model.generate(custom_generate=speculative(Echo(), 64, logs.append, streamer), **options)
+    else:
+        found = model.generate(custom_generate=FOLDER, trust_remote_code=True, drafter=Echo(), report=logs.append,
+                               streamer=streamer, **options)  # fmt: skip
+    assert torch.equal(found, right)
+    assert sum(step.drafted for step in logs[0].steps) > 2
+    assert streamer.parts == [[PROMPT], *([token] for token in right[0, 6:].tolist()), None]
+
+
+def test_a_criterion_that_fires_inside_an_accepted_path_ends_the_output_there():
+    model, ids, logs = tiny(), torch.tensor([PROMPT]), []
+    right = Told(ANSWER)
+    stop = transformers.StoppingCriteriaList([after(*ANSWER[4:6])])
+    found = model.generate(ids, max_new_tokens=30, stopping_criteria=stop, do_sample=False,
+                           custom_generate=speculative(right, report=logs.append))  # fmt: skip
+    place = next(n for n in range(1, 30) if ANSWER[n - 1 : n + 1] == ANSWER[4:6])
+    assert found[0, 6:].tolist() == ANSWER[: place + 1]
+    assert logs[0].steps[0].accepted < logs[0].steps[0].drafted and logs[0].ended
+
+
+class Told(Drafter):
+    """Drafts what is right, until it fails in one of its methods."""
+
+    name = "told"
+    wants_prefill = True
+
+    def __init__(self, answer, fails=""):
+        self.answer, self.fails, self.calls = answer, fails, 0
+
+    def _may_fail(self, method):
+        self.calls += 1
+        if method == self.fails:
+            raise KeyError(method)
+
+    def propose(self, tokens, budget):
+        if len(tokens) > 12:
+            self._may_fail("propose")
+        return Draft.chain(self.answer[len(tokens) - 6 :][:5])
+
+    def prefilled(self, start, logits):
+        self._may_fail("prefilled")
+
+    def observe(self, step):
+        self._may_fail("observe")
+
+    def end(self, tokens):
+        self._may_fail("end")
+
+
+@pytest.mark.parametrize("method", ["propose", "prefilled", "observe", "end"])
+def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
+    drafter, ids = Told(ANSWER, method), torch.tensor([PROMPT])
+    with pytest.warns(UserWarning, match=f"told failed, and the answer goes on without drafts: KeyError.'{method}'"):
+        found = tiny().generate(ids, max_new_tokens=30, do_sample=False, custom_generate=speculative(drafter))
+    assert found[0, 6:].tolist() == ANSWER
+    calls = drafter.calls
+    drafter.fails = ""
+    again = tiny().generate(ids, max_new_tokens=30, do_sample=False, custom_generate=speculative(drafter))
+    assert again[0, 6:].tolist() == ANSWER and drafter.calls > calls + 5  # the next request has it back
 
 
 @pytest.mark.parametrize(
@@ -252,9 +356,9 @@ def test_sampling_is_repeated_by_the_seed_and_maps_to_ours():
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, "one prompt of token ids"),
         ({"num_beams": 2}, "no beam search"),
         ({"num_return_sequences": 2, "do_sample": True}, "one prompt"),
-        ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor"),
-        ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper"),
-        ({"max_time": 3.0}, "MaxTimeCriteria"),
+        ({"logits_processor": transformers.LogitsProcessorList([lambda ids, scores: scores - torch.inf])},
+         "forbid every token after 3 tokens"),
+        ({"past_key_values": StaticCache(tiny().config, 32)}, "leave out past_key_values"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "hides tokens"),

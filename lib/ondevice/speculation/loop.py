@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation.choice import Choice, greedy
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
 
 BUDGET = 64  # nodes a draft
+Choice = Callable[[Tensor], int]  # a token id from logits [V]; called once for every emitted token, in order
 PREFILL_CHUNK = 256  # tokens a forward where a drafter reads the prompt's logits, which are never kept whole
 
 
@@ -42,9 +42,14 @@ class Generation:
     steps: Sequence[Step] = field(repr=False)
 
 
+def greedy(logits: Tensor) -> int:
+    """The likeliest token; of equals the one with the lowest id, as `torch.argmax` and `generate` have it."""
+    return int(logits.argmax())
+
+
 def generate(
     lm: CausalLM, drafter: Drafter, prompt: Sequence[int], limit: int, *,
-    budget: int = BUDGET, choice: Choice = greedy, ends: Collection[int] = (),
+    budget: int = BUDGET, choice: Choice = greedy, ends: Container[int] = (),
 ) -> Generation:  # fmt: skip
     """Continue a prompt by at most `limit` tokens, as the model alone would: the draft changes only the speed.
 
@@ -72,7 +77,7 @@ def generate(
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in ends, steps)
 
 
-def accepted(draft: Draft, logits: Tensor, choice: Choice, ends: Collection[int] = ()) -> tuple[list[int], list[int]]:
+def accepted(draft: Draft, logits: Tensor, choice: Choice, ends: Container[int] = ()) -> tuple[list[int], list[int]]:
     """(path, tokens): the walk down the draft while the model's choice is a child, and the choices made.
 
     logits: [1 + n, V], after the root and every node. The last choice is the model's own and no node of the path, but

@@ -1,19 +1,11 @@
-"""How the next token is chosen from the model's logits: greedily, or drawn."""
+"""Tokens drawn from a model's distribution by a generator of their own, for the tests of the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-Choice = Callable[[Tensor], int]  # a token id from logits [V]; called once for every emitted token, in order
-
-
-def greedy(logits: Tensor) -> int:
-    """The likeliest token; of equals the one with the lowest id, as `torch.argmax` and `generate` have it."""
-    return int(logits.argmax())
 
 
 @dataclass
@@ -31,12 +23,6 @@ class Sampling:
     _random: torch.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"A temperature is positive, not {self.temperature}; for greedy decoding use `greedy`.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is a share in (0, 1], not {self.top_p}.")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is a number of tokens, 0 for all, not {self.top_k}.")
         self._random = torch.Generator().manual_seed(self.seed)
 
     def __call__(self, logits: Tensor) -> int:

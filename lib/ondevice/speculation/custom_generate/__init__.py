@@ -1,0 +1,151 @@
+"""Speculative decoding behind transformers' own door: `model.generate(ids, custom_generate=speculative(drafter))`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.generation.streamers import BaseStreamer
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation.draft import EMPTY
+from ondevice.speculation.drafter import Drafter
+from ondevice.speculation.loop import BUDGET, Generation, generate
+
+FOLDER = str(Path(__file__).parent.parent)  # for generate's arguments that a callable never gets: a streamer
+
+_OURS = {"past_key_values", "use_cache", "logits_to_keep"}  # generate's arguments that the session decides on
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_TOLD = ("name", "wants_prefill", "drafts_trees", "vocabulary", "forwards", "begin")
+_CALLED = ("prefilled", "propose", "observe", "end")
+_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+
+
+def speculative(
+    drafter: Drafter, budget: int = BUDGET, report: Callable[[Generation], None] | None = None,
+    streamer: BaseStreamer | None = None,
+) -> Callable[..., torch.Tensor]:  # fmt: skip
+    """A `custom_generate` for `model.generate`: the ids [1, n] that `generate` gives, in fewer forwards.
+
+    Logits processors and stopping criteria are `generate`'s own: each emitted token is chosen by them, behind its own
+    prefix. With do_sample the draws are those of `generate`, too, in its order, from torch's global generator.
+    report: is called with each request's log. streamer: gets the tokens as they are accepted; `generate` keeps its
+    argument of that name from a callable, not from a folder: `custom_generate=FOLDER, trust_remote_code=True,
+    drafter=..., streamer=...`.
+    A drafter that raises in the middle of an answer is left out of the rest, and a warning says so.
+    Raises ValueError on what it would not do as `generate` does: batches, beams, masks, a cache that is passed in,
+    dictionaries, limits beyond the model's context; and where processors forbid every token. An `assistant_model`
+    never reaches a custom_generate: do not pass it.
+    """
+
+    def decode(
+        model: transformers.PreTrainedModel, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any,
+        generation_config: transformers.GenerationConfig, **model_kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        _check(model, input_ids, generation_config, model_kwargs)
+        lengths = [one for one in stopping_criteria if type(one) is transformers.MaxLengthCriteria]
+        lm, longest = wrapped(model), min(int(one.max_length) for one in lengths)
+        if longest > lm.context + 1:
+            raise ValueError(f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more.")
+        rules = [one for one in stopping_criteria if one not in lengths]
+        said = _Said(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamer)
+        limit = longest - input_ids.shape[1]
+        found = generate(lm, _Guarded(drafter), input_ids[0].tolist(), limit, budget=budget, choice=said, ends=said)
+        if streamer is not None:
+            streamer.end()
+        if report is not None:
+            report(found)
+        return said.ids
+
+    return decode
+
+
+class _Said:
+    """The output so far, each token chosen as `generate` would; as `ends` it holds a token that a criterion stops at.
+
+    Relies on the loop: it chooses once for every emitted token, in order, and asks of the last one whether it ends.
+    """
+
+    def __init__(self, ids: torch.Tensor, processors: Any, rules: Sequence[Any], drawn: bool, streamer: Any) -> None:
+        self.ids, self._over = ids, False
+        self._processors, self._rules, self._drawn, self._streamer = processors, rules, drawn, streamer
+        if streamer is not None:
+            streamer.put(ids.cpu())
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        scores = self._processors(self.ids, logits[None].to(torch.float32, copy=True))
+        if bool(scores.isneginf().all()):
+            raise ValueError(f"The logits processors forbid every token after {self.ids.shape[1]} tokens.")
+        token = torch.multinomial(scores.softmax(-1), 1) if self._drawn else scores.argmax(-1, keepdim=True)
+        self.ids = torch.cat([self.ids, token.to(self.ids)], dim=1)
+        self._over = any(bool(rule(self.ids, None).all()) for rule in self._rules)
+        if self._streamer is not None:
+            self._streamer.put(token[0].cpu())
+        return int(token)
+
+    def __contains__(self, token: object) -> bool:
+        return self._over
+
+
+class _Guarded(Drafter):
+    """A drafter that may fail in the middle of an answer, which goes on without it."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        vars(self).update({name: getattr(drafter, name) for name in _TOLD})
+        vars(self).update({name: partial(self._call, getattr(drafter, name)) for name in _CALLED})
+        self._drafter, self._failed = drafter, False
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        if not self._failed:
+            try:
+                found = method(*given)
+                self.forwards = self._drafter.forwards
+                return found
+            except Exception as error:
+                self._failed = True
+                warnings.warn(f"{self.name} failed, and the answer goes on without drafts: {error!r}", stacklevel=2)
+        return EMPTY
+
+
+def wrapped(model: transformers.PreTrainedModel) -> CausalLM:
+    """The model's CausalLM, kept on the model itself, so that an architecture is probed once.
+
+    A new one is made when the attention or the vocabulary was changed since.
+    """
+    state = model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    known = model.__dict__.get("_ondevice_causal_lm")
+    if known is None or known[0] != state:
+        known = model.__dict__["_ondevice_causal_lm"] = state, CausalLM(model)
+    return known[1]
+
+
+def _check(
+    model: transformers.PreTrainedModel, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]
+) -> None:
+    """Raise ValueError on arguments that would be silently ignored. given: to the model."""
+    asked = [name for name in (*_OUTPUTS, *_DRAFTS) if getattr(config, name, None)]
+    mask, places = given.pop("attention_mask", None), given.pop("position_ids", None)
+    cache = given.get("past_key_values")
+    filled = cache is not None and (getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()))
+    others = sorted(key for key, value in given.items() if key not in _OURS and value is not None)
+    refused = {
+        "The model is in training mode: call model.eval() first.": model.training,
+        "Speculative decoding has no beam search: num_beams must be 1.": (config.num_beams or 1) > 1,
+        f"Speculative decoding takes one prompt of token ids at a time, not {tuple(ids.shape)}.":
+            ids.shape[0] != 1 or not ids.shape[1],
+        f"Speculative decoding gives token ids alone, by its own drafter: leave out {asked}.": asked,
+        "The attention mask hides tokens: pass the prompt without padding, and a mask of ones.":
+            mask is not None and not bool((mask == 1).all()),
+        "Speculative decoding counts positions from 0: leave out position_ids.":
+            places is not None and places.flatten().tolist() != list(range(ids.shape[1])),
+        "Speculative decoding has its own cache: leave out past_key_values.": filled,
+        f"Speculative decoding does not pass {others} on to the model: leave them out.": others,
+    }  # fmt: skip
+    for sentence, holds in refused.items():
+        if holds:
+            raise ValueError(sentence)

@@ -18,10 +18,9 @@ from tqdm import tqdm
 
 from ondevice import corpus, models
 from ondevice.causal_lm.generation import LONGEST
-from ondevice.speculation.choice import greedy
 from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
-from ondevice.speculation.loop import BUDGET, Generation, generate
+from ondevice.speculation.loop import BUDGET, Generation, generate, greedy
 from ondevice.speculation.request_set import Request, answered, spread
 from ondevice.speculation.verify_cost import verifications
 

@@ -56,7 +56,10 @@ class Ours:
 
 
 class LlamaCpp:
-    """llama.cpp through its C interface, on a GGUF file of the same weights in float32."""
+    """llama.cpp through its C interface, on a GGUF file of the same weights in float32.
+
+    Its cache is in float16, its default: in float32 its attention is slower.
+    """
 
     def __init__(self, model: Any, past: list[int], threads: int, folder: Path) -> None:
         import llama_cpp
@@ -75,7 +78,6 @@ class LlamaCpp:
         parameters = self.c.llama_context_default_params()
         parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 1024
         parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.type_k = parameters.type_v = 0  # float32
         return self.c.llama_init_from_model(self.model, parameters)
 
     def _decode(self, context: Any, ids: list[int], start: int, every: bool) -> np.ndarray:

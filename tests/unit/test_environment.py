@@ -32,7 +32,7 @@ def test_the_lock_has_what_pyproject_asks_for():
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     locked = {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
     extras = PROJECT["optional-dependencies"]
-    lists = [PROJECT["dependencies"], *(extras[name] for name in extras if name != "peers")]  # which is built, not locked
+    lists = [PROJECT["dependencies"], *(extras[name] for name in extras if name != "peers")]  # which are built
     names = {re.split(r"[\[<>=]", entry)[0].lower() for asked in lists for entry in asked} - {PROJECT["name"]}
     assert names <= set(locked) and all(locked.values())
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
+from ondevice.causal_lm import Batch, CausalLM, Interrupted, Session, TokenTree
 from ondevice.causal_lm.lean import Lean
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
@@ -116,6 +116,72 @@ def test_answers_are_those_of_transformers(drafter) -> None:
     lm = lean("qwen3")
     answers = [generate(engine, drafter(), PROMPT * 3, 60).tokens for engine in (lm, CausalLM(lm.model))]
     assert answers[0] == answers[1]
+
+
+def test_a_tree_may_be_wider_than_what_is_left_of_the_context() -> None:
+    session = lean("llama").start()
+    session.prefill((PROMPT * 20)[: CONTEXT - 6])
+    assert tree_is_right("llama", session, TREE)
+    session.keep([0, 1, 4, 7])
+    wide = TokenTree([3] * 40, [-1] * 40)
+    assert tree_is_right("llama", session, wide)
+    session.keep([])
+    with pytest.raises(ValueError, match="1024 rows beyond the context of 96"):
+        session.verify(TokenTree([3] * 1040, [-1] * 1040))
+
+
+def test_a_batch_is_refused() -> None:
+    batch = Batch(lean("llama"), [5, 3])
+    with pytest.raises(ValueError, match="one sequence at a time"):
+        for member, count in zip(batch.members, (5, 3), strict=True):
+            member.prefill(PROMPT[:count])
+
+
+def test_it_asks_nothing_of_torchs_defaults_and_leaves_them() -> None:
+    session = lean("llama").start()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_flush_denormal(True)
+        assert near(session.prefill(PROMPT), uncached("llama", PROMPT)[-1])
+        assert near(Lean(built("llama", torch.float32)).start().prefill(PROMPT), uncached("llama", PROMPT)[-1])
+        assert float(torch.tensor(1e-40, dtype=torch.float32) * 1) == 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_flush_denormal(False)
+    session.extend([1])
+    assert float(torch.tensor(1e-40) * 1) != 0
+
+
+class Adapted(torch.nn.Linear):
+    """As an adapter's: its forward is not its weight's."""
+
+    def forward(self, given):
+        return 2 * super().forward(given)
+
+
+def changed(change) -> PreTrainedModel:
+    model = built("llama")
+    change(model)
+    return model
+
+
+def adapt(model) -> None:
+    model.model.layers[1].mlp.up_proj.__class__ = Adapted
+
+
+def quantise(model) -> None:
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
+
+
+def hook(model) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda part, given, found: 2 * found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("change", [adapt, quantise, hook])
+def test_what_is_not_in_plain_weights_is_refused(change) -> None:
+    with pytest.raises(ValueError, match="plain linear layers without hooks"):
+        Lean(changed(change))
 
 
 def test_two_sessions_of_one_engine_run_in_two_threads() -> None:

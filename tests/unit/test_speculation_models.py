@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import (
     StaticCache,
 )
 
+from ondevice import models
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.custom_generate import FOLDER, speculative, wrapped
@@ -275,6 +278,7 @@ AS_GENERATE = {
     "draws of a penalty": {"do_sample": True, "min_p": 0.02, "typical_p": 0.9, "repetition_penalty": 1.3},
     "a criterion": {"stopping_criteria": transformers.StoppingCriteriaList([after(*ANSWER[5:7])])},
     "a repeated token's criterion": {"stopping_criteria": transformers.StoppingCriteriaList([after(ANSWER[-1])])},
+    "a criterion that says yes or no": {"stopping_criteria": [lambda ids, scores, **_: ids.shape[1] >= 20]},
     "time": {"max_time": 1e4},
     "a static cache": {"cache_implementation": "static"},
 }
@@ -296,6 +300,37 @@ def test_processors_criteria_and_draws_are_those_of_generate(options, door):
     assert torch.equal(found, right)
     assert sum(step.drafted for step in logs[0].steps) > 2
     assert streamer.parts == [[PROMPT], *([token] for token in right[0, 6:].tolist()), None]
+
+
+def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assistant():
+    found = models.load("pydocs-lm-small")
+    ids = found.tokenizer("def open(file):", return_tensors="pt").input_ids
+    asked = {"inputs": ids, "max_new_tokens": 40, "do_sample": False}
+    folder = {"custom_generate": FOLDER, "trust_remote_code": True, "drafter": Echo()}
+    ends = {"stop_strings": ["("], "tokenizer": found.tokenizer}
+    right = found.model.generate(**asked, **ends)
+    assert right.shape[1] < ids.shape[1] + 40
+    assert torch.equal(found.model.generate(**asked, **ends, **folder), right)
+    said = copy.deepcopy(found.model.generation_config)
+    said.stop_strings = ["("]
+    given = {"generation_config": said, "tokenizer": found.tokenizer}
+    assert torch.equal(found.model.generate(**asked, **given, **folder), right)
+    with pytest.raises(ValueError, match="you must pass the model's tokenizer"):
+        found.model.generate(**asked, stop_strings=["("], **folder)
+    with pytest.raises(ValueError, match="leave out assistant_model"):
+        found.model.generate(**asked, assistant_model=found.model, **folder)
+
+
+def test_a_copy_of_a_model_has_sessions_of_its_own():
+    model, ids = tiny(), torch.tensor([PROMPT])
+    asked = {"max_new_tokens": 9, "do_sample": False}
+    model.generate(ids, custom_generate=speculative(Echo()), **asked)
+    other = copy.copy(model)
+    other._modules = {**model._modules, "lm_head": copy.deepcopy(model.lm_head)}
+    other.lm_head.weight.data.neg_()
+    right = other.generate(ids, **asked)
+    assert torch.equal(other.generate(ids, custom_generate=speculative(Echo()), **asked), right)
+    assert not torch.equal(model.generate(ids, custom_generate=speculative(Echo()), **asked), right)
 
 
 def test_a_criterion_that_fires_inside_an_accepted_path_ends_the_output_there():
@@ -354,13 +389,15 @@ def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
     ("options", "message"),
     [
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, "one prompt of token ids"),
-        ({"num_beams": 2}, "no beam search"),
+        ({"num_beams": 2}, "has no beam_search"),
         ({"num_return_sequences": 2, "do_sample": True}, "one prompt"),
         ({"logits_processor": transformers.LogitsProcessorList([lambda ids, scores: scores - torch.inf])},
          "forbid every token after 3 tokens"),
         ({"past_key_values": StaticCache(tiny().config, 32)}, "leave out past_key_values"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"prompt_lookup_num_tokens": 3}, "has no assisted_generation"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "has no contrastive_search"),
+        ({"force_words_ids": [[3]], "num_beams": 2}, "has no constrained_beam_search"),
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "hides tokens"),
         ({"position_ids": torch.tensor([[4, 5, 6]])}, "positions from 0"),
         ({"max_new_tokens": 200}, "beyond the model's context of 128"),

@@ -88,7 +88,10 @@ class Drawing:
 
 
 def require_drawable(model: PreTrainedModel, what: str) -> None:
-    """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`."""
+    """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`.
+
+    Adapters, quantised layers and hooks are no part of the weights, which are all that is drawn.
+    """
     config: Any = model.config
     if model.dtype != torch.float32 or model.device.type != "cpu":
         raise ValueError(f"{what} built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
@@ -97,6 +100,10 @@ def require_drawable(model: PreTrainedModel, what: str) -> None:
         raise ValueError(
             f"{what} built of {', '.join(SUPPORTED)} with full attention and SiLU, not {config.model_type}."
         )
+    for name, module in model.named_modules():
+        changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        if changed or (name.endswith(("_proj", "lm_head")) and type(module) is not torch.nn.Linear):
+            raise ValueError(f"{what} built of plain linear layers without hooks, which {name or 'the model'} is not.")
 
 
 def heads(config: Any) -> tuple[int, int, int]:
@@ -120,11 +127,12 @@ def flushing_denormals() -> Iterator[None]:
     The runtime's exp of a hidden key's score is such a number, not 0, and attention is up to three times slower with
     them. Its own option for this would stay set for whatever else the thread does.
     """
+    before = float(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1) == 0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(before)
 
 
 def _declared(shapes: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:

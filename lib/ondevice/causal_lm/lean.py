@@ -7,7 +7,6 @@ place and takes a tree's mask as a bias.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +23,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
+_TREE = 1024  # rows beyond the context: a tree is wider than deep
 _INT64, _INT32 = onnx.TensorProto.INT64, onnx.TensorProto.INT32
 
 
 class Lean(CausalLM):
     """A `CausalLM` whose forwards run in ONNX Runtime; sessions, trees and rows are the same.
 
-    threads: of the runtime, by default torch's. The weights are packed anew, so they are in memory twice.
+    threads: of the runtime, by default torch's. The weights are packed here, so they are in memory twice, and what is
+    changed in the model later, as layers that are skipped, does not reach them.
     Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
     heads or rotary angles that the runtime's attention does not have.
     """
@@ -44,38 +45,42 @@ class Lean(CausalLM):
         if size % 16:
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
         super().__init__(model, context)
-        self._threads = threads or torch.get_num_threads()
-        self._empty = torch.empty(1, groups, 0, size)
-
-    @cached_property
-    def _session(self) -> Any:
-        drawn = _Drawing(self.model, self.context)
+        self._most = self.context + _TREE
+        self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
+        drawn = _Drawing(self.model, self._most)
+        options = drawing.options(threads or torch.get_num_threads())
         proto = drawn.decoder().SerializeToString()
-        options = drawing.options(self._threads)
         options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
-        return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
     def forward(
         self, tokens: torch.Tensor, rows: Rows, cache: object, *, last: bool = False, **shape: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [n, V] after each of `tokens` [n] (`last`: [1, V], after the last), whose rows do not count yet."""
+        """Logits [n, V] after each of `tokens` [n] (`last`: [1, V], after the last), whose rows do not count yet.
+
+        Raises ValueError for a tree too wide for the end of the context, and for a batch's rows.
+        """
         if rows.stop is not None and rows.stop.is_set():
             raise Interrupted("The forward was stopped before it began.")
         n, past = len(tokens), rows.length
+        if past + n > self._most:
+            raise ValueError(f"A tree may reach {_TREE} rows beyond the context of {self.context}, not {past + n}.")
         rows.reserve(past + n)
         keys, values = rows.buffers(self._empty, self._empty)
+        if not (keys[0].is_contiguous() and values[0].is_contiguous()):
+            raise ValueError("The lean engine runs one sequence at a time, not a batch's.")
         mask, positions = shape.get("attention_mask"), shape.get("position_ids")
         given = {
             "tokens": tokens[None],
-            "positions": torch.arange(past, past + n)[None] if positions is None else positions,
-            "mask": torch.zeros(1, 1, n, past + n) if mask is None else mask,
-            "kept": torch.arange(n - 1 if last else 0, n),
-            "before": torch.tensor([past + n - 1], dtype=torch.int32),
-            "total": torch.tensor([past + n], dtype=torch.int32),
+            "positions": torch.arange(past, past + n, device="cpu")[None] if positions is None else positions,
+            "mask": self._empty.new_zeros(1, 1, n, past + n) if mask is None else mask,
+            "kept": torch.arange(n - 1 if last else 0, n, device="cpu"),
+            "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
+            "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
         }
         for layer in range(self.layers):
             given |= {f"keys{layer}": keys[layer], f"values{layer}": values[layer]}
-        logits = torch.empty(1 if last else n, self.vocabulary)
+        logits = self._empty.new_empty(1 if last else n, self.vocabulary)
         bound = self._session.io_binding()
         for name, tensor in given.items():
             bound.bind_input(name, "cpu", 0, _NUMPY[tensor.dtype], tensor.shape, tensor.data_ptr())
@@ -99,11 +104,12 @@ class _Drawing(drawing.Drawing):
     outputs new_keysI, new_valuesI are the same memory. Output: logits [kept, V].
     """
 
-    def __init__(self, model: PreTrainedModel, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int) -> None:
         super().__init__(model)
         self.arrays: dict[str, Any] = {}
+        places = torch.arange(rows, device="cpu")
         with torch.inference_mode():
-            angles = model.model.rotary_emb(torch.zeros(1), torch.arange(context)[None])
+            angles = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), places[None])
         # The halves of a head turn by the same angles.
         self._angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
 

@@ -23,7 +23,6 @@ _OURS = {"past_key_values", "use_cache", "logits_to_keep"}  # generate's argumen
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _TOLD = ("name", "wants_prefill", "drafts_trees", "vocabulary", "forwards", "begin")
 _CALLED = ("prefilled", "propose", "observe", "end")
-_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
 def speculative(
@@ -32,10 +31,11 @@ def speculative(
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
     """A `custom_generate` for `model.generate`: the ids [1, n] that `generate` gives, in fewer forwards.
 
+    That holds in float32; in bfloat16 a forward of several rows rounds otherwise than one of a single row.
     Logits processors and stopping criteria are `generate`'s own: each emitted token is chosen by them, behind its own
     prefix. With do_sample the draws are those of `generate`, too, in its order, from torch's global generator.
-    report: is called with each request's log. streamer: gets the tokens as they are accepted; `generate` keeps its
-    argument of that name from a callable, not from a folder: `custom_generate=FOLDER, trust_remote_code=True,
+    report: is called with each request's log. streamer: gets the tokens as they are accepted. `generate` keeps its own
+    `streamer`, and `stop_strings`, from a callable, not from a folder: `custom_generate=FOLDER, trust_remote_code=True,
     drafter=..., streamer=...`.
     A drafter that raises in the middle of an answer is left out of the rest, and a warning says so.
     Raises ValueError on what it would not do as `generate` does: batches, beams, masks, a cache that is passed in,
@@ -54,7 +54,7 @@ def speculative(
             raise ValueError(f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more.")
         rules = [one for one in stopping_criteria if one not in lengths]
         said = _Said(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamer)
-        limit = longest - input_ids.shape[1]
+        limit = max(1, longest - input_ids.shape[1])
         found = generate(lm, _Guarded(drafter), input_ids[0].tolist(), limit, budget=budget, choice=said, ends=said)
         if streamer is not None:
             streamer.end()
@@ -82,8 +82,8 @@ class _Said:
         if bool(scores.isneginf().all()):
             raise ValueError(f"The logits processors forbid every token after {self.ids.shape[1]} tokens.")
         token = torch.multinomial(scores.softmax(-1), 1) if self._drawn else scores.argmax(-1, keepdim=True)
-        self.ids = torch.cat([self.ids, token.to(self.ids)], dim=1)
-        self._over = any(bool(rule(self.ids, None).all()) for rule in self._rules)
+        self.ids = torch.cat([self.ids, token.to(self.ids.device)], dim=1)
+        self._over = any(bool(torch.as_tensor(rule(self.ids, None)).all()) for rule in self._rules)
         if self._streamer is not None:
             self._streamer.put(token[0].cpu())
         return int(token)
@@ -115,30 +115,26 @@ class _Guarded(Drafter):
 def wrapped(model: transformers.PreTrainedModel) -> CausalLM:
     """The model's CausalLM, kept on the model itself, so that an architecture is probed once.
 
-    A new one is made when the attention or the vocabulary was changed since.
+    A new one is made for a copy of the model, and when the attention or the vocabulary was changed since.
     """
-    state = model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    known = model.__dict__.get("_ondevice_causal_lm")
-    if known is None or known[0] != state:
-        known = model.__dict__["_ondevice_causal_lm"] = state, CausalLM(model)
-    return known[1]
+    state = id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore
+    known = model.__dict__.setdefault("_ondevice_causal_lm", {})
+    return known.get(state) or known.setdefault(state, CausalLM(model))
 
 
-def _check(
-    model: transformers.PreTrainedModel, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]
-) -> None:
+def _check(model: Any, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]) -> None:
     """Raise ValueError on arguments that would be silently ignored. given: to the model."""
-    asked = [name for name in (*_OUTPUTS, *_DRAFTS) if getattr(config, name, None)]
+    asked, mode = [name for name in _OUTPUTS if getattr(config, name, None)], config.get_generation_mode().value
     mask, places = given.pop("attention_mask", None), given.pop("position_ids", None)
     cache = given.get("past_key_values")
     filled = cache is not None and (getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()))
     others = sorted(key for key, value in given.items() if key not in _OURS and value is not None)
     refused = {
         "The model is in training mode: call model.eval() first.": model.training,
-        "Speculative decoding has no beam search: num_beams must be 1.": (config.num_beams or 1) > 1,
+        f"Speculative decoding is greedy or samples, and has no {mode}.": mode not in ("greedy_search", "sample"),
         f"Speculative decoding takes one prompt of token ids at a time, not {tuple(ids.shape)}.":
             ids.shape[0] != 1 or not ids.shape[1],
-        f"Speculative decoding gives token ids alone, by its own drafter: leave out {asked}.": asked,
+        f"Speculative decoding gives token ids alone: leave out {asked}.": asked,
         "The attention mask hides tokens: pass the prompt without padding, and a mask of ones.":
             mask is not None and not bool((mask == 1).all()),
         "Speculative decoding counts positions from 0: leave out position_ids.":

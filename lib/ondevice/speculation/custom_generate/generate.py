@@ -9,11 +9,16 @@ from ondevice.speculation.custom_generate import speculative
 
 
 def generate(
-    model: Any, drafter: Any, streamer: Any = None, tokenizer: Any = None, stop_strings: Any = None, **arguments: Any
+    model: Any, drafter: Any, streamer: Any = None, tokenizer: Any = None, assistant_model: Any = None, **arguments: Any
 ) -> torch.Tensor:
     """`model.generate` with `speculative`. budget, report: as there; drafter: of a request, or of many."""
-    if stop_strings:  # for which a callable would not get the tokenizer
-        rules = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, stop_strings)]
-        arguments["stopping_criteria"] = StoppingCriteriaList(rules)
+    if assistant_model is not None:
+        raise ValueError("Speculative decoding has its own drafter: leave out assistant_model.")
+    config = arguments.get("generation_config") or model.generation_config
+    strings = arguments.pop("stop_strings", None) or config.stop_strings
+    if strings and tokenizer:  # which a callable would not get
+        rules = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+        arguments["stopping_criteria"], strings = StoppingCriteriaList(rules), None
     ours = {name: arguments.pop(name) for name in ("budget", "report") if name in arguments}
-    return model.generate(**arguments, custom_generate=speculative(drafter, streamer=streamer, **ours))
+    fast = speculative(drafter, streamer=streamer, **ours)
+    return model.generate(**arguments, stop_strings=strings, custom_generate=fast)

@@ -36,7 +36,7 @@ def speculative(
     prefix. With do_sample the draws are those of `generate`, too, in its order, from torch's global generator.
     report: is called with each request's log. streamer: gets the tokens as they are accepted. `generate` keeps its own
     `streamer`, and `stop_strings`, from a callable, not from a folder: `custom_generate=FOLDER, trust_remote_code=True,
-    drafter=..., streamer=...`.
+    drafter=..., streamer=...`, where the code that is trusted is this package's own `generate.py` and nothing else.
     A drafter that raises in the middle of an answer is left out of the rest, and a warning says so.
     Raises ValueError on what it would not do as `generate` does: batches, beams, masks, a cache that is passed in,
     dictionaries, limits beyond the model's context; and where processors forbid every token. An `assistant_model`
@@ -117,7 +117,7 @@ def wrapped(model: transformers.PreTrainedModel) -> CausalLM:
 
     A new one is made for a copy of the model, and when the attention or the vocabulary was changed since.
     """
-    state = id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore
+    state = id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     known = model.__dict__.setdefault("_ondevice_causal_lm", {})
     return known.get(state) or known.setdefault(state, CausalLM(model))
 

@@ -376,7 +376,8 @@ class Told(Drafter):
 @pytest.mark.parametrize("method", ["propose", "prefilled", "observe", "end"])
 def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
     drafter, ids = Told(ANSWER, method), torch.tensor([PROMPT])
-    with pytest.warns(UserWarning, match=f"told failed, and the answer goes on without drafts: KeyError.'{method}'") as told:
+    said = f"told failed, and the answer goes on without drafts: KeyError.'{method}'"
+    with pytest.warns(UserWarning, match=said) as told:
         found = tiny().generate(ids, max_new_tokens=30, do_sample=False, custom_generate=speculative(drafter))
     assert found[0, 6:].tolist() == ANSWER
     assert sum("told failed" in str(one.message) for one in told) == 1

@@ -26,9 +26,7 @@ from transformers import GenerationConfig
 from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
 from ondevice.diaa.ambiguities import union
-from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter, generate
@@ -36,6 +34,7 @@ from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.loop import check
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
+from ondevice.speculation.record import mixture
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice.training.evaluation.tasks import choose
@@ -98,7 +97,7 @@ def drafters(lm: CausalLM, loaded: models.Loaded, small: str) -> dict[str, Calla
         "DIAA, cold": lambda: Diaa(Tables.empty(vocabulary), stale=True),
         "DIAA, template": lambda: Diaa(warm.copy(), template=RECYCLING),
         "DIAA, refresh 3, union": lambda: Diaa(warm.copy(), refresh=3, update=union, reads_prompt=True),
-        "DIAA, extended": lambda: Extended(warm.copy(), calibrate=Calibration()),
+        "mixture": mixture,
     }
 
 

@@ -13,18 +13,21 @@ from lookup_tables import well_formed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa import ambiguities
-from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.extended import Extended
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter
+from ondevice.speculation import fitting
+from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.loop import Choice, greedy
+from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
+from ondevice.speculation.store import Store
+from ondevice.speculation.suffix_decoding import SuffixDecoding
 from ondevice.speculation.token_recycling import TokenRecycling
 
 V, CONTEXT = 48, 64
@@ -138,6 +141,11 @@ def warm_tables(of: CausalLM) -> Tables:
     return _warm(of).copy()
 
 
+def even_weights(stores: int) -> np.ndarray:
+    """Of a mixture: every source weighs alike."""
+    return np.full((*fitting.SHAPE, 4 + stores), 1 / (4 + stores))
+
+
 def _search(of: CausalLM) -> SkipSearch:
     """A search that never stops, so that the skipped sublayers change within a request."""
     return SkipSearch(2 * (of.layers - 2), enough=2.0)
@@ -162,11 +170,12 @@ DRAFTERS: dict[str, Make] = {
     "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of)),
     "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, stale=True),
     "DIAA, refresh": lambda of, corpus: Diaa(warm_tables(of), refresh=3, reads_prompt=True),
-    "DIAA, by pairs": lambda of, corpus: ambiguities.ByPairs(warm_tables(of)),
-    "DIAA, extended": lambda of, corpus: Extended(warm_tables(of), size=None, reads_prompt=False),
-    "DIAA, extended, sized": lambda of, corpus: Extended(
-        Tables.empty(V), calibrate=Calibration(), seconds=SECONDS
-    ),
+    "SuffixDecoding": lambda of, corpus: SuffixDecoding(),
+    "SuffixDecoding, corpus": lambda of, corpus: SuffixDecoding(automaton(corpus)),
+    "LogitSpec": lambda of, corpus: LogitSpec(),
+    "Goose": lambda of, corpus: Goose(V, automaton(corpus)),
+    "mixture": lambda of, corpus: Mixture(even_weights(0)),
+    "mixture, store, sized": lambda of, corpus: Mixture(even_weights(1), [Store.of(corpus)], seconds=SECONDS),
 }
 
 

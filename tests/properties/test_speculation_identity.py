@@ -16,7 +16,7 @@ from every_drafter import (
     CONTEXT,
     DRAFTERS,
     KINDS,
-    SECONDS,
+    even_weights,
     SHORT,
     SKIPPABLE,
     V,
@@ -36,14 +36,13 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import Topology
 from ondevice.diaa import ambiguities
-from ondevice.diaa.calibration import Calibration
 from ondevice.diaa.drafter import RECYCLING, Diaa, every_node
-from ondevice.diaa.extended import Extended, most_per_second
 from ondevice.diaa.tables import Tables, overwrite
 from ondevice.diaa.tree import Tree, grow
 from ondevice.sdnpu.drafter import merged
 from ondevice.speculation import Choice, Draft, Drafter, Generation, Verified, generate, loop
 from ondevice.speculation.layer_skipping import LayerSkipping
+from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 
@@ -179,7 +178,6 @@ def test_every_drafter_says_what_plain_decoding_says(kind: str, name: str, given
 updates = st.sampled_from([overwrite, ambiguities.replace, ambiguities.union])
 growths = st.sampled_from([
     grow, partial(grow, delta=0.5, alpha=1.0, tau=0.0), partial(grow, tau=0.2), ambiguities.grow_counting_root,
-    ambiguities.grow_counting_paths, ambiguities.grow_summing_ranks,
 ])  # fmt: skip
 learning = st.sampled_from([every_node, ambiguities.accepted_only])
 
@@ -199,21 +197,6 @@ def test_any_settings_of_diaa(kind: str, data: st.DataObject, given_requests: li
         st.builds(
             Diaa, tables(kind), grow=growths, update=updates, learns=learning, reads_prompt=st.booleans(),
             template=st.sampled_from([None, RECYCLING]), refresh=st.sampled_from([1, 3]), stale=st.booleans(),
-        )
-    )  # fmt: skip
-    for request in given_requests:
-        check(tiny(kind), drafter, request)
-    assert well_formed(drafter.tables)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@many
-@given(data=st.data(), given_requests=requests())
-def test_any_settings_of_the_extension(kind: str, data: st.DataObject, given_requests: list[Request]) -> None:
-    drafter = data.draw(
-        st.builds(
-            Extended, tables(kind), calibrate=st.none() | st.builds(Calibration), seconds=st.just(SECONDS),
-            size=st.sampled_from([None, most_per_second]), suffixes=st.booleans(), reads_prompt=st.booleans(),
         )
     )  # fmt: skip
     for request in given_requests:
@@ -463,7 +446,7 @@ def circular(tables: Tables, root: int, budget: int) -> Tree:
     [
         (lambda of: generate(of, SmallModel(foreign()), [1], 5), "small model was made for 7 token ids"),
         (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
-        (lambda of: generate(of, Extended(Tables.empty(V + 1)), [1], 5), "DIAA, extended was made for 49 token ids"),
+        (lambda of: Mixture(even_weights(1)), "The weights are of 5 sources; there are 4."),
         (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
         (lambda of: Tables.empty(V, V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
         (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),

@@ -33,7 +33,7 @@ BUDGET = 16
 # One of each kind: the second token takes a second or two of each. The test with one seed is of all.
 NAMES = (
     "vanilla", "PLD", "PLD, transformers", "SAM", "SAM, corpus", "TR", "small model", "layer skipping",
-    "layer skipping, unsure", "DIAA, warm", "DIAA, template", "DIAA, refresh", "DIAA, extended",
+    "layer skipping, unsure", "DIAA, warm", "DIAA, template", "DIAA, refresh", "mixture", "Goose",
 )  # fmt: skip
 
 Walk = Callable[[Draft, torch.Tensor, Choice], tuple[list[int], list[int]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -14,25 +14,49 @@ from numpy.typing import NDArray
 
 from ondevice import assets, corpus, models
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa import ambiguities, extended, tables, tree, warmup
-from ondevice.diaa.calibration import Calibration
+from ondevice.causal_lm.lean import engine
+from ondevice.diaa import ambiguities, tables, tree, warmup
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import Fresh, Tables
-from ondevice.speculation import Drafter, loop
+from ondevice.speculation import Drafter, loop, mixture
+from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping
+from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.record import answers, stores, text, weights
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
+from ondevice.speculation.store import Store
 from ondevice.speculation.suffix_automaton import SuffixAutomaton
+from ondevice.speculation.suffix_decoding import SuffixDecoding
 from ondevice.speculation.token_recycling import TokenRecycling
 
 BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
 # Our families, and the paper's names of the tasks that they stand for.
 TASKS = {"summary": "sum", "doctest": "math", "turns": "mt", "question": "qa", "rag": "rag", "parameters": "trans"}
 BUDGET = 32  # nodes of DIAA's tree, which the paper does not state
+LARGEST = 64  # nodes of a mixture's tree that is sized by its cost
+SIZES, NODES = (8, 16, 32), (1, 2, 4, 8, 16, 32, 64)  # of drafts beyond the paper; of mixtures
 RECYCLED = 80  # nodes of Token Recycling's template
-DIAA, READS, EXTENDED = "DIAA", "DIAA, prompt read", "DIAA, extended"
+DIAA, READS, MIXTURE = "DIAA", "DIAA, prompt read", "mixture"
 Made = tuple[Drafter, int]  # and the most nodes of a draft
+
+
+def _cost(first: float, *rest: float) -> NDArray[np.float64]:
+    """[1 + LARGEST] ms of a pass that drafts 0, 1 .. nodes, linear between those of 1, 8, 16, 33 and 65 rows."""
+    nodes = np.arange(LARGEST + 1)
+    drafting = np.where(nodes > 0, 0.05 + 0.034 * nodes, 0.0)  # in this code, on zen5-2c
+    return np.interp(1 + nodes, [1, 8, 16, 33, 65], [first, *rest]) + drafting
+
+
+# What trees are sized by: ms behind 256 tokens, one thread. llama.cpp's T(n)/T(1) on processors without matrix units.
+COSTS = {
+    "zen5": _cost(3.9, 6.7, 8.6, 12.2, 18.7),
+    "zen5, small model": _cost(1.8, 2.7, 3.5, 5.0, 7.8),
+    "zen5, 0.5B": _cost(71, 139, 179, 266, 409),
+    "zen3, transformers": _cost(14.3, 20.8, 26.5, 40.4, 66.0),
+    "llama.cpp": _cost(5, 13, 21.5, 40, 78),
+}
 
 
 @dataclass
@@ -44,22 +68,21 @@ class Workbench:
     grow: Callable[..., tree.Tree] = tree.grow
     update: Callable[..., None] = tables.overwrite
     means: Callable[..., Tables] = warmup.means
-    candidates: Callable[..., list[extended.Candidate]] = extended.candidates
-    grow_likeliest: Callable[..., extended.Mixed] = extended.grow_likeliest
-    size: Callable[..., int] = extended.most_per_second
-    calibration: Callable[[], Calibration] = Calibration
+    mix: Callable[..., Any] = mixture.mix
+    grow_likeliest: Callable[..., Any] = mixture.grow_likeliest
+    size: Callable[..., int] = mixture.most_per_second
     diaa: type[Diaa] = Diaa
     _tables: dict[str, Tables] = field(default_factory=dict, repr=False)
 
     @cached_property
     def lm(self) -> CausalLM:
         """The model."""
-        return CausalLM(models.load(self.model).model)
+        return engine(models.load(self.model).model)
 
     @cached_property
     def other(self) -> CausalLM:
         """The other one of the two bundled models: SpS's drafter, and whose tables are lent."""
-        return CausalLM(models.load(SMALL if self.model == BASE else BASE).model)
+        return engine(models.load(SMALL if self.model == BASE else BASE).model)
 
     @cached_property
     def end(self) -> int:
@@ -72,8 +95,18 @@ class Workbench:
         text = warmup.warm_up_text("tasks", self.end)
         return automaton(part.tolist() for part in np.split(text, np.flatnonzero(text == self.end) + 1) if len(part))
 
+    @cached_property
+    def stores(self) -> list[Store]:
+        """The mixture's: train text, and answers to train prompts."""
+        return stores()
+
+    @cached_property
+    def library(self) -> SuffixAutomaton:
+        """The same two, for the drafters that search an automaton."""
+        return automaton(part.tolist() for part in (*text(), *answers()))
+
     def tables(self, kind: str = "tasks") -> Tables:
-        """A copy of tables: of train `tasks`, `documents`, these by the `other` model, `bigrams`, `pairs`, `cold`."""
+        """A copy of tables: of train `tasks`, `documents`, these by the `other` model, `bigrams`, `cold`."""
         if kind not in self._tables:
             self._tables[kind] = self._warmed(kind)
         return self._tables[kind].copy()
@@ -81,12 +114,10 @@ class Workbench:
     def _warmed(self, kind: str) -> Tables:
         if kind == "cold":
             return Tables.empty(self.lm.vocabulary)
-        text = warmup.warm_up_text("tasks" if kind in ("tasks", "pairs") else "documents", self.end)
+        read = warmup.warm_up_text("tasks" if kind == "tasks" else "documents", self.end)
         if kind == "bigrams":
-            return warmup.bigrams(text, self.lm.vocabulary)
-        fresh = said(self.other if kind == "other" else self.lm, text)
-        keys = warmup.in_windows(text, ambiguities.pairs) if kind == "pairs" else text
-        return self.means(keys, fresh, self.lm.vocabulary)
+            return warmup.bigrams(read, self.lm.vocabulary)
+        return self.means(read, said(self.other if kind == "other" else self.lm, read), self.lm.vocabulary)
 
     def make(self, method: str) -> Made:
         """A new drafter of a recorded method, and its budget. Raises ValueError with the methods there are."""
@@ -121,12 +152,12 @@ def _diaa(budget: int = BUDGET, warmed: str = "tasks", kind: type[Diaa] | None =
     return make
 
 
-def _extended(budget: int = extended.LARGEST, calibrated: bool = True, sized: bool = True, **options: Any) -> Maker:
+def _mixture(nodes: int = LARGEST, cost: str = "", stored: bool = True) -> Maker:
     def make(bench: Workbench) -> Made:
-        return extended.Extended(
-            bench.tables(), update=bench.update, candidates=bench.candidates, grow_likeliest=bench.grow_likeliest,
-            calibrate=bench.calibration() if calibrated else None, size=bench.size if sized else None, **options,
-        ), budget  # fmt: skip
+        return mixture.Mixture(
+            weights(stored), bench.stores if stored else (), seconds=COSTS[cost] if cost else None, mix=bench.mix,
+            grow=bench.grow_likeliest, size=bench.size,
+        ), nodes  # fmt: skip
 
     return make
 
@@ -136,13 +167,13 @@ METHODS: dict[str, Maker] = {
     "vanilla": lambda bench: (Drafter(), 1),
     DIAA: _diaa(),
     READS: _diaa(reads_prompt=True),
-    EXTENDED: _extended(),
+    MIXTURE: _mixture(cost="zen5"),
     "PLD": lambda bench: (PromptLookup.original(), loop.BUDGET),
     "PLD, transformers' rules": lambda bench: (PromptLookup.transformers(), loop.BUDGET),
     "SAM-D": lambda bench: (SamDecoding(bench.static), loop.BUDGET),
     "TR": lambda bench: (TokenRecycling(bench.lm.vocabulary), RECYCLED),
     "SpS": lambda bench: (SmallModel(bench.other, heuristic=True), loop.BUDGET),
-    "SWIFT": lambda bench: (LayerSkipping(bench.lm), loop.BUDGET),
+    "SWIFT": lambda bench: (LayerSkipping(CausalLM(bench.lm.model)), loop.BUDGET),
 }  # fmt: skip
 MAIN = tuple(METHODS)
 METHODS |= {
@@ -166,20 +197,34 @@ METHODS |= {
     "rule: replace": _diaa(update=ambiguities.replace),
     "rule: union": _diaa(update=ambiguities.union),
     "updates: accepted only": _diaa(learns=ambiguities.accepted_only),
-    "key: two tokens": _diaa(warmed="pairs", kind=ambiguities.ByPairs),
     "budget: root counts": _diaa(grow=ambiguities.grow_counting_root),
-    "budget: paths": _diaa(grow=ambiguities.grow_counting_paths),
-    "ranks: summed": _diaa(grow=ambiguities.grow_summing_ranks),
-    # the extended method's parts
-    "extended w/o calibration": _extended(calibrated=False),
-    "extended w/o sizing": _extended(BUDGET, sized=False),
-    "extended w/o suffixes": _extended(suffixes=False),
-    "extended w/o prompt": _extended(reads_prompt=False),
 }  # fmt: skip
+# Beyond the paper: each at equal rows, with the stores and without
+for _size in SIZES:
+    METHODS |= {
+        f"PLD {_size}": lambda bench, n=_size: (PromptLookup.transformers(), n),
+        f"SAM-D {_size}": lambda bench, n=_size: (SamDecoding(bench.library), n),
+        f"SuffixDecoding {_size}": lambda bench, n=_size: (SuffixDecoding(bench.library), n),
+        f"LogitSpec {_size}": lambda bench, n=_size: (LogitSpec(), n),
+        f"Goose {_size}": lambda bench, n=_size: (Goose(bench.lm.vocabulary, bench.library), n),
+        f"SAM-D {_size}, no store": lambda bench, n=_size: (SamDecoding(), n),
+        f"SuffixDecoding {_size}, no store": lambda bench, n=_size: (SuffixDecoding(), n),
+        f"Goose {_size}, no store": lambda bench, n=_size: (Goose(bench.lm.vocabulary), n),
+        f"mixture {_size}, no store": _mixture(_size, stored=False),
+    }
+METHODS |= {f"mixture {nodes}": _mixture(nodes) for nodes in NODES}
+METHODS |= {f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS}
 INITIAL = ("cold", "tables: documents", "tables: other model", "tables: bigrams")
+BEYOND = tuple(METHODS)[tuple(METHODS).index("PLD 8") :]
+ABLATIONS = tuple(name for name in METHODS if name not in (*MAIN, *BEYOND))
+STRONGEST = ("SuffixDecoding 32", "LogitSpec 32", "Goose 32", "mixture 32")
 
 
 def recorded(model: str, which: str) -> list[str]:
     """The methods of a model and set of requests. The small model has no smaller one to draft for it."""
-    names = MAIN if which != "tasks" else tuple(METHODS) if model == BASE else MAIN + INITIAL
+    if which == "many":
+        return ["vanilla", *BEYOND] if model == BASE else []
+    names = MAIN
+    if which == "tasks":
+        names += ABLATIONS + STRONGEST if model == BASE else INITIAL
     return [name for name in names if model == BASE or name != "SpS"]

@@ -3,6 +3,8 @@
 `make record PAPER=diaa` records all; it goes on where it was stopped. Several processes can share the work, one a
 model: `python -m ondevice.evidence.record diaa --models pydocs-lm-base`. A method begins each set and task with a fresh
 drafter and answers its requests in order, so that the first of each task can be run again alone, exactly: `again`.
+The set "many" is for what lies beyond the paper. There, drafters that read no logits are replayed on the known answers
+(`speculation.told`), column `live`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,15 +24,17 @@ from torch import Tensor
 
 from ondevice import corpus
 from ondevice.corpus.prompts import quotation
-from ondevice.diaa.extended import SECONDS
-from ondevice.diaa.methods import BASE, BUDGET, SMALL, TASKS, Workbench, recorded
+from ondevice.diaa.methods import BASE, BUDGET, COSTS, SMALL, TASKS, Workbench, recorded
 from ondevice.diaa.warmup import TOKENS
 from ondevice.evidence import Recorder
 from ondevice.speculation import Choice, greedy
 from ondevice.speculation.request_set import FEWEST, Request, answered, redundancy, spread
+from ondevice.speculation.told import Told
 
-SETS = ("tasks", "long_prompts", "long_answers")
+SETS = ("tasks", "long_prompts", "long_answers", "many")
 COUNT = 40  # requests of a task
+MANY = 350  # or as many as there are
+LIVE = ("vanilla", "LogitSpec", "Goose")  # of "many": those that read logits, and the answers themselves
 LONGEST = 128  # tokens of an answer
 LONG_PROMPT = (600, 900)  # tokens
 LONG_PROMPTS = {"rag": 16, "summary": 16}  # requests
@@ -44,7 +49,10 @@ PLAIN = "vanilla"
 
 def requests(bench: Workbench, which: str) -> list[Request]:
     """The requests of a set, those of a task together: its shortest answer first, then as `request_set` orders them."""
-    counts = {"tasks": dict.fromkeys(TASKS, COUNT), "long_prompts": LONG_PROMPTS, "long_answers": {"parameters": TRIED}}
+    counts = {
+        "tasks": dict.fromkeys(TASKS, COUNT), "long_prompts": LONG_PROMPTS, "long_answers": {"parameters": TRIED},
+        "many": dict.fromkeys(TASKS, MANY),
+    }  # fmt: skip
     longest, fewest, tried = (LONG_ANSWER, LONG_KEPT, TRIED) if which == "long_answers" else (LONGEST, FEWEST, None)
     ordered = []
     for task, count in counts[which].items():
@@ -88,25 +96,31 @@ def _lengthened(task: corpus.Task, documents: Sequence[corpus.Document], tokeniz
 # A method on them
 
 
-def again(bench: Workbench, method: str, which: str, asked: Iterable[Request]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(answers, passes) of a method on requests, in the record's columns; `identical` and `margin` are left out.
+def again(
+    bench: Workbench, method: str, which: str, asked: Iterable[Request], told: bool = False
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(answers, passes) of a method on requests, in the record's columns; `identical` is left out.
 
-    Raises ValueError on a method that there is not.
+    told: whether the requests' known answers stand for the model. Raises ValueError on a method that there is not.
     """
-    answers, passes = [], []
+    answers, passes, asked = [], [], list(asked)
+    lm: Any = bench.lm
+    if told:
+        known = {one.ids: (*one.said[: one.limit], *one.ends)[: one.limit] for one in asked}
+        lm = Told(known, bench.lm.vocabulary, bench.lm.context)
     for task, group in groupby(asked, lambda one: one.task):
         drafter, budget = bench.make(method)
         for request in group:
             keys = {"model": bench.model, "set": which, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []
             found = bench.generate(
-                bench.lm, drafter, request.ids, request.limit, budget=budget, ends=request.ends,
+                lm, drafter, request.ids, request.limit, budget=budget, ends=request.ends,
                 choice=_noting(margins) if method == PLAIN else greedy,
             )  # fmt: skip
             answers.append({
                 **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(found.tokens),
                 "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
-                "redundancy": redundancy(request.ids, found.tokens), "margin": min(margins, default=np.nan),
+                "redundancy": redundancy(request.ids, found.tokens), "margin": min(margins, default=np.nan), "live": not told,
             })  # fmt: skip
             passes += [
                 {**keys, "step": number, "drafted": step.drafted, "accepted": step.accepted, "emitted": step.emitted,
@@ -157,8 +171,9 @@ def sample(bench: Workbench, answers: pd.DataFrame, which: str = "tasks", number
 def recorders() -> dict[str, Recorder]:
     """Of answers and of passes; a method on a set is the unit, and goes into both."""
     parameters = {
-        "requests a task": COUNT, "tokens": LONGEST, "tokens of long prompts": LONG_PROMPT, "threads": 1,
-        "dtype": "float32", "nodes": BUDGET, "warm-up tokens": TOKENS, "seconds of a pass": SECONDS[[0, -1]].tolist(),
+        "requests a task": COUNT, "of many": MANY, "tokens": LONGEST, "tokens of long prompts": LONG_PROMPT,
+        "threads": 1, "dtype": "float32", "nodes": BUDGET, "warm-up tokens": TOKENS,
+        "costs": {name: cost[[0, 8, 16, 32]].round(3).tolist() for name, cost in COSTS.items()},
     }  # fmt: skip
     return {name: Recorder("diaa", name, ["model", "set", "method"], parameters, [BASE, SMALL])
             for name in ("answers", "passes")}  # fmt: skip
@@ -170,9 +185,10 @@ def record(model: str) -> None:
     for which in SETS:
         missing = [method for method in recorded(model, which) if (model, which, method) not in kept["passes"].done]
         asked = requests(bench, which) if missing else []
-        plain = again(bench, PLAIN, which, asked)[0]
+        plain = again(bench, PLAIN, which, asked)[0] if missing else pd.DataFrame()
         for method in missing:
-            answers, passes = again(bench, method, which, asked)
+            told = which == "many" and not method.startswith(LIVE)
+            answers, passes = again(bench, method, which, asked, told)
             answers["margin"] = plain["margin"].to_numpy()
             answers["identical"] = answers["answer_sha"].to_numpy() == plain["answer_sha"].to_numpy()
             for name, table in (("answers", answers), ("passes", passes)):

@@ -2,8 +2,10 @@
 
 `python -m ondevice.diaa.timing --minutes M` on a quiet machine writes curves and whole of data/records/diaa for this
 machine, after each part anew, the most important parts first; it begins nothing after the minutes. One thread.
+float32 is the lean engine's, where it has the model; "float32, transformers" and the other formats are transformers'.
 Prompts are those of the record. Drafting forwards have a part of their own: one of SpS costs the small T(1), and one
-of SWIFT the row "<model>, layers skipped" of the curves.
+of SWIFT the row "<model>, layers skipped" of the curves. SWIFT itself is not run: it skips layers of the transformers
+model, which the lean engine cannot.
 """
 
 from __future__ import annotations
@@ -25,24 +27,25 @@ import torch
 
 from ondevice import models
 from ondevice.causal_lm import CausalLM, Session, TokenTree
+from ondevice.causal_lm.lean import engine
 from ondevice.diaa.drafter import Learning
-from ondevice.diaa.methods import BASE, DIAA, EXTENDED, MAIN, READS, SMALL, Made, Workbench
+from ondevice.diaa.methods import BASE, DIAA, MAIN, MIXTURE, READS, SMALL, Made, Workbench
 from ondevice.diaa.record import PLAIN, sample
 from ondevice.diaa.tables import K
 from ondevice.evidence import Recorder, machine_name
 from ondevice.evidence import load as load_record
 from ondevice.speculation import greedy
 from ondevice.speculation.largest import Likeliest
-from ondevice.speculation.layer_skipping import SkipSearch, skipped, sublayers
+from ondevice.speculation.layer_skipping import SkipSearch, sublayers
 from ondevice.speculation.request_set import Request
 from ondevice.speculation.verify_cost import verifications
 
 ROWS = (1, 2, 4, 8, 16, 24, 33, 48, 64, 80)
 CACHED = (64, 256, 768)
 SHAPES = ("random:qwen2.5-0.5b", "random:qwen2.5-1.5b")
-DTYPES = ("float32", "int8", "bfloat16")
+DTYPES = ("float32", "int8", "bfloat16", "float32, transformers")
 AGAIN = ", again"  # the same method a second time: their difference is the floor below which none is read
-DRIVEN = (PLAIN, DIAA, READS, EXTENDED, "PLD, transformers' rules", "SAM-D")
+DRIVEN = (PLAIN, DIAA, READS, MIXTURE, "PLD, transformers' rules", "SAM-D")
 PROMPTS = 12  # of a task
 KEYS = {"curves": ["model", "dtype", "cached"], "whole": ["model", "method", "task", "request"]}
 
@@ -51,28 +54,34 @@ KEYS = {"curves": ["model", "dtype", "cached"], "whole": ["model", "method", "ta
 
 
 def load(spec: str, dtype: str) -> CausalLM:
-    """A model in float32, bfloat16, or int8: its linear layers by PyTorch's dynamic quantisation, the rest float32."""
+    """A model in one of DTYPES; int8: its linear layers by PyTorch's dynamic quantisation, the rest float32."""
     model = models.load(spec, torch.bfloat16 if dtype == "bfloat16" else torch.float32).model
     if dtype == "int8":
         model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
-    return CausalLM(model)
+    return engine(model) if dtype == "float32" else CausalLM(model)
+
+
+def shortened(spec: str) -> CausalLM:
+    """A bundled model without the layers that SWIFT skips at first, whole ones: what a draft of it costs."""
+    model: Any = models.load(spec).model
+    parts = len(sublayers(CausalLM(model)))
+    left_out = {1 + part // 2 for part in SkipSearch(parts).best.tolist()}
+    kept = [layer for place, layer in enumerate(model.model.layers) if place not in left_out]
+    model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList(kept), len(kept)
+    return engine(model)
 
 
 class Curve:
-    """T(rows) behind `cached` tokens, measured a turn at a time, each over all rows; their ids do not matter.
+    """T(rows) behind `cached` tokens, measured a turn at a time, each over all rows; their ids do not matter."""
 
-    skips: sublayers that are left out meanwhile.
-    """
-
-    def __init__(self, lm: CausalLM, cached: int, rows: Sequence[int], label: dict[str, str], skips: Any = ()) -> None:
-        self.cached, self.rows, self.label, self.skips = cached, rows, label, skips
+    def __init__(self, lm: CausalLM, cached: int, rows: Sequence[int], label: dict[str, str]) -> None:
+        self.cached, self.rows, self.label = cached, rows, label
         self.verify = verifications(lm, cached, rows)
         self.times: list[list[float]] = []
 
     def turn(self) -> None:
         """Once each number of rows."""
-        with skipped(self.skips):
-            self.times.append(self.verify())
+        self.times.append(self.verify())
 
     def table(self) -> pd.DataFrame:
         """rows, cached, seconds (the median, with 95 %: low, high), mean, n."""
@@ -87,15 +96,13 @@ class Curve:
 
 
 def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
-    """All curves of a model; of the bundled ones in float32 also one row with SWIFT's first set of layers skipped."""
+    """All curves of a model; of the bundled ones in float32 also one row without the layers that SWIFT skips."""
     bundled, label = not spec.startswith("random:"), {"model": spec, "dtype": dtype}
     lengths = CACHED if bundled else (256,)
     found = [Curve(lm, cached, ROWS, label) for cached in lengths]
     if bundled and dtype == "float32":
-        parts = sublayers(lm)
-        skips = [parts[place] for place in SkipSearch(len(parts)).best]
-        label = {"model": f"{spec}, layers skipped", "dtype": dtype}
-        found += [Curve(lm, cached, (1,), label, skips) for cached in lengths]
+        label, short = {"model": f"{spec}, layers skipped", "dtype": dtype}, shortened(spec)
+        found += [Curve(short, cached, (1,), label) for cached in lengths]
     return found
 
 
@@ -239,7 +246,8 @@ def parts(minutes: float, ends: float, shapes: Sequence[str]) -> Iterator[tuple[
     answers, benches = load_record("diaa", "answers"), {model: Workbench(model) for model in (BASE, SMALL)}
     for model, share in ((BASE, 0.45), (SMALL, 0.2)):
         asked = sample(benches[model], answers, number=PROMPTS)
-        methods = [*(name for name in MAIN if model == BASE or name != "SpS"), PLAIN + AGAIN, DIAA + AGAIN]
+        left_out = ("SWIFT",) if model == BASE else ("SWIFT", "SpS")
+        methods = [*(name for name in MAIN if name not in left_out), PLAIN + AGAIN, DIAA + AGAIN]
         beside = of_model(benches[model].lm, model, "float32")
         whole(benches[model], asked[:1], methods, ends)  # wakes everything up
         until = min(ends, time.monotonic() + 60 * minutes * share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -60,11 +59,6 @@ def warm_up(lm: CausalLM, text: NDArray[np.int64]) -> Tables:
 def bigrams(text: NDArray[np.int64], vocabulary: int) -> Tables:
     """Tables counted from a text without any model: the share of each next token."""
     return means(text[:-1], Fresh(text[1:, None], np.ones((len(text) - 1, 1), np.float32)), vocabulary)
-
-
-def in_windows(text: NDArray[np.int64], key: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The key of every token of a text, where keys do not reach over the windows."""
-    return np.concatenate([key(text[start : start + WINDOW]) for start in range(0, len(text), WINDOW)])
 
 
 def warm_up_text(source: Literal["documents", "tasks"], end: int) -> NDArray[np.int64]:

@@ -31,6 +31,7 @@ class SuffixAutomaton:
         self._link = [-1]  # the state of the longest suffix that ends at more places
         self._length = [0]  # of the longest substring
         self._end = [0]  # text[:end] ends with the first occurrence
+        self._count = [0]  # occurrences
         self._last = 0
         self.extend(tokens)
 
@@ -57,12 +58,16 @@ class SuffixAutomaton:
             links.append(0)
             lengths.append(len(self.text))
             self._end.append(len(self.text))
+            self._count.append(0)
             self._last = new
             while state >= 0 and token not in nexts[state]:
                 nexts[state][token] = new
                 state = links[state]
             if state >= 0:
                 links[new] = self._exactly(state, token)
+            while new:
+                self._count[new] += 1
+                new = links[new]
 
     def advance(self, match: Match, token: int) -> Match:
         """The longest suffix of what was matched, and then `token`, that occurs in the text."""
@@ -72,6 +77,17 @@ class SuffixAutomaton:
             length = self._length[state]
         found = self._next[state].get(token)
         return Match() if found is None else Match(found, length + 1)
+
+    def shorter(self, match: Match) -> Match:
+        """The longest suffix of what was matched that stands at more places."""
+        state = max(self._link[match.state], 0)
+        return Match(state, self._length[state])
+
+    def following(self, state: int) -> list[tuple[int, int, float]]:
+        """(token, state behind it, share of the state's occurrences), of all tokens that follow a state somewhere."""
+        seen = self._count[state] or len(self.text)
+        pairs = self._next[state].items()
+        return [(token, after, self._count[after] / seen) for token, after in pairs if token != SEPARATOR]
 
     def continuation(self, match: Match, count: int) -> list[int]:
         """At most `count` tokens that follow the first occurrence, up to the next separator."""
@@ -90,6 +106,7 @@ class SuffixAutomaton:
         links.append(links[wide])
         lengths.append(lengths[state] + 1)
         self._end.append(self._end[wide])  # until now, both parts ended at the same places
+        self._count.append(self._count[wide])
         links[wide] = split
         while state >= 0 and nexts[state].get(token) == wide:
             nexts[state][token] = split

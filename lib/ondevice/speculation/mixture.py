@@ -1,0 +1,150 @@
+"""One tree over a mixture: what the request's text, earlier answers and stores say comes next, likeliest nodes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice.speculation.draft import Draft
+from ondevice.speculation.drafter import Drafter
+from ondevice.speculation.ngrams import NGrams
+from ondevice.speculation.store import ORDERS, Store
+
+LEAST = 1e-3  # a node's least chance
+WIDEST = 12  # children of a node
+RECENT = 32  # places of a match that are counted
+CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6)  # of matches in the request's text by length; longer ones are of the last
+KEPT = 50_000  # tokens of answers, which take some 60 MB
+SEPARATOR = -1  # between answers
+
+Share = dict[int, float]  # p by token
+Children = Callable[[list[int]], tuple[list[tuple[int, float]], int]]
+
+
+def mix(weights: Sequence[float], shares: Sequence[Share]) -> list[tuple[int, float]]:
+    """(token, chance), the likeliest first, of p(x | context) = sum over sources s of w_s * p_s(x | context)."""
+    mixed: Share = {}
+    for weight, share in zip(weights, shares, strict=True):
+        for token, p in share.items():
+            mixed[token] = mixed.get(token, 0.0) + weight * p
+    return sorted(mixed.items(), key=lambda pair: -pair[1])[:WIDEST]
+
+
+def grow_likeliest(
+    children: Children, context: list[int], budget: int, least: float = LEAST
+) -> tuple[list[int], list[int], list[float]]:
+    """Tokens, parents and chances of the `budget` likeliest nodes: a node's chance is the product down its path.
+
+    children: (token, chance) after a context, the likeliest first, and how much of the context they rest on. No node
+    is likelier than its parent or the sibling before it, so that the first n nodes are the best n. least: chance below
+    which none is wanted.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    chances: list[float] = []
+    queue: list[tuple[Any, ...]] = []
+    order = count()
+
+    def offer(above: float, parent: int, number: int, mine: list[tuple[int, float]], known: list[int]) -> None:
+        if number < len(mine) and above * mine[number][1] > least:
+            heappush(queue, (-above * mine[number][1], next(order), above, parent, number, mine, known))
+
+    def expand(chance: float, node: int, known: list[int]) -> None:
+        mine, length = children(known)
+        offer(chance, node, 0, mine, known[len(known) - length :])
+
+    expand(1.0, -1, context)
+    while queue and len(tokens) < budget:
+        chance, _, above, parent, number, mine, known = heappop(queue)
+        tokens.append(mine[number][0])
+        parents.append(parent)
+        chances.append(-chance)
+        offer(above, parent, number + 1, mine, known)
+        if len(tokens) < budget:
+            expand(-chance, len(tokens) - 1, [*known, mine[number][0]])
+    return tokens, parents, chances
+
+
+def most_per_second(chances: Sequence[float], seconds: NDArray[np.float64]) -> int:
+    """How many of a tree's first nodes to verify: the most expected tokens for the time of the pass.
+
+    chances: of the nodes, falling. seconds: [1 + n] of a pass with 0, 1 .. nodes.
+    """
+    expected = 1 + np.cumsum([0.0, *chances])
+    return int(np.argmax(expected / seconds[: len(expected)]))
+
+
+class Mixture(Drafter):
+    """Drafts the likeliest nodes of all, as many as the budget allows, or as pay.
+
+    weights: [7, 1 + ORDERS, sources], by class of the match in the request and longest order elsewhere (`fitting`);
+    sources are the request's counts, its first and its newest match, earlier answers, then the stores.
+    seconds: of a pass that drafts 0, 1 .. nodes, the drafting with it; None drafts what the budget allows. Where no
+    node pays, none is drafted, which costs one look-up.
+    Raises ValueError where the weights are of other sources.
+    """
+
+    name, drafts_trees = "mixture", True
+
+    def __init__(
+        self, weights: NDArray[np.float64], stores: Sequence[Store] = (), *, seconds: NDArray[np.float64] | None = None,
+        mix: Callable[..., list[tuple[int, float]]] = mix, grow: Callable[..., Any] = grow_likeliest,
+        size: Callable[..., int] = most_per_second,
+    ) -> None:  # fmt: skip
+        if weights.shape[2] != 4 + len(stores):
+            raise ValueError(f"The weights are of {weights.shape[2]} sources; there are {4 + len(stores)}.")
+        self.weights, self.stores, self.seconds = weights.tolist(), stores, seconds
+        self.mix, self.grow, self.size = mix, grow, size
+        # A node pays where its chance is beyond its cost, at the rate of plain passes or a better one.
+        self.least = LEAST if seconds is None else max(LEAST, float(np.diff(seconds).min() / seconds[0]))
+        self.said = NGrams(longest=ORDERS)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Read the prompt; earlier answers stay."""
+        self.text, self._prompt = NGrams(prompt), len(prompt)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The likeliest nodes below the last token."""
+        self.text.extend(tokens[len(self.text) :])
+        most = budget if self.seconds is None else min(budget, len(self.seconds) - 1)
+        found, parents, chances = self.grow(self._children, list(tokens[-self.text.longest :]), most, self.least)
+        pay = len(found) if self.seconds is None else self.size(chances, self.seconds)
+        return Draft(found[:pay], parents[:pay])
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Keep the answer, for later requests; after very many of them, begin anew."""
+        if len(self.said) > KEPT:
+            self.said = NGrams(longest=ORDERS)
+        self.said.extend([*tokens[max(0, self._prompt - ORDERS) :], SEPARATOR])
+
+    def sources(self, context: list[int]) -> tuple[int, int, int, list[Share]]:
+        """(length of the request's match, its class, longest order elsewhere, p by token of every source)."""
+        length, places = self.text.after(context)
+        text = self.text.text
+        ends: list[Share] = [{text[places[0]]: 1.0}, {text[places[-1]]: 1.0}] if places else [{}, {}]
+        order, said = self.said.after(context, ORDERS)
+        shares = [_counted(self.text, places), *ends, _counted(self.said, said)]
+        for store in self.stores:
+            longest, share = store.after(context)
+            order = max(order, longest)
+            shares.append(share)
+        return length, CLASSES[min(length, len(CLASSES) - 1)], order, shares
+
+    def _children(self, context: list[int]) -> tuple[list[tuple[int, float]], int]:
+        length, kind, order, shares = self.sources(context)
+        return self.mix(self.weights[kind][order], shares), max(length, order)
+
+
+def _counted(text: NGrams, places: Sequence[int]) -> Share:
+    """The share of each token among those at the last places."""
+    recent, found = places[-RECENT:], dict[int, float]()
+    for place in recent:
+        token = text.text[place]
+        found[token] = found.get(token, 0.0) + 1 / len(recent)
+    found.pop(SEPARATOR, None)
+    return found

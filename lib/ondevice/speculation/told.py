@@ -1,0 +1,61 @@
+"""An engine that says known answers: what a drafter would do on them, without a forward.
+
+Greedy decoding is lossless, so of a known answer only the rows of accepted nodes matter, and these are known. A drafter
+that reads logits, as look-up tables do, needs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ondevice.causal_lm import TokenTree
+
+
+class Told:
+    """In place of a `CausalLM`. answers: by prompt the answer's tokens, the end token with them where it came.
+
+    Logits are 1 at the token that comes next, in the rows of accepted nodes, and 0 elsewhere.
+    """
+
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], vocabulary: int, context: int) -> None:
+        self.answers, self.vocabulary, self.context = answers, vocabulary, context
+
+    def require_trees(self) -> None:
+        """It can."""
+
+    def start(self, capacity: int = 0) -> Any:
+        """A session of one request."""
+        return _Session(self)
+
+
+class _Session:
+    def __init__(self, lm: Told) -> None:
+        self._lm, self.length = lm, 0
+
+    def prefill(self, prompt: Sequence[int]) -> torch.Tensor:
+        self._prompt, self._coming = len(prompt), self._lm.answers[tuple(prompt)]
+        self.length = self._prompt
+        return self._said(1, {0: 0})[0]
+
+    def verify(self, tree: TokenTree) -> torch.Tensor:
+        below = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+        children = {key: row for row, key in reversed(list(enumerate(below)))}
+        row, place = 0, self.length - self._prompt  # the root says what comes after answer[place]
+        rows = dict[int, int]()
+        while row is not None and place + 1 < len(self._coming):
+            place += 1
+            rows[row] = place
+            row = children.get((row, self._coming[place]))
+        return self._said(len(tree), rows)
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.length += len(path)
+
+    def _said(self, rows: int, places: Mapping[int, int]) -> torch.Tensor:
+        logits = torch.zeros(rows, self._lm.vocabulary)
+        for row, place in places.items():
+            logits[row, self._coming[place]] = 1
+        return logits

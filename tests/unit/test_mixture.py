@@ -1,0 +1,258 @@
+"""The mixture: what its sources say against brute force, the tree's order, the weights' fit, and known answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Drafter, fitting, generate
+from ondevice.speculation.mixture import KEPT, LEAST, Mixture, grow_likeliest, mix, most_per_second
+from ondevice.speculation.ngrams import NGrams
+from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.store import K, ORDERS, Store
+from ondevice.speculation.told import Told
+
+V = 40
+texts = st.lists(st.integers(0, 4), max_size=40)
+
+
+def even(stores: int) -> np.ndarray:
+    return np.full((*fitting.SHAPE, 4 + stores), 1 / (4 + stores))
+
+
+# Sources
+
+
+@settings(deadline=None)
+@given(text=texts, context=st.lists(st.integers(0, 4), min_size=1, max_size=8), longest=st.integers(1, 5))
+def test_ngrams_know_where_the_longest_suffix_went_on(text, context, longest):
+    length, places = NGrams(text, longest).after(context)
+    for size in range(min(longest, len(context)), 0, -1):
+        ends = [end for end in range(size, len(text)) if text[end - size : end] == context[-size:]]
+        if ends:
+            assert (length, places) == (size, ends)
+            return
+    assert (length, places) == (0, [])
+
+
+def test_ngrams_grow_with_their_text():
+    whole, parts = NGrams([1, 2, 3, 1, 2, 4, 1, 2]), NGrams()
+    for token in (1, 2, 3, 1, 2, 4, 1, 2):
+        parts.extend([token])
+    assert parts.after([1, 2]) == whole.after([1, 2]) == (2, [2, 5]) and parts.text == whole.text
+
+
+def witten_bell(sequences, context, token):
+    """p(token | context) by the definition, over every place of the text; contexts must not be lengthened once seen."""
+    nexts = Counter(
+        sequence[end] for sequence in sequences for end in range(len(context), len(sequence))
+        if tuple(sequence[end - len(context) : end]) == tuple(context)
+    )  # fmt: skip
+    n, kinds = nexts.total(), len(nexts)
+    if not context:
+        return nexts[token] / n
+    return (nexts[token] + kinds * witten_bell(sequences, context[1:], token)) / (n + kinds)
+
+
+@settings(deadline=None, max_examples=60)
+@given(sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5))
+def test_a_store_backs_off_as_witten_and_bell_do(sequences):
+    if max(map(len, sequences)) < 2:
+        with pytest.raises(ValueError, match="at least two tokens"):
+            Store.of(sequences)
+        return
+    store = Store.of(sequences)
+    after_first = [sequence for sequence in sequences if len(sequence) > 1]
+    for sequence in after_first:
+        for end in range(1, len(sequence)):
+            order, chances = store.after(sequence[:end])
+            context = tuple(sequence[end - order : end])
+            assert order >= 1 and sequence[end] in chances and sum(chances.values()) <= 1 + 1e-6
+            seen = Counter(
+                s[e] for s in sequences for e in range(order, len(s)) if tuple(s[e - order : e]) == context
+            )
+            for token in seen:
+                assert chances[token] == pytest.approx(witten_bell(sequences, context, token), abs=1e-6)
+            assert order == ORDERS or order == end or seen.total() == 1 or not _goes_on(sequences, sequence, end, order)
+
+
+def _goes_on(sequences, sequence, end, order):
+    longer = tuple(sequence[end - order - 1 : end])
+    return any(tuple(s[e - order - 1 : e]) == longer for s in sequences for e in range(order + 1, len(s)))
+
+
+def test_a_store_keeps_the_likeliest_few_and_says_nothing_of_what_it_has_not_seen():
+    store = Store.of([[0, token] for token in range(1, 12) for _ in range(token)])
+    order, chances = store.after([7, 0])
+    assert order == 1 and list(chances) == list(range(11, 11 - K, -1))
+    assert store.after([33]) == (0, {}) and store.after([]) == (0, {})
+
+
+def test_contexts_of_equal_sums_are_different_contexts():
+    store = Store.of([[a, b, 10 * a + b] for a, b in product(range(6), repeat=2)])
+    for a, b in product(range(6), repeat=2):
+        order, chances = store.after([a, b])
+        assert order == 2 and max(chances, key=chances.get) == 10 * a + b
+
+
+def test_a_store_is_the_same_from_its_files(tmp_path):
+    random = np.random.default_rng(0)
+    made = Store.of(random.integers(0, 30, (20, 50)))
+    made.save(tmp_path / "store")
+    again = Store.load(tmp_path / "store")
+    for context in random.integers(0, 30, (50, 6)).tolist():
+        assert made.after(context) == again.after(context)
+    assert made.megabytes == again.megabytes == pytest.approx(
+        sum(path.stat().st_size - 128 for path in (tmp_path / "store").iterdir()) / 1e6
+    )
+
+
+def test_ids_beyond_16_bits_can_be_stored():
+    assert Store.of([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
+
+
+# The tree
+
+
+def test_shares_are_mixed_by_weight():
+    assert mix([0.5, 0.25, 0.25], [{1: 0.8, 2: 0.2}, {2: 1.0}, {}]) == [(1, pytest.approx(0.4)), (2, pytest.approx(0.35))]
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000), budget=st.integers(1, 30))
+def test_the_tree_has_the_likeliest_nodes_of_all(seed, budget):
+    """Against every path of a random process over three tokens, to the depth that the budget can reach."""
+    random = np.random.default_rng(seed)
+    rows = {token: random.dirichlet([0.5] * 3) * random.uniform(0.3, 1) for token in range(3)}
+    def children(context):
+        row = rows[context[-1]]
+        return sorted(((token, float(row[token])) for token in range(3)), key=lambda pair: -pair[1]), 1
+
+    tokens, parents, chances = grow_likeliest(children, [0], budget)
+    every = []
+    frontier = [((), 0, 1.0)]
+    while frontier:
+        path, last, chance = frontier.pop()
+        for token in range(3):
+            p = chance * rows[last][token]
+            if p > LEAST and len(path) < budget:
+                every.append(p)
+                frontier.append(((*path, token), token, p))
+    assert chances == pytest.approx(sorted(every, reverse=True)[:budget])
+    for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True)):
+        above, last = (1.0, 0) if parent < 0 else (chances[parent], tokens[parent])
+        assert parent < node and chance == pytest.approx(above * rows[last][token])
+
+
+def test_as_many_nodes_as_pay():
+    chances = [0.8, 0.5, 0.2, 0.1]
+    free, dear = np.ones(5), 1 + 2.0 * np.arange(5)
+    assert most_per_second(chances, free) == 4 and most_per_second(chances, dear) == 0
+    rates = [(1 + sum(chances[:n])) / (1 + 0.3 * n) for n in range(5)]
+    assert most_per_second(chances, 1 + 0.3 * np.arange(5)) == int(np.argmax(rates)) == 2
+
+
+def test_what_was_said_before_is_drafted_and_what_cannot_pay_is_not():
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2]
+    drafter = Mixture(even(0))
+    drafter.begin(prompt)
+    assert drafter.propose([*prompt, 3], 3).tokens.tolist() == [4, 5, 6]
+    dear = Mixture(even(0), seconds=1 + 5.0 * np.arange(9))
+    dear.begin(prompt)
+    assert len(dear.propose([*prompt, 3], 8)) == 0
+    cheap = Mixture(even(0), seconds=1 + 0.01 * np.arange(5))
+    cheap.begin(prompt)
+    assert len(cheap.propose([*prompt, 3], 64)) == 4  # no cost is known beyond
+
+
+def test_the_size_without_a_floor_is_the_same():
+    """The floor leaves out only nodes that cannot pay."""
+    random = np.random.default_rng(2)
+    store = Store.of(random.integers(0, 6, (30, 40)))
+    for slope in (0.02, 0.1, 0.4):
+        seconds = 1 + slope * np.arange(33)
+        one, other = Mixture(even(1), [store], seconds=seconds), Mixture(even(1), [store], seconds=seconds)
+        other.least = LEAST
+        prompt = random.integers(0, 6, 60).tolist()
+        for drafter in (one, other):
+            drafter.begin(prompt[:-1])
+        found, whole = one.propose(prompt, 32), other.propose(prompt, 32)
+        assert found.tokens.tolist() == whole.tokens.tolist() and found.parents.tolist() == whole.parents.tolist()
+
+
+def test_answers_help_later_requests_and_are_forgotten_after_very_many():
+    drafter = Mixture(even(0))
+    drafter.begin([1])
+    drafter.end([1, 7, 8, 9])
+    drafter.begin([2])
+    assert drafter.propose([2, 7], 4).tokens.tolist()[:2] == [8, 9]
+    drafter.said.extend([30] * (KEPT + 1))
+    drafter.end([2, 7, 8])
+    drafter.begin([3])
+    assert len(drafter.said) < 10 and drafter.propose([3, 7], 4).tokens.tolist() == [8]
+
+
+# Weights
+
+
+def test_weights_come_from_what_the_sources_explain():
+    """Three sources of which one is right 60 % of the time, another 30 %, the third never."""
+    random = np.random.default_rng(0)
+    kind = random.choice(3, 4000, p=[0.6, 0.3, 0.1])
+    chances = np.stack([kind == 0, kind == 1, np.zeros(len(kind))], axis=1).astype(float)
+    found = fitting.maximised(chances, np.full(3, 1 / 3), 0.0)
+    assert found == pytest.approx([0.6, 0.3, 0.0], abs=0.02)
+
+
+def test_no_other_weights_have_a_greater_likelihood():
+    random = np.random.default_rng(1)
+    chances = random.dirichlet([0.5] * 3, 400)
+    best = fitting.maximised(chances, np.full(3, 1 / 3), 0.0)
+    most = np.log(chances @ best).sum()
+    for other in random.dirichlet([1.0] * 3, 200):
+        assert np.log(chances @ other).sum() <= most + 0.05
+
+
+def test_a_class_without_answers_has_the_weights_of_all():
+    classes = np.zeros((50, 2), np.int64)
+    chances = np.tile([1.0, 0.0, 0.0, 0.0], (50, 1))
+    found = fitting.fit(classes, chances)
+    assert found.shape == (*fitting.SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
+
+
+def test_observations_are_of_the_text_before_each_token():
+    classes, chances = fitting.observed(Mixture(even(0)), [([1, 2, 3, 1], [2, 3, 9])])
+    assert classes.tolist() == [[2, 0], [3, 0]]  # "1 2" and "1 2 3", each said before
+    assert chances[:, :3].tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_weights_of_other_sources_are_refused():
+    with pytest.raises(ValueError, match="of 5 sources; there are 4"):
+        Mixture(even(1))
+
+
+# Known answers
+
+
+@pytest.mark.parametrize("make", [Drafter, PromptLookup.transformers, lambda: Mixture(even(0))])
+def test_a_replay_takes_the_passes_that_the_model_takes(make):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    lm = CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=96, **shape)).double())
+    prompts = [(3,), (1, 2, 3, 1, 2, 3, 1), (5, 6)]
+    live, drafter = {}, make()
+    for prompt in prompts:
+        live[prompt] = generate(lm, drafter, prompt, 40, budget=8, ends={31})
+    told, drafter = Told({prompt: found.tokens for prompt, found in live.items()}, V, 96), make()
+    for prompt in prompts:
+        found = generate(told, drafter, prompt, len(live[prompt].tokens), budget=8, ends={31})
+        assert list(found.tokens) == list(live[prompt].tokens)
+        assert [step.accepted for step in found.steps] == [step.accepted for step in live[prompt].steps][: len(found.steps)]

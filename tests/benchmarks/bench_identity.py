@@ -33,8 +33,8 @@ from ondevice.speculation import Drafter, generate
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.loop import check
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.record import mixture
+from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice.training.evaluation.tasks import choose

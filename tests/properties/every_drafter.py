@@ -16,8 +16,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
-from ondevice.speculation import Drafter
-from ondevice.speculation import fitting
+from ondevice.speculation import Drafter, fitting
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
 from ondevice.speculation.logit_spec import LogitSpec

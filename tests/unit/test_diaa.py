@@ -14,12 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.diaa import ambiguities
-from ondevice.diaa.calibration import Calibration, Continuing
 from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.extended import Candidate, Extended, candidates, grow_likeliest, most_per_second
 from ondevice.diaa.tables import NONE, Fresh, Tables, likeliest, overwrite
 from ondevice.diaa.tree import grow, refill
-from ondevice.diaa.warmup import bigrams, in_windows, means, said, warm_up
+from ondevice.diaa.warmup import bigrams, means, said, warm_up
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
@@ -148,7 +146,6 @@ def test_windows_know_nothing_of_each_other(lm, monkeypatch):
     text = np.arange(20) % V
     whole, last = said(lm, text), said(lm, text[16:])
     assert (whole.tokens[16:] == last.tokens).all() and len(whole.tokens) == 20
-    assert (in_windows(text, np.cumsum) == [*np.cumsum(text[:8]), *np.cumsum(text[8:16]), *np.cumsum(text[16:])]).all()
 
 
 def test_bigrams_are_the_shares_of_next_tokens():
@@ -165,7 +162,7 @@ def test_means_break_ties_by_the_lower_token():
 # Tree
 
 
-def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", ranks_are="last", tau=5e-3) -> list[tuple]:
+def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", tau=5e-3) -> list[tuple]:
     """(token, parent, rank, path product) of every node: Eq. 2 for every path anew, the best by search."""
     nodes: list[tuple] = []
     scores: list[float] = []
@@ -174,15 +171,12 @@ def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", ranks_a
         return [*ranks(nodes[node][1]), nodes[node][2]] if node >= 0 else []
 
     def cost() -> int:
-        lengths = [len(ranks(node)) for node in range(len(nodes)) if node not in {n[1] for n in nodes}]
-        return {"nodes": len(nodes), "root": len(nodes) + 1, "paths": sum(lengths)}[counts]
+        return len(nodes) + (counts == "root")
 
     def expand(node: int) -> None:
         token, product = (nodes[node][0], nodes[node][3]) if node >= 0 else (root, 1.0)
         for rank, (child, p) in enumerate(tables.row(token), 1):
-            above = ranks(node)
-            topk = rank if ranks_are == "last" else sum(above) + rank - len(above)
-            score = product * p * 0.8 ** len(above) * 0.7 ** (topk - 1)
+            score = product * p * 0.8 ** len(ranks(node)) * 0.7 ** (rank - 1)
             if node >= 0 and score < tau:
                 continue
             nodes.append((child, node, rank, product * p))
@@ -201,17 +195,13 @@ def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", ranks_a
     return nodes
 
 
-@pytest.mark.parametrize(
-    ("growth", "counts", "ranks"),
-    [(grow, "nodes", "last"), (ambiguities.grow_counting_root, "root", "last"),
-     (ambiguities.grow_counting_paths, "paths", "last"), (ambiguities.grow_summing_ranks, "nodes", "sum")],
-)  # fmt: skip
+@pytest.mark.parametrize(("growth", "counts"), [(grow, "nodes"), (ambiguities.grow_counting_root, "root")])
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 50), root=st.integers(0, 11), limit=st.integers(1, 40))
-def test_the_tree_is_that_of_the_naive_growth(growth, counts, ranks, seed, root, limit):
+def test_the_tree_is_that_of_the_naive_growth(growth, counts, seed, root, limit):
     tables = random_tables(seed, 12)
     found = growth(tables, root, limit)
-    right = grown_naively(tables, root, limit, counts, ranks)
+    right = grown_naively(tables, root, limit, counts)
     assert list(zip(found.tokens, found.parents, found.ranks, strict=True)) == [node[:3] for node in right]
     np.testing.assert_allclose(found.paths, [node[3] for node in right])
     draft = found.draft()  # refuses parents that do not come first
@@ -232,10 +222,9 @@ def figure_7() -> Tables:
     return tables
 
 
-@pytest.mark.parametrize("growth", [ambiguities.grow_counting_paths, ambiguities.grow_counting_root])
-def test_the_worked_example_of_figure_7(figure_7, growth):
+def test_the_worked_example_of_figure_7(figure_7):
     """C(T) = 1 + 1 + 2 + 2, as printed, is 6; so are five nodes and the root."""
-    found = growth(figure_7, 0, 6)
+    found = ambiguities.grow_counting_root(figure_7, 0, 6)
     assert found.tokens == [1, 2, 3, 4, 5]  # all of the first level; t1's children but t13, whose score is below tau
     assert found.parents == [-1, -1, -1, 0, 0]
     assert 0.6 * 0.02 * 0.8 * 0.7**2 < 5e-3
@@ -268,9 +257,6 @@ SWITCHES = {
     "refresh": lambda: Diaa(random_tables(1), refresh=3, reads_prompt=True),
     "accepted only": lambda: Diaa(random_tables(1), update=ambiguities.replace, learns=ambiguities.accepted_only),
     "union": lambda: Diaa(Tables.empty(V), update=ambiguities.union, reads_prompt=True),
-    "pairs": lambda: ambiguities.ByPairs(Tables.empty(V)),
-    "extended, tables alone": lambda: Extended(Tables.empty(V), size=None, suffixes=False),
-    "extended": lambda: Extended(Tables.empty(V), calibrate=Calibration()),
 }
 
 
@@ -349,93 +335,3 @@ def test_between_refreshes_the_shape_stays():
     shapes = [drafter.propose([1, key], 4) for key in full[:4]]
     assert shapes[0].ranks.tolist() == shapes[1].ranks.tolist() == [1, 2, 3, 4]
     assert (shapes[3].tokens == grow(drafter.tables, full[3], 4).tokens).all()
-
-
-def test_a_key_of_two_tokens_tells_what_follows_them():
-    drafter = ambiguities.ByPairs(Tables.empty(V))
-    drafter.begin([1])
-    drafter.propose([3, 5], 8)
-    seen = step(5, Draft([6], [-1]), 0)
-    drafter.observe(seen)
-    keys = ambiguities.pairs(np.array([3, 5, 6]), V)[1:]
-    assert (drafter.tables.tokens[keys] == fresh_of(seen.logits).tokens).all()
-    assert drafter.propose([3, 5], 8).tokens.tolist() == fresh_of(seen.logits).tokens[0].tolist()
-
-
-# Beyond the paper
-
-
-def test_calibration_learns_what_is_accepted():
-    random, calibration = np.random.default_rng(0), Calibration()
-    assert calibration([0.6, 0.2]) == [0.6, 0.2]
-    for _ in range(600):  # in truth half of what the tables say of first ranks, and twice that of second ones
-        first = random.random() < 0.3
-        calibration.observe(1, 0.6, first)
-        calibration.observe(2, 0.2, not first and random.random() < 0.4 / 0.7)
-    assert calibration([0.6, 0.2]) == pytest.approx([0.3, 0.4], abs=0.05)
-    assert sum(calibration([0.6, 0.4])) <= 1
-
-
-@given(st.lists(st.floats(0, 1), max_size=30), st.floats(0.001, 1))
-@settings(max_examples=50, deadline=None)
-def test_the_size_is_the_best_of_all(chances, row):
-    chances, seconds = sorted(chances, reverse=True), 1 + row * np.arange(65)
-    rates = [(1 + sum(chances[:m])) / seconds[m] for m in range(len(chances) + 1)]
-    assert rates[most_per_second(chances, seconds)] == pytest.approx(max(rates))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 40), st.integers(0, 11), st.integers(1, 30), st.lists(st.integers(0, 11), max_size=6))
-def test_a_mixed_tree_holds_the_likeliest_nodes_once_each(seed, root, limit, branch):
-    tables = random_tables(seed, 12)
-
-    def children(token: int, place: int) -> list[Candidate]:
-        goes_on = 0 <= place < len(branch)
-        rates = [p for _, p in tables.row(token)]
-        return candidates(tables.row(token), rates, branch[place] if goes_on else 0, 0.5, 3 + place if goes_on else 0)
-
-    found = grow_likeliest(children, root, limit)
-    assert len(found.draft()) <= limit and found.paths == sorted(found.paths, reverse=True)
-    pairs = list(zip(found.parents, found.tokens, strict=True))
-    assert len(set(pairs)) == len(pairs)
-    for parent in {-1, *range(len(found))}:
-        below = sum(chance for above, chance in zip(found.parents, found.paths, strict=True) if above == parent)
-        assert below <= (found.paths[parent] if parent >= 0 else 1.0) + 1e-6
-    if limit >= 30 and branch:  # a half-likely token is among so many
-        assert [child.matched for child in found.candidates].count(3) == 1
-    if not branch:
-        best = sorted(grow(tables, root, 400, delta=1.0, alpha=1.0, tau=0.0).paths, reverse=True)[: len(found)]
-        np.testing.assert_allclose(found.paths, best, rtol=1e-6)
-
-
-def test_a_match_is_drafted_beside_the_tables_candidates():
-    tables = Tables.empty(V, 2)
-    tables.tokens[3], tables.probabilities[3] = [7, 5], [0.4, 0.3]
-    drafter = Extended(tables, size=None)
-    drafter.begin([2, 3, 5, 6])
-    draft = drafter.propose([2, 3, 5, 6, 2, 3], 6)
-    # 5 followed 2 3 and is the table's second candidate; half-likely, it leaves 0.5 / 0.7 of 0.4 to the first.
-    assert draft.tokens.tolist() == [5, 7, 6, 2, 3, 7] and draft.parents.tolist() == [-1, -1, 0, 2, 3, 4]
-    assert draft.ranks.tolist() == [2, 1, 0, 0, 0, 1]  # 0: not in the table's row
-
-
-def test_trust_in_matches_grows_with_their_length_where_it_is_earned():
-    continuing = Continuing()
-    assert continuing(1) == continuing(99) == 0.5
-    for _ in range(30):
-        continuing.observe(1, False)
-        continuing.observe(40, True)
-    assert continuing(1) < 0.1 and continuing(16) == continuing(99) > 0.9
-
-
-def test_what_was_not_drafted_is_judged_too_and_nothing_behind_an_end():
-    tables = Tables.empty(V, 2)
-    tables.tokens[1], tables.probabilities[1] = [2, 3], [0.5, 0.4]
-    tables.tokens[2], tables.probabilities[2] = [4, 5], [0.9, 0.05]
-    drafter = Extended(tables, calibrate=Calibration(), seconds=1 + 99.0 * np.arange(65))
-    drafter.begin([1])
-    draft = drafter.propose([0, 1], 8)
-    assert len(draft) == 0  # no node pays
-    drafter.observe(Verified(1, draft, torch.randn(1, V), [], [3]))
-    assert drafter.calibrate([0.5, 0.4]) != [0.5, 0.4]  # the second candidate was said, the first was not
-    assert drafter.calibrate([0.9, 0.05]) == [0.9, 0.05]  # below the first: never reached

@@ -16,9 +16,12 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.drafter import Verified
+from ondevice.speculation.goose import Goose
+from ondevice.speculation.logit_spec import COPIED, GUESSES, LogitSpec
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
+from ondevice.speculation.suffix_decoding import SuffixDecoding
 from ondevice.speculation.token_recycling import PARENTS, RANKS, TokenRecycling
 
 VOCABULARY = 40
@@ -30,6 +33,9 @@ DRAFTERS = {
     "SAM": SamDecoding,
     "SAM with a corpus": lambda: SamDecoding(automaton(CORPUS)),
     "TR": lambda: TokenRecycling(VOCABULARY),
+    "SuffixDecoding": lambda: SuffixDecoding(automaton(CORPUS)),
+    "LogitSpec": LogitSpec,
+    "Goose": lambda: Goose(VOCABULARY, automaton(CORPUS)),
 }
 
 
@@ -308,3 +314,107 @@ def test_later_requests_profit_from_earlier_ones(lm):
 def test_bad_input_is_one_clear_error(lm, call, message):
     with pytest.raises(ValueError, match=message):
         call(lm)
+
+
+# SuffixDecoding
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=25))
+def test_an_automaton_counts_every_substring(text):
+    """Every state's shares against the places of a string that it stands for."""
+    automaton, ends = SuffixAutomaton(text), {}
+    for start in range(len(text)):
+        match = Match()
+        for end in range(start + 1, len(text) + 1):
+            match = automaton.advance(match, text[end - 1])
+            ends.setdefault(match.state, tuple(text[start:end]))
+    for state, string in ends.items():
+        places = [p for p in range(len(string), len(text) + 1) if tuple(text[p - len(string) : p]) == string]
+        following = [text[place] for place in places if place < len(text)]
+        found = {token: share for token, _, share in automaton.following(state)}
+        assert found == pytest.approx({token: following.count(token) / len(places) for token in set(following)})
+
+
+def scored(text: list[int], length: int, nodes: int) -> list[tuple[tuple[int, ...], float]]:
+    """(path, score) of the best nodes below the last `length` tokens, by counting every path anew."""
+    pattern, found = text[len(text) - length :], []
+
+    def count(tokens):
+        return sum(text[p : p + len(tokens)] == tokens for p in range(len(text) - len(tokens) + 1))
+
+    waiting = [((token,), count([*pattern, token]) / count(pattern)) for token in set(text)]
+    while len(found) < nodes and (waiting := [one for one in waiting if one[1] > 0]):
+        best = max(waiting, key=lambda one: one[1])
+        waiting.remove(best)
+        found.append(best)
+        path = [*pattern, *best[0]]
+        waiting += [((*best[0], token), best[1] * count([*path, token]) / count(path)) for token in set(text)]
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.lists(st.integers(0, 2), min_size=3, max_size=18), alpha=st.sampled_from([1.0, 2.0, 8.0]))
+def test_the_tree_of_the_best_match_has_the_greatest_score(text, alpha):
+    drafter = SuffixDecoding(alpha=alpha)
+    drafter.begin(text[:-1])
+    draft, scores = drafter.propose(text, 6), [0.0]
+    for length in range(1, len(text)):
+        if any(text[p : p + length] == text[-length:] for p in range(len(text) - length)):
+            scores.append(sum(score for _, score in scored(text, length, min(6, int(alpha * length)))))
+    tree, totals = draft.below(text[-1]), [0.0]
+    paths = [tuple(tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(1, len(tree))]
+    for length in range(1, len(text)):
+        of = dict(scored(text, length, 400))
+        totals.append(sum(of.get(path, 0.0) for path in paths))
+    assert any(total == pytest.approx(max(scores)) for total in totals) and len(set(paths)) == len(paths)
+
+
+def test_earlier_outputs_are_searched_and_prompts_are_not():
+    drafter = SuffixDecoding()
+    drafter.begin([1, 2, 3])
+    drafter.end([1, 2, 3, 7, 8, 9])
+    drafter.begin([5])
+    assert drafter.propose([5, 7], 4).tokens.tolist() == [8, 9]
+    assert len(drafter.propose([5, 7, 2], 4)) == 0
+
+
+# LogitSpec
+
+
+def test_guesses_stand_beside_what_was_copied():
+    drafter = LogitSpec()
+    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23])
+    scores = torch.zeros(1, VOCABULARY)
+    scores[0, 1], scores[0, 20], scores[0, 30] = 3.0, 2.0, 1.0  # 1 was said; 20 and 30 may come after it
+    drafter.observe(Verified(23, Draft((), ()), scores, [], [1]))
+    draft = drafter.propose([1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 1], COPIED + 5)
+    assert draft.tokens.tolist() == [2, 3, 4, 5, 6, 7, 20, 21, 22, 23, 30]
+    assert draft.parents.tolist() == [-1, 0, 1, 2, 3, 4, -1, 6, 7, 8, -1]
+
+
+def test_the_newest_place_that_goes_on_for_long_counts():
+    text = [9, 1, *range(10, 16), 9, 2, *range(20, 26), 9, 3, 9]
+    drafter = LogitSpec()
+    drafter.begin(text[:-1])
+    assert drafter.propose(text, 8).tokens.tolist() == [2, *range(20, 25)]
+    assert GUESSES >= 32  # ranks up to the longest of LENGTHS are guessed
+
+
+# Goose
+
+
+def test_branches_hang_along_the_spine_by_rank():
+    drafter = Goose(VOCABULARY, share=0.5)
+    drafter.matrix[3], drafter.matrix[4], drafter.matrix[5] = range(4, 12), range(10, 18), range(20, 28)
+    drafter.begin([1, 2, 3, 4, 5, 1, 2])
+    draft = drafter.propose([1, 2, 3, 4, 5, 1, 2, 3], 6)
+    # the spine is 4 5 1; the first candidate at the root is on it, those at 4 and 5 are 10 and 20
+    assert draft.tokens.tolist() == [4, 5, 1, 10, 20, 0] and draft.parents.tolist() == [-1, 0, 1, 0, 1, 2]
+
+
+def test_without_a_match_it_is_token_recycling():
+    goose, recycling = Goose(VOCABULARY), TokenRecycling(VOCABULARY)
+    goose.begin([7])
+    found, right = goose.propose([7, 8], 12), recycling.propose([7, 8], 12)
+    assert found.tokens.tolist() == right.tokens.tolist() and found.parents.tolist() == right.parents.tolist()

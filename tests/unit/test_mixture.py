@@ -17,7 +17,7 @@ from ondevice.speculation import Drafter, fitting, generate
 from ondevice.speculation.mixture import KEPT, LEAST, Mixture, grow_likeliest, mix, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.store import K, ORDERS, Store
+from ondevice.speculation.store import ORDERS, K, Store
 from ondevice.speculation.told import Told
 
 V = 40
@@ -81,7 +81,7 @@ def test_a_store_backs_off_as_witten_and_bell_do(sequences):
             )
             for token in seen:
                 assert chances[token] == pytest.approx(witten_bell(sequences, context, token), abs=1e-6)
-            assert order == ORDERS or order == end or seen.total() == 1 or not _goes_on(sequences, sequence, end, order)
+            assert order in (ORDERS, end) or seen.total() == 1 or not _goes_on(sequences, sequence, end, order)
 
 
 def _goes_on(sequences, sequence, end, order):
@@ -123,7 +123,8 @@ def test_ids_beyond_16_bits_can_be_stored():
 
 
 def test_shares_are_mixed_by_weight():
-    assert mix([0.5, 0.25, 0.25], [{1: 0.8, 2: 0.2}, {2: 1.0}, {}]) == [(1, pytest.approx(0.4)), (2, pytest.approx(0.35))]
+    mixed = mix([0.5, 0.25, 0.25], [{1: 0.8, 2: 0.2}, {2: 1.0}, {}])
+    assert mixed == [(1, pytest.approx(0.4)), (2, pytest.approx(0.35))]
 
 
 @settings(deadline=None, max_examples=40)
@@ -132,6 +133,7 @@ def test_the_tree_has_the_likeliest_nodes_of_all(seed, budget):
     """Against every path of a random process over three tokens, to the depth that the budget can reach."""
     random = np.random.default_rng(seed)
     rows = {token: random.dirichlet([0.5] * 3) * random.uniform(0.3, 1) for token in range(3)}
+
     def children(context):
         row = rows[context[-1]]
         return sorted(((token, float(row[token])) for token in range(3)), key=lambda pair: -pair[1]), 1
@@ -158,6 +160,14 @@ def test_as_many_nodes_as_pay():
     assert most_per_second(chances, free) == 4 and most_per_second(chances, dear) == 0
     rates = [(1 + sum(chances[:n])) / (1 + 0.3 * n) for n in range(5)]
     assert most_per_second(chances, 1 + 0.3 * np.arange(5)) == int(np.argmax(rates)) == 2
+
+
+@given(st.lists(st.floats(0, 1), max_size=30), st.floats(0.001, 1))
+@settings(max_examples=50, deadline=None)
+def test_the_size_is_the_best_of_all(chances, row):
+    chances, seconds = sorted(chances, reverse=True), 1 + row * np.arange(65)
+    rates = [(1 + sum(chances[:m])) / seconds[m] for m in range(len(chances) + 1)]
+    assert rates[most_per_second(chances, seconds)] == pytest.approx(max(rates))
 
 
 def test_what_was_said_before_is_drafted_and_what_cannot_pay_is_not():
@@ -255,4 +265,5 @@ def test_a_replay_takes_the_passes_that_the_model_takes(make):
     for prompt in prompts:
         found = generate(told, drafter, prompt, len(live[prompt].tokens), budget=8, ends={31})
         assert list(found.tokens) == list(live[prompt].tokens)
-        assert [step.accepted for step in found.steps] == [step.accepted for step in live[prompt].steps][: len(found.steps)]
+        accepted = [[step.accepted for step in one.steps] for one in (found, live[prompt])]
+        assert accepted[0] == accepted[1][: len(found.steps)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -36,7 +36,7 @@ BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
 TASKS = {"summary": "sum", "doctest": "math", "turns": "mt", "question": "qa", "rag": "rag", "parameters": "trans"}
 BUDGET = 32  # nodes of DIAA's tree, which the paper does not state
 LARGEST = 64  # nodes of a mixture's tree that is sized by its cost
-SIZES, NODES = (8, 16, 32), (1, 2, 4, 8, 16, 32, 64)  # of drafts beyond the paper; of mixtures
+NODES = (1, 2, 4, 8, 16, 32, 64)  # of a mixture that is not sized
 RECYCLED = 80  # nodes of Token Recycling's template
 DIAA, READS, MIXTURE = "DIAA", "DIAA, prompt read", "mixture"
 Made = tuple[Drafter, int]  # and the most nodes of a draft
@@ -199,19 +199,24 @@ METHODS |= {
     "updates: accepted only": _diaa(learns=ambiguities.accepted_only),
     "budget: root counts": _diaa(grow=ambiguities.grow_counting_root),
 }  # fmt: skip
-# Beyond the paper: each at equal rows, with the stores and without
-for _size in SIZES:
-    METHODS |= {
-        f"PLD {_size}": lambda bench, n=_size: (PromptLookup.transformers(), n),
-        f"SAM-D {_size}": lambda bench, n=_size: (SamDecoding(bench.library), n),
-        f"SuffixDecoding {_size}": lambda bench, n=_size: (SuffixDecoding(bench.library), n),
-        f"LogitSpec {_size}": lambda bench, n=_size: (LogitSpec(), n),
-        f"Goose {_size}": lambda bench, n=_size: (Goose(bench.lm.vocabulary, bench.library), n),
-        f"SAM-D {_size}, no store": lambda bench, n=_size: (SamDecoding(), n),
-        f"SuffixDecoding {_size}, no store": lambda bench, n=_size: (SuffixDecoding(), n),
-        f"Goose {_size}, no store": lambda bench, n=_size: (Goose(bench.lm.vocabulary), n),
-        f"mixture {_size}, no store": _mixture(_size, stored=False),
+
+
+def _sized(n: int) -> dict[str, Maker]:
+    """What lies beyond the paper at equal rows, with the stores and without."""
+    return {
+        f"PLD {n}": lambda bench: (PromptLookup.transformers(), n),
+        f"SAM-D {n}": lambda bench: (SamDecoding(bench.library), n),
+        f"SuffixDecoding {n}": lambda bench: (SuffixDecoding(bench.library), n),
+        f"LogitSpec {n}": lambda bench: (LogitSpec(), n),
+        f"Goose {n}": lambda bench: (Goose(bench.lm.vocabulary, bench.library), n),
+        f"SAM-D {n}, no store": lambda bench: (SamDecoding(), n),
+        f"SuffixDecoding {n}, no store": lambda bench: (SuffixDecoding(), n),
+        f"Goose {n}, no store": lambda bench: (Goose(bench.lm.vocabulary), n),
+        f"mixture {n}, no store": _mixture(n, stored=False),
     }
+
+
+METHODS |= _sized(8) | _sized(16) | _sized(32)
 METHODS |= {f"mixture {nodes}": _mixture(nodes) for nodes in NODES}
 METHODS |= {f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS}
 INITIAL = ("cold", "tables: documents", "tables: other model", "tables: bigrams")

@@ -29,6 +29,7 @@ from ondevice.diaa.warmup import TOKENS
 from ondevice.evidence import Recorder
 from ondevice.speculation import Choice, greedy
 from ondevice.speculation.request_set import FEWEST, Request, answered, redundancy, spread
+from ondevice.speculation.suffix_automaton import Match, SuffixAutomaton
 from ondevice.speculation.told import Told
 
 SETS = ("tasks", "long_prompts", "long_answers", "many")
@@ -120,7 +121,8 @@ def again(
             answers.append({
                 **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(found.tokens),
                 "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
-                "redundancy": redundancy(request.ids, found.tokens), "margin": min(margins, default=np.nan), "live": not told,
+                "redundancy": redundancy(request.ids, found.tokens), "margin": min(margins, default=np.nan),
+                "live": not told, "stored": which == "many" and _stands(found.tokens, bench.library),
             })  # fmt: skip
             passes += [
                 {**keys, "step": number, "drafted": step.drafted, "accepted": step.accepted, "emitted": step.emitted,
@@ -128,6 +130,14 @@ def again(
                 for number, step in enumerate(found.steps)
             ]  # fmt: skip
     return pd.DataFrame(answers), pd.DataFrame(passes)
+
+
+def _stands(tokens: Sequence[int], library: SuffixAutomaton) -> bool:
+    """Whether an answer stands in the stores, word for word."""
+    match = Match()
+    for token in tokens:
+        match = library.advance(match, token)
+    return match.length >= len(tokens)
 
 
 def digest(ids: Sequence[int]) -> str:
@@ -181,16 +191,17 @@ def recorders() -> dict[str, Recorder]:
 
 def record(model: str) -> None:
     """Record what is missing, a set at a time, the main methods first."""
-    bench, kept = Workbench(model), recorders()
+    bench = Workbench(model)
     for which in SETS:
+        kept = recorders()  # another process may have recorded some
         missing = [method for method in recorded(model, which) if (model, which, method) not in kept["passes"].done]
         asked = requests(bench, which) if missing else []
-        plain = again(bench, PLAIN, which, asked)[0] if missing else pd.DataFrame()
+        plain = again(bench, PLAIN, which, asked) if missing else ()
         for method in missing:
             told = which == "many" and not method.startswith(LIVE)
-            answers, passes = again(bench, method, which, asked, told)
-            answers["margin"] = plain["margin"].to_numpy()
-            answers["identical"] = answers["answer_sha"].to_numpy() == plain["answer_sha"].to_numpy()
+            answers, passes = plain if method == PLAIN else again(bench, method, which, asked, told)
+            right = plain[0][["margin", "answer_sha"]].to_numpy()
+            answers = answers.assign(margin=right[:, 0].astype(float), identical=answers["answer_sha"] == right[:, 1])
             for name, table in (("answers", answers), ("passes", passes)):
                 kept[name].add(table)
                 kept[name].checkpoint()

@@ -61,14 +61,16 @@ def load(spec: str, dtype: str) -> CausalLM:
     return engine(model) if dtype == "float32" else CausalLM(model)
 
 
-def shortened(spec: str) -> CausalLM:
+def shortened(spec: str, dtype: str) -> CausalLM:
     """A bundled model without the layers that SWIFT skips at first, whole ones: what a draft of it costs."""
     model: Any = models.load(spec).model
     parts = len(sublayers(CausalLM(model)))
     left_out = {1 + part // 2 for part in SkipSearch(parts).best.tolist()}
     kept = [layer for place, layer in enumerate(model.model.layers) if place not in left_out]
+    for place, layer in enumerate(kept):
+        layer.self_attn.layer_idx = place
     model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList(kept), len(kept)
-    return engine(model)
+    return engine(model) if dtype == "float32" else CausalLM(model)
 
 
 class Curve:
@@ -100,8 +102,8 @@ def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
     bundled, label = not spec.startswith("random:"), {"model": spec, "dtype": dtype}
     lengths = CACHED if bundled else (256,)
     found = [Curve(lm, cached, ROWS, label) for cached in lengths]
-    if bundled and dtype == "float32":
-        label, short = {"model": f"{spec}, layers skipped", "dtype": dtype}, shortened(spec)
+    if bundled and dtype.startswith("float32"):
+        label, short = {"model": f"{spec}, layers skipped", "dtype": dtype}, shortened(spec, dtype)
         found += [Curve(short, cached, (1,), label) for cached in lengths]
     return found
 

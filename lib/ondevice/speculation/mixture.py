@@ -1,4 +1,4 @@
-"""One tree over a mixture: what the request's text, earlier answers and stores say comes next, likeliest nodes first."""
+"""One tree over a mixture of what the request, earlier answers and stores say comes next, likeliest nodes first."""
 
 from __future__ import annotations
 

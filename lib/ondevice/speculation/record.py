@@ -87,12 +87,12 @@ def record(model: Any, kept: evidence.Recorder) -> None:
         for task in corpus.FAMILIES:
             if (split, task) not in kept.done:
                 found = requests(split, task, model)
-                before = BEFORE if split == "train" else model.config.max_position_embeddings
-                kept.add([
-                    {"split": split, "task": task, "document": one.name, "prompt_tokens": len(one.ids[-before:]),
-                     "tokens": [*one.ids[-before:], *one.said[: one.limit], *(one.ends if one.limit > len(one.said) else ())]}
-                    for one in found if one.limit > 1
-                ])  # fmt: skip
+                rows = []
+                for one in (one for one in found if one.limit > 1):
+                    prompt = one.ids[-BEFORE:] if split == "train" else one.ids
+                    said = (*one.said, *one.ends)[: one.limit]
+                    rows.append((split, task, one.name, len(prompt), [*prompt, *said]))
+                kept.add(pd.DataFrame(rows, columns=[*KEYS, "document", "prompt_tokens", "tokens"]))
                 kept.checkpoint()
                 print(f"{split} {task}: {len(found)} answers", flush=True)
 
@@ -105,8 +105,8 @@ def fitted() -> Iterator[dict[str, Any]]:
         kept, seen = stores() if stored else [], []
         for _, mine in table.groupby("task", sort=False):
             blank = Mixture(np.zeros((*fitting.SHAPE, 4 + len(kept))), kept)
-            pairs = [(row.tokens[: row.prompt_tokens], row.tokens[row.prompt_tokens :]) for row in mine.itertuples()]
-            seen.append(fitting.observed(blank, [(prompt.tolist(), said.tolist()) for prompt, said in pairs]))
+            texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
+            seen.append(fitting.observed(blank, [(tokens[:end], tokens[end:]) for tokens, end in texts]))
         for place, weight in np.ndenumerate(fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))):
             yield {"stored": stored, **dict(zip(("kind", "order", "source"), place, strict=True)), "weight": weight}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ondevice import assets
 
@@ -32,8 +32,8 @@ class Store:
         self._tables = tables
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]]) -> Store:
-        """Of sequences of token ids, over whose ends no context reaches. Raises ValueError where none is longer than 1."""
+    def of(cls, sequences: Iterable[ArrayLike]) -> Store:
+        """Of sequences of ids, over whose ends no context reaches. Raises ValueError where all are shorter than 2."""
         parts = [np.append(np.asarray(one, np.int64), _SEPARATOR) for one in sequences]
         text = np.concatenate([[_SEPARATOR], *parts])
         if len(text) < 2 + len(parts) or max(map(len, parts)) < 3:
@@ -85,8 +85,8 @@ class Store:
     @classmethod
     def load(cls, folder: Path) -> Store:
         """The arrays of a folder, mapped: processes share them."""
-        parts = [[np.load(folder / f"{order}.{part}.npy", mmap_mode="r") for part in range(5)] for order in range(ORDERS)]
-        return cls([[np.asarray(array) for array in table] for table in parts])
+        files = ([folder / f"{order}.{part}.npy" for part in range(5)] for order in range(ORDERS))
+        return cls([[np.asarray(np.load(file, mmap_mode="r")) for file in table] for table in files])
 
     @property
     def megabytes(self) -> float:

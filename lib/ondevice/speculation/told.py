@@ -43,12 +43,11 @@ class _Session:
     def verify(self, tree: TokenTree) -> torch.Tensor:
         below = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         children = {key: row for row, key in reversed(list(enumerate(below)))}
-        row, place = 0, self.length - self._prompt  # the root says what comes after answer[place]
-        rows = dict[int, int]()
-        while row is not None and place + 1 < len(self._coming):
-            place += 1
+        rows, row = dict[int, int](), 0
+        for place in range(self.length - self._prompt + 1, len(self._coming)):  # from what comes after the root
             rows[row] = place
-            row = children.get((row, self._coming[place]))
+            if (row := children.get((row, self._coming[place]), -1)) < 0:
+                break
         return self._said(len(tree), rows)
 
     def keep(self, path: Sequence[int]) -> None:

@@ -30,10 +30,10 @@ from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter, generate
+from ondevice.speculation.bundled import mixture
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.loop import check
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.record import mixture
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling

@@ -16,7 +16,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import Tables
 from ondevice.diaa.warmup import warm_up
-from ondevice.speculation import Drafter, fitting
+from ondevice.speculation import Drafter
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
 from ondevice.speculation.logit_spec import LogitSpec
@@ -140,11 +140,6 @@ def warm_tables(of: CausalLM) -> Tables:
     return _warm(of).copy()
 
 
-def even_weights(stores: int) -> np.ndarray:
-    """Of a mixture: every source weighs alike."""
-    return np.full((*fitting.SHAPE, 4 + stores), 1 / (4 + stores))
-
-
 def _search(of: CausalLM) -> SkipSearch:
     """A search that never stops, so that the skipped sublayers change within a request."""
     return SkipSearch(2 * (of.layers - 2), enough=2.0)
@@ -173,8 +168,8 @@ DRAFTERS: dict[str, Make] = {
     "SuffixDecoding, corpus": lambda of, corpus: SuffixDecoding(automaton(corpus)),
     "LogitSpec": lambda of, corpus: LogitSpec(),
     "Goose": lambda of, corpus: Goose(V, automaton(corpus)),
-    "mixture": lambda of, corpus: Mixture(even_weights(0)),
-    "mixture, store, sized": lambda of, corpus: Mixture(even_weights(1), [Store.of(corpus)], seconds=SECONDS),
+    "mixture": lambda of, corpus: Mixture(),
+    "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.of(corpus)], seconds=SECONDS),
 }
 
 

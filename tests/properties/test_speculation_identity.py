@@ -19,7 +19,6 @@ from every_drafter import (
     SHORT,
     SKIPPABLE,
     V,
-    even_weights,
     plain,
     random_tables,
     target,
@@ -446,7 +445,7 @@ def circular(tables: Tables, root: int, budget: int) -> Tree:
     [
         (lambda of: generate(of, SmallModel(foreign()), [1], 5), "small model was made for 7 token ids"),
         (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
-        (lambda of: Mixture(even_weights(1)), "The weights are of 5 sources; there are 4."),
+        (lambda of: Mixture(np.zeros((7, 7, 5))), r"are \[7, 7, 5\]; for these sources they are \[7, 7, 4\]"),
         (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
         (lambda of: Tables.empty(V, V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
         (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ondevice.causal_lm import Batch, CausalLM, Interrupted, TokenTree
-from ondevice.causal_lm.batch import refusal
+from ondevice.causal_lm import CausalLM, Interrupted, TokenTree
+from ondevice.dragon.batch import Batch, refusal
 
 V, CONTEXT = 61, 48
 KINDS: dict[str, dict[str, Any]] = {

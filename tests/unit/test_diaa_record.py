@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +17,8 @@ from ondevice.diaa.methods import BASE, MAIN, METHODS, SMALL, Workbench, recorde
 from ondevice.diaa.tables import Tables
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.mixture import Mixture
+from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.request_set import Request
 
 V = 40
@@ -48,11 +52,22 @@ REQUESTS = [request("a", 0, (1, 2, 3)), request("a", 1, (1, 2, 3)), request("b",
 
 
 def test_all_methods_have_names_and_the_small_model_no_smaller_one():
-    assert set(recorded(BASE, "tasks")) == set(METHODS) and set(MAIN) == set(recorded(BASE, "long_prompts"))
+    every = {*recorded(BASE, "tasks"), *recorded(BASE, "many")}
+    assert every == set(METHODS) and set(MAIN) == set(recorded(BASE, "long_prompts")) and not recorded(SMALL, "many")
     assert "SpS" not in recorded(SMALL, "tasks") and set(recorded(SMALL, "tasks")) < set(METHODS)
     assert {method for _, _, method in record.units()} == set(METHODS)
     with pytest.raises(ValueError, match="no method 'DIIA'; there are vanilla, DIAA"):
         Workbench().make("DIIA")
+
+
+def test_a_replay_on_known_answers_has_the_passes_of_the_model(bench):
+    said = {one: generate(bench.lm, Drafter(), one.ids, one.limit, ends=one.ends).tokens for one in REQUESTS}
+    known = [replace(one, said=tuple(tokens)) for one, tokens in said.items()]
+    methods.METHODS["PLD"] = lambda of: (PromptLookup.transformers(), 8)
+    methods.METHODS["mixture"] = lambda of: (Mixture(), 8)
+    for method in ("PLD", "mixture"):
+        live, told = (record.again(bench, method, "tasks", known, told) for told in (False, True))
+        assert live[1].equals(told[1]) and live[0].drop(columns="live").equals(told[0].drop(columns="live"))
 
 
 def test_a_method_says_the_same_each_time_and_begins_each_task_anew(bench):

@@ -18,8 +18,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice import assets, shapes
-from ondevice.causal_lm import Batch, CausalLM, Session
+from ondevice.causal_lm import CausalLM, Session
 from ondevice.dragon import kv_store
+from ondevice.dragon.batch import Batch
 from ondevice.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
 KINDS: dict[str, dict[str, Any]] = {

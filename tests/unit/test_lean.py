@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ondevice.causal_lm import Batch, CausalLM, Interrupted, Session, TokenTree
+from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
 from ondevice.causal_lm.lean import Lean
+from ondevice.dragon.batch import Batch
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Drafter, fitting, generate
-from ondevice.speculation.mixture import KEPT, LEAST, Mixture, grow_likeliest, mix, most_per_second
+from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, mix, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.store import ORDERS, K, Store
@@ -22,10 +22,6 @@ from ondevice.speculation.told import Told
 
 V = 40
 texts = st.lists(st.integers(0, 4), max_size=40)
-
-
-def even(stores: int) -> np.ndarray:
-    return np.full((*fitting.SHAPE, 4 + stores), 1 / (4 + stores))
 
 
 # Sources
@@ -172,13 +168,13 @@ def test_the_size_is_the_best_of_all(chances, row):
 
 def test_what_was_said_before_is_drafted_and_what_cannot_pay_is_not():
     prompt = [1, 2, 3, 4, 5, 6, 1, 2]
-    drafter = Mixture(even(0))
+    drafter = Mixture()
     drafter.begin(prompt)
     assert drafter.propose([*prompt, 3], 3).tokens.tolist() == [4, 5, 6]
-    dear = Mixture(even(0), seconds=1 + 5.0 * np.arange(9))
+    dear = Mixture(seconds=1 + 5.0 * np.arange(9))
     dear.begin(prompt)
     assert len(dear.propose([*prompt, 3], 8)) == 0
-    cheap = Mixture(even(0), seconds=1 + 0.01 * np.arange(5))
+    cheap = Mixture(seconds=1 + 0.01 * np.arange(5))
     cheap.begin(prompt)
     assert len(cheap.propose([*prompt, 3], 64)) == 4  # no cost is known beyond
 
@@ -189,7 +185,7 @@ def test_the_size_without_a_floor_is_the_same():
     store = Store.of(random.integers(0, 6, (30, 40)))
     for slope in (0.02, 0.1, 0.4):
         seconds = 1 + slope * np.arange(33)
-        one, other = Mixture(even(1), [store], seconds=seconds), Mixture(even(1), [store], seconds=seconds)
+        one, other = Mixture(stores=[store], seconds=seconds), Mixture(stores=[store], seconds=seconds)
         other.least = LEAST
         prompt = random.integers(0, 6, 60).tolist()
         for drafter in (one, other):
@@ -199,7 +195,7 @@ def test_the_size_without_a_floor_is_the_same():
 
 
 def test_answers_help_later_requests_and_are_forgotten_after_very_many():
-    drafter = Mixture(even(0))
+    drafter = Mixture()
     drafter.begin([1])
     drafter.end([1, 7, 8, 9])
     drafter.begin([2])
@@ -235,24 +231,24 @@ def test_a_class_without_answers_has_the_weights_of_all():
     classes = np.zeros((50, 2), np.int64)
     chances = np.tile([1.0, 0.0, 0.0, 0.0], (50, 1))
     found = fitting.fit(classes, chances)
-    assert found.shape == (*fitting.SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
+    assert found.shape == (*SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
 
 
 def test_observations_are_of_the_text_before_each_token():
-    classes, chances = fitting.observed(Mixture(even(0)), [([1, 2, 3, 1], [2, 3, 9])])
+    classes, chances = fitting.observed(Mixture(), [([1, 2, 3, 1], [2, 3, 9])])
     assert classes.tolist() == [[2, 0], [3, 0]]  # "1 2" and "1 2 3", each said before
     assert chances[:, :3].tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
 def test_weights_of_other_sources_are_refused():
-    with pytest.raises(ValueError, match="of 5 sources; there are 4"):
-        Mixture(even(1))
+    with pytest.raises(ValueError, match=r"are \[7, 7, 5\]; for these sources they are \[7, 7, 4\]"):
+        Mixture(np.zeros((*SHAPE, 5)))
 
 
 # Known answers
 
 
-@pytest.mark.parametrize("make", [Drafter, PromptLookup.transformers, lambda: Mixture(even(0))])
+@pytest.mark.parametrize("make", [Drafter, PromptLookup.transformers, lambda: Mixture()])
 def test_a_replay_takes_the_passes_that_the_model_takes(make):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

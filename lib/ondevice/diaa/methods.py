@@ -19,11 +19,11 @@ from ondevice.diaa import ambiguities, tables, tree, warmup
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import Fresh, Tables
 from ondevice.speculation import Drafter, loop, mixture
+from ondevice.speculation.bundled import answers, stores, text, weights
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.record import answers, stores, text, weights
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.store import Store

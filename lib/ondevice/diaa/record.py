@@ -195,8 +195,10 @@ def record(model: str) -> None:
     for which in SETS:
         kept = recorders()  # another process may have recorded some
         missing = [method for method in recorded(model, which) if (model, which, method) not in kept["passes"].done]
-        asked = requests(bench, which) if missing else []
-        plain = again(bench, PLAIN, which, asked) if missing else ()
+        if not missing:
+            continue
+        asked = requests(bench, which)
+        plain = again(bench, PLAIN, which, asked)
         for method in missing:
             told = which == "many" and not method.startswith(LIVE)
             answers, passes = plain if method == PLAIN else again(bench, method, which, asked, told)

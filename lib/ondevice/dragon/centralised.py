@@ -23,8 +23,9 @@ import msgspec
 import numpy as np
 import torch
 
-from ondevice.causal_lm import CausalLM, Member
+from ondevice.causal_lm import CausalLM
 from ondevice.dragon import alone, decisions, messages
+from ondevice.dragon.batch import Member
 from ondevice.dragon.connection import Connection, Lost
 from ondevice.dragon.decoder import Decoder
 from ondevice.dragon.device import Answer, Asked, Device, request

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from ondevice.causal_lm import Batch, CausalLM, Member
+from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
-from ondevice.causal_lm.batch import refusal
 from ondevice.causal_lm.tree import integers
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, mixture
+from ondevice.dragon.batch import Batch, Member, refusal
 from ondevice.dragon.kv_store import KVStore
 from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 

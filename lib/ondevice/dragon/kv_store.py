@@ -27,7 +27,8 @@ import safetensors.torch
 import torch
 
 from ondevice import assets
-from ondevice.causal_lm import Batch, CausalLM, Member
+from ondevice.causal_lm import CausalLM
+from ondevice.dragon.batch import Batch, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -62,13 +62,7 @@ class Pld(PromptLookup):
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """What `propose` drafts."""
         found = self.propose(tokens, budget).tokens.tolist()
-        sizes = range(min(self.ngram, len(tokens) - 1), 0, -1)
-        matched = next((size for size in sizes if self._continues(tokens, size)), 0) if found else 0
-        return Retrieved(found, matched)
-
-    def _continues(self, tokens: Sequence[int], size: int) -> bool:
-        start = self._after[size - 1][tuple(tokens[len(tokens) - size :])]
-        return self._follows(start, size, len(tokens))
+        return Retrieved(found, self._text.after(tokens[-self.ngram :])[0] if found else 0)
 
 
 class Sam(Drafter):

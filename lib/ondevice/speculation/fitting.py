@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice.speculation.mixture import CLASSES, Mixture
-from ondevice.speculation.store import ORDERS
+from ondevice.speculation.mixture import SHAPE, Mixture
 
 PRIOR = 10.0  # answers' tokens that a finer class must outweigh
 ROUNDS = 60
-SHAPE = max(CLASSES) + 1, 1 + ORDERS  # of weights, before their sources
 
 
 def observed(

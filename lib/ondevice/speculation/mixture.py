@@ -20,6 +20,7 @@ WIDEST = 12  # children of a node
 RECENT = 32  # places of a match that are counted
 CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6)  # of matches in the request's text by length; longer ones are of the last
 KEPT = 50_000  # tokens of answers, which take some 60 MB
+SHAPE = max(CLASSES) + 1, 1 + ORDERS  # of weights, before their sources
 SEPARATOR = -1  # between answers
 
 Share = dict[int, float]  # p by token
@@ -82,8 +83,8 @@ def most_per_second(chances: Sequence[float], seconds: NDArray[np.float64]) -> i
 class Mixture(Drafter):
     """Drafts the likeliest nodes of all, as many as the budget allows, or as pay.
 
-    weights: [7, 1 + ORDERS, sources], by class of the match in the request and longest order elsewhere (`fitting`);
-    sources are the request's counts, its first and its newest match, earlier answers, then the stores.
+    weights: [*SHAPE, sources], by class of the match in the request and longest order elsewhere (`fitting`); by default
+    all weigh alike. Sources are the request's counts, its first and its newest match, earlier answers, then the stores.
     seconds: of a pass that drafts 0, 1 .. nodes, the drafting with it; None drafts what the budget allows. Where no
     node pays, none is drafted, which costs one look-up.
     Raises ValueError where the weights are of other sources.
@@ -92,12 +93,15 @@ class Mixture(Drafter):
     name, drafts_trees = "mixture", True
 
     def __init__(
-        self, weights: NDArray[np.float64], stores: Sequence[Store] = (), *, seconds: NDArray[np.float64] | None = None,
+        self, weights: NDArray[np.float64] | None = None, stores: Sequence[Store] = (), *,
+        seconds: NDArray[np.float64] | None = None,
         mix: Callable[..., list[tuple[int, float]]] = mix, grow: Callable[..., Any] = grow_likeliest,
         size: Callable[..., int] = most_per_second,
     ) -> None:  # fmt: skip
-        if weights.shape[2] != 4 + len(stores):
-            raise ValueError(f"The weights are of {weights.shape[2]} sources; there are {4 + len(stores)}.")
+        many = 4 + len(stores)
+        weights = np.full((*SHAPE, many), 1 / many) if weights is None else weights
+        if weights.shape != (*SHAPE, many):
+            raise ValueError(f"The weights are {list(weights.shape)}; for these sources they are {[*SHAPE, many]}.")
         self.weights, self.stores, self.seconds = weights.tolist(), stores, seconds
         self.mix, self.grow, self.size = mix, grow, size
         # A node pays where its chance is beyond its cost, at the rate of plain passes or a better one.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter
+from ondevice.speculation.ngrams import NGrams
 
 
 class PromptLookup(Drafter):
@@ -34,27 +35,13 @@ class PromptLookup(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the last request and read this one's prompt."""
-        self._known = 0
-        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in range(self.ngram)]
-        self._read(prompt)
+        self._text = NGrams(prompt, self.ngram)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The continuation, at most `budget` tokens of it, or nothing."""
-        self._read(tokens)
+        self._text.extend(tokens[len(self._text) :])
         for size in range(min(self.ngram, len(tokens) - 1), 0, -1):
-            start = self._after[size - 1][tuple(tokens[len(tokens) - size :])]
-            if self._follows(start, size, len(tokens)):
-                return Draft.chain(tokens[start : start + min(self.tokens, budget)])
+            length, places = self._text.after(tokens[-size:])
+            if length == size and (self.partial or places[0] <= len(tokens) - max(self.tokens, size + 1)):
+                return Draft.chain(tokens[places[0] : places[0] + min(self.tokens, budget)])
         return EMPTY
-
-    def _follows(self, start: int, size: int, length: int) -> bool:
-        """Whether text from `start` on may be drafted. Both rules only bound `start`: if the first fails, all do."""
-        return start < (length if self.partial else min(length - self.tokens + 1, length - size))
-
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Note where each n-gram's first occurrence ends: constant work a token, where a search would read the text."""
-        for end in range(self._known + 1, len(tokens) + 1):
-            for size, after in enumerate(self._after, 1):
-                if size <= end:
-                    after.setdefault(tuple(tokens[end - size : end]), end)
-        self._known = len(tokens)

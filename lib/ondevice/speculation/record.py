@@ -1,74 +1,31 @@
-"""The stores and weights of the bundled models: train text, answers to train prompts, and fits on validation ones."""
+"""What the bundled mixture rests on: the model's answers to train and validation prompts, and the weights they fit.
+
+`make record PAPER=speculation` records it; it goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
-from ondevice import assets, corpus, evidence, models
+from ondevice import corpus, evidence, models
 from ondevice.speculation import fitting
+from ondevice.speculation.bundled import stores
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.request_set import Request, answered, spread
-from ondevice.speculation.store import Store
 
 MODEL = "pydocs-lm-base"
 PROMPTS = {"train": 500, "validation": 60}  # of a task whose answers are kept
 LONGEST = 128  # tokens of an answer
 BEFORE = 8  # tokens of its prompt that a store keeps before an answer
-TOKENS, WINDOW = 1_500_000, 512  # of train text, in windows from all over it
 KEYS = ["split", "task"]
 TOLD = {"prompts a task": PROMPTS, "tokens": LONGEST, "tokens of a prompt": BEFORE}
-
-
-def text() -> list[NDArray[np.int64]]:
-    """Windows of the train tasks: prompts and the answers that people wrote."""
-    every = corpus.task_tokens("train")
-    starts = np.linspace(0, len(every) - WINDOW, TOKENS // WINDOW).astype(int)
-    return [every[start : start + WINDOW].astype(np.int64) for start in starts]
-
-
-def answers() -> list[NDArray[np.int64]]:
-    """The model's answers to train prompts, each behind the end of its prompt."""
-    table = evidence.load("speculation", "answered")
-    return [np.asarray(tokens, np.int64) for tokens in table.loc[table["split"] == "train", "tokens"]]
-
-
-def stores() -> list[Store]:
-    """Of the text and of the answers, kept in data/cache/speculation."""
-    found = []
-    for sequences in (text(), answers()):
-        key = sha256(b"".join(one.tobytes() for one in sequences)).hexdigest()[:24]
-        folder = assets.cache_folder("speculation") / f"store-{key}"
-        if not folder.is_dir():
-            Store.of(sequences).save(folder)
-        found.append(Store.load(folder))
-    return found
-
-
-def weights(stored: bool) -> NDArray[np.float64]:
-    """Of a mixture with the stores, or without."""
-    table = evidence.load("speculation", "weights")
-    mine = table[table["stored"] == stored]
-    return mine["weight"].to_numpy().reshape([mine[column].nunique() for column in ("kind", "order", "source")])
-
-
-def mixture(stored: bool = True, **options: Any) -> Mixture:
-    """A new drafter. stored: whether it reads the stores, whose tokens are the bundled models'; any model goes without.
-
-    options: of `Mixture`.
-    """
-    return Mixture(weights(stored), stores() if stored else (), **options)
-
-
-# The recording
 
 
 def requests(split: str, task: str, model: Any) -> list[Request]:
@@ -102,11 +59,10 @@ def fitted() -> Iterator[dict[str, Any]]:
     table = evidence.load("speculation", "answered")
     table = table[table["split"] == "validation"]
     for stored in (True, False):
-        kept, seen = stores() if stored else [], []
+        kept, seen = stores() if stored else (), []
         for _, mine in table.groupby("task", sort=False):
-            blank = Mixture(np.zeros((*fitting.SHAPE, 4 + len(kept))), kept)
             texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
-            seen.append(fitting.observed(blank, [(tokens[:end], tokens[end:]) for tokens, end in texts]))
+            seen.append(fitting.observed(Mixture(stores=kept), [(tokens[:end], tokens[end:]) for tokens, end in texts]))
         for place, weight in np.ndenumerate(fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))):
             yield {"stored": stored, **dict(zip(("kind", "order", "source"), place, strict=True)), "weight": weight}
 

@@ -27,7 +27,7 @@ _CALLED = ("prefilled", "propose", "observe", "end")
 
 def speculative(
     drafter: Drafter, budget: int = BUDGET, report: Callable[[Generation], None] | None = None,
-    streamer: BaseStreamer | None = None,
+    streamer: BaseStreamer | None = None, engine: Callable[[Any], CausalLM] = CausalLM,
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
     """A `custom_generate` for `model.generate`: the ids [1, n] that `generate` gives, in fewer forwards.
 
@@ -37,6 +37,7 @@ def speculative(
     report: is called with each request's log. streamer: gets the tokens as they are accepted. `generate` keeps its own
     `streamer`, and `stop_strings`, from a callable, not from a folder: `custom_generate=FOLDER, trust_remote_code=True,
     drafter=..., streamer=...`, where the code that is trusted is this package's own `generate.py` and nothing else.
+    engine: what runs the model; `causal_lm.lean.engine` is faster on a CPU, and packs the weights as they are now.
     A drafter that raises in the middle of an answer is left out of the rest, and a warning says so.
     Raises ValueError on what it would not do as `generate` does: batches, beams, masks, a cache that is passed in,
     dictionaries, limits beyond the model's context; and where processors forbid every token. An `assistant_model`
@@ -49,7 +50,7 @@ def speculative(
     ) -> torch.Tensor:  # fmt: skip
         _check(model, input_ids, generation_config, model_kwargs)
         lengths = [one for one in stopping_criteria if type(one) is transformers.MaxLengthCriteria]
-        lm, longest = wrapped(model), min(int(one.max_length) for one in lengths)
+        lm, longest = wrapped(model, engine), min(int(one.max_length) for one in lengths)
         if longest > lm.context + 1:
             raise ValueError(f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more.")
         rules = [one for one in stopping_criteria if one not in lengths]
@@ -112,14 +113,14 @@ class _Guarded(Drafter):
         return EMPTY
 
 
-def wrapped(model: transformers.PreTrainedModel) -> CausalLM:
-    """The model's CausalLM, kept on the model itself, so that an architecture is probed once.
+def wrapped(model: transformers.PreTrainedModel, engine: Callable[[Any], CausalLM] = CausalLM) -> CausalLM:
+    """The model's engine, kept on the model itself, so that an architecture is probed once.
 
     A new one is made for a copy of the model, and when the attention or the vocabulary was changed since.
     """
-    state = id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    state = engine, id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     known = model.__dict__.setdefault("_ondevice_causal_lm", {})
-    return known.get(state) or known.setdefault(state, CausalLM(model))
+    return known.get(state) or known.setdefault(state, engine(model))
 
 
 def _check(model: Any, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from ondevice.speculation.custom_generate import speculative
 def generate(
     model: Any, drafter: Any, streamer: Any = None, tokenizer: Any = None, assistant_model: Any = None, **arguments: Any
 ) -> torch.Tensor:
-    """`model.generate` with `speculative`. budget, report: as there; drafter: of a request, or of many."""
+    """`model.generate` with `speculative`. budget, report, engine: as there; drafter: of a request, or of many."""
     if assistant_model is not None:
         raise ValueError("Speculative decoding has its own drafter: leave out assistant_model.")
     config = arguments.get("generation_config") or model.generation_config
@@ -19,6 +19,6 @@ def generate(
     if strings and tokenizer:  # which a callable would not get
         rules = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
         arguments["stopping_criteria"], strings = StoppingCriteriaList(rules), None
-    ours = {name: arguments.pop(name) for name in ("budget", "report") if name in arguments}
+    ours = {name: arguments.pop(name) for name in ("budget", "report", "engine") if name in arguments}
     fast = speculative(drafter, streamer=streamer, **ours)
     return model.generate(**arguments, stop_strings=strings, custom_generate=fast)

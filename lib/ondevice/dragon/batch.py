@@ -15,9 +15,64 @@ import torch
 from numpy.typing import ArrayLike
 
 from ondevice.causal_lm import probe, support
-from ondevice.causal_lm.rows import AlignedRows
+from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.session import CausalLM, Session
 from ondevice.causal_lm.tree import integers
+
+
+class AlignedRows(Rows):
+    """Rows of D sequences whose next rows are in one column, so that one forward can write them.
+
+    ends: [D] rows of each sequence at some moment at which they are to stand in line. Shorter ones begin later.
+    pads: [D] columns before each sequence's first row; they hold zeros. parts: [D] each sequence's own rows, views.
+    `length` counts columns, and only while all sequences stand in line: `Batch` sets it.
+    """
+
+    def __init__(self, layers: int, ends: Sequence[int], capacity: int = 0) -> None:
+        super().__init__(layers, max(capacity, *ends, 0), len(ends))
+        self.pads = [max(ends) - end for end in ends]
+        self.parts = [_Part(self, index, pad) for index, pad in enumerate(self.pads)]
+
+    def release(self) -> None:
+        """Forget the buffers where no part's row counts."""
+        if not any(part.length for part in self.parts):
+            for rows in (self, *self.parts):
+                rows._buffers, rows._views = None, []
+
+    def _adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super()._adopt(keys, values)
+        for part in self.parts:
+            part.view(keys, values)
+
+    def _used(self, buffer: torch.Tensor) -> int:
+        return buffer.shape[-2]  # a part may have rows that do not count yet
+
+
+class _Part(Rows):
+    """The rows of one sequence of `AlignedRows`."""
+
+    def __init__(self, whole: AlignedRows, index: int, pad: int) -> None:
+        super().__init__(whole._layers)
+        self._whole, self._index, self._pad = whole, index, pad
+        self._capacity = whole._capacity - pad
+
+    def reserve(self, rows: int) -> None:
+        self._whole.reserve(self._pad + rows)
+
+    def release(self) -> None:
+        self._whole.release()
+
+    def view(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take this part of the whole's buffers, and clear what is before it: a padding must be finite."""
+        mine = [buffer.narrow(1, self._index, 1) for buffer in (keys, values)]
+        for buffer in mine:
+            buffer.narrow(-2, 0, self._pad).zero_()
+        self._capacity = keys.shape[-2] - self._pad
+        first, second = (buffer.narrow(-2, self._pad, self._capacity) for buffer in mine)
+        self._adopt(first, second)
+
+    def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._whole._allocate(keys, values)
 
 
 class Member(Session):

@@ -1,0 +1,55 @@
+"""The stores and weights of the bundled models: train text, answers to train prompts, and fits on validation ones."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ondevice import assets, corpus, evidence
+from ondevice.speculation.mixture import Mixture
+from ondevice.speculation.store import Store
+
+TOKENS, WINDOW = 1_500_000, 512  # of train text, in windows from all over it
+
+
+def text() -> list[NDArray[np.int64]]:
+    """Windows of the train tasks: prompts and the answers that people wrote."""
+    every = corpus.task_tokens("train")
+    starts = np.linspace(0, len(every) - WINDOW, TOKENS // WINDOW).astype(int)
+    return [every[start : start + WINDOW].astype(np.int64) for start in starts]
+
+
+def answers() -> list[NDArray[np.int64]]:
+    """The model's answers to train prompts, each behind the end of its prompt."""
+    table = evidence.load("speculation", "answered")
+    return [np.asarray(tokens, np.int64) for tokens in table.loc[table["split"] == "train", "tokens"]]
+
+
+def stores() -> list[Store]:
+    """Of the text and of the answers, kept in data/cache/speculation."""
+    found = []
+    for sequences in (text(), answers()):
+        key = sha256(b"".join(one.tobytes() for one in sequences)).hexdigest()[:24]
+        folder = assets.cache_folder("speculation") / f"store-{key}"
+        if not folder.is_dir():
+            Store.of(sequences).save(folder)
+        found.append(Store.load(folder))
+    return found
+
+
+def weights(stored: bool) -> NDArray[np.float64]:
+    """Of a mixture with the stores, or without."""
+    table = evidence.load("speculation", "weights")
+    mine = table[table["stored"] == stored]
+    return mine["weight"].to_numpy().reshape([mine[column].nunique() for column in ("kind", "order", "source")])
+
+
+def mixture(stored: bool = True, **options: Any) -> Mixture:
+    """A new drafter. stored: whether it reads the stores, whose tokens are the bundled models'; any model goes without.
+
+    options: of `Mixture`.
+    """
+    return Mixture(weights(stored), stores() if stored else (), **options)

@@ -335,6 +335,26 @@ DIAA = [
         (f"{UNIT}causal_lm.py::test_a_trees_logits_are_those_of_its_paths",),
     ),
     Break(
+        "a store's back-off without the kinds", "diaa", "lib/ondevice/speculation/store.py",
+        "count + kinds[of_pair] * share", "count + share",
+        (f"{UNIT}mixture.py::test_a_store_backs_off_as_witten_and_bell_do",),
+    ),
+    Break(
+        "validation answers in the store", "diaa", "lib/ondevice/speculation/bundled.py",
+        'table["split"] == "train"', 'table["split"] != "train"',
+        (f"{UNIT}mixture.py::test_the_bundled_stores_hold_train_text_alone",),
+    ),
+    Break(
+        "a tree of the unlikeliest nodes", "diaa", "lib/ondevice/speculation/mixture.py",
+        "heappush(queue, (-above *", "heappush(queue, (above *",
+        (f"{UNIT}mixture.py::test_the_tree_has_the_likeliest_nodes_of_all",),
+    ),
+    Break(
+        "weights that count the prior twice", "diaa", "lib/ondevice/speculation/fitting.py",
+        "explained + strength * prior", "explained + 2 * strength * prior",
+        (f"{UNIT}mixture.py::test_a_class_without_answers_has_the_weights_of_all",),
+    ),
+    Break(
         "forwards that draft are free", "diaa", "lib/ondevice/diaa/study.py",
         'one * rows["drafting_passes"]', '0 * rows["drafting_passes"]',
         (f"{UNIT}diaa_study.py::test_an_answers_time_is_its_passes_and_what_drafts_cost",),

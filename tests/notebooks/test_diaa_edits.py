@@ -20,9 +20,9 @@ EDITS = {
     "loop": ("tokens += emitted", "tokens += emitted[:1]", "drafter-shown"),
     "learning": ("self.update(self.tables, keys, fresh)", "pass", "drafter-shown"),
     "drafter": ("self._age % self.refresh and", "", "drafter-shown"),
-    "calibration": ("(accepted + self.prior)", "accepted", "calibration-shown"),
-    "candidates": ("(1 - most) / (1 - known.chance)", "1.0", "candidates-shown"),
-    "grow-likeliest": ("-path * mine[number].chance, node", "path * mine[number].chance, node", "size-shown"),
+    "mix": ("+ weight * p", "+ p", "mix-shown"),
+    "maximised": ("(explained + strength * prior)", "explained + 1", "maximised-shown"),
+    "grow-likeliest": ("(-above * mine[number][1], next(order)", "(above * mine[number][1], next(order)", "size-shown"),
     "size": ("expected / seconds", "expected * seconds", "size-shown"),
 }
 SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ondevice import evidence
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Drafter, fitting, generate
+from ondevice.corpus.splits import split_of
+from ondevice.speculation import Drafter, bundled, fitting, generate
 from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, mix, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
@@ -44,6 +46,12 @@ def test_ngrams_grow_with_their_text():
     for token in (1, 2, 3, 1, 2, 4, 1, 2):
         parts.extend([token])
     assert parts.after([1, 2]) == whole.after([1, 2]) == (2, [2, 5]) and parts.text == whole.text
+
+
+def test_prompts_may_be_arrays():
+    drafter = Mixture(stores=[Store.of([[1, 2, 3]] * 3)])
+    drafter.begin(np.array([1, 2, 3, 1]))
+    assert drafter.propose([1, 2, 3, 1, 2], 3).tokens.tolist()[0] == 3
 
 
 def witten_bell(sequences, context, token):
@@ -113,6 +121,22 @@ def test_a_store_is_the_same_from_its_files(tmp_path):
 
 def test_ids_beyond_16_bits_can_be_stored():
     assert Store.of([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
+
+
+def test_the_bundled_stores_hold_train_text_alone():
+    table = evidence.load("speculation", "answered")
+    assert (table["document"].map(split_of) == table["split"]).all() and set(table["split"]) == {"train", "validation"}
+    train = table.loc[table["split"] == "train", "tokens"]
+    assert [one.tolist() for one in bundled.answers()] == [one.tolist() for one in train]
+
+
+def test_the_bundled_weights_are_of_both_mixtures():
+    for stored, sources in ((True, 6), (False, 4)):
+        weights = bundled.weights(stored)
+        assert weights.shape == (*SHAPE, sources) and (weights >= 0).all() and (weights.sum(axis=2) <= 1 + 1e-9).all()
+    drafter = bundled.mixture(stored=False)
+    drafter.begin([1, 2, 3, 1])
+    assert drafter.propose([1, 2, 3, 1, 2], 2).tokens.tolist()[0] == 3
 
 
 # The tree

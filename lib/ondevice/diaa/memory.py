@@ -10,8 +10,9 @@ import pandas as pd
 import torch
 
 from ondevice import commands, meters, models
+from ondevice.causal_lm import CausalLM
 from ondevice.diaa.drafter import Diaa
-from ondevice.diaa.methods import BUDGET, Workbench
+from ondevice.diaa.methods import BASE, BUDGET, SMALL
 from ondevice.diaa.tables import K, Tables
 from ondevice.evidence import born
 from ondevice.speculation import Drafter, generate
@@ -24,7 +25,8 @@ DECODED = 32  # tokens
 def peaks(contexts: Sequence[int]) -> pd.DataFrame:
     """Most resident memory while a prompt is prefilled and 32 tokens are decoded, over that of what is imported.
 
-    Columns: method, context (tokens), megabytes (10^6 bytes). A process a method, contexts rising. Linux only.
+    Columns: method, context (tokens), megabytes (10^6 bytes). A process a method, contexts rising. The engine is
+    transformers', which has the weights once. Linux only.
     """
     rows = []
     for method in METHODS:
@@ -39,9 +41,9 @@ def main() -> None:
     torch.set_num_threads(1)
     models.import_classes()
     meters.mark("loading")
-    bench = Workbench()
-    make = {"vanilla": Drafter, "SpS": lambda: SmallModel(bench.other), "DIAA": lambda: Diaa(_full())}[method]
-    lm, drafter = bench.lm, make()
+    lm = CausalLM(models.load(BASE).model)
+    small = lambda: SmallModel(CausalLM(models.load(SMALL).model))  # noqa: E731
+    drafter = {"vanilla": Drafter, "SpS": small, "DIAA": lambda: Diaa(_full())}[method]()
     for context in contexts:
         meters.mark(context)
         generate(lm, drafter, (np.arange(int(context)) % 1000).tolist(), DECODED, budget=BUDGET)

@@ -25,7 +25,7 @@ class NGrams:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         text, places = self.text, self._places
-        for token in tokens:
+        for token in map(int, tokens):
             end = len(text)
             for start in range(max(0, end - self.longest), end):
                 places.setdefault(tuple(text[start:end]), []).append(end)

@@ -51,9 +51,9 @@ def main() -> None:
                     steps = generate(lm, drafter, prompt, len(answer), budget=nodes).steps
                     passes, out = passes + len(steps), out + len(answer) - 1
             times = sorted(1e3 * one for one in times)
-            what = f"{'with' if stored else 'without'} stores, {nodes:2} nodes"
             mean, most = sum(times) / len(times), times[-len(times) // 20]
-            print(f"{what}: {mean:.2f} ms, median {median(times):.2f}, 95 % below {most:.2f}; {out / passes:.2f} a pass")
+            spent = f"{mean:.2f} ms a draft, median {median(times):.2f}, 95 % below {most:.2f}"
+            print(f"{'with' if stored else 'without'} stores, {nodes:2} nodes: {spent}; {out / passes:.2f} tokens a pass")
 
 
 if __name__ == "__main__":

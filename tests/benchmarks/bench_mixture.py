@@ -53,7 +53,7 @@ def main() -> None:
             times = sorted(1e3 * one for one in times)
             mean, most = sum(times) / len(times), times[-len(times) // 20]
             spent = f"{mean:.2f} ms a draft, median {median(times):.2f}, 95 % below {most:.2f}"
-            print(f"{'with' if stored else 'without'} stores, {nodes:2} nodes: {spent}; {out / passes:.2f} tokens a pass")
+            print(f"{'with' if stored else 'without'} stores, {nodes:2} nodes: {spent}; {out / passes:.2f} a pass")
 
 
 if __name__ == "__main__":

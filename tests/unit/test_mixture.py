@@ -134,7 +134,9 @@ def test_the_bundled_weights_are_of_both_mixtures():
     for stored, sources in ((True, 6), (False, 4)):
         weights = bundled.weights(stored)
         assert weights.shape == (*SHAPE, sources) and (weights >= 0).all() and (weights.sum(axis=2) <= 1 + 1e-9).all()
+    assert bundled.mixture().vocabulary == 8192  # the loop refuses a model of another
     drafter = bundled.mixture(stored=False)
+    assert drafter.vocabulary is None
     drafter.begin([1, 2, 3, 1])
     assert drafter.propose([1, 2, 3, 1, 2], 2).tokens.tolist()[0] == 3
 

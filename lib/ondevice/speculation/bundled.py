@@ -52,4 +52,6 @@ def mixture(stored: bool = True, **options: Any) -> Mixture:
 
     options: of `Mixture`.
     """
-    return Mixture(weights(stored), stores() if stored else (), **options)
+    made = Mixture(weights(stored), stores() if stored else (), **options)
+    made.vocabulary = len(corpus.tokenizer()) if stored else None
+    return made

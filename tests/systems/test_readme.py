@@ -10,7 +10,10 @@ from ondevice import assets
 def test_its_examples_run(capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (assets.ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     text = "Return the mean of the array elements along the given axis. " * 20
-    names = {"documents": [f"How to open file {number}." for number in range(12)], "text": text, "np": np}
+    names = {
+        "documents": [f"How to open file {number}." for number in range(12)], "text": text, "np": np,
+        "sequences": [[5, 6, 7, 8] * 5], "answers": [([5, 6], [7, 8, 5, 6, 7])],
+    }  # fmt: skip
     for block in blocks:
         exec(compile(block, "README.md", "exec", dont_inherit=True), names)
     assert len(names["best"]) == 5

@@ -8,6 +8,7 @@ place and takes a tree's mask as a bias.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -46,6 +47,7 @@ class Lean(CausalLM):
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
         super().__init__(model, context)
         self._most = self.context + _TREE
+        self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
         drawn = _Drawing(self.model, self._most)
         options = drawing.options(threads or torch.get_num_threads())
@@ -78,19 +80,30 @@ class Lean(CausalLM):
             "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
             "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
         }
-        for layer in range(self.layers):
-            given |= {f"keys{layer}": keys[layer], f"values{layer}": values[layer]}
         logits = self._empty.new_empty(1 if last else n, self.vocabulary)
-        bound = self._session.io_binding()
+        bound = self._bound(rows, keys, values)
         for name, tensor in given.items():
             bound.bind_input(name, "cpu", 0, _NUMPY[tensor.dtype], tensor.shape, tensor.data_ptr())
-        for layer in range(self.layers):  # the same memory: rows are appended in place
-            for name, buffer in (("keys", keys[layer]), ("values", values[layer])):
-                bound.bind_output(f"new_{name}{layer}", "cpu", 0, np.float32, buffer.shape, buffer.data_ptr())
         bound.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.data_ptr())
         with drawing.flushing_denormals():
             self._session.run_with_iobinding(bound)
         return logits
+
+
+    def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:
+        """A binding to the buffers of rows, kept as long as they are the same ones."""
+        state = keys.data_ptr(), values.data_ptr(), keys.shape
+        known = self._bindings.get(rows)
+        if known and known[0] == state:
+            return known[1]
+        bound = self._session.io_binding()
+        for name, buffers in (("keys", keys), ("values", values)):
+            for layer, buffer in enumerate(buffers):  # the same memory: rows are appended in place
+                where = "cpu", 0, np.float32, buffer.shape, buffer.data_ptr()
+                bound.bind_input(f"{name}{layer}", *where)
+                bound.bind_output(f"new_{name}{layer}", *where)
+        self._bindings[rows] = state, bound
+        return bound
 
 
 def engine(model: PreTrainedModel, context: int | None = None, threads: int = 0) -> CausalLM:

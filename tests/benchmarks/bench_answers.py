@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from bench_lean import _write_gguf
+from bench_lean import write_gguf
 
 from ondevice import evidence
 from ondevice.diaa.methods import COSTS, Workbench
@@ -76,7 +76,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            _write_gguf(bench.lm.model, path)
+            write_gguf(bench.lm.model, path)
             options: dict[str, Any] = dict(n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
             lookup = LlamaPromptLookupDecoding(max_ngram_size=NGRAM, num_pred_tokens=TOKENS)
             for name, draft in (("llama.cpp", None), ("llama.cpp, lookup", lookup)):

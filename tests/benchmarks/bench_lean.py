@@ -67,7 +67,7 @@ class LlamaCpp:
         self.c, self.vocabulary, self.past = llama_cpp, model.config.vocab_size, len(past)
         llama_cpp.llama_log_set(_SILENT, None)
         path = folder / "model.gguf"
-        _write_gguf(model, path)
+        write_gguf(model, path)
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
@@ -123,7 +123,7 @@ def _SILENT(level: int, text: bytes, user: object) -> None:
     """Drop what llama.cpp logs."""
 
 
-def _write_gguf(model: Any, path: Path) -> None:
+def write_gguf(model: Any, path: Path) -> None:
     """A Llama's weights in float32, without a vocabulary: ids are all that is asked."""
     import gguf
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ondevice import evidence
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.splits import split_of
-from ondevice.speculation import Drafter, bundled, fitting, generate
+from ondevice.speculation import Drafter, bundled, fitting, generate, record
 from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, mix, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
@@ -98,6 +98,7 @@ def test_a_store_keeps_the_likeliest_few_and_says_nothing_of_what_it_has_not_see
     order, chances = store.after([7, 0])
     assert order == 1 and list(chances) == list(range(11, 11 - K, -1))
     assert store.after([33]) == (0, {}) and store.after([]) == (0, {})
+    assert store.after(np.array([7, 0])) == (order, chances)
 
 
 def test_contexts_of_equal_sums_are_different_contexts():
@@ -117,6 +118,18 @@ def test_a_store_is_the_same_from_its_files(tmp_path):
     assert made.megabytes == again.megabytes == pytest.approx(
         sum(path.stat().st_size - 128 for path in (tmp_path / "store").iterdir()) / 1e6
     )
+
+
+def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
+    store, folder = Store.of([[1, 2, 3]]), tmp_path / "of" / "store"
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(np, "save", lambda path, array: (_ for _ in ()).throw(OSError("the disk is full")))
+        store.save(folder)
+    assert not list(folder.parent.iterdir())
+    store.save(folder)
+    with pytest.raises(OSError):
+        store.save(folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["store"] and Store.load(folder).after([1])[0] == 1
 
 
 def test_ids_beyond_16_bits_can_be_stored():
@@ -258,6 +271,11 @@ def test_a_class_without_answers_has_the_weights_of_all():
     chances = np.tile([1.0, 0.0, 0.0, 0.0], (50, 1))
     found = fitting.fit(classes, chances)
     assert found.shape == (*SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
+
+
+def test_the_recorded_weights_are_the_fit_of_the_recorded_answers():
+    """Of the mixture without stores, whose text depends on the packages that are installed."""
+    assert record.fitted(()) == pytest.approx(bundled.weights(False), abs=1e-9)
 
 
 def test_observations_are_of_the_text_before_each_token():

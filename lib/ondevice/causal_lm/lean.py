@@ -89,7 +89,6 @@ class Lean(CausalLM):
             self._session.run_with_iobinding(bound)
         return logits
 
-
     def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """A binding to the buffers of rows, kept as long as they are the same ones."""
         state = keys.data_ptr(), values.data_ptr(), keys.shape

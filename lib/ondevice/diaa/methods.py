@@ -201,7 +201,7 @@ METHODS |= {
 }  # fmt: skip
 
 
-def _sized(n: int) -> dict[str, Maker]:
+def _equal_rows(n: int) -> dict[str, Maker]:
     """What lies beyond the paper at equal rows, with the stores and without."""
     return {
         f"PLD {n}": lambda bench: (PromptLookup.transformers(), n),
@@ -216,19 +216,19 @@ def _sized(n: int) -> dict[str, Maker]:
     }
 
 
-METHODS |= _sized(8) | _sized(16) | _sized(32)
-METHODS |= {f"mixture {nodes}": _mixture(nodes) for nodes in NODES}
-METHODS |= {f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS}
+_BEYOND = _equal_rows(8) | _equal_rows(16) | _equal_rows(32)
+_BEYOND |= {f"mixture {nodes}": _mixture(nodes) for nodes in NODES}
+_BEYOND |= {f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS}
+ABLATIONS = tuple(name for name in METHODS if name not in MAIN)
+METHODS |= _BEYOND
 INITIAL = ("cold", "tables: documents", "tables: other model", "tables: bigrams")
-BEYOND = tuple(METHODS)[tuple(METHODS).index("PLD 8") :]
-ABLATIONS = tuple(name for name in METHODS if name not in (*MAIN, *BEYOND))
 STRONGEST = ("SuffixDecoding 32", "LogitSpec 32", "Goose 32", "mixture 32")
 
 
 def recorded(model: str, which: str) -> list[str]:
     """The methods of a model and set of requests. The small model has no smaller one to draft for it."""
     if which == "many":
-        return ["vanilla", *BEYOND] if model == BASE else []
+        return ["vanilla", *_BEYOND] if model == BASE else []
     names = MAIN
     if which == "tasks":
         names += ABLATIONS + STRONGEST if model == BASE else INITIAL

@@ -35,7 +35,11 @@ def stores() -> list[Store]:
         key = sha256(b"".join(one.tobytes() for one in sequences)).hexdigest()[:24]
         folder = assets.cache_folder("speculation") / f"store-{key}"
         if not folder.is_dir():
-            Store.of(sequences).save(folder)
+            try:
+                Store.of(sequences).save(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first
+                    raise
         found.append(Store.load(folder))
     return found
 

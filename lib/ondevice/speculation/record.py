@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from ondevice import corpus, evidence, models
 from ondevice.speculation import fitting
 from ondevice.speculation.bundled import stores
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.request_set import Request, answered, spread
+from ondevice.speculation.store import Store
 
 MODEL = "pydocs-lm-base"
 PROMPTS = {"train": 500, "validation": 60}  # of a task whose answers are kept
@@ -54,17 +56,13 @@ def record(model: Any, kept: evidence.Recorder) -> None:
                 print(f"{split} {task}: {len(found)} answers", flush=True)
 
 
-def fitted() -> Iterator[dict[str, Any]]:
-    """The rows of the weights, of mixtures with and without stores, on the validation answers."""
-    table = evidence.load("speculation", "answered")
-    table = table[table["split"] == "validation"]
-    for stored in (True, False):
-        kept, seen = stores() if stored else (), []
-        for _, mine in table.groupby("task", sort=False):
-            texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
-            seen.append(fitting.observed(Mixture(stores=kept), [(tokens[:end], tokens[end:]) for tokens, end in texts]))
-        for place, weight in np.ndenumerate(fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))):
-            yield {"stored": stored, **dict(zip(("kind", "order", "source"), place, strict=True)), "weight": weight}
+def fitted(kept: Sequence[Store]) -> NDArray[np.float64]:
+    """The weights of a mixture with these stores, on the validation answers."""
+    table, seen = evidence.load("speculation", "answered"), []
+    for _, mine in table[table["split"] == "validation"].groupby("task", sort=False):
+        texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
+        seen.append(fitting.observed(Mixture(stores=kept), [(tokens[:end], tokens[end:]) for tokens, end in texts]))
+    return fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -78,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def refit() -> Path:
-    """Fit the weights to the recorded answers."""
-    rows = evidence.Recorder("speculation", "weights", ["stored", "kind", "order", "source"], TOLD, [MODEL])
-    rows.add(list(fitted()))
+    """Fit the weights, with the stores and without, to the recorded answers."""
+    keys = ["stored", "kind", "order", "source"]
+    rows = evidence.Recorder("speculation", "weights", keys, TOLD, [MODEL])
+    for stored, kept in ((True, stores()), (False, ())):
+        found = [(stored, *place, weight) for place, weight in np.ndenumerate(fitted(kept))]
+        rows.add(pd.DataFrame(found, columns=[*keys, "weight"]))
     return rows.finish()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from ondevice import assets
 
 ORDERS = 6  # tokens of the longest context
 K = 8  # tokens kept of a context
@@ -56,7 +55,7 @@ class Store:
         """(order, p by token) of the longest suffix of a context that the text has, at most `ORDERS` long; (0, {})."""
         hashes, total = [], 0
         for token, factor in zip(reversed(context[-ORDERS:]), _FACTORS, strict=False):
-            total = (total + (token + 1) * factor) & _MASK
+            total = (total + (int(token) + 1) * factor) & _MASK  # numpy's integers would overflow
             hashes.append(total)
         found: dict[int, float] = {}
         longest, left = 0, 1.0
@@ -75,12 +74,15 @@ class Store:
         return longest, found
 
     def save(self, folder: Path) -> None:
-        """Write the arrays into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for order, table in enumerate(self._tables):
-            for part, array in enumerate(table):
-                with assets.writing(folder / f"{order}.{part}.npy") as temporary, temporary.open("wb") as file:
-                    np.save(file, array)
+        """Write the arrays into a new folder, which appears whole. Raises OSError where there is one with files."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as temporary:
+            made = Path(temporary) / folder.name
+            made.mkdir()
+            for order, table in enumerate(self._tables):
+                for part, array in enumerate(table):
+                    np.save(made / f"{order}.{part}.npy", array)
+            made.rename(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Store:

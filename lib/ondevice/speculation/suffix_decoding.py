@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter
@@ -62,15 +62,13 @@ def _tree(automaton: SuffixAutomaton, state: int, nodes: int) -> tuple[Draft, fl
     """The draft below a state and its score."""
     tokens: list[int] = []
     parents: list[int] = []
-    total, queue = 0.0, [(-1.0, -1, 0, state)]  # score, parent, token, state
+    total, queue = 0.0, [(-share, -1, token, after) for token, after, share in automaton.following(state)]
+    heapify(queue)
     while queue and len(tokens) < nodes:
         score, parent, token, at = heappop(queue)
-        node = -1
-        if at != state or tokens:
-            node = len(tokens)
-            tokens.append(token)
-            parents.append(parent)
-            total -= score
+        total -= score
         for following, after, share in automaton.following(at):
-            heappush(queue, (score * share, node, following, after))
+            heappush(queue, (score * share, len(tokens), following, after))
+        tokens.append(token)
+        parents.append(parent)
     return Draft(tokens, parents), total

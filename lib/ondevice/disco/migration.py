@@ -6,6 +6,7 @@ and the cheaper one prefills prompt plus prefix and goes on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,28 @@ def expected_remaining(output_lengths: ArrayLike, cap: int) -> np.ndarray:
     longer = n[None, :] > n0
     count = longer.sum(axis=1)
     return np.where(count, ((n[None, :] - n0) * longer).sum(axis=1) / np.maximum(1, count), 0.0)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """When an answer leaves its endpoint: the buffer masks the hand-over (Eq. 5) and the saving exceeds it (Eq. 4).
+
+    source, target: $ per token. remaining: E[n - n0 | n > n0] for n0 = 0, 1, ..., tokens. seconds: t_m for a prompt and
+    prefix of so many tokens. pace: r_c, tokens/s.
+    """
+
+    source: Prices
+    target: Prices
+    remaining: np.ndarray
+    seconds: Callable[[int], float]
+    pace: float
+
+    def due(self, prompt: int, generated: int, shown: int) -> bool:
+        """Whether to hand over now; prompt, generated (n0) and shown in tokens."""
+        left = float(self.remaining[min(generated, len(self.remaining) - 1)])
+        saving = (self.source.decode - self.target.decode) * left
+        buffer = self.pace * self.seconds(prompt + generated)
+        return generated - shown >= buffer and saving > (prompt + generated) * self.target.prefill
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-Constrained = Literal["device", "server"]
+Side = Literal["device", "server"]
+Constrained = Side
+SIDES: tuple[Side, Side] = ("device", "server")
 NEVER = float("inf")
 MOMENT = float(np.finfo(float).tiny)  # the shortest wait that is not 0: a first token at 0 s ends it
 

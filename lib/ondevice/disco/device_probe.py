@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from ondevice import models
+from ondevice.evidence import Estimate, born, derived, resampled
 from ondevice.precision import bfloat16_pays
 
 
@@ -66,32 +67,48 @@ def measure(model: Any, lengths: Sequence[int] | np.ndarray, new_tokens: int, se
                 now = perf_counter()
                 rows.append((request - 1, length, number, now - last))
                 last = now
-    return pd.DataFrame(rows[new_tokens:], columns=["request", "length", "token", "seconds"])
+    return born(pd.DataFrame(rows[new_tokens:], columns=["request", "length", "token", "seconds"]), "measured")
 
 
 def requests(timings: pd.DataFrame) -> pd.DataFrame:
-    """One row a request of `measure`: length, ttft_s, tbt_s (mean gap; NaN for answers of one token)."""
-    first = timings[timings["token"] == 0].set_index("request")
-    gaps = timings[timings["token"] > 0].groupby("request")["seconds"].mean()
-    return pd.DataFrame({"length": first["length"], "ttft_s": first["seconds"], "tbt_s": gaps}).reset_index()
+    """One row a request of `measure`, or of the record's: length, ttft_s, tbt_s (mean gap; NaN for one token)."""
+    keys = [key for key in ("machine", "model", "part", "turn", "request", "length") if key in timings]
+    first = timings[timings["token"] == 0].set_index(keys)["seconds"]
+    gaps = timings[timings["token"] > 0].groupby(keys)["seconds"].mean()
+    return derived(pd.DataFrame({"ttft_s": first, "tbt_s": gaps}).reindex(first.index).reset_index(), timings)
 
 
-def line(lengths: pd.Series, seconds: pd.Series) -> dict[str, float]:
-    """Straight line through the median TTFT of every length, and r over all requests.
+def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
+    """Straight line through the median TTFT of every length, and r over all requests, their intervals over requests.
 
     tokens_per_s and overhead_s: r_p and c of D(l) = l / r_p + c. r2: of the medians. pearson_r: of the requests.
+    kind: whatever `evidence.kind_of` takes.
     """
-    medians = seconds.groupby(lengths).median()
-    x = medians.index.to_numpy(dtype=float)
-    slope, constant = np.polyfit(x, medians, 1)
-    left = ((medians - (slope * x + constant)) ** 2).sum() / ((medians - medians.mean()) ** 2).sum()
-    return {"tokens_per_s": float(1 / slope), "overhead_s": float(constant), "r2": float(1 - left),
-            "pearson_r": float(np.corrcoef(lengths, seconds)[0, 1])}  # fmt: skip
+    x, y = np.asarray(lengths, dtype=float), np.asarray(seconds, dtype=float)
+
+    def fitted(rows: np.ndarray) -> dict[str, float]:
+        medians = pd.Series(y[rows]).groupby(x[rows]).median()
+        slope, constant = np.polyfit(medians.index, medians, 1)
+        left = medians - (slope * medians.index + constant)
+        return {"tokens_per_s": 1 / slope, "overhead_s": constant, "r2": 1 - left.var() / medians.var(),
+                "pearson_r": np.corrcoef(x[rows], y[rows])[0, 1]}  # fmt: skip
+
+    return _each(fitted, len(x), kind)
 
 
-def steadiness(seconds: Sequence[float] | np.ndarray | pd.Series) -> dict[str, float]:
+def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
     """How steady a time is: spread is (P90 - P10) / P50, which one hiccup does not move; cv and P99 / P50 feel it."""
     values = np.asarray(seconds, dtype=float)
-    p10, p50, p90, p99 = np.quantile(values, [0.1, 0.5, 0.9, 0.99])
-    return {"median_s": float(p50), "spread": float((p90 - p10) / p50), "cv": float(values.std() / values.mean()),
-            "p99_over_p50": float(p99 / p50)}  # fmt: skip
+
+    def found(rows: np.ndarray) -> dict[str, float]:
+        p10, p50, p90, p99 = np.quantile(values[rows], [0.1, 0.5, 0.9, 0.99])
+        return {"median_s": p50, "spread": (p90 - p10) / p50, "cv": values[rows].std() / values[rows].mean(),
+                "p99_over_p50": p99 / p50}  # fmt: skip
+
+    return _each(found, len(values), kind)
+
+
+def _each(statistics: Callable[[np.ndarray], dict[str, float]], n: int, kind: Any) -> dict[str, Estimate]:
+    """Every statistic of n samples with its interval."""
+    return {name: resampled(lambda rows, name=name: float(statistics(rows)[name]), n, kind)  # type: ignore[misc]
+            for name in statistics(np.arange(n))}  # fmt: skip

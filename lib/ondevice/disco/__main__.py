@@ -5,33 +5,28 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
+import logging
 import random
 import socket
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ondevice import commands
 from ondevice.commands import existing, port, positive, seconds, share
-from ondevice.disco import traces
-from ondevice.disco.budget import TokenBucket
-from ondevice.disco.distributions import Device, Latency, Lengths
-from ondevice.disco.endpoints import Endpoint
-from ondevice.disco.handoff import HandoffRule, StatedOverhead
-from ondevice.disco.loopback import listener
-from ondevice.disco.named_policies import Known, known_names, named_policy
-from ondevice.disco.policy import NEVER, Constrained
-from ondevice.disco.replay import Fault, FaultKind, Timing, create_replay
-from ondevice.disco.router import Router
-from ondevice.disco.serve import create_app
-from ondevice.disco.session import Timeouts
+from ondevice.disco.policy import SIDES
+from ondevice.disco.router import config
+from ondevice.disco.router.app import create_app
+from ondevice.disco.router.loopback import listener
+from ondevice.disco.router.replay import Fault, FaultKind, Timing, create_replay
+from ondevice.disco.router.router import Router
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     with commands.refusing(f"python -m ondevice.disco {options.command}"):
         app = options.build(options)
         opened = _opened(options.host, options.port)
@@ -39,8 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"Listening on http://{host}:{port}/v1", flush=True)
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk it while streams wait
-    config = uvicorn.Config(app, log_level=options.log_level, access_log=False)
-    uvicorn.Server(config).run(sockets=[opened])
+    server = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(server).run(sockets=[opened])
 
 
 def _opened(host: str, port: int) -> socket.socket:
@@ -51,26 +46,28 @@ def _opened(host: str, port: int) -> socket.socket:
 
 
 def build_router(options: argparse.Namespace) -> ASGIApp:
-    policy, constrained = named_policy(options.policy, options.constrained, options.budget, _known(options))
-    device = Endpoint(
-        options.device, options.device_model, options.device_api, not options.device_cannot_continue,
-        *_prices(options.device_prices), api_key=_key(options.device_key),
-    )  # fmt: skip
-    server = Endpoint(
-        options.server, options.server_model, options.server_api, not options.server_cannot_continue,
-        *_prices(options.server_prices), api_key=_key(options.server_key),
-    )  # fmt: skip
-    router = Router(
-        device,
-        server,
-        policy,
-        constrained=constrained,
-        timeouts=Timeouts(options.first_token_timeout, options.token_timeout, options.deadline),
-        bucket=TokenBucket(options.budget, burst=NEVER) if options.hard_budget else None,
-        pace=options.pace,
-        migration=_migration(options, constrained, device, server),
-    )
-    return create_app(router)
+    settings = {name: getattr(options, name) for name in ("budget", "constrained", "pace", "migration")}
+    raw: dict[str, Any] = {"router_settings": {name: it for name, it in settings.items() if it is not None}}
+    if options.key:
+        raw["general_settings"] = {"master_key": f"os.environ/{options.key}"}
+    urls = [getattr(options, side) for side in SIDES]
+    if options.config is None:
+        if None in urls:
+            raise ValueError("Name the endpoints: --config FILE, or --device URL and --server URL.")
+        raw["model_list"] = [_deployment(options, side) for side in SIDES]
+    elif any(urls):
+        raise ValueError("The endpoints stand in the file or on the command line, not in both.")
+    found = config.load(options.config, raw)
+    if not config.is_loopback(options.host) and not found.general_settings.master_key:
+        raise ValueError(f"Whoever reaches {options.host} could spend your budget: set master_key, or --key VARIABLE.")
+    return create_app(Router(found))
+
+
+def _deployment(options: argparse.Namespace, side: str) -> dict[str, Any]:
+    model, key = getattr(options, f"{side}_model"), getattr(options, f"{side}_key")
+    asked = {"model": model or side, "api_base": getattr(options, side)}
+    secret = {"api_key": f"os.environ/{key}"} if key else {}
+    return {"model_name": model or side, "litellm_params": asked | secret, "model_info": {"side": side}}
 
 
 def build_replay(options: argparse.Namespace) -> ASGIApp:
@@ -87,16 +84,6 @@ def build_replay(options: argparse.Namespace) -> ASGIApp:
     return create_replay(timing, options.voice, fault if kind else None)
 
 
-def _known(options: argparse.Namespace) -> Known:
-    """What policies are computed from: files of the user's own measurements, or the committed traces."""
-    rates = _numbers(options.device_speed, 2, "--device-speed is two rates in tokens/s, such as 51.8,20.1")
-    return Known(
-        Lengths.of(_list(options.past_lengths)) if options.past_lengths else traces.lengths(),
-        Latency.of(_list(options.past_ttft)) if options.past_ttft else traces.server(options.server_like),
-        Device("device", *rates),
-    )
-
-
 def _list(path: Path) -> list[float]:
     """A JSON list of numbers."""
     try:
@@ -108,74 +95,25 @@ def _list(path: Path) -> list[float]:
     return found
 
 
-def _migration(
-    options: argparse.Namespace, constrained: Constrained, device: Endpoint, server: Endpoint
-) -> HandoffRule | None:
-    if options.migrate == "no":
-        return None
-    if options.pace is None:
-        raise ValueError("--migrate needs --pace: without a pace no buffer builds up to mask the hand-off.")
-    source, target = (device, server) if constrained == "device" else (server, device)
-    prices = source.price_output, target.price_output, target.price_prompt
-    return StatedOverhead(options.pace, options.handover, options.answer_tokens, *prices, handoff=options.migrate)
-
-
-def _prices(text: str) -> tuple[float, float]:
-    """Prices per token from 'prompt,output' per million tokens."""
-    prompt, output = _numbers(text, 2, "Prices are two numbers per million tokens, such as 0.15,0.60")
-    return prompt / 1e6, output / 1e6
-
-
-def _numbers(text: str, count: int, what: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != count:
-        raise ValueError(f"{what}, not {text!r}.")
-    return numbers
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is not None and not os.environ.get(variable):
-        raise ValueError(f"The environment variable {variable} holds no key.")
-    return os.environ[variable] if variable is not None else None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = commands.Parser("python -m ondevice.disco", description=__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
     serve = programs.add_parser(
-        "serve", help="the router between a device and a server endpoint",
-        example="python -m ondevice.disco serve --device http://127.0.0.1:8401/v1 --server http://127.0.0.1:8402/v1",
+        "serve", help="the router between a device and a server side",
+        example="python -m ondevice.disco serve --config config.yaml --budget 0.3",
     )  # fmt: skip
     serve.set_defaults(build=build_router)
-    for side in ("device", "server"):
-        group = serve.add_argument_group(side)
-        group.add_argument(f"--{side}", required=True, metavar="URL", help="base URL of an OpenAI-compatible API")
-        group.add_argument(f"--{side}-model", metavar="NAME", help="model to ask for (default: the request's)")
-        group.add_argument(f"--{side}-api", choices=("completions", "chat"), default="completions",
-                           help="which API it has")
-        group.add_argument(f"--{side}-cannot-continue", action="store_true", help="it cannot continue a given prefix")
-        group.add_argument(f"--{side}-prices", default="0,0", metavar="P,O", help="prompt and output, per 1M tokens")
+    serve.add_argument("--config", type=existing, metavar="FILE", help="config.yaml; the flags below override it")
+    for side in SIDES:
+        group = serve.add_argument_group(f"{side}, without a file")
+        group.add_argument(f"--{side}", metavar="URL", help="base URL of an OpenAI-compatible API")
+        group.add_argument(f"--{side}-model", metavar="NAME", help=f"model to ask for (default: {side})")
         group.add_argument(f"--{side}-key", metavar="VARIABLE", help="environment variable that holds its API key")
-    serve.add_argument("--policy", default="hedge:0.5", metavar="NAME", help=known_names())
-    serve.add_argument("--budget", type=share, default=1.0, help="share of input tokens for the constrained endpoint")
-    serve.add_argument("--constrained", choices=("device", "server"), help="default: what the policy is for, or server")
-    serve.add_argument("--past-ttft", type=existing, metavar="JSON", help="the server's past TTFTs: a list of seconds")
-    serve.add_argument(
-        "--server-like", default="together-70b", metavar="SERIES", help="without --past-ttft: this series"
-    )
-    serve.add_argument("--past-lengths", type=existing, metavar="JSON", help="past prompts' tokens (default: Alpaca's)")
-    serve.add_argument("--device-speed", default="51.8,20.14", metavar="P,D", help="prefill and decode, tokens/s")
-    serve.add_argument("--hard-budget", action="store_true", help="never exceed the budget, fallbacks included")
+    serve.add_argument("--budget", type=share, help="share of input tokens for the constrained side (default: 1)")
+    serve.add_argument("--constrained", choices=SIDES, help="the side that the budget limits (default: server)")
     serve.add_argument("--pace", type=positive, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
-    serve.add_argument("--migrate", choices=("no", "stop", "overlap"), default="no", help="needs --pace")
-    serve.add_argument("--handover", type=seconds, default=1.0, metavar="S", help="estimated time of a migration")
-    serve.add_argument("--answer-tokens", type=positive, default=128.0, help="expected length of an answer")
-    serve.add_argument("--first-token-timeout", type=positive, default=30.0, metavar="S", help="for the first token")
-    serve.add_argument("--token-timeout", type=positive, default=15.0, metavar="S", help="between two tokens")
-    serve.add_argument("--deadline", type=positive, default=300.0, metavar="S", help="for a whole answer, all tries")
+    serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="with a pace and prices (default: stop)")
+    serve.add_argument("--key", metavar="VARIABLE", help="environment variable that holds the key of callers")
     replay = programs.add_parser(
         "replay", help="an endpoint that replays timing over a deterministic text",
         example="python -m ondevice.disco replay --ttft 0.3 --tbt 0.02 --port 8401",
@@ -190,11 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--fault-rate", type=share, default=1.0, help="share of requests with the fault")
     replay.add_argument("--fault-seconds", type=seconds, default=0.0, help="length of a delay")
     replay.add_argument("--seed", type=commands.whole(), default=0, help="of which requests have it")
-    for program, usual in ((serve, 8400), (replay, 8401)):
+    for program, usual, level in ((serve, 8400, "info"), (replay, 8401, "warning")):
         program.add_argument("--host", default="127.0.0.1", help="address to listen on")
         program.add_argument("--port", type=port, default=usual, help="0 takes a free one")
-        program.add_argument("--log-level", default="warning", choices=("critical", "error", "warning", "info"),
-                             help="of the HTTP server")
+        program.add_argument("--log-level", default=level, choices=("critical", "error", "warning", "info"))
     return parser
 
 

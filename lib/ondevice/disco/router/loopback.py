@@ -40,7 +40,7 @@ class _Server(uvicorn.Server):
 async def serving(app: ASGIApp) -> AsyncIterator[str]:
     """Serve `app` while the context is open; yields its base URL, http://127.0.0.1:<port>."""
     opened = listener()
-    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="auto", timeout_graceful_shutdown=1)
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[opened]))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ondevice.disco.request import Api, estimate_tokens, plain_chat
+from ondevice.disco.router.request import Api, Message, count_tokens, message_text
 
 # Chosen to be awkward on the way: quotes, line breaks, several bytes a character, an event stream's own marks.
 WORDS = (
@@ -60,11 +61,23 @@ class Seen:
     asked: list[str] = field(default_factory=list)
 
 
+def plain_chat(messages: Sequence[Message]) -> str:
+    """This endpoint's chat template: lines of `role: text`, ending in `assistant:`."""
+    lines = [f"{message['role']}: {message_text(message)}\n" for message in messages]
+    return "".join(lines) + "assistant:"
+
+
 def continuation(text: str, voice: str = "") -> Iterator[str]:
     """The tokens that follow `text`: each is a function of all text before it, as with a greedy language model.
 
     So a text continued from any token boundary of its own answer yields exactly the rest. Voices differ in every word.
+    A long word that the text has and breaks off in is finished, as a model would.
     """
+    cut = re.search(r"[a-z]{5,}$", text[-40:])
+    known = re.search(rf"\b{cut[0]}([a-z]{{5,}})\b", text) if cut else None
+    if known:
+        yield known[1]
+        text += known[1]
     state = hashlib.blake2b(voice.encode() + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=8)
     while True:
         drawn = int.from_bytes(state.digest(), "big")
@@ -109,16 +122,19 @@ def create_replay(
             text = prompt_of(api, body)
             seen.asked.append(text)
             found = fault(number) if fault else None
-            wait = timing.ttft[number % len(timing.ttft)] + estimate_tokens(text) / timing.prefill_rate
+            wait = timing.ttft[number % len(timing.ttft)] + count_tokens(text) / timing.prefill_rate
             if found is not None:
                 if found.kind in ("429", "500"):
-                    return JSONResponse({"error": {"message": "as asked"}}, int(found.kind))
+                    return JSONResponse({"error": {"message": "as asked"}}, int(found.kind), {"retry-after": "7"})
                 if found.kind == "html":
                     return HTMLResponse("<!doctype html><title>Not an API</title>")
                 wait += found.seconds
             return _Replies(_Asked(api, text, body), wait, timing.tbt, voice, found, seen)
 
         return handle
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "replay", "object": "model"}]})
 
     async def stats(_: Request) -> Response:
         return JSONResponse({name: getattr(seen, name) for name in ("requests", "finished", "disconnected")})
@@ -127,6 +143,7 @@ def create_replay(
         routes=[
             Route("/v1/completions", handler("completions"), methods=["POST"]),
             Route("/v1/chat/completions", handler("chat"), methods=["POST"]),
+            Route("/v1/models", models),
             Route("/stats", stats),
         ]
     )
@@ -146,6 +163,7 @@ class _Replies(Response):
 
     def __init__(self, asked: _Asked, wait: float, tbt: float, voice: str, fault: Fault | None, seen: Seen) -> None:
         self._api, self._text, self._body = asked.api, asked.text, asked.body
+        self._limit = asked.body.get("max_tokens", asked.body.get("max_completion_tokens"))
         self._wait, self._tbt, self._voice, self._fault, self._seen = wait, tbt, voice, fault, seen
         self._sent: list[str] = []
         self.background = None
@@ -186,7 +204,7 @@ class _Replies(Response):
         loop = asyncio.get_running_loop()
         due = loop.time() + self._wait
         for token in continuation(self._text, self._voice):
-            if len(self._sent) == self._body.get("max_tokens"):
+            if len(self._sent) == self._limit:
                 break
             await asyncio.sleep(max(0.0, due - loop.time()))
             yield token
@@ -211,10 +229,10 @@ class _Replies(Response):
         return {"text": text} if self._api == "completions" else {name: {"content": text}}
 
     def _reason(self) -> str:
-        return "length" if len(self._sent) == self._body.get("max_tokens") else "stop"
+        return "length" if len(self._sent) == self._limit else "stop"
 
     def _usage(self) -> dict[str, int]:
-        prompt, output = estimate_tokens(self._text), len(self._sent)
+        prompt, output = count_tokens(self._text), len(self._sent)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
+Json = dict[str, Any]
 
+LIMITS = ("max_tokens", "max_completion_tokens")
 # Fields of the OpenAI schema that this module reads itself; all others are handed to the endpoint as they came.
-OWN_FIELDS = {"model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+OWN_FIELDS = {"model", "prompt", "messages", "stream", *LIMITS}
 # With one of these the answer is more than a text that can be continued, or depends on one model's vocabulary.
 PINNING_FIELDS = (
-    "tools",
-    "functions",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "prompt_logprobs",
-    "echo",
-    "suffix",
-    "modalities",
-    "audio",
-    "guided_json",
-    "guided_regex",
-    "guided_grammar",
-    "guided_choice",
-    "structured_outputs",
-    "grammar",
-    "json_schema",
-    "continue_final_message",
-)
+    "tools", "functions", "logprobs", "top_logprobs", "logit_bias", "prompt_logprobs", "echo", "suffix", "modalities",
+    "audio", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "grammar",
+    "json_schema", "continue_final_message",
+)  # fmt: skip
 
 
 class BadRequest(ValueError):
@@ -47,24 +34,35 @@ class BadRequest(ValueError):
 class Request:
     """One request. Exactly one of prompt (completions) and messages (chat) is set; options go to the endpoint.
 
-    whole: ask the endpoint for one JSON answer instead of a stream; only for pinned requests, passed on verbatim.
+    limits: what bounds the answer's tokens, under the caller's own names. headers: for the endpoint.
+    streamed: as the caller wants it.
     """
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
-    max_tokens: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     model: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    streamed: bool = True
 
     @property
     def api(self) -> Api:
         return "completions" if self.messages is None else "chat"
 
+    @property
+    def whole(self) -> bool:
+        """Whether the endpoint is asked for one JSON answer, which is passed on as it came."""
+        return not self.streamed and self.pinned is not None
+
+    @property
+    def max_tokens(self) -> int | None:
+        return min(self.limits.values(), default=None)
+
     @cached_property
-    def text(self) -> str:
-        """All text of the prompt, for counting tokens."""
-        return self.prompt or "\n".join(message_text(message) for message in self.messages or ())
+    def tokens(self) -> int:
+        """Of the prompt, estimated."""
+        return count_tokens(self.prompt or "\n".join(message_text(message) for message in self.messages or ()))
 
     @cached_property
     def pinned(self) -> str | None:
@@ -90,21 +88,18 @@ def parse(api: Api, payload: object) -> Request:
     model = payload.get("model")
     if model is not None and not isinstance(model, str):
         raise BadRequest("'model' is not a string.", "model")
-    _check_options(options)
+    for name in ("response_format", "stream_options"):
+        if not isinstance(options.get(name), dict | None):
+            raise BadRequest(f"'{name}' is not an object.", name)
     prompt, messages = (_prompt(payload), None) if api == "completions" else (None, _messages(payload))
-    request = Request(prompt, messages, _limit(payload), model, options)
-    if not request.text and not request.pinned:
+    request = Request(prompt, messages, _limits(payload), model, options, streamed=bool(payload.get("stream")))
+    empty = not request.prompt and not any(map(message_text, request.messages or ()))
+    if empty and not request.pinned:
         raise BadRequest("The prompt is empty.", "prompt" if api == "completions" else "messages")
     return request
 
 
-def plain_chat(messages: Sequence[Message]) -> str:
-    """A conversation as lines of `role: text`, ending in `assistant:`; stands in where no chat template is given."""
-    lines = [f"{message['role']}: {message_text(message)}\n" for message in messages]
-    return "".join(lines) + "assistant:"
-
-
-def estimate_tokens(text: str) -> int:
+def count_tokens(text: str) -> int:
     """A cheap estimate of a text's tokens: one per four UTF-8 bytes, at least one (about right for English BPE)."""
     return max(1, len(text.encode("utf-8", "surrogatepass")) // 4)
 
@@ -127,14 +122,14 @@ def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _prompt(payload: Mapping[str, Any]) -> str:
+def _prompt(payload: Json) -> str:
     prompt = payload.get("prompt")
     if not isinstance(prompt, str):
         raise BadRequest("'prompt' is not a string; lists of prompts and token ids are not served.", "prompt")
     return prompt
 
 
-def _messages(payload: Mapping[str, Any]) -> tuple[Message, ...]:
+def _messages(payload: Json) -> tuple[Message, ...]:
     messages = payload.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("'messages' is not a list of at least one message.", "messages")
@@ -146,17 +141,9 @@ def _messages(payload: Mapping[str, Any]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _limit(payload: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        limit = payload.get(name)
-        if limit is not None:
-            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-                raise BadRequest(f"'{name}' is not a whole number of at least 1.", name)
-            return limit
-    return None
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    shape = options.get("response_format")
-    if shape is not None and not isinstance(shape, dict):
-        raise BadRequest("'response_format' is not an object.", "response_format")
+def _limits(payload: Json) -> dict[str, int]:
+    limits = {name: payload[name] for name in LIMITS if payload.get(name) is not None}
+    for name, limit in limits.items():
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise BadRequest(f"'{name}' is not a whole number of at least 1.", name)
+    return limits

@@ -1,69 +1,23 @@
-"""An OpenAI-compatible endpoint, and the client that streams an answer from it."""
+"""The client of one deployment: asks it over HTTP and reads the stream of its answer."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from ondevice.disco.request import Api, Message, Request, plain_chat
-
-Side = Literal["device", "server"]
-SIDES: tuple[Side, Side] = ("device", "server")
-Json = dict[str, Any]
+from ondevice.disco.router.config import Deployment, is_loopback
+from ondevice.disco.router.request import Json, Message, Request
 
 LONGEST_LINE = 1 << 20  # bytes; a stream without line breaks is not an event stream
 USAGE_GRACE_S = 1.0  # after the finish reason, how long the usage and [DONE] may take
 CLOSE_GRACE_S = 0.25  # after [DONE], how long the body's end may take (reading it lets the connection be reused)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where one side answers. Prices are in any one currency (or energy) per token.
-
-    url: the API's base, such as http://127.0.0.1:8000/v1 (a URL without a path gets /v1).
-    api: what the endpoint is asked with: `completions` (prompt + prefix) or `chat` (prefix as the last message).
-    can_continue: it continues a given prefix. On chat this needs `continue_final_message` (vLLM, TGI, llama.cpp);
-        OpenAI's chat API and `transformers serve` lack it, the latter continues through /v1/completions.
-    render: turns a conversation into a prompt, for chat requests to a completions endpoint.
-    """
-
-    url: str
-    model: str | None = None
-    api: Api = "completions"
-    can_continue: bool = True
-    price_prompt: float = 0.0
-    price_output: float = 0.0
-    api_key: str | None = None
-    render: Callable[[Sequence[Message]], str] = plain_chat
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", self.url):
-            raise ValueError(f"{self.url!r} is not the http(s) URL of an API.")
-        if self.api not in ("completions", "chat"):
-            raise ValueError(f"An endpoint's api is 'completions' or 'chat', not {self.api!r}.")
-        if self.price_prompt < 0 or self.price_output < 0:
-            raise ValueError("A price per token is negative.")
-
-    @property
-    def base(self) -> str:
-        base = self.url.rstrip("/")
-        return base if urlsplit(base).path else f"{base}/v1"
-
-    @property
-    def loopback(self) -> bool:
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -91,11 +45,19 @@ class Finish:
 
 
 class EndpointError(Exception):
-    """An endpoint failed. status: its HTTP status if it sent an error, else None."""
+    """An endpoint failed. status, body, retry_after: of its HTTP answer, if it sent one. reached: it was."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        *,
+        body: Json | None = None,
+        retry_after: str | None = None,
+        reached: bool = True,
+    ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.body, self.retry_after, self.reached = status, body, retry_after, reached
 
 
 OnEvent = Callable[[Piece | Finish], None]
@@ -104,40 +66,42 @@ OnEvent = Callable[[Piece | Finish], None]
 class Source(Protocol):
     """What the router needs of an endpoint; EndpointClient is the real one, tests have others."""
 
-    endpoint: Endpoint
+    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish: ...
 
-    async def ask(self, request: Request, prefix: str, max_tokens: int | None, on_event: OnEvent) -> Finish: ...
+    async def alive(self) -> bool: ...
 
     async def aclose(self) -> None: ...
 
 
 class EndpointClient:
-    """Streams answers from one endpoint over one pool of connections that are kept open between requests."""
+    """Streams answers from one deployment over one pool of connections that are kept open between requests.
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+    Raises ValueError or OSError where the deployment's tokenizer cannot be read.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._base = deployment.litellm_params.api_base
         self._headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream",
-            "accept-encoding": "identity",
-        }
-        if endpoint.api_key:
-            self._headers["authorization"] = f"Bearer {endpoint.api_key}"
-        self._url = f"{endpoint.base}/{'completions' if endpoint.api == 'completions' else 'chat/completions'}"
-        self._http: aiohttp.ClientSession | None = None
+            "content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"
+        }  # fmt: skip
+        if deployment.litellm_params.api_key:
+            self._headers["authorization"] = f"Bearer {deployment.litellm_params.api_key}"
+        path = "completions" if deployment.model_info.api == "completions" else "chat/completions"
+        self._url = f"{self._base}/{path}"
+        self._render = _template(deployment)
 
-    async def ask(self, request: Request, prefix: str, max_tokens: int | None, on_event: OnEvent) -> Finish:
-        """Stream the answer that follows `prefix`; EndpointError if it breaks off.
+    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+        """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
 
         on_event gets each Piece as it comes, then a Finish once the answer is complete; the Finish that is returned
         a little later also holds the usage.
         """
-        body = json.dumps(request_body(self.endpoint, request, prefix, max_tokens), ensure_ascii=False)
+        body = json.dumps(self.body(request, prefix, limits), ensure_ascii=False).encode("utf-8", "surrogatepass")
         events = _EventReader(on_event, bool(request.pinned))
+        headers = {**request.headers, **self._headers}
         try:
-            async with self._session().post(
-                self._url, data=body.encode("utf-8", "surrogatepass"), headers=self._headers, allow_redirects=False
-            ) as response:
+            async with self._http.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
                 await _check(response, "application/json" if request.whole else "text/event-stream")
                 if request.whole:
                     return _whole(await response.read(), on_event)
@@ -145,58 +109,70 @@ class EndpointClient:
         except (aiohttp.ClientError, OSError) as error:
             if events.finish is not None:
                 return events.finish
-            raise EndpointError(f"{self._url}: {type(error).__name__}: {error or 'no details'}".rstrip(".")) from None
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            said = f"{self._base}: {type(error).__name__}: {error or 'no details'}".rstrip(".")
+            raise EndpointError(said, reached=reached) from None
         except EndpointError as error:
-            raise EndpointError(f"{self._url}: {error}", error.status) from None
+            error.args = (f"{self._base}: {error}",)
+            raise
+
+    async def alive(self) -> bool:
+        """Whether it answers GET /models."""
+        try:
+            async with asyncio.timeout(2.0), self._http.get(f"{self._base}/models", headers=self._headers) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
 
     async def aclose(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
-    def _session(self) -> aiohttp.ClientSession:
+    def body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> Json:
+        """The JSON body that asks to continue the request's answer after `prefix` ("" for a fresh start)."""
+        body: Json = {**request.options, **limits, "model": self._deployment.model, "stream": not request.whole}
+        if not request.whole:
+            body["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
+        if self._deployment.model_info.api == "completions":
+            if request.messages is not None:
+                body["max_tokens"] = body.pop("max_completion_tokens", body.get("max_tokens"))
+            body["prompt"] = (self._render(request.messages) if request.messages else request.prompt or "") + prefix
+        else:
+            body["messages"] = [*(request.messages or ())]
+            if prefix:
+                body["messages"] += [{"role": "assistant", "content": prefix}]
+                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return {name: value for name, value in body.items() if value is not None}
+
+    @cached_property
+    def _http(self) -> aiohttp.ClientSession:
         """The connections, made on first use: they belong to the event loop that runs then."""
-        if self._http is None:
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the session's timers cover every stage
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=not self.endpoint.loopback,  # a proxy is for the outside world only
-            )
-        return self._http
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the session's timers cover every stage
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=not is_loopback(urlsplit(self._base).hostname or ""),  # a proxy is for the outside world only
+        )
+
+
+def _template(deployment: Deployment) -> Callable[[Sequence[Message]], str]:
+    folder = deployment.model_info.tokenizer
+    if folder is None:
+        return lambda _: ""
+    from transformers import AutoTokenizer  # takes seconds
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return lambda messages: tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 
 
 async def _check(response: aiohttp.ClientResponse, expected: str) -> None:
     if response.status != 200:
-        said = _reason(await response.content.read(LONGEST_LINE))
-        raise EndpointError(f"HTTP {response.status}{said}", response.status)
+        body = _json(await response.content.read(LONGEST_LINE))
+        said = body.get("error") or body.get("detail") if body else None
+        message = f"HTTP {response.status}{f': {_short(said)}' if said else ''}"
+        raise EndpointError(message, response.status, body=body, retry_after=response.headers.get("retry-after"))
     kind = response.headers.get("content-type", "no content type").partition(";")[0].strip()
     if kind != expected:
         raise EndpointError(f"answered {kind} instead of {expected}; is this an OpenAI-compatible base URL?")
-
-
-def request_body(endpoint: Endpoint, request: Request, prefix: str, max_tokens: int | None) -> Json:
-    """The JSON body that asks `endpoint` to continue the request's answer after `prefix` ("" for a fresh start)."""
-    body: Json = {**request.options, "stream": not request.whole}
-    if not request.whole:
-        body["stream_options"] = {"include_usage": True}
-    model = endpoint.model or request.model
-    if model:
-        body["model"] = model
-    if max_tokens is not None:
-        body["max_tokens"] = max_tokens
-    if endpoint.api == "completions":
-        body["prompt"] = (request.prompt or endpoint.render(request.messages or ())) + prefix
-    else:
-        body |= _chat(request, prefix)
-    return body
-
-
-def _chat(request: Request, prefix: str) -> Json:
-    messages = list(request.messages or [{"role": "user", "content": request.prompt}])
-    if not prefix:
-        return {"messages": messages}
-    messages.append({"role": "assistant", "content": prefix})
-    return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
 class _EventReader:
@@ -266,15 +242,14 @@ class _EventReader:
 
     def _complete(self) -> None:
         if self.finish is None:
-            self.finish = Finish(self._reason or "stop")
+            self.finish = Finish(self._reason or "stop", self._usage)
             self._on_event(self.finish)
 
 
 def _whole(body: bytes, on_event: OnEvent) -> Finish:
+    reply = _json(body) or {}
     try:
-        reply = json.loads(body)
-        choice = reply["choices"][0]
-        finish = Finish(choice.get("finish_reason") or "stop", _usage(reply))
+        finish = Finish(reply["choices"][0].get("finish_reason") or "stop", _usage(reply))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise EndpointError("answered something other than a completion") from None
     on_event(Piece("", reply))
@@ -286,14 +261,12 @@ def _usage(chunk: Json) -> Usage | None:
     return Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"])) if usage else None
 
 
-def _reason(body: bytes) -> str:
-    """What an error reply says, if it says it in JSON."""
+def _json(body: bytes) -> Json | None:
     try:
-        reply = json.loads(body)
+        found = json.loads(body)
     except ValueError:
-        return ""
-    said = reply.get("error", reply.get("detail", "")) if isinstance(reply, dict) else ""
-    return f": {_short(said)}" if said else ""
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _short(said: object) -> str:

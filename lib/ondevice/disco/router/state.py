@@ -1,0 +1,46 @@
+"""The file that outlives the router: what its dispatcher learned and what each deployment has cost. No text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ondevice.disco.router.config import Config
+
+VERSION = 1
+
+
+def path_of(config: Config) -> Path:
+    """The configured file, else one in the user's state folder for these deployments."""
+    if config.router_settings.state is not None:
+        return config.router_settings.state.expanduser()
+    fleet = sorted((it.model_info.side, it.address) for it in config.model_list)
+    key = hashlib.sha256(json.dumps([config.router_settings.constrained, fleet]).encode()).hexdigest()[:12]
+    return platformdirs.user_state_path("ondevice") / f"disco-{key}.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was saved; empty if nothing was. Raises ValueError for a file that is none of this version's."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["version"] == VERSION:
+            return found
+        said = f"is a state of version {found['version']}, and this router writes {VERSION}"
+    except (ValueError, KeyError, TypeError):
+        said = "is no router's state, or only a part of one"
+    raise ValueError(f"{path} {said}; move it away to begin anew.")
+
+
+def write(path: Path, dispatcher: dict[str, Any], spent: dict[str, float]) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"version": VERSION, "dispatcher": dispatcher, "spent": spent}), encoding="utf-8")
+    temporary.replace(path)

@@ -65,8 +65,6 @@ WRONG = [
     ("disco", ["replay", "--fault", "stall:soon"], "stall:soon"),
     ("disco", ["replay", "--fault-rate", "2"], "--fault-rate: it is a number from 0 to 1"),
     ("disco.traces", ["now"], "unrecognized arguments: now"),
-    ("disco.cold_start", [], "the following arguments are required: shape"),
-    ("disco.cold_start", ["huge"], "invalid choice: 'huge'"),
     ("dragon", ["device", "--connect", "here"], "an address is HOST:PORT with a port from 0 to 65535, not 'here'"),
     ("dragon", ["device", "--connect", "here:99999"], "an address is HOST:PORT"),
     ("dragon", ["device", "--model", "nowhere", "--k", "0"], "A request's k cannot be 0"),

@@ -7,10 +7,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice import models, shapes
-from ondevice.corpus.prompts import Task
-from ondevice.disco import cold_start, device_probe, judge, plots, quality
-from ondevice.disco.judge import NgramJudge
-from ondevice.plotting import plt
+from ondevice.causal_lm import CausalLM
+from ondevice.disco import cold_start, device_probe, quality, record
+from ondevice.evidence import agreement, born, load
 
 EOS = 1
 
@@ -57,19 +56,29 @@ def test_the_probe_needs_a_token_and_can_do_without_gaps(folder):
         device_probe.measure(model, [5], 0, seed=0)
 
 
+def test_requests_of_a_record_are_those_of_its_turns(folder):
+    timed = device_probe.measure(device_probe.load(folder).model, [5, 9], 3, seed=0)
+    both = pd.concat([timed.assign(model="tiny", turn=turn) for turn in (0, 1)])
+    found = device_probe.requests(both)
+    assert found[["turn", "request", "length"]].to_numpy().tolist() == [[0, 0, 5], [0, 1, 9], [1, 0, 5], [1, 1, 9]]
+    assert found.attrs["kind"] == "measured"
+
+
 def test_the_line_is_through_the_medians():
-    lengths = pd.Series([10, 10, 10, 20, 20, 20, 40, 40, 40])
-    noise = np.tile([-0.1, 0.0, 5.0], 3)  # a hiccup in every group, which the medians do not see
-    line = device_probe.line(lengths, 0.01 * lengths + 2 + noise)
-    assert line["tokens_per_s"] == pytest.approx(100) and line["overhead_s"] == pytest.approx(2)
-    assert line["r2"] == pytest.approx(1) and line["pearson_r"] < 0.2
+    lengths = np.repeat([10, 20, 40], 9)
+    noise = np.tile([-0.01] * 4 + [0.0] + [0.01] * 3 + [5.0], 3)  # a hiccup in every group: the medians do not see it
+    line = device_probe.line(lengths, 0.01 * lengths + 2 + noise, "simulated")
+    assert line["tokens_per_s"].value == pytest.approx(100) and line["overhead_s"].value == pytest.approx(2)
+    assert line["r2"].value == pytest.approx(1) and line["pearson_r"].value < 0.2
+    assert 80 < line["tokens_per_s"].low < 100 < line["tokens_per_s"].high < 150
+    assert line["pearson_r"].low < 0 < line["pearson_r"].high and line["pearson_r"].n == 27
 
 
 def test_the_spread_takes_no_notice_of_one_hiccup():
-    calm = device_probe.steadiness([1.0] * 50)
-    assert calm["spread"] == calm["cv"] == 0 and calm["p99_over_p50"] == 1
-    hiccup = device_probe.steadiness([1.0] * 49 + [9.0])
-    assert hiccup["spread"] == 0 and hiccup["cv"] > 0.5
+    calm = device_probe.steadiness([1.0] * 50, "simulated")
+    assert calm["spread"].value == calm["spread"].high == calm["cv"].value == 0 and calm["p99_over_p50"].value == 1
+    hiccup = device_probe.steadiness([1.0] * 49 + [9.0], "simulated")
+    assert hiccup["spread"].value == 0 and hiccup["cv"].value > 0.5 and hiccup["cv"].low == 0 < hiccup["cv"].high
 
 
 def test_a_model_that_is_not_bundled_is_named_and_a_path_is_not_hidden():
@@ -80,83 +89,89 @@ def test_a_model_that_is_not_bundled_is_named_and_a_path_is_not_hidden():
 
 
 def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
-    table = cold_start.of_models([folder], 1)
-    assert table["page_cache"].tolist() == ["warm", "cold"]
+    table = cold_start.measure({"tiny": folder}, 1)
+    assert table["page_cache"].tolist() == ["warm", "cold"] and table.attrs["kind"] == "measured"
     assert (table[["load_s", "ttft_s"]] > 0).all().all()
     assert (table["parameters"] == models.load(folder).model.num_parameters()).all()
     with pytest.raises(RuntimeError, match="cold start failed"):
-        cold_start.of_folder("no-such-folder", "none", 1)
+        cold_start.loads({"none": "no-such-folder"}, 0)
 
 
-def test_linear_loading_has_the_exponent_one():
-    table = pd.DataFrame({"page_cache": ["cold", "cold", "warm", "warm"], "parameters": [1e6, 1e9] * 2,
-                          "load_s": [0.001, 1.0, 0.3, 0.3]})  # fmt: skip
-    assert cold_start.exponents(table) == pytest.approx({"cold": 1.0, "warm": 0.0})
+def test_a_bundled_model_is_found_by_its_name_and_a_folder_by_its_path(folder):
+    found = cold_start.folders(["pydocs-lm-small", folder])
+    assert list(found) == ["pydocs-lm-small", device_probe.label(folder)]
+    assert models.load(found["pydocs-lm-small"]).model.num_parameters() == 6917376
 
 
-def test_the_kept_cold_starts_are_of_the_papers_sizes():
-    kept = cold_start.assets.derived_trace("cold_start")
-    assert set(kept["page_cache"]) == {"warm", "cold"} and kept["machine"].str.len().gt(0).all()
-    for name in kept["model"]:
-        row = kept.loc[kept["model"] == name, "parameters"]
-        assert (row == shapes.shape(name.removeprefix("random:")).parameters).all()
+def test_the_exponent_is_fitted_through_all_sizes():
+    sizes, hiccup = np.repeat([1e6, 1e8, 1e9], 5), np.tile([1.0, 1.0, 1.0, 1.0, 30.0], 3)
+    cold = pd.DataFrame({"page_cache": "cold", "parameters": sizes, "load_s": 1e-9 * sizes * hiccup})
+    warm = cold.assign(page_cache="warm", load_s=np.repeat([1.0, 10.0, 1.0], 5))
+    found = cold_start.exponents(born(pd.concat([cold, warm]), "simulated"))
+    assert found["cold"].value == pytest.approx(1) and found["cold"].low < 1 < found["cold"].high
+    x, y = np.log10([1e6, 1e8, 1e9]), np.array([0, 1, 0])  # the ends alone would say 0
+    assert found["warm"].value == pytest.approx(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum())
+    assert found["warm"].low == pytest.approx(found["warm"].high)
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return tiny(32), tiny(48, seed=1)
+    return CausalLM(tiny(32)), CausalLM(tiny(48, seed=1))
 
 
-def greedy(model, ids, n):
-    """One prompt at a time, token by token, without a cache: what the batched answers must equal."""
-    said = list(ids)
+def greedy(lm, ids, n):
+    """Token by token, without a cache: what the answers must equal, and their margins."""
+    said, margins = list(ids), []
     with torch.inference_mode():
         while len(said) < len(ids) + n and said[-1:] != [EOS]:
-            said.append(int(model(torch.tensor([said])).logits[0, -1].argmax()))
-    return said[len(ids) :]
+            logits = lm.model(torch.tensor([said])).logits[0, -1]
+            said.append(int(logits.argmax()))
+            margins.append(float(logits.max() - logits.sort().values[-2]))
+    return said[len(ids) :], margins
 
 
 PROMPTS = [[3, 5, 7], [9], [2, 4, 6, 8, 10]]
 
 
-def test_a_handover_at_either_end_is_one_model_alone(pair):
-    answers = quality.handed_over(*pair, PROMPTS, [0, 12], 12)
-    assert answers[0] == [greedy(pair[1], ids, 12) for ids in PROMPTS]
-    assert answers[12] == [greedy(pair[0], ids, 12) for ids in PROMPTS]
+@pytest.mark.parametrize("ids", PROMPTS)
+def test_a_handover_at_either_end_is_one_model_alone(pair, ids):
+    answers = quality.migrated(*pair, ids, [0, 12], 12)
+    for handover, alone in ((0, pair[1]), (12, pair[0])):
+        tokens, margins = greedy(alone, ids, 12)
+        assert [token for token, _ in answers[handover]] == tokens
+        assert [margin for _, margin in answers[handover]] == pytest.approx(margins, abs=1e-4)
 
 
-def test_a_handover_continues_the_first_models_words(pair):
-    for ids, answer in zip(PROMPTS, quality.handed_over(*pair, PROMPTS, [4], 12)[4], strict=True):
-        begun = greedy(pair[0], ids, 4)
-        assert answer == begun + (greedy(pair[1], [*ids, *begun], 8) if begun[-1] != EOS else [])
+@pytest.mark.parametrize("ids", PROMPTS)
+def test_a_handover_continues_the_first_models_words(pair, ids):
+    answer = [token for token, _ in quality.migrated(*pair, ids, [4], 12)[4]]
+    begun, _ = greedy(pair[0], ids, 4)
+    assert answer == begun + (greedy(pair[1], [*ids, *begun], 8)[0] if begun[-1] != EOS else [])
 
 
 def test_an_answer_that_has_ended_is_not_handed_over(pair, monkeypatch):
-    scripted = {id(pair[0]): [5, EOS], id(pair[1]): [8, 8]}
-    monkeypatch.setattr(quality, "generate", lambda model, prefixes, n: [scripted[id(model)][:n] for _ in prefixes])
-    assert quality.handed_over(*pair, [[3]], [0, 1, 2], 2) == {0: [[8, 8]], 1: [[5, 8]], 2: [[5, EOS]]}
-
-
-def test_a_handover_beyond_the_limit_is_refused(pair):
-    with pytest.raises(ValueError, match="between 0 and 4"):
-        quality.handed_over(*pair, [[3]], [5], 4)
+    scripted = {id(pair[0]): [(5, 0.1), (EOS, 0.2)], id(pair[1]): [(8, 0.3), (8, 0.4)]}
+    monkeypatch.setattr(quality, "continued", lambda lm, ids, n: scripted[id(lm)][:n])
+    answers = quality.migrated(*pair, [3], [0, 1, 2, 3], 3)
+    five, end, eight, again = (5, 0.1), (EOS, 0.2), (8, 0.3), (8, 0.4)
+    assert answers == {0: [eight, again], 1: [five, eight, again], 2: [five, end], 3: [five, end]}
 
 
 def loaded(model, origin="folder"):
     return models.Loaded("x", origin, model, shapes.byte_tokenizer())
 
 
-def test_what_cannot_be_compared_is_said(pair):
-    assert quality.why_not({"a": loaded(pair[0])}) == "it takes two models of different names"
-    assert quality.why_not({"a": loaded(pair[0]), "b": loaded(pair[1])}) == ""
+def test_what_cannot_be_compared_is_said():
+    one, two = tiny(32), tiny(48, seed=1)
+    assert quality.why_not({"a": loaded(one)}) == "it takes two models of different names"
+    assert quality.why_not({"a": loaded(one), "b": loaded(two)}) == ""
     marked = tiny(32)
     setattr(marked.config, shapes.MARK, True)
-    assert "random" in quality.why_not({"a": loaded(pair[0]), "b": loaded(marked)})
+    assert "random" in quality.why_not({"a": loaded(one), "b": loaded(marked)})
     other = shapes.byte_tokenizer()
     other.add_tokens(["more"])
-    two = {"a": loaded(pair[0]), "b": models.Loaded("x", "folder", pair[1], other)}
     with pytest.raises(ValueError, match="different vocabularies"):
-        quality.quality_by_handover(two, [], [0, 4], 4)
+        record.again({"a": loaded(one), "b": models.Loaded("x", "folder", two, other)}, [])
 
 
 def test_rouge_1_counts_shared_words():
@@ -166,77 +181,90 @@ def test_rouge_1_counts_shared_words():
 
 
 def test_an_answer_is_right_when_its_words_are_the_references(monkeypatch):
-    monkeypatch.setattr(judge, "likelihood", lambda answer: -float(len(answer)))
     monkeypatch.setattr(quality, "embedder", lambda: lambda texts: np.eye(4)[[len(text) % 4 for text in texts]])
-    tasks = [Task("rag", "a", (), (("q", "the array of  numbers it sums"),))] * 3
-    table = quality.scores(tasks, ["the array of numbers it sums", "the array of numbers it adds", "no idea"])
-    assert table["accurate"].tolist() == [1.0, 1.0, 0.0]
+    answers = ["the array of numbers it sums", "the array of numbers it adds", "no idea"]
+    table = quality.scores(answers, ["the array of  numbers it sums"] * 3)
+    assert table["right"].tolist() == [True, True, False]
     assert table["rouge_1"].tolist() == pytest.approx([1.0, 5 / 6, 0.0])
+    assert table["similarity"].tolist() == [0, 0, 0] and quality.scores(["a"], ["b"])["similarity"].tolist() == [1]
 
 
-def by_hand(scored):
-    """A table of one direction: scored {hand-over: scores of the items}."""
-    rows = [("small to base", h, i, s) for h, values in scored.items() for i, s in enumerate(values)]
-    return pd.DataFrame(rows, columns=["direction", "handover", "item", "rouge_1"])
+def by_hand(scored, family="rag", direction="small to base"):
+    """A table of one direction: scored {hand-over: scores of the prompts}."""
+    rows = [(family, direction, h, i, s) for h, values in scored.items() for i, s in enumerate(values)]
+    return born(pd.DataFrame(rows, columns=["family", "direction", "handover", "document", "right"]), "simulated")
 
 
 def test_the_bound_measures_how_far_a_mean_lies_outside():
     table = by_hand({0: [0.6, 0.6], 2: [0.5, 0.5], 4: [0.7, 0.9], 6: [0.1, 0.3], 8: [0.4, 0.4]})
-    found = quality.bound(table, "rouge_1", "small", seed=0).set_index("handover")
+    found = quality.bound(table, "right", "small").set_index("handover")
     assert found["outside"].to_dict() == pytest.approx({2: -0.1, 4: 0.2, 6: 0.2})
-    assert found["gain"].to_dict() == pytest.approx({2: 0.1, 4: 0.4, 6: -0.2})  # over the device's 0.4, which begins
-    assert found["within"].to_dict() == {2: 1.0, 4: 0.0, 6: 0.0}
-    assert found.loc[2, ["low", "high"]].tolist() == pytest.approx([-0.1, -0.1])
-    assert found.loc[4, "low"] == pytest.approx(0.1) and found.loc[4, "high"] == pytest.approx(0.3)
-    assert found["first"].eq(0.4).all() and found["second"].eq(0.6).all()
+    assert found["over_device"].to_dict() == pytest.approx({2: 0.1, 4: 0.4, 6: -0.2})  # the device's 0.4, which begins
+    assert found["over_server"].to_dict() == pytest.approx({2: -0.1, 4: 0.2, 6: -0.4})
+    assert found["over_weaker"].to_dict() == pytest.approx({2: 0.1, 4: 0.4, 6: -0.2})
+    assert found.loc[2, ["outside_low", "outside_high"]].tolist() == pytest.approx([-0.1, -0.1])
+    assert found.loc[4, "outside_low"] < 0.2 < found.loc[4, "outside_high"]
+    assert found["first"].eq(0.4).all() and found["second"].eq(0.6).all() and found["n"].eq(2).all()
 
 
 def test_the_device_is_the_model_that_is_named():
     table = by_hand({0: [0.6, 0.6], 2: [0.5, 0.5], 8: [0.4, 0.4]})
-    assert quality.bound(table, "rouge_1", "base", seed=0)["gain"].tolist() == pytest.approx([-0.1])
+    assert quality.bound(table, "right", "base")["over_device"].tolist() == pytest.approx([-0.1])
 
 
-def test_the_bounds_interval_holds_what_it_promises():
-    """Scores of two models and a mixture of them: the true mean is on the bound's edge, in 95 of 100 intervals."""
+def test_families_weigh_the_same_or_are_judged_alone():
+    large = by_hand({0: [1.0] * 6, 4: [0.5] * 6, 8: [0.0] * 6})
+    small = by_hand({0: [1.0] * 2, 4: [0.1] * 2, 8: [0.0] * 2}, "summary")
+    table = born(pd.concat([large, small]), "simulated")
+    assert quality.bound(table, "right", "small")["migrated"].tolist() == pytest.approx([0.3])
+    found = quality.bound(table, "right", "small", by=("family", "direction")).set_index("family")
+    assert found["migrated"].to_dict() == pytest.approx({"rag": 0.5, "summary": 0.1})
+    assert quality.means(table, ["right"])["mean"].tolist() == pytest.approx([1.0, 0.3, 0.0])
+
+
+def test_the_extreme_of_a_bound_is_an_estimate():
+    rng = np.random.default_rng(0)
+    table = by_hand({0: rng.random(40), 4: 1 + rng.random(40), 5: rng.random(40), 8: rng.random(40)})
+    bounds = quality.bound(table, "right", "small")
+    worst, gain = quality.extreme(bounds, "outside", max), quality.extreme(bounds, "over_device")
+    assert worst.value == bounds["outside"].iloc[0] and 0.7 < worst.low < worst.value < worst.high < 1.3
+    assert gain.value == bounds["over_device"].iloc[1] and gain.low < 0 < gain.high
+    assert (worst.n, worst.kind) == (40, "simulated")
+
+
+@pytest.mark.parametrize("strong", [0.9, 0.3], ids=["of unlike models", "of equal models"])
+def test_the_bounds_intervals_hold_together(strong):
+    """The true means of two hand-overs are those of either model: no mean is outside, in 95 of 100 tables."""
     rng = np.random.default_rng(0)
     held = 0
     for seed in range(100):
-        weak, strong = rng.normal(0.3, 0.1, 60), rng.normal(0.9, 0.1, 60)
-        table = by_hand({0: strong, 4: weak + rng.normal(0, 0.1, 60), 8: weak})
-        row = quality.bound(table, "rouge_1", "small", seed=seed, draws=400).iloc[0]
-        held += row["low"] <= 0 <= row["high"]
-    assert 88 <= held <= 100
+        values = {0: strong, 4: 0.3, 6: strong, 8: 0.3}
+        table = by_hand({handover: rng.normal(mean, 0.1, 60) for handover, mean in values.items()})
+        worst = quality.extreme(quality.bound(table, "right", "small", seed=seed), "outside", max)
+        held += worst.low <= 0 <= worst.high
+    assert held >= 93
 
 
 def test_means_come_with_intervals_that_hold_them():
     table = by_hand({0: np.linspace(0, 1, 21), 8: np.ones(21)})
-    found = quality.means(table, ["rouge_1"], seed=0).set_index("handover")
-    assert found["mean"].to_dict() == pytest.approx({0: 0.5, 8: 1.0})
+    found = quality.means(table, ["right"]).set_index("handover")
+    assert found["mean"].to_dict() == pytest.approx({0: 0.5, 8: 1.0}) and found["n"].eq(21).all()
     assert found.loc[0, "low"] < 0.45 and found.loc[0, "high"] > 0.55 and found.loc[8, "low"] == pytest.approx(1.0)
-    figure = plots.handover_quality(found.reset_index(), quality.METRICS, "measured", {"rouge_1": (0.2, 0.3)})
-    plt.close(figure)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_the_judges_chances_add_up_to_one(order):
-    ids = np.random.default_rng(0).integers(0, 5, 200)
-    ngrams = NgramJudge(ids, vocabulary=6, order=order)  # token 5 was never seen
-    for context in ([], [0], [1, 2], [5, 5], [3, 5], [5, 2, 4]):
-        chances = [np.exp(ngrams.log_probabilities([*context, token])[-1]) for token in range(6)]
-        assert sum(chances) == pytest.approx(1) and min(chances) > 0
+# The record
 
 
-def test_the_judge_counts_by_hand():
-    """0 1 0 1 2 as bigrams: 01 twice, 10, 12. After 1 come 0 and 2, once each; four kinds of tokens end bigrams."""
-    ngrams = NgramJudge(np.array([0, 1, 0, 1, 2]), vocabulary=3, order=2)
-    unigram = (1 - 0.75) / 3 + 0.75 * 3 / 3 / 3  # each token follows one other: 01, 10, 12
-    assert np.exp(ngrams.log_probabilities([1, 0])) == pytest.approx(
-        [unigram, (1 - 0.75) / 2 + 0.75 * 2 / 2 * unigram]
-    )
+def test_the_first_prompts_run_again_as_recorded():
+    pair = {name: models.load(name) for name in (record.DEVICE, record.SERVER)}
+    tasks = [task for task in quality.items(1, pair[record.DEVICE].tokenizer) if task.family in ("rag", "turns")]
+    found = agreement(load("disco", "quality"), record.again(pair, tasks), record.KEYS, record.EXACT, "margin")
+    assert found.n == 24 and not found.differing
 
 
-def test_the_judge_prefers_what_it_has_read():
-    ngrams = NgramJudge(np.tile([1, 2, 3, 4], 50), vocabulary=8, order=3)
-    assert ngrams.log_probabilities([1, 2, 3, 4]).mean() > ngrams.log_probabilities([4, 2, 1, 3]).mean() + 1
-    with pytest.raises(ValueError, match="64 bits"):
-        NgramJudge(np.arange(10), vocabulary=8192, order=5)
+def test_no_reference_is_longer_than_an_answer_may_be():
+    tokenizer = models.load(record.DEVICE).tokenizer
+    tasks = quality.items(40, tokenizer)
+    assert len(tasks) == len({(task.family, task.name) for task in tasks}) == 280
+    assert max(len(tokenizer(task.answer)["input_ids"]) for task in tasks) < quality.LIMIT
+    assert [task for task in quality.items(3, tokenizer) if task not in tasks] == []  # a smaller sample is part of it

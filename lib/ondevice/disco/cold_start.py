@@ -52,18 +52,17 @@ def written(names: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def measure(of: Mapping[str, str], turns: int) -> pd.DataFrame:
-    """`loads` of each folder in turns, all models before the next turn. of: label -> folder."""
-    parts = [loads(label, folder, turn) for turn in range(turns) for label, folder in of.items()]
-    return born(pd.concat(parts, ignore_index=True), "measured")
+    """`loads` in turns. of: label -> folder."""
+    return born(pd.concat([loads(of, turn) for turn in range(turns)], ignore_index=True), "measured")
 
 
-def loads(label: str, folder: str, turn: int) -> pd.DataFrame:
-    """A load by a fresh process with the file in the page cache (warm), and one with it dropped (cold).
+def loads(of: Mapping[str, str], turn: int) -> pd.DataFrame:
+    """By a fresh process, each model once with its file in the page cache (warm) and once with it dropped (cold).
 
-    Columns: model, turn, page_cache, parameters, megabytes, load_s (until all weights are in memory), ttft_s (of 5
+    Columns: turn, model, page_cache, parameters, megabytes, load_s (until all weights are in memory), ttft_s (of 5
     tokens), threads, busy (cores busy with something else meanwhile). A load before them warms up and is not told.
     """
-    return pd.DataFrame([{"model": label, "turn": turn, **row} for row in json.loads(_in_a_process("time", folder))])
+    return pd.DataFrame([{"turn": turn, **row} for row in json.loads(_in_a_process("time", json.dumps(dict(of))))])
 
 
 def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
@@ -103,17 +102,19 @@ def _write(shape: str, folder: str) -> None:
     models.load(f"random:{shape}", torch.bfloat16).model.save_pretrained(folder)
 
 
-def _time(folder: str) -> list[dict[str, Any]]:
-    files = sorted(Path(folder).glob("*.safetensors"))
-    megabytes = round(sum(file.stat().st_size for file in files) / 1e6, 1)
+def _time(of: Mapping[str, str]) -> list[dict[str, Any]]:
     rows = []
-    with device_probe.one_thread():
+    for label, folder in of.items():
+        files = sorted(Path(folder).glob("*.safetensors"))
+        megabytes = round(sum(file.stat().st_size for file in files) / 1e6, 1)
         _once(folder)
         for cache in _CACHES:
             if cache == "cold":
                 meters.evict(files)
             found, busy = watched(_once, folder)
-            rows.append({"page_cache": cache, "megabytes": megabytes, **found, "threads": 1, "busy": busy})
+            rows.append(
+                {"model": label, "page_cache": cache, "megabytes": megabytes, **found, "threads": 1, "busy": busy}
+            )
     return rows
 
 
@@ -139,4 +140,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "write":
         _write(*sys.argv[2:])
     else:
-        print(json.dumps(_time(sys.argv[2])))
+        torch.set_num_threads(1)
+        print(json.dumps(_time(json.loads(sys.argv[2]))))

@@ -108,13 +108,12 @@ def record_device() -> Path:
 def record_cold_start() -> Path:
     """cold_start.<machine>.csv: a row a load, models and cache states in turn."""
     parameters = {"turns": TURNS["cold_start"], "threads": 1, "dtype": "bfloat16"}
-    kept = _of_this_machine("cold_start", ["model", "turn"], parameters, [DEVICE, SERVER])
+    kept = _of_this_machine("cold_start", ["turn"], parameters, [DEVICE, SERVER])
     with cold_start.written(cold_start.SHAPES) as shapes:
         of = cold_start.folders([DEVICE, SERVER]) | shapes
         for turn in range(TURNS["cold_start"]):
-            for label, folder in of.items():
-                if (label, turn) not in kept.done:
-                    kept.add(cold_start.loads(label, folder, turn))
+            if (turn,) not in kept.done:
+                kept.add(cold_start.loads(of, turn))
             print(f"cold start: turn {turn}", flush=True)
     return kept.finish()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +15,16 @@ from ondevice.disco.budgeted import Dispatcher, Order
 from ondevice.disco.policy import NEVER, Side
 from ondevice.disco.router.app import create_app
 from ondevice.disco.router.config import Config
+from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
 from ondevice.disco.router.loopback import serving
+from ondevice.disco.router.replay import answer, plain_chat
+from ondevice.disco.router.request import Request
 from ondevice.disco.router.router import Router
+from ondevice.disco.router.session import Session, StreamError
 
 T = TypeVar("T")
+INFO = ("api", "can_continue", "tokenizer", "max_output_tokens")
+MESSAGES: Any = [{"role": "user", "content": "Tell me about buffers, 6 words."}]
 NOW: dict[Side, float] = {"device": 0.0, "server": 0.0}
 DEVICE_FIRST: dict[Side, float] = {"device": 0.0, "server": NEVER}
 
@@ -103,9 +109,7 @@ class Told(Dispatcher):
 
 def deployment(side: Side, url: str = "http://127.0.0.1:1", name: str | None = None, **more: Any) -> dict[str, Any]:
     """An entry of model_list; what is not in model_info goes to litellm_params."""
-    info = {
-        name_: more.pop(name_) for name_ in ("api", "can_continue", "tokenizer", "max_output_tokens") if name_ in more
-    }
+    info = {key: more.pop(key) for key in INFO if key in more}
     return {
         "model_name": name or "m",
         "litellm_params": {"model": side, "api_base": url} | more,
@@ -120,11 +124,105 @@ def configured(folder: Path, *deployments: dict[str, Any], general: Any = None, 
     )
 
 
+@dataclass
+class Scripted:
+    """An endpoint on the virtual clock. fault: (request number, tokens before it) of a failure, or None for none.
+
+    error: what it fails with; None is silence.
+    """
+
+    ttft: Sequence[float] = (0.1,)
+    tbt: float = 0.01
+    voice: str = ""
+    fault: tuple[int, int] | None = None
+    error: EndpointError | None = field(default_factory=lambda: EndpointError("as scripted", 500))
+    usage: bool = True
+    asked: list[str] = field(default_factory=list)
+    limits: list[Mapping[str, int]] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+        number = len(self.asked)
+        self.asked.append(prefix)
+        self.limits.append(limits)
+        most = min(limits.values(), default=None)
+        tokens = answer(plain_chat(request.messages or ()) + prefix, most, self.voice)
+        try:
+            await asyncio.sleep(self.ttft[number % len(self.ttft)])
+            for sent, token in enumerate(tokens):
+                if sent:
+                    await asyncio.sleep(self.tbt)
+                await self._fail(number, sent)
+                on_event(Piece(token))
+            await self._fail(number, len(tokens))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        reason = "length" if len(tokens) == most else "stop"
+        return Finish(reason, Usage(request.tokens, len(tokens)) if self.usage else None)
+
+    async def _fail(self, number: int, sent: int) -> None:
+        if self.fault == (number, sent):
+            if self.error is None:
+                await asyncio.Event().wait()
+            raise self.error or AssertionError
+
+    async def alive(self) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Seen:
+    """What a reader saw: each packet's text, and when."""
+
+    texts: list[str]
+    times: list[float]
+    session: Session
+    error: StreamError | None
+
+    @property
+    def switches(self) -> list[tuple[int, str, str]]:
+        return [(switch.at, switch.side, switch.role) for switch in self.session.switches]
+
+    @property
+    def outcomes(self) -> list[tuple[str, str, str]]:
+        return [(entry.side, entry.role, entry.outcome) for entry in self.session.entries]
+
+
+async def read(router: Router, request: Request) -> Seen:
+    """One stream to its end."""
+    session = router.open(request)
+    clock = asyncio.get_running_loop().time
+    texts, times, error = [], [], None
+    start = clock()
+    session.start()
+    try:
+        async for part in session.out.read():
+            texts.append(part.text)
+            times.append(clock() - start)
+    except StreamError as caught:
+        error = caught
+    session.abandon()
+    return Seen(texts, times, session, error)
+
+
+def composed(seen: Seen, voices: Mapping[str, str], asked: str) -> list[str]:
+    """The answer that the recorded switches promise: each stretch from its side, conditioned on all before it."""
+    tokens: list[str] = []
+    ends = [at for at, _, _ in seen.switches[1:]] + [len(seen.texts)] * bool(seen.switches)
+    for (at, side, _), end in zip(seen.switches, ends, strict=True):
+        assert at == len(tokens)
+        tokens += answer(asked + "".join(tokens), end - at, voices[side])
+    return tokens
+
+
 @contextlib.asynccontextmanager
 async def routed(folder: Path, device: Any, server: Any, dispatcher: Dispatcher, **options: Any) -> AsyncIterator[str]:
-    """A router between two ASGI applications, served; yields its base URL. options: of both deployments or the router."""
-    names = ("api", "can_continue", "tokenizer")
-    ours = {name: options.pop(name) for name in names if name in options}
+    """A router between two ASGI applications, served; yields its base URL. options: of both sides or the router."""
+    ours = {key: options.pop(key) for key in INFO if key in options}
     async with serving(device) as one, serving(server) as other:
         sides = deployment("device", one, **ours), deployment("server", other, **ours)
         router = Router(configured(folder, *sides, **options), dispatcher=dispatcher)

@@ -1,160 +1,286 @@
-"""A thousand streams through the served router while its endpoints misbehave: every text exact, or a clear error."""
+"""DiSCo's router over real sockets while its endpoints misbehave: the undisturbed text, or a clear error."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, get_args
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import aiohttp
 import openai
 import pytest
+from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed
+from waiting import until
 
-from ondevice.disco.endpoints import Endpoint
-from ondevice.disco.handoff import StatedOverhead
-from ondevice.disco.loopback import serving
-from ondevice.disco.replay import Fault, FaultKind, Timing, answer, create_replay
-from ondevice.disco.request import plain_chat
-from ondevice.disco.router import Router
-from ondevice.disco.serve import create_app
-from ondevice.disco.session import Timeouts
+from ondevice.disco.policy import NEVER, Side
+from ondevice.disco.router.app import create_app
+from ondevice.disco.router.loopback import serving
+from ondevice.disco.router.replay import Fault, Timing, answer, create_replay, plain_chat
+from ondevice.disco.router.router import Router
 
-STREAMS, AT_ONCE, TOKENS = 1200, 24, 16
-PACE = 40.0  # tokens/s; the endpoints are faster even on a busy machine, so that a buffer builds up
-VOICES = {"device": "a", "server": "b"}
-
-
-def faults(seed: int, share: float = 0.3) -> Callable[[int], Fault | None]:
-    coins = random.Random(seed)
-
-    def fault(_: int) -> Fault | None:
-        if coins.random() >= share:
-            return None
-        kind: FaultKind = coins.choice(get_args(FaultKind))
-        return Fault(kind, coins.randrange(TOKENS), 0.03 if kind == "delay" else 0.0)
-
-    return fault
+TOKENS, CUTS = 24, 247
+WHOLE = "".join(answer(plain_chat(MESSAGES), TOKENS))
+QUICK = Timing([0.0], 0.0)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+Writes = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def routers(device: str, server: str) -> list[Router]:
-    """Race, hedge and both hand-off modes, over completions and chat endpoints."""
-    limits = Timeouts(first_token=1.0, between_tokens=0.5, total=30.0)
-    text = Endpoint(device, price_output=2.0), Endpoint(server)
-    chat = Endpoint(device, api="chat", price_output=2.0), Endpoint(server, api="chat")
-    mixed = Endpoint(device, price_output=2.0), Endpoint(server, api="chat")
-    found = [
-        Router(*text, lambda _: (0.0, 0.0), timeouts=limits),
-        Router(*chat, lambda _: (0.02, 0.0), timeouts=limits),
-    ]
-    for sides in (text, mixed):
-        for mode in ("stop", "overlap"):
-            rule = StatedOverhead(PACE, 0.02, 128.0, source_output=2.0, target_output=0.0, handoff=mode)
-            options: dict[str, Any] = {"timeouts": limits, "pace": PACE, "migration": rule, "constrained": "device"}
-            found.append(Router(*sides, lambda _: (0.0, 0.01), **options))
-    return found
+@contextlib.asynccontextmanager
+async def raw(writes: Writes) -> AsyncIterator[str]:
+    """A socket server that reads a request, writes what it is told and closes; yields its base URL."""
 
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            await writes(writer)
+        writer.close()
 
-@dataclass
-class Outcome:
-    asked: str
-    text: str
-    story: dict[str, Any] | None
-    error: str | None
-
-
-async def ask(client: openai.AsyncOpenAI, number: int, chat: bool, lag_s: float) -> Outcome:
-    """One stream, read with a pause of `lag_s` after each chunk."""
-    content = f"Question {number}: what is {number * 37 % 101}?"
-    messages: Any = [{"role": "user", "content": content}]
-    common: dict[str, Any] = {"model": "m", "max_tokens": TOKENS, "stream": True}
-    text, story, error = "", None, None
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
-        if chat:
-            stream: Any = await client.chat.completions.create(messages=messages, **common)
-        else:
-            stream = await client.completions.create(prompt=content, **common)
-        async for chunk in stream:
-            choice = chunk.choices[0]
-            text += (choice.delta.content if chat else choice.text) or ""
-            story = getattr(chunk, "disco", story)
-            if lag_s:
-                await asyncio.sleep(lag_s)
-    except openai.APIError as caught:
-        error = str(caught)
-    return Outcome(plain_chat(messages) if chat else content, text, story, error)
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.close()
 
 
-async def ask_all(voices: dict[str, str], seed: int, streams: int) -> tuple[list[Outcome], list[Router]]:
-    coins = random.Random(seed)
-    timings = [Timing([coins.uniform(0.0, 0.03) for _ in range(50)], 0.001) for _ in voices]
-    apps = [
-        create_replay(timing, voice, faults(seed + number))
-        for number, (timing, voice) in enumerate(zip(timings, voices.values(), strict=True))
-    ]
-    async with contextlib.AsyncExitStack() as stack:
-        device, server = [await stack.enter_async_context(serving(app)) for app in apps]
-        made = [await stack.enter_async_context(router) for router in routers(device, server)]
-        clients = []
-        for router in made:
-            url = await stack.enter_async_context(serving(create_app(router)))
-            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0)
-            clients.append(await stack.enter_async_context(client))
-        gate = asyncio.Semaphore(AT_ONCE)
-
-        async def one(number: int) -> Outcome:
-            at = number % len(clients)
-            chat = at != 0 and coins.random() < 0.5
-            lag = 0.01 if coins.random() < 0.1 else 0.0
-            if at == 1:
-                chat = True  # both endpoints of that router speak chat: a bare prompt would be another question
-            async with gate:
-                return await ask(clients[at], number, chat or at >= 4, lag)
-
-        return list(await asyncio.gather(*map(one, range(streams)))), made
+def recorded() -> bytes:
+    """The whole answer as one event stream."""
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
+    chunks += [{"choices": [{"index": 0, "delta": {"content": it}}]} for it in answer(plain_chat(MESSAGES), TOKENS)]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def composed(asked: str, switches: list[dict[str, Any]]) -> str:
-    """The text that the recorded switches promise: each stretch from its source, conditioned on all before it."""
+@contextlib.asynccontextmanager
+async def between(
+    folder: Path, device: str, server: str, waits: Mapping[Side, float] = DEVICE_FIRST, **options: Any
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, Router]]:
+    """A client of a router between two URLs."""
+    continues = options.pop("can_continue", True)
+    sides = deployment("device", device, can_continue=continues), deployment("server", server, can_continue=continues)
+    router = Router(configured(folder, *sides, **{"num_retries": 0} | options), dispatcher=Told(waits))
+    async with serving(create_app(router)) as url, client_of(f"{url}/v1") as client:
+        yield client, router
+
+
+async def stream(client: openai.AsyncOpenAI) -> tuple[str, str | None]:
+    """(text, error)."""
     text = ""
-    done = 0
-    for switch, following in zip(switches, [*switches[1:], None], strict=True):
-        until = TOKENS if following is None else following["at"]
-        stretch = answer(asked + text, until - done, VOICES[switch["source"]])
-        text, done = text + "".join(stretch), until
-    return text
+    try:
+        chunks = await client.chat.completions.create(model="disco", messages=MESSAGES, max_tokens=TOKENS, stream=True)
+        async for chunk in chunks:
+            text += chunk.choices[0].delta.content or ""
+    except openai.APIError as error:
+        return text, str(error)
+    return text, None
 
 
-def check_errors(outcomes: list[Outcome], made: list[Router]) -> None:
-    """Errors are few, clear, and follow only on failures of both endpoints."""
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    assert len(errors) < 0.35 * len(outcomes)
-    assert all("device: " in error and "server: " in error for error in errors), Counter(errors).most_common(3)
-    assert sum(router.ledger.errors for router in made) == len(errors)
-    assert sum(router.ledger.requests for router in made) == len(outcomes)
+@pytest.mark.parametrize("can_continue", [True, False])
+def test_a_stream_cut_at_every_one_of_247_points(tmp_path: Path, can_continue: bool) -> None:
+    whole = HEAD + recorded()
+    cuts = [len(whole) * number // (CUTS - 1) for number in range(CUTS)]
+
+    async def work() -> list[tuple[str, str | None]]:
+        at = iter(cuts)
+
+        async def writes(writer: asyncio.StreamWriter) -> None:
+            writer.write(whole[: next(at)])
+            await writer.drain()
+
+        options = {"can_continue": can_continue, "allowed_fails": CUTS}
+        async with (
+            raw(writes) as device,
+            serving(create_replay(QUICK)) as server,
+            between(tmp_path, device, server, **options) as (client, _),
+        ):
+            return [await stream(client) for _ in cuts]
+
+    found = asyncio.run(work())
+    assert all(WHOLE.startswith(text) for text, _ in found)
+    assert all((text == WHOLE) == (error is None) for text, error in found)
+    errors = [error for _, error in found if error is not None]
+    if can_continue:
+        assert not errors
+    else:  # before the first token the other side answers, after the last there is nothing to do
+        assert len(errors) > CUTS // 2 and all("cannot continue an answer" in error for error in errors)
 
 
-@pytest.mark.slow  # 1200 streams with their stalls and pauses take about 30 s
-def test_every_stream_is_byte_identical_or_ends_with_a_clear_error() -> None:
-    outcomes, made = asyncio.run(ask_all({"device": "", "server": ""}, seed=1, streams=STREAMS))
-    for outcome in outcomes:
-        whole = "".join(answer(outcome.asked, TOKENS))
-        assert outcome.text == whole if outcome.error is None else whole.startswith(outcome.text)
-    check_errors(outcomes, made)
-    assert sum(router.ledger.migrations for router in made) > 50
-    roles = Counter(entry.role for router in made for entry in router.ledger.entries)
-    assert min(roles["race"], roles["fallback"], roles["migration"]) > 50
+async def drip(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD)
+    while True:
+        writer.write(b":")
+        await writer.drain()
+        await asyncio.sleep(0.05)
 
 
-def test_with_two_voices_each_switch_happens_exactly_where_it_is_recorded() -> None:
-    outcomes, made = asyncio.run(ask_all(VOICES, seed=2, streams=STREAMS // 3))
-    switched = 0
-    for outcome in outcomes:
-        if outcome.error is None:
-            assert outcome.story is not None
-            assert outcome.text == composed(outcome.asked, outcome.story["switches"])
-            switched += len(outcome.story["switches"]) > 1
-    check_errors(outcomes, made)
-    assert switched > 30
+async def error_frame_then_silence(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b'data: {"error": {"message": "overloaded"}}\n\n')
+    await asyncio.Event().wait()
+
+
+async def endless_line(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"data: " + b"x" * (3 << 20))
+    await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [(drip, "no first token for"), (error_frame_then_silence, "overloaded"), (endless_line, "more than 1 MiB")],
+)
+def test_what_drips_errs_or_never_ends_is_left_for_the_other_side(tmp_path: Path, writes: Writes, said: str) -> None:
+    async def work() -> None:
+        async with raw(writes) as bad, serving(create_replay(QUICK)) as good:
+            async with between(tmp_path, bad, good, stream_timeout=0.4) as (client, _):
+                assert await stream(client) == (WHOLE, None)
+            async with between(tmp_path, bad, bad.replace("127.0.0.1", "localhost"), stream_timeout=0.4) as (client, _):
+                text, error = await stream(client)
+                assert text == "" and error is not None and said in error
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "message"),
+    [
+        ("html", 502, "answered text/html instead of text/event-stream; is this an OpenAI-compatible base URL?"),
+        ("500", 502, "HTTP 500: as asked"),
+        ("malformed", 502, "sent a malformed chunk"),
+        ("disconnect", 502, "ended the stream|Payload"),
+        ("stall", 502, r"no first token for 0\.\d+ s"),
+    ],
+)
+def test_when_both_sides_misbehave_the_error_says_how(tmp_path: Path, kind: Any, status: int, message: str) -> None:
+    async def work() -> openai.APIStatusError:
+        bad = [create_replay(QUICK, fault=lambda _: Fault(kind)) for _ in range(2)]
+        limits = {"stream_timeout": 0.2, "num_retries": 0}
+        async with routed(tmp_path, *bad, Told(), **limits) as url, client_of(url) as client:
+            with pytest.raises(openai.APIStatusError, match=message) as caught:
+                await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=5, stream=True)
+            return caught.value
+
+    error = asyncio.run(work())
+    assert error.status_code == status
+    assert "device: http://127.0.0.1:" in str(error) and "server: http://127.0.0.1:" in str(error)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 422, 429])
+def test_an_endpoints_own_refusal_reaches_the_client_as_it_is(tmp_path: Path, status: int) -> None:
+    body = json.dumps({"error": {"message": "not with this key", "code": "special"}}).encode()
+    head = (
+        f"HTTP/1.1 {status} No\r\ncontent-type: application/json\r\nretry-after: 17\r\ncontent-length: {len(body)}\r\n"
+    )
+    asked = 0
+
+    async def refuse(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
+
+    async def work() -> None:
+        async with raw(refuse) as server, serving(create_replay(QUICK)) as good:
+            async with between(tmp_path, "http://127.0.0.1:1", server, num_retries=1) as (client, _):
+                with pytest.raises(openai.APIStatusError) as caught:
+                    await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+                assert caught.value.status_code == status and caught.value.code == "special"
+                assert caught.value.response.headers["retry-after"] == "17"
+            assert asked == (2 if status == 429 else 1), "only who is busy is worth another try"
+            async with between(tmp_path, server, good) as (client, _):
+                assert await stream(client) == (WHOLE, None)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("when", ["before the first token", "in the middle"])
+def test_when_the_client_leaves_every_upstream_sees_it_and_its_tokens_are_entered(tmp_path: Path, when: str) -> None:
+    async def work() -> None:
+        middle = when == "in the middle"
+        device = create_replay(Timing([0.0 if middle else 30.0], 0.02))
+        server = create_replay(Timing([30.0]))
+        async with (
+            serving(device) as one,
+            serving(server) as other,
+            between(tmp_path, one, other, NOW) as (client, router),
+        ):
+            asking = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            if middle:
+                chunks = await asking
+                iterator = aiter(chunks)
+                for _ in range(3):
+                    await anext(iterator)
+                await until(lambda: server.state.seen.disconnected == 1)  # it lost the race
+                assert device.state.seen.disconnected == 0
+                await chunks.close()
+            else:
+                task = asyncio.create_task(asking)
+                await until(lambda: device.state.seen.requests == server.state.seen.requests == 1)
+                task.cancel()
+            assert await until(lambda: device.state.seen.disconnected == server.state.seen.disconnected == 1)
+            assert device.state.seen.finished == server.state.seen.finished == 0
+
+            def entered(side: str) -> float | None:
+                labels = {"gen_ai_request_model": side, "gen_ai_token_type": "output"}
+                address = {"server_address": one if side == "device" else other}
+                name = "gen_ai_client_token_usage_sum"
+                return router.metrics.registry.get_sample_value(
+                    name, labels | {"server_address": f"{address['server_address']}/v1"}
+                )
+
+            assert await until(lambda: entered("device") is not None)
+            assert (entered("device") or 0) >= (2 if middle else 0) and entered("server") == 0
+
+    asyncio.run(work())
+
+
+def test_two_hundred_streams_in_one_instant(tmp_path: Path) -> None:
+    async def work() -> list[str]:
+        async with routed(tmp_path, create_replay(QUICK), create_replay(Timing([5.0])), Told()) as url:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+
+                async def ask() -> str:
+                    body = {"messages": MESSAGES, "max_tokens": TOKENS, "stream": True}
+                    reply = await http.post(f"{url}/chat/completions", json=body)
+                    events = [line[6:] for line in (await reply.text()).split("\n") if line.startswith("data: {")]
+                    choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
+                    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+                return await asyncio.gather(*(ask() for _ in range(200)))
+
+    assert asyncio.run(work()) == [WHOLE] * 200
+
+
+def test_a_slow_reader_holds_up_neither_other_streams_nor_the_endpoint(tmp_path: Path) -> None:
+    long = next(
+        str(n) for n in range(9999) if len(answer(plain_chat([{"role": "user", "content": str(n)}]), 1200)) == 1200
+    )
+
+    async def work() -> None:
+        device = create_replay(QUICK)
+        async with routed(tmp_path, device, create_replay(), Told(DEVICE_FIRST)) as url, client_of(url) as client:
+            host, port = url.split("/")[2].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            body = json.dumps({"messages": [{"role": "user", "content": long}], "max_tokens": 1200, "stream": True})
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            await reader.readuntil(b"data: ")  # and reads no more for now
+            for _ in range(20):
+                assert await stream(client) == (WHOLE, None)
+            assert await until(lambda: device.state.seen.finished == 21)  # free long before its reader is done
+            rest = await reader.read(-1)
+            writer.close()
+            assert b"[DONE]" in rest
+
+    asyncio.run(work())
+
+
+def test_with_nobody_there_the_error_is_clear_and_costs_no_budget(tmp_path: Path) -> None:
+    async def work() -> None:
+        waits: dict[Side, float] = {"device": 0.0, "server": NEVER}
+        async with between(tmp_path, "http://127.0.0.1:1", "http://127.0.0.1:2", waits) as (client, router):
+            _, error = await stream(client)
+            assert error is not None and error.count("Connect") >= 2
+            told = router.dispatcher.told  # type: ignore[attr-defined]
+            assert sum(it[0] == "start" for it in told) == sum(it[0] == "refund" for it in told) == 2
+
+    asyncio.run(work())

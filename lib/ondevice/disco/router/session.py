@@ -132,7 +132,8 @@ class Session:
     def start(self) -> None:
         """Start what is due at once and set timers for the rest; a side that never starts is a fallback."""
         self._timers.append(self._loop.call_later(self._settings.timeout, self._overdue))
-        for side, wait in sorted(self.order.waits.items(), key=lambda item: item[1]):
+        for side in sorted(SIDES, key=lambda side: side == self._settings.constrained):  # the constrained one last
+            wait = self.order.waits[side]
             if wait <= 0:
                 self._due(side)
             elif wait < NEVER:
@@ -303,8 +304,8 @@ class Session:
             self._recover()
 
     def _rule(self, source: Attempt) -> Migration | None:
-        pace, settings = self._settings.pace, self._settings
-        if settings.migration == "no" or not pace or not self._plain or source.side != settings.constrained:
+        pace, settings = self._settings.pace if self._request.streamed else None, self._settings
+        if settings.migration == "no" or pace is None or not self._plain or source.side != settings.constrained:
             return None
         try:
             group = self._setup.groups[_other(source.side)]

@@ -1,0 +1,232 @@
+"""One request of DiSCo's router on a virtual clock: dispatch, race, fallback, migration and accounts, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from routing import DEVICE_FIRST, MESSAGES, NOW, Scripted, Seen, Told, composed, configured, deployment, read, virtually
+
+from ondevice.disco.policy import NEVER
+from ondevice.disco.router.endpoints import EndpointError
+from ondevice.disco.router.replay import answer, plain_chat
+from ondevice.disco.router.request import Request
+from ondevice.disco.router.router import Router
+
+TOKENS = 30
+ASKED = plain_chat(MESSAGES)
+WHOLE = answer(ASKED, TOKENS)
+LENGTH = Request(messages=tuple(MESSAGES)).tokens
+PRICED = {"input_cost_per_token": 1.0, "output_cost_per_token": 2.0}
+VOICES = {"device": "a", "server": "b"}
+
+
+@pytest.fixture
+def see(tmp_path: Path) -> Any:
+    """A stream through a router between scripted endpoints, whose keywords are the router's and the request's."""
+
+    def work(device: Any, server: Any, dispatcher: Told, request: dict[str, Any] | None = None, **more: Any) -> Seen:
+        sides = {"device": more.pop("on_device", {}), "server": more.pop("on_server", {})}
+        entries = [deployment(side, **PRICED | options) for side, options in sides.items()]
+        config = configured(tmp_path, *entries, **{"num_retries": 0} | more)
+        sources = {"device": device, "server": server}
+        asked = Request(messages=tuple(MESSAGES), **{"limits": {"max_tokens": TOKENS}} | (request or {}))
+
+        async def one() -> Seen:
+            router = Router(config, lambda it: sources[it.model_info.side], dispatcher)
+            seen = await read(router, asked)
+            await asyncio.sleep(1.0)  # cancelled tasks end
+            return seen
+
+        return virtually(one())
+
+    return work
+
+
+def test_the_answer_used_here_is_long_enough() -> None:
+    assert len(WHOLE) == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("waits", "device_s", "server_s", "winner", "first", "starts"),
+    [
+        ((0.0, 0.0), 0.1, 0.3, "device", 0.1, 2),
+        ((0.0, 0.0), 0.3, 0.1, "server", 0.1, 2),
+        ((0.2, 0.0), 0.1, 0.15, "server", 0.15, 1),  # the device's wait is never over
+        ((0.2, 0.0), 0.1, 0.5, "device", 0.3, 2),
+        ((NEVER, 0.0), 0.1, 5.0, "server", 5.0, 1),
+        ((0.0, NEVER), 5.0, 0.1, "device", 5.0, 1),
+    ],
+)
+def test_a_side_starts_only_if_no_token_has_come_when_its_wait_is_over(
+    see: Any, waits: tuple[float, float], device_s: float, server_s: float, winner: str, first: float, starts: int
+) -> None:
+    dispatcher = Told({"device": waits[0], "server": waits[1]})
+    seen = see(Scripted([device_s]), Scripted([server_s]), dispatcher)
+    assert seen.texts == WHOLE
+    assert seen.switches == [(0, winner, "race")]
+    assert seen.times[0] == pytest.approx(first)
+    assert sum(what[0] == "start" for what in dispatcher.told) == starts
+
+
+def test_the_dispatcher_is_told_what_it_learns_from(see: Any) -> None:
+    dispatcher = Told({"device": 0.05, "server": 0.0})
+    see(Scripted([0.3]), Scripted([0.2]), dispatcher)
+    assert dispatcher.told == [
+        ("arrive", LENGTH, 0.0),
+        ("start", "server", LENGTH),
+        ("start", "device", LENGTH),
+        ("first", "server", pytest.approx(0.2)),
+        ("cut", "device", pytest.approx(0.15)),
+        ("close", None),
+        ("close", TOKENS),
+    ]
+
+
+def test_a_start_that_reached_nobody_is_refunded(see: Any) -> None:
+    refused = Scripted(fault=(0, 0), error=EndpointError("refused", reached=False))
+    dispatcher = Told(DEVICE_FIRST)
+    seen = see(refused, Scripted(), dispatcher)
+    assert ("refund", "device", LENGTH) in dispatcher.told and ("start", "server", LENGTH) in dispatcher.told
+    assert seen.texts == WHOLE and seen.session.entries[0].cost == 0.0
+
+
+def test_the_loser_is_cancelled_and_paid(see: Any) -> None:
+    server = Scripted([0.2])
+    seen = see(Scripted([0.1]), server, Told())
+    assert server.cancelled == 1
+    lost, served = seen.session.entries
+    assert (lost.outcome, lost.output_tokens, lost.estimated, lost.cost) == ("lost", 0, True, LENGTH * 1.0)
+    assert (served.outcome, served.estimated, served.cost) == ("served", False, LENGTH + TOKENS * 2.0)
+    assert seen.session.usage()[0].output_tokens == TOKENS and seen.session.usage()[1] is False
+
+
+def test_without_the_endpoints_usage_it_is_estimated_and_says_so(see: Any) -> None:
+    usage, estimated = see(Scripted(usage=False), Scripted(), Told(DEVICE_FIRST)).session.usage()
+    assert (usage.prompt_tokens, usage.output_tokens, estimated) == (LENGTH, TOKENS, True)
+
+
+@pytest.mark.parametrize("error", [EndpointError("as scripted", 500), None])
+@pytest.mark.parametrize("at", [0, 1, 17, TOKENS - 1])
+def test_a_stream_that_drops_or_stalls_goes_on_from_the_exact_prefix(see: Any, at: int, error: Any) -> None:
+    server = Scripted(voice="b")
+    limits = {"max_completion_tokens": TOKENS}
+    device = Scripted(fault=(0, at), error=error, voice="a")
+    seen = see(device, server, Told(DEVICE_FIRST), {"limits": limits}, stream_timeout=0.5)
+    assert server.asked == ["".join(answer(ASKED, at, "a"))]
+    assert server.limits == [{"max_completion_tokens": TOKENS - at}]
+    assert seen.texts == composed(seen, VOICES, ASKED) and len(seen.texts) == TOKENS and seen.error is None
+    assert [switch[0] for switch in seen.switches] == ([0, at] if at else [0])
+    assert seen.session.usage()[0].output_tokens == TOKENS
+
+
+def test_a_drop_after_the_last_token_needs_no_second_endpoint(see: Any) -> None:
+    seen = see(Scripted(fault=(0, TOKENS)), Scripted(), Told(DEVICE_FIRST))
+    assert seen.texts == WHOLE and seen.session.finish.reason == "length" and len(seen.outcomes) == 1
+
+
+def test_when_both_fail_the_reader_gets_the_prefix_and_one_error_with_both_reasons(see: Any) -> None:
+    seen = see(Scripted(fault=(0, 3)), Scripted(fault=(0, 4)), Told(DEVICE_FIRST))
+    assert seen.texts == WHOLE[:7] and seen.error.status == 502
+    assert "device: as scripted" in str(seen.error) and "server: as scripted" in str(seen.error)
+
+
+def test_a_failed_side_is_asked_again_when_nobody_else_can(see: Any) -> None:
+    device, server = Scripted(fault=(0, 3)), Scripted(fault=(0, 4))
+    seen = see(device, server, Told(DEVICE_FIRST), num_retries=1)
+    assert seen.texts == WHOLE and seen.outcomes[-1] == ("device", "retry", "served")
+    final = Scripted(fault=(0, 0), error=EndpointError("no", 401, body={"error": "no"}))
+    seen = see(final, Scripted(fault=(0, 0), error=EndpointError("down", 400)), Told(DEVICE_FIRST), num_retries=5)
+    assert len(final.asked) == 1 and seen.error.status == 401 and seen.error.body == {"error": "no"}
+
+
+def test_who_cannot_continue_is_never_spliced(see: Any) -> None:
+    server = Scripted()
+    seen = see(Scripted(fault=(0, 3)), server, Told(DEVICE_FIRST), on_server={"can_continue": False})
+    assert seen.texts == WHOLE[:3] and server.asked == [] and "cannot continue" in str(seen.error)
+
+
+def test_a_pinned_request_is_neither_continued_nor_migrated(see: Any) -> None:
+    for device in (Scripted(fault=(0, 3)), Scripted()):
+        server, dispatcher = Scripted(), Told(DEVICE_FIRST, buffer=1)
+        seen = see(device, server, dispatcher, {"options": {"logprobs": True}}, pace=20.0)
+        assert server.asked == [] and not any(what[0] == "migration" for what in dispatcher.told)
+        assert (seen.error is None) == (device.fault is None)
+
+
+def test_the_total_timeout_holds_over_all_attempts_together(see: Any) -> None:
+    server = Scripted([9.0])
+    device = Scripted(fault=(0, 2), error=None)
+    seen = see(device, server, Told(DEVICE_FIRST), timeout=1.0, stream_timeout=0.8)
+    assert seen.texts == WHOLE[:2] and seen.error.status == 504
+    assert server.cancelled == 1 and seen.outcomes[-1] == ("server", "fallback", "cancelled")
+
+
+def test_a_deployments_own_timeouts_hold(see: Any) -> None:
+    for limit in ({"timeout": 0.25}, {"stream_timeout": 0.05}):
+        seen = see(Scripted(), Scripted(), Told(DEVICE_FIRST), on_device=limit)
+        assert seen.texts == WHOLE and seen.outcomes[0] == ("device", "race", "failed")
+
+
+def test_the_spent_side_is_left_out_and_named_when_the_other_fails(see: Any) -> None:
+    seen = see(Scripted(), Scripted(), Told(NOW, tokens=0))
+    assert seen.texts == WHOLE and seen.outcomes == [("server", "race", "served")]
+    seen = see(Scripted(), Scripted(fault=(0, 0)), Told(NOW, tokens=0))
+    assert seen.error.status == 429 and "token budget is spent" in str(seen.error)
+
+
+# Pacing and migration
+
+
+def late(seen: Seen, pace: float) -> int:
+    return sum(time > seen.times[0] + i / pace + 1e-6 for i, time in enumerate(seen.times))
+
+
+@pytest.mark.parametrize("mode", ["stop", "overlap"])
+@pytest.mark.parametrize("handover_s", [0.0, 0.3, 0.5])
+def test_no_token_is_late_when_the_hand_over_takes_at_most_its_estimate(see: Any, mode: str, handover_s: float) -> None:
+    device, server = Scripted(voice="a"), Scripted([handover_s], tbt=0.04, voice="b")
+    dispatcher = Told(DEVICE_FIRST, buffer=10)  # 0.5 s at 20 tokens/s
+    seen = see(device, server, dispatcher, {"limits": {"max_tokens": 100}}, pace=20.0, migration=mode)
+    at = seen.switches[1][0]
+    assert at >= 10 and not "".join(seen.texts[:at])[-1].isspace()
+    assert seen.texts == composed(seen, VOICES, ASKED) and len(seen.texts) > at
+    assert late(seen, 20.0) == 0 and np.diff(seen.times) == pytest.approx(0.05)
+    assert seen.outcomes == [("device", "race", "migrated"), ("server", "migration", "served")]
+    assert sum(what[0] == "migration" for what in dispatcher.told) == 1
+
+
+def test_a_late_target_delays_tokens_in_stop_mode_and_is_dropped_in_overlap_mode(see: Any) -> None:
+    for mode in ("stop", "overlap"):
+        server = Scripted([2.0], voice="b")
+        seen = see(Scripted(voice="a"), server, Told(DEVICE_FIRST, buffer=10), pace=20.0, migration=mode)
+        assert seen.texts == composed(seen, VOICES, ASKED)
+        assert (late(seen, 20.0) > 0) == (mode == "stop") == (len(seen.switches) == 2)
+
+
+@pytest.mark.parametrize("mode", ["stop", "overlap"])
+def test_when_the_target_fails_the_source_goes_on(see: Any, mode: str) -> None:
+    device, server = Scripted(voice="a"), Scripted([0.05], fault=(0, 0))
+    seen = see(device, server, Told(DEVICE_FIRST, buffer=10), pace=20.0, migration=mode)
+    assert seen.texts == answer(ASKED, TOKENS, "a") and len(device.asked) == (2 if mode == "stop" else 1)
+
+
+def test_there_is_no_migration_away_from_the_free_side_or_without_a_pace_or_to_who_cannot_continue(see: Any) -> None:
+    for waits, more in (
+        ({"device": NEVER, "server": 0.0}, {"pace": 20.0}),
+        (DEVICE_FIRST, {}),
+        (DEVICE_FIRST, {"pace": 20.0, "migration": "no"}),
+        (DEVICE_FIRST, {"pace": 20.0, "on_server": {"can_continue": False}}),
+        (DEVICE_FIRST, {"pace": 20.0, "request": {"streamed": False}}),
+    ):
+        assert len(see(Scripted(), Scripted(), Told(waits, buffer=1), **more).switches) == 1
+
+
+def test_pacing_shows_tokens_at_its_rate_and_never_before_they_are_there(see: Any) -> None:
+    fast = see(Scripted(tbt=0.01), Scripted(), Told(DEVICE_FIRST), pace=10.0)
+    assert np.diff(fast.times) == pytest.approx(0.1)
+    slow = see(Scripted(tbt=0.25), Scripted(), Told(DEVICE_FIRST), pace=10.0)
+    assert np.diff(slow.times) == pytest.approx(0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
@@ -52,8 +53,6 @@ def measure(model: Any, lengths: Sequence[int] | np.ndarray, new_tokens: int, se
     lengths: [N] tokens. new_tokens: of each answer, at least 1. Columns: request, length, token, seconds: token 0 has
     the time to the first token, the others the gap before them. A first request warms up and is not told.
     """
-    if new_tokens < 1:
-        raise ValueError(f"A time to the first token needs at least one token, not {new_tokens}.")
     rng = np.random.default_rng(seed)
     rows = []
     with torch.inference_mode(), one_thread():
@@ -73,9 +72,8 @@ def measure(model: Any, lengths: Sequence[int] | np.ndarray, new_tokens: int, se
 def requests(timings: pd.DataFrame) -> pd.DataFrame:
     """One row a request of `measure`, or of the record's: length, ttft_s, tbt_s (mean gap; NaN for one token)."""
     keys = [key for key in ("machine", "model", "part", "turn", "request", "length") if key in timings]
-    first = timings[timings["token"] == 0].set_index(keys)["seconds"]
-    gaps = timings[timings["token"] > 0].groupby(keys)["seconds"].mean()
-    return derived(pd.DataFrame({"ttft_s": first, "tbt_s": gaps}).reindex(first.index).reset_index(), timings)
+    seconds = timings.groupby(keys, sort=False)["seconds"]
+    return derived(seconds.agg(ttft_s="first", tbt_s=lambda gaps: gaps.iloc[1:].mean()).reset_index(), timings)
 
 
 def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
@@ -109,6 +107,7 @@ def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
 
 
 def _each(statistics: Callable[[np.ndarray], dict[str, float]], n: int, kind: Any) -> dict[str, Estimate]:
-    """Every statistic of n samples with its interval."""
-    return {name: resampled(lambda rows, name=name: float(statistics(rows)[name]), n, kind)  # type: ignore[misc]
+    """Every statistic of n samples with its interval, all from the same draws."""
+    known = functools.cache(lambda drawn: statistics(np.frombuffer(drawn, dtype=np.intp)))
+    return {name: resampled(lambda rows, name=name: float(known(rows.tobytes())[name]), n, kind)  # type: ignore[misc]
             for name in statistics(np.arange(n))}  # fmt: skip

@@ -189,8 +189,9 @@ def test_an_answer_is_right_when_its_words_are_the_references(monkeypatch):
 
 def by_hand(scored, family="rag", direction="small to base"):
     """A table of one direction: scored {hand-over: scores of the prompts}."""
-    rows = [(family, direction, h, i, s) for h, values in scored.items() for i, s in enumerate(values)]
-    return born(pd.DataFrame(rows, columns=["family", "direction", "handover", "document", "right"]), "simulated")
+    rows = [(family, direction, h, i, s, 5 + i) for h, values in scored.items() for i, s in enumerate(values)]
+    columns = ["family", "direction", "handover", "document", "right", "tokens"]
+    return born(pd.DataFrame(rows, columns=columns), "simulated")
 
 
 def test_the_bound_measures_how_far_a_mean_lies_outside():
@@ -202,7 +203,14 @@ def test_the_bound_measures_how_far_a_mean_lies_outside():
     assert found["over_weaker"].to_dict() == pytest.approx({2: 0.1, 4: 0.4, 6: -0.2})
     assert found.loc[2, ["outside_low", "outside_high"]].tolist() == pytest.approx([-0.1, -0.1])
     assert found.loc[4, "outside_low"] < 0.2 < found.loc[4, "outside_high"]
+    assert found["changed"].to_dict() == {2: 1.0, 4: 1.0, 6: 0.0}  # the first model alone says 5 tokens and 6
     assert found["first"].eq(0.4).all() and found["second"].eq(0.6).all() and found["n"].eq(2).all()
+
+
+def test_an_answer_changes_hands_where_the_first_model_alone_says_more():
+    table = by_hand({5: [0, 0, 0], 8: [0, 0, 0], 0: [0, 0, 0]})
+    table["tokens"] = [9, 9, 9, 4, 5, 6, 9, 9, 9]
+    assert quality.changed(table).tolist() == [False, False, True] + [False] * 3 + [True] * 3
 
 
 def test_the_device_is_the_model_that_is_named():

@@ -110,6 +110,12 @@ def why_not(pair: Mapping[str, models.Loaded]) -> str:
 # What it costs
 
 
+def changed(table: pd.DataFrame) -> pd.Series:
+    """Whether an answer changed hands: the first model alone says more than the hand-over's tokens. table: `means`'s."""
+    alone = table.sort_values("handover").groupby(["family", "document", "direction"])["tokens"].transform("last")
+    return alone.reindex(table.index) > table["handover"]
+
+
 def means(table: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS), seed: int = 0) -> pd.DataFrame:
     """Mean of each metric by direction and hand-over with its bootstrapped 95 % interval over prompts.
 
@@ -134,7 +140,7 @@ def bound(
 
     device: the label of the model that stands for the device; the other is the server's. by: what makes a cell beside
     the hand-over; with the family, each is judged alone.
-    Columns: by, handover, first, second (alone), migrated, n, and with their intervals (_low, _high) over_device,
+    Columns: by, handover, first, second (alone), migrated, n, changed (share of answers that changed hands), and with their intervals (_low, _high) over_device,
     over_server, over_weaker (the mean less theirs) and outside (negative inside the bound). All intervals of a table
     hold together, at 95 %: they are as wide as the bootstrap's greatest studentised difference from any model alone.
     """
@@ -142,8 +148,9 @@ def bound(
     for keys, part in table.groupby(list(by), sort=False):
         handovers, mean, drawn = _resampled(part, metric, seed)
         alone = [-1, 0] if str(part["direction"].iloc[0]).startswith(f"{device} to ") else [0, -1]
+        n, share = len(part) // len(handovers), changed(part).groupby(part["handover"]).mean()
         for place, handover in list(enumerate(handovers))[1:-1]:
-            cells.append((*keys, handover, mean[-1], mean[0], mean[place], len(part) // len(handovers)))
+            cells.append((*keys, handover, mean[-1], mean[0], mean[place], n, share[handover]))
             values.append(mean[place] - mean[alone])
             draws.append(drawn[:, [place]] - drawn[:, alone])
     value, drawn = np.array(values), np.array(draws)  # [cells, 2], [cells, draws, 2]
@@ -152,7 +159,7 @@ def bound(
         np.abs(drawn - value[:, None]), error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0
     )
     reach = np.quantile(apart.max(axis=(0, 2)), LEVEL) * error
-    found = pd.DataFrame(cells, columns=[*by, "handover", "first", "second", "migrated", "n"])
+    found = pd.DataFrame(cells, columns=[*by, "handover", "first", "second", "migrated", "n", "changed"])
     low, high = value - reach, value + reach
     for suffix, less, more in (("", value, value), ("_low", low, high), ("_high", high, low)):
         outside = np.maximum(less.min(axis=1), -more.max(axis=1))

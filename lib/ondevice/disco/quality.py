@@ -111,9 +111,11 @@ def why_not(pair: Mapping[str, models.Loaded]) -> str:
 
 
 def changed(table: pd.DataFrame) -> pd.Series:
-    """Whether an answer changed hands: the first model alone says more than the hand-over's tokens. table: `means`'s."""
-    alone = table.sort_values("handover").groupby(["family", "document", "direction"])["tokens"].transform("last")
-    return alone.reindex(table.index) > table["handover"]
+    """Whether an answer changed hands: the first model alone says more tokens than the hand-over's."""
+    alone = table["tokens"].where(table["handover"] == table["handover"].max())
+    return (
+        alone.groupby([table[key] for key in ("family", "document", "direction")]).transform("max") > table["handover"]
+    )
 
 
 def means(table: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS), seed: int = 0) -> pd.DataFrame:
@@ -140,9 +142,10 @@ def bound(
 
     device: the label of the model that stands for the device; the other is the server's. by: what makes a cell beside
     the hand-over; with the family, each is judged alone.
-    Columns: by, handover, first, second (alone), migrated, n, changed (share of answers that changed hands), and with their intervals (_low, _high) over_device,
-    over_server, over_weaker (the mean less theirs) and outside (negative inside the bound). All intervals of a table
-    hold together, at 95 %: they are as wide as the bootstrap's greatest studentised difference from any model alone.
+    Columns: by, handover, first, second (alone), migrated, n, changed (share of answers that changed hands), and with
+    their intervals (_low, _high) over_device, over_server, over_weaker (the mean less theirs) and outside (negative
+    inside the bound). All intervals of a table hold together, at 95 %: they are as wide as the bootstrap's greatest
+    studentised difference from any model alone.
     """
     cells, values, draws = [], [], []
     for keys, part in table.groupby(list(by), sort=False):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import openai
 
-from ondevice.disco.budgeted import Dispatcher, Order
+from ondevice.disco.budgeted import Account, Dispatcher, Order
 from ondevice.disco.policy import NEVER, Side
 from ondevice.disco.router.app import create_app
 from ondevice.disco.router.config import Config
@@ -69,11 +69,12 @@ class Told(Dispatcher):
         buffer: int | None = None,
     ) -> None:
         self.waits, self.tokens, self.constrained, self.budget, self.buffer = waits, tokens, constrained, 1.0, buffer
+        self.account = Account(1.0)
         self.told: list[tuple[Any, ...]] = []
 
     def arrive(self, tokens: int, device_free_in: float = 0.0) -> Order:
         self.told.append(("arrive", tokens, device_free_in))
-        return Order(tokens, self.waits)
+        return Order(0, tokens, self.waits, 0.0)
 
     def start(self, order: Order, side: Side, tokens: int) -> bool:
         if side == self.constrained and tokens > self.tokens:

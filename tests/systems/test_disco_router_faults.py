@@ -235,17 +235,19 @@ def test_when_the_client_leaves_every_upstream_sees_it_and_its_tokens_are_entere
 
 def test_two_hundred_streams_in_one_instant(tmp_path: Path) -> None:
     async def work() -> list[str]:
-        async with routed(tmp_path, create_replay(QUICK), create_replay(Timing([5.0])), Told()) as url:
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with (
+            routed(tmp_path, create_replay(QUICK), create_replay(Timing([5.0])), Told()) as url,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+        ):
 
-                async def ask() -> str:
-                    body = {"messages": MESSAGES, "max_tokens": TOKENS, "stream": True}
-                    reply = await http.post(f"{url}/chat/completions", json=body)
-                    events = [line[6:] for line in (await reply.text()).split("\n") if line.startswith("data: {")]
-                    choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
-                    return "".join(choice["delta"].get("content") or "" for choice in choices)
+            async def ask() -> str:
+                body = {"messages": MESSAGES, "max_tokens": TOKENS, "stream": True}
+                reply = await http.post(f"{url}/chat/completions", json=body)
+                events = [line[6:] for line in (await reply.text()).split("\n") if line.startswith("data: {")]
+                choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
+                return "".join(choice["delta"].get("content") or "" for choice in choices)
 
-                return await asyncio.gather(*(ask() for _ in range(200)))
+            return await asyncio.gather(*(ask() for _ in range(200)))
 
     assert asyncio.run(work()) == [WHOLE] * 200
 
@@ -261,8 +263,8 @@ def test_a_slow_reader_holds_up_neither_other_streams_nor_the_endpoint(tmp_path:
             host, port = url.split("/")[2].split(":")
             reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
             body = json.dumps({"messages": [{"role": "user", "content": long}], "max_tokens": 1200, "stream": True})
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
             await reader.readuntil(b"data: ")  # and reads no more for now
             for _ in range(20):
                 assert await stream(client) == (WHOLE, None)

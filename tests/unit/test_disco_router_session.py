@@ -81,7 +81,6 @@ def test_the_dispatcher_is_told_what_it_learns_from(see: Any) -> None:
         ("start", "device", LENGTH),
         ("first", "server", pytest.approx(0.2)),
         ("cut", "device", pytest.approx(0.15)),
-        ("close", None),
         ("close", TOKENS),
     ]
 

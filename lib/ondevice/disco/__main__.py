@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"Listening on http://{host}:{port}/v1", flush=True)
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk it while streams wait
-    server = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    server = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     uvicorn.Server(server).run(sockets=[opened])
 
 

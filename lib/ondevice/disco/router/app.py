@@ -153,6 +153,7 @@ class _Answer(Response):
         """Send the answer unless the caller leaves first; leaving closes the streams behind it."""
         self._session = self._router.open(self._request)
         self._session.start()
+        self._opened = time.perf_counter()
         sending = asyncio.create_task(self._send(scope, receive, send))
         leaving = asyncio.create_task(_left(receive))
         try:
@@ -237,9 +238,13 @@ class _Answer(Response):
         session, known = self._session, {"x-disco-call-id": self._call, "x-request-id": self._call}
         if session.switches:
             known["x-disco-side"] = session.switches[0].side
-        waited = session.first_token_s if self._request.streamed else session.ended_s
-        if waited is not None:
-            known["x-disco-overhead-duration-ms"] = f"{1000 * (time.perf_counter() - self._arrived - waited):.3f}"
+        mine = (
+            self._opened
+            - self._arrived
+            + time.perf_counter()
+            - (session.ended if not self._request.streamed else session.heard or session.ended)
+        )
+        known["x-disco-overhead-duration-ms"] = f"{1000 * mine:.3f}"
         known["x-ratelimit-remaining-tokens"] = str(int(self._router.dispatcher.left))
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in known.items()]
 

@@ -120,7 +120,7 @@ class EndpointClient:
         """Whether it answers GET /models."""
         try:
             async with asyncio.timeout(2.0), self._http.get(f"{self._base}/models", headers=self._headers) as response:
-                return response.status == 200
+                return response.status < 500
         except (aiohttp.ClientError, OSError):
             return False
 

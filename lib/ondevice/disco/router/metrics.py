@@ -40,11 +40,12 @@ class Metrics:
         self._migrations = Counter(
             "disco_migrations", "Answers that changed endpoint", ("model", "cause"), registry=self.registry
         )
-        self._share = Gauge("disco_budget_share_used", "Of all input tokens since the start", registry=self.registry)
+        account = dispatcher.account
+        share = Gauge("disco_budget_share_used", "Of all input tokens", registry=self.registry)
+        share.set_function(lambda: account.spent / max(1.0, account.arrived))
         left = Gauge("disco_budget_tokens_left", "Neither used nor reserved", registry=self.registry)
         left.set_function(lambda: dispatcher.left)
         Gauge("disco_budget", "Share of input tokens allowed", registry=self.registry).set(dispatcher.budget)
-        self._arrived = self._used = 0
 
     def attempt(self, attempt: Attempt, entry: Entry, error: EndpointError | None) -> None:
         """A start upstream has ended."""

@@ -8,6 +8,7 @@ migration are the same step: a running attempt whose prefix is the answer so far
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,7 +71,10 @@ class Entry:
 
 @dataclass(eq=False)
 class Attempt:
-    """One running request to one deployment. base: packets of the answer it was given as a prefix, of prefix tokens."""
+    """One running request to one deployment. base: packets of the answer it was given as a prefix, of prefix tokens.
+
+    queued: seconds that it is expected to wait behind others for a device that serves one at a time.
+    """
 
     side: Side
     role: Role
@@ -79,6 +83,7 @@ class Attempt:
     prefix: int
     started: float
     progress: float
+    queued: float
     worst: float
     open: bool = True
     packets: int = 0
@@ -113,8 +118,8 @@ class Session:
         self.switches: list[Switch] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
-        self.first_token_s: float | None = None  # since the request, as is:
-        self.ended_s: float | None = None
+        self.first_token_s: float | None = None  # since the request
+        self.heard = self.ended = 0.0  # when the first token came and when all was over, by the precise clock
         self._setup, self._settings, self._request = setup, setup.settings, request
         self._loop = asyncio.get_running_loop()
         self.order = setup.dispatcher.arrive(request.tokens, setup.device_free_in())
@@ -182,7 +187,7 @@ class Session:
         seam = attempt.role if took_over and attempt.base else None
         part = self.out.push(piece.text, attempt.side, piece.raw, seam)
         if self.first_token_s is None:
-            self.first_token_s = part.time
+            self.first_token_s, self.heard = part.time, time.perf_counter()
         self._consider_migration(attempt)
 
     def _first_token(self, attempt: Attempt) -> None:
@@ -190,7 +195,7 @@ class Session:
         if not self._request.whole:
             attempt.member.first_token(attempt.ttft)
             if not attempt.prefix:
-                self._setup.dispatcher.first_token(self.order, attempt.side, attempt.ttft)
+                self._setup.dispatcher.first_token(self.order, attempt.side, max(0.0, attempt.ttft - attempt.queued))
 
     def _finished(self, attempt: Attempt, finish: Finish) -> None:
         if attempt.open and (attempt is self._source or self._take_over(attempt)):
@@ -241,7 +246,8 @@ class Session:
             self._failures.setdefault(side, error)
             return False
         now, worst = self._loop.time(), member.worst(self._request, tokens)
-        attempt = Attempt(side, role, member, len(self.out), self.out.tokens, now, now, worst)
+        queued = member.free_in(now) if side == "device" and self._settings.device_serves_one else 0.0
+        attempt = Attempt(side, role, member, len(self.out), self.out.tokens, now, now, queued, worst)
         member.started(now, worst)
         self._attempts.append(attempt)
         self._watch(attempt)
@@ -278,7 +284,6 @@ class Session:
         for other in [other for other in self._attempts if other is not attempt]:
             self._close(other, "migrated" if other is self._source else "lost")
         self._clear_timers(keep=1)
-        self._setup.dispatcher.close(self.order)
         self._source = attempt
         self.switches.append(Switch(attempt.base, attempt.side, attempt.role))
         return True
@@ -378,7 +383,7 @@ class Session:
         now = self._loop.time()
         counts = not attempt.prefix and not self._request.whole  # as an observation of a prompt's first token
         if attempt.ttft is None and outcome not in ("served", "failed") and counts:
-            self._setup.dispatcher.cut_off(self.order, attempt.side, now - attempt.started)
+            self._setup.dispatcher.cut_off(self.order, attempt.side, max(0.0, now - attempt.started - attempt.queued))
         if outcome != "failed" and (attempt.packets or outcome == "served"):
             attempt.member.succeeded()
         prompt = self._request.tokens + attempt.prefix if error is None or error.reached else 0
@@ -393,7 +398,7 @@ class Session:
     def _end(self, error: BaseException | None = None) -> None:
         if self._ended:
             return
-        self._ended, self.error, self.ended_s = True, error, self.out.elapsed
+        self._ended, self.error, self.ended = True, error, time.perf_counter()
         self._clear_timers()
         gone = isinstance(error, StreamError) and error.status in (499, 504)
         for attempt in list(self._attempts):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from ondevice import assets
 from ondevice.disco.router.config import Config
 
 VERSION = 1
@@ -40,7 +40,4 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, dispatcher: dict[str, Any], spent: dict[str, float]) -> None:
     """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"version": VERSION, "dispatcher": dispatcher, "spent": spent}), encoding="utf-8")
-    temporary.replace(path)
+    assets.write_text(path, json.dumps({"version": VERSION, "dispatcher": dispatcher, "spent": spent}))

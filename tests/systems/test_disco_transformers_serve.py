@@ -1,0 +1,103 @@
+"""`transformers serve` with a bundled model as the endpoint of both sides of DiSCo's router."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from routing import Told, client_of, configured, deployment
+from waiting import wait_for
+
+from ondevice import assets
+from ondevice.disco.policy import NEVER, Side
+from ondevice.disco.router.app import create_app
+from ondevice.disco.router.loopback import listener, serving
+from ondevice.disco.router.router import Router
+
+pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")
+
+FOLDER = str(assets.data("models", "pydocs-lm-small"))
+MESSAGES: Any = [{"role": "user", "content": "Explain the class sklearn.cluster.KMeans with all its attributes."}]
+TOKENS = 40
+ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with listener() as free:
+        number = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", FOLDER, "--device", "cpu"]
+    quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(
+        [*command, "--port", str(number)], env=os.environ | quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def there() -> bool:
+        assert running.poll() is None, "transformers serve ended"
+        try:
+            with urllib.request.urlopen(f"http://localhost:{number}/health") as reply:
+                return reply.status == 200
+        except urllib.error.URLError:
+            return False
+
+    wait_for(there)
+    yield number
+    running.terminate()
+    running.wait(20)
+
+
+@pytest.fixture(scope="module")
+def whole(port: int) -> str:
+    """The answer without a router."""
+    with openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none") as client:
+        text = client.chat.completions.create(model=FOLDER, **ASKED).choices[0].message.content
+    assert text
+    return text
+
+
+def through(folder: Path, port: int, source: Side, api: str, buffer: int | None) -> tuple[str, Any, bytes]:
+    """(text, the last chunk, all that was sent) of one stream that begins at `source`, by two names of one server."""
+    more = {"api": api, "can_continue": "probe", "tokenizer": FOLDER, "model": FOLDER}
+    urls: dict[Side, str] = {"device": f"http://localhost:{port}", "server": f"http://127.0.0.1:{port}"}
+    sides = [deployment(side, url, **more) for side, url in urls.items()]
+    waits: dict[Side, float] = {"device": NEVER, "server": NEVER} | {source: 0.0}
+
+    async def work() -> tuple[str, Any, bytes]:
+        config = configured(folder, *sides, constrained=source, pace=40.0)
+        router = Router(config, dispatcher=Told(waits, constrained=source, buffer=buffer))
+        async with serving(create_app(router)) as url, client_of(f"{url}/v1") as client:
+            raw = await client.chat.completions.with_raw_response.create(model="disco", stream=True, **ASKED)
+            lines = [line async for line in raw.http_response.aiter_lines()]
+        data = [line[6:] for line in lines if line.startswith("data: {")]
+        chunks = [openai.types.chat.ChatCompletionChunk.model_validate_json(it) for it in data]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        return text, chunks[-1], "\n".join(lines).encode()
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("source", ["device", "server"])
+def test_an_answer_moves_from_one_side_to_the_other_and_stays_the_same(
+    tmp_path: Path, port: int, whole: str, source: Side
+) -> None:
+    text, last, sent = through(tmp_path, port, source, "completions", buffer=4)
+    assert text == whole
+    switches = [(switch["side"] == source, switch["role"]) for switch in last.disco["switches"]]
+    assert switches == [(True, "race"), (False, "migration")]
+    assert b"\n: migration to the " in sent
+
+
+def test_its_chat_cannot_continue_which_the_probe_finds_so_it_is_not_spliced(
+    tmp_path: Path, port: int, whole: str
+) -> None:
+    text, last, _ = through(tmp_path, port, "device", "chat", buffer=4)
+    assert text == whole and len(last.disco["switches"]) == 1 and last.disco["estimated"] is False

@@ -238,12 +238,8 @@ class _Answer(Response):
         session, known = self._session, {"x-disco-call-id": self._call, "x-request-id": self._call}
         if session.switches:
             known["x-disco-side"] = session.switches[0].side
-        mine = (
-            self._opened
-            - self._arrived
-            + time.perf_counter()
-            - (session.ended if not self._request.streamed else session.heard or session.ended)
-        )
+        came = (session.heard or session.ended) if self._request.streamed else session.ended
+        mine = self._opened - self._arrived + time.perf_counter() - came
         known["x-disco-overhead-duration-ms"] = f"{1000 * mine:.3f}"
         known["x-ratelimit-remaining-tokens"] = str(int(self._router.dispatcher.left))
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in known.items()]

@@ -125,7 +125,8 @@ def create_replay(
             wait = timing.ttft[number % len(timing.ttft)] + count_tokens(text) / timing.prefill_rate
             if found is not None:
                 if found.kind in ("429", "500"):
-                    return JSONResponse({"error": {"message": "as asked"}}, int(found.kind), {"retry-after": "7"})
+                    later = {"retry-after": "7"} if found.kind == "429" else None
+                    return JSONResponse({"error": {"message": "as asked"}}, int(found.kind), later)
                 if found.kind == "html":
                     return HTMLResponse("<!doctype html><title>Not an API</title>")
                 wait += found.seconds

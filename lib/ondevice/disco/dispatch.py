@@ -1,136 +1,32 @@
-"""DiSCo's dispatch policies (Algorithms 1 to 3 of the paper) and the baselines it is compared with.
-
-Default is the corrected form; the printed one stays behind `variant`, with what is wrong in its docstring.
-"""
+"""DiSCo's dispatch (Algorithms 1 to 3 of the paper, as corrected) and the baselines it is compared with."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from ondevice.disco.distributions import Latency, Lengths
-from ondevice.disco.policy import MOMENT, NEVER, Constrained, DispatchPolicy, check_budget, mixture, single
+from ondevice.disco.policy import MOMENT, NEVER, DispatchPolicy, Side, check_budget, mixture, single
 
-# The paper gives no value. With this one DiSCo-D is worse than Stoch-D below b = 0.2 on the LLaMA stand-in, as in 5.2.
-DEFAULT_ALPHA = 0.15
-
-
-def disco_d(
-    lengths: Lengths,
-    server: Latency,
-    budget: float,
-    alpha: float = DEFAULT_ALPHA,
-    variant: Literal["corrected", "printed", "eq1"] = "corrected",
-) -> DispatchPolicy:
-    """DiSCo-D: the server starts at once, the device after w(l) (section 4.2, Algorithm 2).
-
-    A share alpha of the budget bounds the tail, w_tail = F^-1(1 - min(alpha, b)); the rest starts the device at once on
-    the shortest prompts. corrected: the boundary length waits w* with F(w*) = (1 - alpha)(1 - left / need), in token
-    mass, and a coin between neighbouring samples spends the budget exactly. printed: line 18, F(w*) = left / need, in
-    which more budget means a longer wait. eq1: the ramp min(beta l, w_tail) of Eq. 1, beta from the true budget.
-    """
-    check_budget(budget)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha is a share in (0, 1), not {alpha!r}.")
-    if variant == "eq1":
-        return _ramp(lengths, server, budget, alpha)
-    if variant not in ("corrected", "printed"):
-        raise ValueError(f"Unknown variant {variant!r} of DiSCo-D; there are corrected, printed and eq1.")
-    size = len(lengths.counts)
-    always = np.zeros(size)
-    late, early, coin = _wait_for_share(server, min(alpha, budget))
-    if variant == "printed":
-        late = early = server.quantile(1 - min(alpha, budget)) if budget > 0 else NEVER
-        coin = 0.0
-    waits, sooner, chance = np.full(size, late), np.full(size, early), np.full(size, coin)
-    if budget > alpha:
-        mass = lengths.counts * np.arange(size)
-        mass = mass / mass.sum()
-        spent = np.cumsum(mass) * (1 - alpha)
-        edge = int(np.searchsorted(spent, budget - alpha, side="right"))
-        waits[:edge] = sooner[:edge] = 0.0
-        if edge < size:
-            need = (1 - alpha) * mass[edge]
-            left = budget - alpha - (spent[edge - 1] if edge else 0.0)
-            if variant == "corrected":
-                waits[edge], sooner[edge], chance[edge] = _wait_for_share(server, alpha + (1 - alpha) * left / need)
-            else:
-                waits[edge] = sooner[edge] = min(late, server.quantile(left / need))
-    return mixture("DiSCo-D", "device", budget, (waits, always), (sooner, always), chance)
-
-
-def disco_s(lengths: Lengths, budget: float, variant: Literal["corrected", "printed"] = "corrected") -> DispatchPolicy:
-    """DiSCo-S: the device starts at once, the server only on prompts longer than l_th (section 4.2, Algorithm 3).
-
-    Prompts under l_th hold a share 1 - b of all tokens (Eq. 3). corrected: prompts of exactly l_th tokens race with the
-    chance that spends b exactly. printed: they always race, which overspends by up to one length's tokens.
-    """
-    check_budget(budget)
-    if variant not in ("corrected", "printed"):
-        raise ValueError(f"Unknown variant {variant!r} of DiSCo-S; there are corrected and printed.")
-    size = len(lengths.counts)
-    tokens = np.cumsum(lengths.counts * np.arange(size))
-    alone = (1 - budget) * tokens[-1]
-    threshold = int(np.searchsorted(tokens, alone, side="right"))
-    never_then_race = np.zeros(size)
-    never_then_race[:threshold] = NEVER
-    sooner, chance = never_then_race.copy(), 0.0
-    if threshold < size and variant == "corrected":
-        before = tokens[threshold - 1] if threshold else 0
-        never_then_race[threshold] = NEVER
-        sooner[threshold] = 0.0
-        chance = float(1 - (alone - before) / (tokens[threshold] - before))
-    at_once = np.zeros(size)
-    return mixture("DiSCo-S", "server", budget, (at_once, never_then_race), (at_once, sooner), chance)
-
-
-def server_only(lengths: Lengths) -> DispatchPolicy:
-    """Every request to the server (the paper's vLLM)."""
-    size = len(lengths.counts)
-    return single("server only", "device", 0.0, np.full(size, NEVER), np.zeros(size))
-
-
-def device_only(lengths: Lengths) -> DispatchPolicy:
-    """Every request to the device (the paper's llama.cpp)."""
-    size = len(lengths.counts)
-    return single("device only", "server", 0.0, np.zeros(size), np.full(size, NEVER))
-
-
-def stochastic(lengths: Lengths, constrained: Constrained, budget: float) -> DispatchPolicy:
-    """Stoch-D or Stoch-S: with chance b the constrained endpoint alone, else the other one alone (section 5.1)."""
-    never, at_once = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
-    device_alone, server_alone = (at_once, never), (never, at_once)
-    if constrained == "device":
-        return mixture("Stoch-D", constrained, budget, server_alone, device_alone, budget)
-    return mixture("Stoch-S", constrained, budget, device_alone, server_alone, budget)
-
-
-def race(lengths: Lengths, constrained: Constrained, budget: float) -> DispatchPolicy:
-    """Start both with chance b, else the unconstrained endpoint alone.
-
-    Not in the paper: it separates the value of choosing which requests race from the value of racing at all.
-    """
-    never, at_once = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
-    alone = (never, at_once) if constrained == "device" else (at_once, never)
-    return mixture(f"race-{constrained[0].upper()}", constrained, budget, alone, (at_once, at_once), budget)
+Boundary = Callable[[Latency, float, float], tuple[float, float, float]]
 
 
 def scenario(device: tuple[float, float], server: tuple[float, float]) -> Literal["device", "server", "mixed"]:
     """Which endpoint is constrained (Algorithm 1), from (prefill, decode) costs per token of each.
 
-    device: both its costs exceed both of the server's. server: the mirror image. mixed: neither; the paper calls all of
-    the rest server-constrained, so `mixed` is run as such.
+    The paper calls all that is not "device" server-constrained; `mixed` is where neither side's costs dominate.
     """
     if min(device) > max(server):
         return "device"
     return "server" if min(server) > max(device) else "mixed"
 
 
-def _wait_for_share(server: Latency, share: float) -> tuple[float, float, float]:
-    """(late, early, chance of early): neighbouring waits between which a coin makes P(S > wait) exactly `share`.
+def wait_for_share(server: Latency, share: float) -> tuple[float, float, float]:
+    """(late, early, chance of early): the waits between which a coin makes P(S > wait) exactly `share`.
 
-    The waits are 0 (the device always starts), the distinct samples, and never.
+    The waits are 0 (the device always starts), the distinct samples of S, and never.
     """
     samples, n = server.samples, server.samples.size
     beyond = share * n
@@ -145,24 +41,97 @@ def _wait_for_share(server: Latency, share: float) -> tuple[float, float, float]
     return (late, early, chance) if chance > 1e-12 else (late, late, 0.0)
 
 
-def _ramp(lengths: Lengths, server: Latency, budget: float, alpha: float) -> DispatchPolicy:
-    """Eq. 1 with l_th = 0: w(l) = min(beta l, w_tail), beta by bisection on the budget that is really used."""
-    size = len(lengths.counts)
-    tokens = np.arange(size)
-    mass = lengths.counts * tokens / (lengths.counts @ tokens)
-    tail = server.quantile(1 - min(alpha, budget)) if budget > 0 else NEVER
+def corrected(server: Latency, alpha: float, share: float) -> tuple[float, float, float]:
+    """Line 18 as it must be: 1 - F(w*) = alpha + (1 - alpha) share. share: of the boundary length that is paid for."""
+    return wait_for_share(server, alpha + (1 - alpha) * share)
 
-    def waits(beta: float) -> np.ndarray:
-        return np.minimum(beta * tokens, tail)
+
+def printed(server: Latency, alpha: float, share: float) -> tuple[float, float, float]:
+    """Line 18 as it stands: F(w*) = share, in which more budget means a longer wait."""
+    wait = min(server.quantile(1 - alpha), server.quantile(share))
+    return wait, wait, 0.0
+
+
+def device_constrained(
+    lengths: Lengths, server: Latency, b: float, alpha: float, line_18: Boundary = corrected
+) -> DispatchPolicy:
+    """DiSCo-D (Algorithm 2): the server starts at once, the device after w(l).
+
+    A share min(alpha, b) of the budget bounds every wait by w_tail; the rest starts the device at once on the shortest
+    prompts, up to l_th, and one length waits w* in between.
+    """
+    w_tail = wait_for_share(server, min(alpha, b))  # F^-1(1 - min(alpha, b))
+    w = np.tile(np.array(w_tail)[:, None], len(lengths.counts))  # [3, N] late, early, chance of early
+    left = b - alpha
+    for l_th, mass in zip(lengths.support, lengths.mass, strict=True):
+        need = (1 - alpha) * mass  # what starting at once costs beyond w_tail, as a share of all tokens
+        if left < need:
+            if left > 0:
+                w[:, l_th] = line_18(server, alpha, left / need)
+            break
+        w[:, : l_th + 1] = 0.0
+        left -= need
+    at_once = np.zeros(len(lengths.counts))
+    return mixture("DiSCo-D", "device", b, (w[0], at_once), (w[1], at_once), w[2])
+
+
+def server_constrained(lengths: Lengths, b: float) -> DispatchPolicy:
+    """DiSCo-S (Algorithm 3, Eq. 3): the device starts at once, the server only on prompts longer than l_th.
+
+    Prompts up to l_th hold a share 1 - b of all tokens. Those of exactly l_th race with the chance that spends b.
+    """
+    tokens = np.cumsum(lengths.counts * np.arange(len(lengths.counts)))
+    alone = (1 - b) * tokens[-1]
+    l_th = int(np.searchsorted(tokens, alone, side="right"))
+    at_once, wait = np.zeros(len(tokens)), np.zeros(len(tokens))
+    wait[: l_th + 1] = NEVER
+    sooner, chance = wait.copy(), np.zeros(len(tokens))
+    if l_th < len(tokens):
+        before = tokens[l_th - 1] if l_th else 0
+        sooner[l_th], chance[l_th] = 0.0, 1 - (alone - before) / (tokens[l_th] - before)
+    return mixture("DiSCo-S", "server", b, (at_once, wait), (at_once, sooner), chance)
+
+
+def ramp(lengths: Lengths, server: Latency, b: float, alpha: float) -> DispatchPolicy:
+    """Eq. 1 with l_th = 0: w(l) = min(beta l, w_tail), beta by bisection on the budget that is really used (Eq. 2)."""
+    tokens = np.arange(len(lengths.counts))
+    w_tail = server.quantile(1 - min(alpha, b)) if b > 0 else NEVER
 
     def use(beta: float) -> float:
-        w = waits(beta)
-        return float(mass @ np.where(w > 0, 1 - server.cdf(w), 1.0))
+        w = np.minimum(beta * lengths.support, w_tail)
+        return float(lengths.mass @ np.where(w > 0, 1 - server.cdf(w), 1.0))
 
-    low, high = 0.0, server.samples[-1]  # seconds per token; at `high` every wait is the tail's
-    if budget > alpha:
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (low, middle) if use(middle) <= budget else (middle, high)
-    wait = np.full(size, tail) if budget <= alpha else waits(high)
-    return single("DiSCo-D (Eq. 1)", "device", budget, wait, np.zeros(size))
+    low, high = 0.0, server.samples[-1]  # seconds a token; at `high` every wait is w_tail
+    for _ in range(60 if b > alpha else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if use(middle) <= b else (middle, high)
+    return single("DiSCo-D (Eq. 1)", "device", b, np.minimum(high * tokens, w_tail), np.zeros(len(tokens)))
+
+
+def server_only(lengths: Lengths) -> DispatchPolicy:
+    """Every request to the server (the paper's vLLM)."""
+    return stochastic(lengths, "device", 0.0)
+
+
+def device_only(lengths: Lengths) -> DispatchPolicy:
+    """Every request to the device (the paper's llama.cpp)."""
+    return stochastic(lengths, "server", 0.0)
+
+
+def stochastic(lengths: Lengths, constrained: Side, b: float) -> DispatchPolicy:
+    """Stoch-D or Stoch-S: with chance b the constrained endpoint alone, else the other one alone (section 5.1)."""
+    return _by_chance("Stoch", lengths, constrained, b, np.full(len(lengths.counts), NEVER))
+
+
+def random_race(lengths: Lengths, constrained: Side, b: float) -> DispatchPolicy:
+    """Start both with chance b, else the unconstrained endpoint alone: racing, without choosing which requests race."""
+    return _by_chance("race", lengths, constrained, b, np.zeros(len(lengths.counts)))
+
+
+def _by_chance(name: str, lengths: Lengths, constrained: Side, b: float, other: np.ndarray) -> DispatchPolicy:
+    """With chance b the constrained endpoint at once and the other after `other` seconds, else the other one alone."""
+    check_budget(b)
+    never, at_once = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
+    pairs = ((never, at_once), (at_once, other))  # of the constrained endpoint and the other one
+    first, second = pairs if constrained == "device" else (pair[::-1] for pair in pairs)
+    return mixture(f"{name}-{constrained[0].upper()}", constrained, b, first, second, b)

@@ -94,7 +94,7 @@ class Lengths:
         """Token mass m_l = l p(l) / E[l] on the support: [U], summing to 1."""
         return self.support * self.probability / self.mean
 
-    def sample(self, size: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, size: int | tuple[int, int], rng: np.random.Generator) -> np.ndarray:
         """Draw [size] lengths."""
         return rng.choice(self.support, size=size, p=self.probability)
 

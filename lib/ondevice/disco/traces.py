@@ -66,13 +66,16 @@ def server(name: str) -> Latency:
     return inferred(name) if name in PAPER_SERVICES else measured(name)
 
 
-def lengths(source: str = "alpaca_en_demo", field: str = "tokens_bare") -> Lengths:
-    """Prompt lengths (field tokens_bare or tokens_templated) or answer lengths (tokens_reference_output)."""
-    rows = assets.derived_trace("length_counts")
-    rows = rows[(rows["source"] == source) & (rows["field"] == field)]
-    if rows.empty:
-        raise ValueError(f"No lengths of {source!r}, field {field!r}, in data/traces/length_counts.csv.")
-    return Lengths(np.bincount(rows["tokens"], weights=rows["count"]).astype(np.int64))
+def pairs(source: str = "alpaca_en_demo") -> pd.DataFrame:
+    """How often a prompt and its answer have so many tokens: prompt, answer, count."""
+    table = assets.derived_trace("length_pairs")
+    return table[table["source"] == source].drop(columns="source")
+
+
+def lengths(column: str = "prompt") -> Lengths:
+    """Lengths of prompts, or of answers."""
+    table = pairs()
+    return Lengths(np.bincount(table[column], weights=table["count"]).astype(np.int64))
 
 
 def users() -> pd.DataFrame:
@@ -158,21 +161,16 @@ def _derive(folder: Path) -> dict[str, pd.DataFrame]:
     return {
         "api_quantiles": pd.concat(quantiles),
         "ttft_dependence": pd.DataFrame(dependence),
-        "length_counts": _length_counts(pd.read_csv(folder / "alpaca_prompt_lengths.csv")),
+        "length_pairs": _length_pairs(pd.read_csv(folder / "alpaca_prompt_lengths.csv")),
         "arrivals": _arrivals(pd.read_csv(folder / "servegen_10clients.csv.gz")),
         "paper_implied_ttft": pd.read_csv(folder / "paper_implied_ttft.csv"),
     }
 
 
-def _length_counts(rows: pd.DataFrame) -> pd.DataFrame:
-    fields = ["tokens_bare", "tokens_templated", "tokens_reference_output"]
-    long = rows.melt(id_vars="source", value_vars=fields, var_name="field", value_name="tokens")
-    return (
-        long.value_counts(["source", "field", "tokens"])
-        .rename("count")
-        .reset_index()
-        .sort_values(["source", "field", "tokens"])
-    )
+def _length_pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    known = {"tokens_bare": "prompt", "tokens_reference_output": "answer"}
+    counted = rows.rename(columns=known).value_counts(["source", "prompt", "answer"]).rename("count")
+    return counted.reset_index().sort_values(["source", "prompt", "answer"])
 
 
 def _arrivals(rows: pd.DataFrame) -> pd.DataFrame:

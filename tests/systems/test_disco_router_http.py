@@ -19,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from waiting import until
 
 from ondevice.disco.policy import NEVER
 from ondevice.disco.router import state
@@ -53,9 +52,8 @@ class Recorder:
             return JSONResponse({"id": "x", "created": 0, "model": "m", "choices": [choice], "usage": self.usage})
 
         async def events() -> AsyncIterator[str]:
-            deltas = (
-                [{"role": "assistant"}, {"tool_calls": [call]}] if tools else [{"content": "four words in one "}] * 10
-            )
+            words: list[dict[str, Any]] = [{"content": "four words in one "}] * 10
+            deltas = [{"role": "assistant"}, {"tool_calls": [call]}] if tools else words
             for delta in [*deltas, {}]:
                 choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
@@ -151,6 +149,7 @@ def test_tools_are_passed_on_verbatim_and_asked_of_one_endpoint(tmp_path: Path) 
 async def fleet(
     folder: Path, dispatcher: Told, *entries: dict[str, Any], **more: Any
 ) -> AsyncIterator[tuple[str, Router]]:
+    """A router before these deployments, served; yields its address."""
     router = Router(configured(folder, *entries, **more), dispatcher=dispatcher)
     async with serving(create_app(router)) as url:
         yield url, router
@@ -173,9 +172,7 @@ def test_a_model_is_looked_for_where_it_is_and_several_share_a_side(tmp_path: Pa
                 await client.chat.completions.create(model="large", messages=MESSAGES, max_tokens=2)
             asked = {name: app.state.seen.requests for name, app in apps.items()}
             assert asked["a"] == 0 and asked["b"] + asked["c"] == 40 and asked["c"] > 0
-            with pytest.raises(
-                openai.NotFoundError, match=r"no model 'none' here; there are small, large, disco"
-            ) as caught:
+            with pytest.raises(openai.NotFoundError, match="here; there are small, large, disco") as caught:
                 await client.chat.completions.create(model="none", messages=MESSAGES)
             assert caught.value.code == "model_not_found"
 
@@ -184,7 +181,7 @@ def test_a_model_is_looked_for_where_it_is_and_several_share_a_side(tmp_path: Pa
 
 def test_by_latency_the_faster_deployment_is_asked_and_one_that_fails_rests(tmp_path: Path) -> None:
     async def work() -> None:
-        slow, quick = create_replay(Timing([0.05])), create_replay(QUICK)
+        slow, quick = create_replay(Timing([0.3])), create_replay(Timing([0.1]))
         broken = create_replay(fault=lambda _: Fault("500"))
         async with contextlib.AsyncExitStack() as stack:
             one, other, bad = [await stack.enter_async_context(serving(app)) for app in (slow, quick, broken)]
@@ -252,14 +249,11 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
         async with aiohttp.ClientSession() as http:
             async with fleet(tmp_path, Told(), deployment("device"), deployment("server")) as (url, _):
                 assert [(await http.get(f"{url}/{path}")).status for path in ("health", "ready")] == [200, 503]
-            async with (
-                routed(tmp_path, create_replay(QUICK), create_replay(SLOW), Told()) as url,
-                client_of(url) as client,
-            ):
+            apps = create_replay(QUICK), create_replay(SLOW)
+            async with routed(tmp_path, *apps, Told()) as url, client_of(url) as client:
                 root = url.removesuffix("/v1")
                 assert (await http.get(f"{root}/ready")).status == 200
                 await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=3)
-                await until(lambda: True)
                 metrics = await (await http.get(f"{root}/metrics")).text()
         for name in (
             'gen_ai_server_time_to_first_token_seconds_count{gen_ai_request_model="m"} 1.0',

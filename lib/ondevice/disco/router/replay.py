@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from ondevice.disco.router.request import Api, Message, count_tokens, message_text
+from ondevice.disco.router.request import LIMITS, Api, Message, count_tokens, message_text
 
 # Chosen to be awkward on the way: quotes, line breaks, several bytes a character, an event stream's own marks.
 WORDS = (
@@ -26,6 +25,7 @@ WORDS = (
 )  # fmt: skip
 END_ONE_IN = 200  # chance of ending after a token, so that an answer has 200 tokens on average
 
+_HEAD = {"id": "replay", "created": 0, "model": "replay"}
 FaultKind = Literal["delay", "stall", "429", "500", "disconnect", "malformed", "html"]
 
 
@@ -117,20 +117,24 @@ def create_replay(
     def handler(api: Api) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             body = await request.json()
-            number = seen.requests
+            text, number = prompt_of(api, body), seen.requests
             seen.requests += 1
-            text = prompt_of(api, body)
             seen.asked.append(text)
-            found = fault(number) if fault else None
-            wait = timing.ttft[number % len(timing.ttft)] + count_tokens(text) / timing.prefill_rate
-            if found is not None:
-                if found.kind in ("429", "500"):
-                    later = {"retry-after": "7"} if found.kind == "429" else None
-                    return JSONResponse({"error": {"message": "as asked"}}, int(found.kind), later)
-                if found.kind == "html":
-                    return HTMLResponse("<!doctype html><title>Not an API</title>")
-                wait += found.seconds
-            return _Replies(_Asked(api, text, body), wait, timing.tbt, voice, found, seen)
+            wrong = (fault(number) if fault else None) or Fault("delay")
+            if wrong.kind in ("429", "500"):
+                later = {"retry-after": "7"} if wrong.kind == "429" else None
+                return JSONResponse({"error": {"message": "as asked"}}, int(wrong.kind), later)
+            if wrong.kind == "html":
+                return HTMLResponse("<!doctype html><title>Not an API</title>")
+            wait = timing.ttft[number % len(timing.ttft)] + count_tokens(text) / timing.prefill_rate + wrong.seconds
+            reply = _Reply(
+                api, text, body, answer(text, body.get("max_tokens", body.get("max_completion_tokens")), voice)
+            )
+            if not body.get("stream"):
+                await asyncio.sleep(wait + timing.tbt * max(0, len(reply.tokens) - 1))
+                seen.finished += 1
+                return JSONResponse(reply.whole())
+            return StreamingResponse(reply.events(wait, timing.tbt, wrong, seen), media_type="text/event-stream")
 
         return handle
 
@@ -153,96 +157,51 @@ def create_replay(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Reply:
+    """One answer. tokens: all of it."""
+
     api: Api
     text: str
     body: dict[str, Any]
+    tokens: list[str]
 
-
-class _Replies(Response):
-    """One answer, streamed or whole."""
-
-    def __init__(self, asked: _Asked, wait: float, tbt: float, voice: str, fault: Fault | None, seen: Seen) -> None:
-        self._api, self._text, self._body = asked.api, asked.text, asked.body
-        self._limit = asked.body.get("max_tokens", asked.body.get("max_completion_tokens"))
-        self._wait, self._tbt, self._voice, self._fault, self._seen = wait, tbt, voice, fault, seen
-        self._sent: list[str] = []
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = asyncio.create_task(self._answer(scope, receive, send))
-        leaving = asyncio.create_task(_left(receive))
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        self._seen.disconnected += not answering.done()
-        for task in (answering, leaving):
-            task.cancel()
-        await asyncio.gather(answering, leaving, return_exceptions=True)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._body.get("stream"):
-            tokens = [token async for token in self._tokens()]
-            choice = {"index": 0, "finish_reason": self._reason(), **self._field("".join(tokens), "message")}
-            self._seen.finished += 1
-            reply = {"id": "replay", "created": 0, "model": "replay", "choices": [choice], "usage": self._usage()}
-            await JSONResponse(reply)(scope, receive, send)
-            return
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for token in self._tokens():
-            if not await self._fine(send):
-                return
-            await _event(send, {"choices": [{"index": 0, "finish_reason": None, **self._field(token, "delta")}]})
-        if not await self._fine(send):
-            return
-        await _event(send, {"choices": [{"index": 0, "finish_reason": self._reason(), **self._field("", "delta")}]})
-        if (self._body.get("stream_options") or {}).get("include_usage"):
-            await _event(send, {"choices": [], "usage": self._usage()})
-        self._seen.finished += 1
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
-
-    async def _tokens(self) -> AsyncIterator[str]:
-        """The answer in time: the first token at `wait`, the others on a grid of `tbt` from there."""
+    async def events(self, wait: float, tbt: float, wrong: Fault, seen: Seen) -> AsyncIterator[str]:
+        """The first token at `wait`, the others on a grid of `tbt` from there, until the fault's token has come."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._wait
-        for token in continuation(self._text, self._voice):
-            if len(self._sent) == self._limit:
-                break
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            yield token
-            self._sent.append(token)
-            due += self._tbt
-        else:
-            if not self._sent:
-                await asyncio.sleep(max(0.0, due - loop.time()))
+        due, at = loop.time() + wait, wrong.at if wrong.kind != "delay" else -1
+        try:
+            for sent, token in enumerate([*self.tokens, None]):
+                await asyncio.sleep(max(0.0, due - loop.time()) if token is not None or not sent else 0.0)
+                due += tbt
+                if sent == at:
+                    if wrong.kind == "stall":
+                        await asyncio.Event().wait()
+                    if wrong.kind == "malformed":
+                        yield 'data: {"choices": [{"te\n\n'
+                    return
+                yield self._event("" if token is None else token, self._reason() if token is None else None)
+            if (self.body.get("stream_options") or {}).get("include_usage"):
+                yield f"data: {json.dumps(_HEAD | {'choices': [], 'usage': self._usage()})}\n\n"
+            seen.finished += 1
+            yield "data: [DONE]\n\n"
+        except (asyncio.CancelledError, GeneratorExit):
+            seen.disconnected += 1
+            raise
 
-    async def _fine(self, send: Send) -> bool:
-        """Let the fault happen if its token has come; False ends the answer there, and with it the connection."""
-        fault = self._fault
-        if fault is None or fault.at != len(self._sent):
-            return True
-        if fault.kind == "stall":
-            await asyncio.Event().wait()
-        if fault.kind == "malformed":
-            await send({"type": "http.response.body", "body": b'data: {"choices": [{"te\n\n', "more_body": True})
-        return fault.kind not in ("disconnect", "malformed")
+    def whole(self) -> dict[str, Any]:
+        choice = {"index": 0, "finish_reason": self._reason(), **self._field("".join(self.tokens), "message")}
+        return _HEAD | {"choices": [choice], "usage": self._usage()}
+
+    def _event(self, text: str, reason: str | None) -> str:
+        choice = {"index": 0, "finish_reason": reason, **self._field(text, "delta")}
+        return f"data: {json.dumps(_HEAD | {'object': 'chunk', 'choices': [choice]})}\n\n"
 
     def _field(self, text: str, name: str) -> dict[str, Any]:
-        return {"text": text} if self._api == "completions" else {name: {"content": text}}
+        return {"text": text} if self.api == "completions" else {name: {"role": "assistant", "content": text}}
 
     def _reason(self) -> str:
-        return "length" if len(self._sent) == self._limit else "stop"
+        return "length" if len(self.tokens) in (self.body.get(name) for name in LIMITS) else "stop"
 
     def _usage(self) -> dict[str, int]:
-        prompt, output = count_tokens(self._text), len(self._sent)
+        prompt, output = count_tokens(self.text), len(self.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-async def _event(send: Send, chunk: dict[str, Any]) -> None:
-    data = json.dumps(chunk | {"id": "replay", "object": "chunk", "created": 0, "model": "replay"})
-    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the caller has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,0 +1,85 @@
+"""Who may be spliced: the probe believes only an endpoint that goes on in the middle of a word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from routing import MESSAGES, Told, configured, deployment
+from waiting import until
+
+from ondevice.disco.router import probe
+from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
+from ondevice.disco.router.loopback import serving
+from ondevice.disco.router.replay import create_replay
+from ondevice.disco.router.request import Request
+from ondevice.disco.router.router import Router
+
+
+class Says:
+    """Answers with one text after the prefix and another to the fresh request, counting prompt tokens as told."""
+
+    def __init__(self, continued: str | EndpointError, fresh: str, counts: tuple[int, int] | None) -> None:
+        self.continued, self.fresh, self.counts = continued, fresh, counts
+
+    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+        text = self.continued if prefix else self.fresh
+        if isinstance(text, EndpointError):
+            raise text
+        on_event(Piece(text))
+        return Finish("length", Usage(self.counts[0 if prefix else 1], 1) if self.counts else None)
+
+    async def alive(self) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        pass
+
+
+REST = probe.WORD[probe.CUT :]
+
+
+@pytest.mark.parametrize(
+    ("continued", "fresh", "counts", "found"),
+    [
+        (REST[:4], probe.WORD, (40, 20), True),
+        (f"{REST}, {probe.WORD}", probe.WORD, None, True),
+        (probe.WORD, probe.WORD, (40, 20), False),  # begins anew
+        (f" {REST}", probe.WORD, (40, 20), False),  # a new turn
+        (REST, REST, (40, 20), False),  # says so whatever it is asked
+        (REST, probe.WORD, (20, 20), False),  # the prefix did not reach the model
+        (REST[:2], probe.WORD, (40, 20), False),  # too little to tell
+        ("", probe.WORD, (40, 20), False),
+        (EndpointError("unknown field", 422), probe.WORD, None, False),
+        (EndpointError("refused"), probe.WORD, None, None),
+        (EndpointError("busy", 503), probe.WORD, None, None),
+    ],
+)
+def test_only_who_finishes_the_word_continues(
+    tmp_path: Path,
+    continued: str | EndpointError,
+    fresh: str,
+    counts: tuple[int, int] | None,
+    found: bool | None,
+) -> None:
+    config = configured(tmp_path, deployment("device", can_continue="probe"), deployment("server"))
+    router = Router(config, lambda _: Says(continued, fresh, counts), Told())
+    assert router.members[1].can_continue is True and router.members[0].can_continue is None
+    assert asyncio.run(probe.can_continue(router.members[0])) is found
+
+
+def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(create_replay()) as url:
+            config = configured(tmp_path, deployment("device", url, can_continue="probe"), deployment("server"))
+            router = Router(config, dispatcher=Told())
+            assert router.members[0].can_continue is None  # nobody has started the router's own life
+            session = router.open(Request(messages=tuple(MESSAGES), limits={"max_tokens": 3}))
+            session.start()
+            assert len([part async for part in session.out.read()]) == 3
+            assert await until(lambda: router.members[0].can_continue is True)
+            await router.members[0].source.aclose()
+
+    asyncio.run(work())

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.disco import optimal
+from ondevice.disco.distributions import Latency
 from ondevice.disco.migration import Migration, Prices, expected_remaining
 from ondevice.disco.policy import SIDES, Side, check_budget, check_constrained
-from ondevice.disco.traffic import KEPT, Traffic
+from ondevice.disco.traffic import KEPT, Traffic, survived
 
 VERSION = 1  # of what `state` gives
 EVERY = 20  # requests from one price to the next
@@ -107,14 +108,15 @@ class Dispatcher:
 
     def __init__(
         self, constrained: Side, budget: float, state: Mapping[str, Any] | None = None, *,
-        choose: Callable[..., int] = choose,
+        account: Callable[..., Account] = Account, survived: Callable[..., Latency] = survived,
+        rate: Callable[..., float] = rate, choose: Callable[..., int] = choose,
     ) -> None:  # fmt: skip
         check_budget(budget)
         check_constrained(constrained)
-        self.constrained, self.budget, self._choose = constrained, budget, choose
+        self.constrained, self.budget, self._rate, self._choose = constrained, budget, rate, choose
         self.other: Side = SIDES[1 - SIDES.index(constrained)]
         kept, spent = (None, {}) if state is None else _read(state, constrained)
-        self.traffic, self.account = Traffic(kept), Account(budget, **spent)
+        self.traffic, self.account = Traffic(kept, survived), account(budget, **spent)
         self._open: deque[Order] = deque()
         self._pledged = 0.0
         self._solve()
@@ -148,7 +150,7 @@ class Dispatcher:
         self._spare = 5 * self.budget * self._prompt * waiting
         found = optimal.choices(self.traffic.server, self.traffic.device_ttft(tokens), self.constrained)
         self._waits, self._share, _ = found
-        target = rate(self.budget, self.account.slack[-1] - self._pledged, self._prompt, waiting)
+        target = self._rate(self.budget, self.account.slack[-1] - self._pledged, self._prompt, waiting)
         self.price = optimal.prices(found, tokens, tokens / tokens.sum(), target, 1e-2)[1]
 
     def start(self, order: Order, side: Side, tokens: int) -> bool:

@@ -36,7 +36,7 @@ POLICY_SIZES, POLICY_REPEATS = (1_000, 10_000, 100_000), 15
 
 def again(
     pair: Mapping[str, models.Loaded], tasks: Sequence[Task], handovers: Sequence[int] = quality.HANDOVERS,
-    limit: int = quality.LIMIT,
+    limit: int = quality.LIMIT, hand_over: Callable[..., dict[int, quality.Said]] = quality.migrated,
 ) -> pd.DataFrame:  # fmt: skip
     """A row a task, direction and hand-over, in the record's columns. pair: label -> model, two of one vocabulary.
 
@@ -50,7 +50,7 @@ def again(
     for task in tasks:
         prompt = tokenizer(task.prompt)["input_ids"]
         for direction, first, second in ((f"{a} to {b}", one, two), (f"{b} to {a}", two, one)):
-            for handover, said in quality.migrated(first, second, prompt, handovers, limit).items():
+            for handover, said in hand_over(first, second, prompt, handovers, limit).items():
                 tokens, margins = [token for token, _ in said], [margin for _, margin in said]
                 rows.append((task.family, task.name, direction, handover, _digest(prompt), _digest(tokens), len(tokens),
                              min(margins)))  # fmt: skip

@@ -38,6 +38,25 @@ STALL = 0.5  # seconds by which a gap exceeds the pace
 # Dispatch
 
 
+def policies(
+    lengths: Lengths, alpha: float = ALPHA, names: Sequence[str] = ("DiSCo", "Stoch", "race", "mean-optimal"), *,
+    device_constrained: Any = dispatch.device_constrained, server_constrained: Any = dispatch.server_constrained,
+    mean_optimal: Any = optimal.mean_optimal,
+) -> Policies:  # fmt: skip
+    """DiSCo, the paper's baseline, racing at random and the optimum, or some of them, for a setting and budget."""
+    disco: dict[Side, Any] = {
+        "device": lambda server, b: device_constrained(lengths, server, b, alpha),
+        "server": lambda server, b: server_constrained(lengths, b),
+    }
+    makers: dict[str, Callable[[Side, Latency, Device, float], DispatchPolicy]] = {
+        "DiSCo": lambda side, server, device, b: disco[side](server, b),
+        "Stoch": lambda side, server, device, b: dispatch.stochastic(lengths, side, b),
+        "race": lambda side, server, device, b: dispatch.random_race(lengths, side, b),
+        "mean-optimal": lambda side, server, device, b: mean_optimal(lengths, server, device, b, side),
+    }
+    return lambda *setting: {name: makers[name](*setting) for name in names}
+
+
 def sweep(
     services: Iterable[str], devices: Iterable[Device], budgets: Iterable[float], policies: Policies, play: Play,
     lengths: Lengths, shape: tuple[int, int], seed: int,
@@ -227,11 +246,37 @@ def queued(
 # Migration
 
 
+def savings(found: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estimate, Estimate]:
+    """(largest saving in percent, share of service and device pairs that save over 5), intervals over requests."""
+    kept = np.flatnonzero(found.settings["constrained"].isin(SIDES if side is None else [side]))
+    pair = found.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
+    starts, n = np.flatnonzero(np.r_[True, np.diff(pair) != 0]), found.cost.shape[1]
+
+    def greatest(rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        saved = found.saved(np.bincount(rows, minlength=n).astype(float))[kept]
+        return np.maximum.reduceat(saved, starts)
+
+    return (evidence.resampled(lambda rows: float(greatest(rows).max()), n, "simulated", seed=seed),
+            evidence.resampled(lambda rows: float((greatest(rows) > 5).mean()), n, "simulated", seed=seed))  # fmt: skip
+
+
+def buffered(found: Bill, statistic: Any) -> pd.DataFrame:
+    """[cells, runs] of Table 3: a statistic of the unread tokens as the target is asked, by service and constraint."""
+    by = found.streams.groupby(["service", "constrained", "run"])["buffered"].agg(statistic).unstack("run")
+    return evidence.derived(by.dropna(), found.streams)
+
+
+def stalled(found: Bill, side: Side) -> Estimate:
+    """Share of the streams whose target was asked that have a gap beyond the pace by more than STALL."""
+    rows = found.streams[found.streams["constrained"] == side]
+    return evidence.share(int(rows["stalled"].sum()), len(rows), found.streams)
+
+
 @dataclass(frozen=True)
 class Bill:
     """What R requests cost at S settings, $: cost, without (no migration), [S, R]; settings: a row each.
 
-    streams: a row a stream for which the target was asked: service, constrained, asked and buffered (tokens), migrated,
+    streams: a row a stream for which the target was asked: service, constrained, run (a tenth of the requests), asked and buffered (tokens), migrated,
     stalled, longest_gap_s.
     """
 
@@ -319,7 +364,8 @@ def bill(
                     )
                     decoded = found.source_tokens * source.decode + found.target_tokens * target.decode
                     cost[rows] += decoded + twice - answer[rows] * target.decode
-                    seen.append(_seen(found, rule).assign(service=service, constrained=side))
+                    run = rows[found.asked > 0] * 10 // count
+                    seen.append(_seen(found, rule).assign(service=service, constrained=side, run=run))
                 settings.append((service, device.name, side, b))
                 costed.append((cost, without))
     table = pd.DataFrame(settings, columns=["service", "device", "constrained", "budget"])
@@ -384,6 +430,16 @@ def policy_times(sizes: Sequence[int], repeats: int, seed: int) -> pd.DataFrame:
                 rows.append((n, policy, what, turn, 1e3 * (time.perf_counter() - start)))
     table = pd.DataFrame(rows, columns=["n", "policy", "what", "turn", "ms"])
     return born(table[table["turn"] >= 0], "measured")  # the first turn warms up
+
+
+def medians(times: pd.DataFrame) -> pd.DataFrame:
+    """Median of policy_times with its interval: by ("policy, what"), n, ms, low, high, turns."""
+    rows = []
+    for (policy, what, n), part in times.groupby(["policy", "what", "n"], sort=False):
+        ms = part["ms"].to_numpy()
+        found = evidence.resampled(lambda turns, ms=ms: float(np.median(ms[turns])), len(ms), times)  # type: ignore[misc]
+        rows.append((f"{policy}, {what}", n, found.value, found.low, found.high, len(ms)))
+    return evidence.derived(pd.DataFrame(rows, columns=["by", "n", "ms", "low", "high", "turns"]), times)
 
 
 def _from_lists(make: Callable[..., DispatchPolicy], tokens: Any, seconds: Any = None) -> DispatchPolicy:

@@ -1,4 +1,4 @@
-"""Measured latencies, lengths and arrivals: committed quantiles and counts, and the raw traces where they are present.
+"""Measured latencies, lengths and arrivals: the quantiles, counts and fits of data/traces.
 
 `python -m ondevice.disco.traces` derives data/traces/*.csv from the local data folder; data/traces/README.md names the
 sources and their licences.
@@ -15,6 +15,7 @@ from scipy import stats
 
 from ondevice import assets, commands
 from ondevice.disco.distributions import Latency, Lengths
+from ondevice.disco.predictors import prediction_errors
 
 MINIMUM_ROWS = 100  # a P99 from fewer requests is one request
 PAPER_SERVICES = ("GPT", "LLaMA", "DeepSeek", "Command")
@@ -98,17 +99,6 @@ def arrival_gaps(user: int, mean_gap: float, size: int, rng: np.random.Generator
     return rng.gamma(row["shape"], mean_gap / row["shape"], size)
 
 
-def ttft_in_order(series: str, size: int, rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """TTFTs in the order of the requests, and their kind.
-
-    The raw trace (`replayed`) where the local data folder has it; else [size] values like it (`simulated`).
-    """
-    raw = assets.local_file("traces/llmperf_leaderboard.csv")
-    if raw is not None and series in series_names():
-        return _api_rows(raw).query("series == @series")["ttft_s"].to_numpy(), "replayed"
-    return ttft_like(series, size, rng), "simulated"
-
-
 def ttft_like(series: str, size: int, rng: np.random.Generator) -> np.ndarray:
     """[size] TTFTs with a series' quantiles and the autocorrelation of its normal scores.
 
@@ -164,6 +154,10 @@ def _derive(folder: Path) -> dict[str, pd.DataFrame]:
         "length_pairs": _length_pairs(pd.read_csv(folder / "alpaca_prompt_lengths.csv")),
         "arrivals": _arrivals(pd.read_csv(folder / "servegen_10clients.csv.gz")),
         "paper_implied_ttft": pd.read_csv(folder / "paper_implied_ttft.csv"),
+        "prediction_errors": pd.concat(
+            prediction_errors(group["ttft_s"].to_numpy()).assign(service=series)
+            for series, group in rows.groupby("series")
+        ).round(4),
     }
 
 

@@ -59,7 +59,8 @@ class Traffic:
     prompts, answers: tokens. server: (seconds, whether it came or was cut off). device: (prompt tokens, seconds, same).
     """
 
-    def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
+    def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None, survived: Any = survived) -> None:
+        self._survived = survived
         self.kept = {name: deque((kept or PRIOR)[name], maxlen=size) for name, size in KEPT.items()}
         self.longest = LONGEST
         self.fit()
@@ -69,7 +70,7 @@ class Traffic:
         self.prompts = np.quantile(self.kept["prompts"], (np.arange(BINS) + 0.5) / BINS)
         seconds, seen = (np.array(column) for column in zip(*self.kept["server"], strict=True))
         self.longest = max([self.longest, *seconds[seen]])
-        self.server = survived(seconds, seen.astype(bool), self.longest)
+        self.server = self._survived(seconds, seen.astype(bool), self.longest)
         tokens, seconds, seen = (np.array(column) for column in zip(*self.kept["device"], strict=True))
         self.overhead, self.slope = line(tokens.astype(float), seconds, seen.astype(bool))
 

@@ -8,9 +8,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from routing import MESSAGES, Scripted, Seen, Told, composed, configured, deployment, read, virtually
 
-from ondevice.disco.policy import NEVER, SIDES
+from ondevice.disco.policy import NEVER, SIDES, Side
 from ondevice.disco.router.endpoints import EndpointError
 from ondevice.disco.router.replay import answer, plain_chat
 from ondevice.disco.router.request import Request
@@ -74,3 +75,35 @@ def check(seen: Seen, router: Router, scripted: dict[str, Scripted]) -> None:
 def test_whatever_happens_no_token_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
     for seed in range(STREAMS):
         virtually(one(seed, tmp_path))
+
+
+@pytest.mark.parametrize("constrained", SIDES)
+def test_the_budget_holds_at_every_moment_over_faults_races_and_migrations(tmp_path: Path, constrained: Side) -> None:
+    coins = random.Random(7)
+    made = {side: Scripted(coins.choices([0.05, 0.2, 0.7, 2.0], k=97), 0.01, VOICES[side]) for side in SIDES}
+    entries = [deployment(side, output_cost_per_token=float(side == constrained)) for side in SIDES]
+    config = configured(tmp_path, *entries, constrained=constrained, budget=0.3, pace=20.0, stream_timeout=1.0)
+    router = Router(config, lambda it: made[it.model_info.side])
+    asked = {"all": 0, "constrained": 0, "migrations": 0}
+
+    async def ask(number: int) -> None:
+        words = "word " * (coins.randrange(400) if number % 50 else 3000)
+        request = Request(messages=({"role": "user", "content": f"{number} {words}"},), limits={"max_tokens": 100})
+        for scripted in made.values():
+            scripted.fault = (len(scripted.asked), coins.randrange(40)) if coins.random() < 0.3 else scripted.fault
+        asked["all"] += request.tokens
+        seen = await read(router, request)
+        # Every start of the constrained side costs its prompt and prefix, whatever came of it.
+        entered = [it for it in seen.session.entries if it.side == constrained]
+        asked["constrained"] += len(entered) * request.tokens
+        asked["migrations"] += any(it.role == "migration" for it in seen.session.entries)
+        assert router.dispatcher.account.spent <= 0.3 * router.dispatcher.account.arrived + 1e-6
+        assert asked["constrained"] <= 0.3 * asked["all"] + 1e-6
+
+    async def work() -> None:
+        for start in range(0, 600, 10):  # ten at once
+            await asyncio.gather(*(ask(number) for number in range(start, start + 10)))
+
+    virtually(work())
+    assert asked["constrained"] > 0.15 * asked["all"], "what is allowed is used"
+    assert asked["migrations"] > 0

@@ -102,7 +102,7 @@ class Delivery:
                 part = self._parts[self.shown]
                 due = max(part.time, due_next)
                 early = due - self.elapsed
-                if early > 0:
+                if early > 1e-6:  # less is rounding
                     await asyncio.sleep(early)
                     continue  # the packet may have been replaced meanwhile
                 due_next = due + self._gap * (part.end - self.shown_tokens)

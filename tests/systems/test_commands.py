@@ -49,6 +49,7 @@ WRONG = [
     ("disco", [*URLS, "--budget", "1.5"], "--budget: it is a number from 0 to 1, not '1.5'"),
     ("disco", [*URLS, "--migration", "soon"], "--migration: invalid choice: 'soon'"),
     ("disco", [*URLS, "--pace", "0"], "--pace: it is a number above 0"),
+    ("disco", [*URLS, "--device", "http://127.0.0.1:2"], "http://127.0.0.1:2/v1 default is on both sides"),
     ("disco", [*URLS, "--device", "here"], "litellm_params.api_base: 'here' is not the http(s) URL of an API"),
     ("disco", [*URLS, "--server-key", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY holds nothing"),
     ("disco", [*URLS, "--config", "{text}"], "in the file or on the command line, not in both"),

@@ -32,7 +32,8 @@ class Installed:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ONDEVICE", "PYTHON"))}
-        environment = kept | {"XDG_CACHE_HOME": str(self.caches), "HF_HUB_OFFLINE": "1"}
+        own = dict.fromkeys(("XDG_CACHE_HOME", "XDG_STATE_HOME"), str(self.caches))
+        environment = kept | own | {"HF_HUB_OFFLINE": "1"}
         return subprocess.Popen(
             [self.python, *arguments], cwd=self.folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -112,8 +113,8 @@ def test_bundled_models_generate_and_rank(installed):
 
 
 def test_the_router_starts(installed):
-    ends = ("--device", "http://127.0.0.1:9/v1", "--server", "http://127.0.0.1:9/v1")
-    with installed.serving("-m", "ondevice.disco", "serve", *ends, "--policy", "disco-s", "--port", "0") as url:
+    ends = ("--device", "http://127.0.0.1:9/v1", "--server", "http://127.0.0.1:10/v1")
+    with installed.serving("-m", "ondevice.disco", "serve", *ends, "--budget", "0.3", "--port", "0") as url:
         health = url.removesuffix("/v1") + "/health"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(health, timeout=20) as answer:

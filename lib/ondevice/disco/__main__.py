@@ -65,9 +65,9 @@ def build_router(options: argparse.Namespace) -> ASGIApp:
 
 def _deployment(options: argparse.Namespace, side: str) -> dict[str, Any]:
     model, key = getattr(options, f"{side}_model"), getattr(options, f"{side}_key")
-    asked = {"model": model or side, "api_base": getattr(options, side)}
+    asked = {"model": model, "api_base": getattr(options, side)}
     secret = {"api_key": f"os.environ/{key}"} if key else {}
-    return {"model_name": model or side, "litellm_params": asked | secret, "model_info": {"side": side}}
+    return {"model_name": model, "litellm_params": asked | secret, "model_info": {"side": side}}
 
 
 def build_replay(options: argparse.Namespace) -> ASGIApp:
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     for side in SIDES:
         group = serve.add_argument_group(f"{side}, without a file")
         group.add_argument(f"--{side}", metavar="URL", help="base URL of an OpenAI-compatible API")
-        group.add_argument(f"--{side}-model", metavar="NAME", help=f"model to ask for (default: {side})")
+        group.add_argument(f"--{side}-model", default="default", metavar="NAME", help="model to ask for")
         group.add_argument(f"--{side}-key", metavar="VARIABLE", help="environment variable that holds its API key")
     serve.add_argument("--budget", type=share, help="share of input tokens for the constrained side (default: 1)")
     serve.add_argument("--constrained", choices=SIDES, help="the side that the budget limits (default: server)")

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ondevice.disco.policy import NEVER, SIDES
 from ondevice.disco.router.delivery import Part
+from ondevice.disco.router.endpoints import EndpointError
 from ondevice.disco.router.request import Api, BadRequest, Json, Request, parse
 from ondevice.disco.router.router import Router
 from ondevice.disco.router.session import StreamError
@@ -190,7 +191,7 @@ class _Answer(Response):
                     await _body(send, self._chunk(part))
             last = self._closing()
         except StreamError as error:
-            last = f"data: {json.dumps(_error_body(str(error), error.status))}\n\n"
+            last = f"data: {json.dumps(_error_body(str(error), error.status or 502))}\n\n"
         await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
 
     def _opening(self) -> str:
@@ -254,9 +255,9 @@ class _Answer(Response):
         session = self._session
         return {
             "switches": [asdict(switch) for switch in session.switches],
-            "cost": sum(entry.cost for entry in session.entries),
+            "cost": sum(attempt.cost for attempt in session.entries),
             "estimated": session.usage()[1],
-            "entries": [asdict(entry) for entry in session.entries],
+            "entries": [attempt.told() for attempt in session.entries],
         }
 
     def _report(self) -> None:
@@ -284,9 +285,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _passed_on(error: StreamError) -> Response:
+def _passed_on(error: EndpointError) -> Response:
     headers = {"retry-after": error.retry_after} if error.retry_after else None
-    return JSONResponse(error.body or _error_body(str(error), error.status), error.status, headers)
+    body, status = error.body, error.status or 502
+    return JSONResponse(_error_body(str(error), status) if body is None else body, status, headers)
 
 
 def _error_body(message: str, status: int, param: str | None = None, code: str | int | None = None) -> Json:

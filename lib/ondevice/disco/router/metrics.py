@@ -5,9 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ondevice.disco.budgeted import Dispatcher
-from ondevice.disco.router.endpoints import EndpointError
 from ondevice.disco.router.request import Request
-from ondevice.disco.router.session import Attempt, Entry, Session
+from ondevice.disco.router.session import Attempt, Session
 from ondevice.disco.router.sides import ANY_MODEL
 
 # OpenTelemetry's own bounds: seconds to a first token, seconds a token, seconds an operation, tokens.
@@ -47,16 +46,16 @@ class Metrics:
         left.set_function(lambda: dispatcher.left)
         Gauge("disco_budget", "Share of input tokens allowed", registry=self.registry).set(dispatcher.budget)
 
-    def attempt(self, attempt: Attempt, entry: Entry, error: EndpointError | None) -> None:
+    def attempt(self, attempt: Attempt) -> None:
         """A start upstream has ended."""
         where = attempt.member.deployment
         at = where.litellm_params.api_base, where.model
-        outcome = "" if error is None else str(error.status or "connection")
-        self._lasted.labels(*at, outcome).observe(entry.seconds)
-        if entry.ttft is not None:
-            self._chunk.labels(*at, outcome).observe(entry.ttft)
-        self._tokens.labels(*at, "input").observe(entry.prompt_tokens)
-        self._tokens.labels(*at, "output").observe(entry.output_tokens)
+        outcome = "" if attempt.error is None else str(attempt.error.status or "connection")
+        self._lasted.labels(*at, outcome).observe(attempt.progress - attempt.started)
+        if attempt.ttft is not None:
+            self._chunk.labels(*at, outcome).observe(attempt.ttft)
+        self._tokens.labels(*at, "input").observe(attempt.usage.prompt_tokens)
+        self._tokens.labels(*at, "output").observe(attempt.usage.output_tokens)
 
     def request(self, request: Request, session: Session, status: int, seconds: float) -> None:
         """A request has ended, `seconds` after it came."""

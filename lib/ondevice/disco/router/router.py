@@ -11,10 +11,10 @@ from ondevice.disco.budgeted import Dispatcher
 from ondevice.disco.policy import SIDES
 from ondevice.disco.router import probe, state
 from ondevice.disco.router.config import Config, Deployment
-from ondevice.disco.router.endpoints import EndpointClient, EndpointError, Source
+from ondevice.disco.router.endpoints import EndpointClient, Source
 from ondevice.disco.router.metrics import Metrics
 from ondevice.disco.router.request import Request
-from ondevice.disco.router.session import Attempt, Entry, Session, Setup
+from ondevice.disco.router.session import Attempt, Session, Setup
 from ondevice.disco.router.sides import Group, Member
 
 SAVED_EVERY_S = 60.0
@@ -81,16 +81,17 @@ class Router:
         return any(await asyncio.gather(*(member.source.alive() for member in self.members)))
 
     def save(self) -> None:
+        """To disk; a full one stops no stream."""
         spent = {member.deployment.address: member.spent for member in self.members}
-        state.write(self._path, self.dispatcher.state(), spent)
+        try:
+            state.write(self._path, self.dispatcher.state(), spent)
+        except OSError as error:
+            log.error("The state was not saved: %s", error)
 
     async def _keep_saving(self) -> None:
         while True:
             await asyncio.sleep(SAVED_EVERY_S)
-            try:
-                self.save()
-            except OSError as error:
-                log.error("The state was not saved: %s", error)
+            self.save()
 
     def _probe(self, member: Member) -> None:
         if member.can_continue is None:
@@ -104,7 +105,7 @@ class Router:
                 member.can_continue = await probe.can_continue(member)
         log.info("%s: can continue an answer: %s", member.deployment.address, member.can_continue)
 
-    def _seen(self, attempt: Attempt, entry: Entry, error: EndpointError | None) -> None:
-        self.metrics.attempt(attempt, entry, error)
-        if entry.outcome == "served":
+    def _seen(self, attempt: Attempt) -> None:
+        self.metrics.attempt(attempt)
+        if attempt.outcome == "served":
             self._probe(attempt.member)

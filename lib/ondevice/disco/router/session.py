@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -27,18 +27,13 @@ Role = Literal["race", "fallback", "retry", "migration"]
 # served: it finished the answer. migrated: it handed the answer over. lost: another was first. failed: it broke off.
 # cancelled: the user left or the deadline passed.
 Outcome = Literal["served", "migrated", "lost", "failed", "cancelled"]
+TOLD = ("side", "role", "outcome", "cost", "estimated", "ttft")
 # Errors that reach the client as an endpoint said them, those first that tell most about what to do.
 PASSED_ON = (400, 404, 413, 415, 422, 401, 403, 429)
 
 
-class StreamError(Exception):
-    """The answer could not be finished. status, body, retry_after: the HTTP answer that says so."""
-
-    def __init__(
-        self, message: str, status: int = 502, body: Json | None = None, retry_after: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.body, self.retry_after = status, body, retry_after
+class StreamError(EndpointError):
+    """The answer could not be finished; status, body and retry_after are the HTTP answer that says so."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +45,13 @@ class Switch:
     role: Role
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One start of one deployment. Tokens are the endpoint's own count, or estimated; cost in the prices' currency.
-
-    prompt_tokens are charged in full from the start on. output_tokens are those received: what an endpoint goes on
-    to generate after its stream was closed is not known here. seconds: since its start; ttft: to its first token.
-    """
-
-    side: Side
-    role: Role
-    outcome: Outcome
-    prompt_tokens: int
-    output_tokens: int
-    cost: float
-    estimated: bool
-    seconds: float
-    ttft: float | None
-
-
 @dataclass(eq=False)
 class Attempt:
-    """One running request to one deployment. base: packets of the answer it was given as a prefix, of prefix tokens.
+    """One start of one deployment. base: packets of the answer that it was given as a prefix, of `prefix` tokens.
 
-    queued: seconds that it is expected to wait behind others for a device that serves one at a time.
+    progress: when it last gave something, or ended. worst: the most it can cost. queued: seconds that it is expected to
+    wait behind others for a device that serves one at a time. ttft: seconds to its first token. usage, cost, estimated:
+    once it has an outcome; tokens as the endpoint counted them, else the whole prompt and what was received.
     """
 
     side: Side
@@ -83,14 +61,21 @@ class Attempt:
     prefix: int
     started: float
     progress: float
-    queued: float
     worst: float
-    open: bool = True
+    queued: float
+    usage: Usage
     packets: int = 0
-    output: int = 0
     ttft: float | None = None
+    outcome: Outcome | None = None
+    error: EndpointError | None = None
+    cost: float = 0.0
+    estimated: bool = True
     task: asyncio.Task[None] | None = None
     watch: asyncio.TimerHandle | None = None
+
+    def told(self) -> Json:
+        """What the caller may know of it."""
+        return {name: getattr(self, name) for name in TOLD} | asdict(self.usage)
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ class Setup:
     groups: Mapping[Side, Group]
     dispatcher: Dispatcher
     settings: Settings
-    seen: Callable[[Attempt, Entry, EndpointError | None], None]
+    seen: Callable[[Attempt], None]
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def device_free_in(self) -> float:
@@ -114,7 +99,7 @@ class Session:
 
     def __init__(self, setup: Setup, request: Request) -> None:
         self.out = Delivery(setup.settings.pace if request.streamed else None)
-        self.entries: list[Entry] = []
+        self.entries: list[Attempt] = []  # those that ended
         self.switches: list[Switch] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
@@ -167,7 +152,7 @@ class Session:
             self._recover()
 
     def _event(self, attempt: Attempt, event: Piece | Finish) -> None:
-        if not attempt.open:
+        if attempt.outcome:
             return
         if isinstance(event, Piece):
             self._piece(attempt, event)
@@ -177,7 +162,7 @@ class Session:
     def _piece(self, attempt: Attempt, piece: Piece) -> None:
         attempt.progress = self._loop.time()
         attempt.packets += 1
-        attempt.output += tokens_of(piece.text)
+        attempt.usage = Usage(attempt.usage.prompt_tokens, attempt.usage.output_tokens + tokens_of(piece.text))
         if attempt.ttft is None:
             self._first_token(attempt)
         took_over = attempt is not self._source
@@ -198,13 +183,13 @@ class Session:
                 self._setup.dispatcher.first_token(self.order, attempt.side, max(0.0, attempt.ttft - attempt.queued))
 
     def _finished(self, attempt: Attempt, finish: Finish) -> None:
-        if attempt.open and (attempt is self._source or self._take_over(attempt)):
+        if attempt.outcome is None and (attempt is self._source or self._take_over(attempt)):
             self.finish = finish
             self._close(attempt, "served", finish.usage)
             self._end()
 
     def _failed(self, attempt: Attempt, error: EndpointError) -> None:
-        if not attempt.open:
+        if attempt.outcome:
             return
         self._failures[attempt.side] = self._tried[attempt.member] = error
         attempt.member.failed(error, self._settings)
@@ -220,7 +205,7 @@ class Session:
 
     def _quiet(self, attempt: Attempt) -> None:
         """The watch of an attempt ran out; it may have had tokens since it was set."""
-        if attempt.open and not self._watch(attempt):
+        if attempt.outcome is None and not self._watch(attempt):
             waited = self._loop.time() - attempt.progress
             what = "no further token" if attempt.packets else "no first token"
             base = attempt.member.deployment.litellm_params.api_base
@@ -247,7 +232,7 @@ class Session:
             return False
         now, worst = self._loop.time(), member.worst(self._request, tokens)
         queued = member.free_in(now) if side == "device" and self._settings.device_serves_one else 0.0
-        attempt = Attempt(side, role, member, len(self.out), self.out.tokens, now, now, queued, worst)
+        attempt = Attempt(side, role, member, len(self.out), self.out.tokens, now, now, worst, queued, Usage(tokens, 0))
         member.started(now, worst)
         self._attempts.append(attempt)
         self._watch(attempt)
@@ -264,7 +249,7 @@ class Session:
                 finish = await ask(self._request, prefix, limits, partial(self._event, attempt))
             self._finished(attempt, finish)
         except asyncio.CancelledError:
-            if attempt.open:  # not by this session
+            if attempt.outcome is None:  # not by this session
                 self._end(StreamError("The router was closed.", 503))
             raise
         except EndpointError as error:
@@ -374,26 +359,24 @@ class Session:
         self, attempt: Attempt, outcome: Outcome, usage: Usage | None = None, error: EndpointError | None = None
     ) -> None:
         """End an attempt and enter its cost; closing its task closes the HTTP stream."""
-        attempt.open = False
+        attempt.outcome, attempt.error, attempt.estimated = outcome, error, usage is None
         self._attempts.remove(attempt)
         if attempt.watch is not None:
             attempt.watch.cancel()
         if attempt.task is not None and outcome != "served":
             attempt.task.cancel()
-        now = self._loop.time()
+        now = attempt.progress = self._loop.time()
         counts = not attempt.prefix and not self._request.whole  # as an observation of a prompt's first token
         if attempt.ttft is None and outcome not in ("served", "failed") and counts:
             self._setup.dispatcher.cut_off(self.order, attempt.side, max(0.0, now - attempt.started - attempt.queued))
         if outcome != "failed" and (attempt.packets or outcome == "served"):
             attempt.member.succeeded()
-        prompt = self._request.tokens + attempt.prefix if error is None or error.reached else 0
-        told = usage or Usage(prompt, attempt.output)
-        cost = attempt.member.cost(told.prompt_tokens, told.output_tokens)
-        attempt.member.ended(now, attempt.worst, cost)
-        entry = Entry(attempt.side, attempt.role, outcome, told.prompt_tokens, told.output_tokens, cost, usage is None,
-                      now - attempt.started, attempt.ttft)  # fmt: skip
-        self.entries.append(entry)
-        self._setup.seen(attempt, entry, error)
+        reached = error is None or error.reached
+        attempt.usage = usage or (attempt.usage if reached else Usage(0, 0))
+        attempt.cost = attempt.member.cost(attempt.usage.prompt_tokens, attempt.usage.output_tokens)
+        attempt.member.ended(now, attempt.worst, attempt.cost)
+        self.entries.append(attempt)
+        self._setup.seen(attempt)
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._ended:
@@ -422,7 +405,7 @@ def _no_endpoint(failures: Mapping[Side, EndpointError]) -> StreamError:
     for status in PASSED_ON:
         for error in failures.values():
             if error.status == status and (error.body or status == 429):
-                return StreamError(_reasons(failures), status, error.body, error.retry_after)
+                return StreamError(_reasons(failures), status, body=error.body, retry_after=error.retry_after)
     statuses = {error.status for error in failures.values()}
     return StreamError(_reasons(failures), 400 if 400 in statuses else 502)
 

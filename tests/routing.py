@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
+import uvicorn
+from starlette.types import ASGIApp
 
 from ondevice.disco.budgeted import Account, Dispatcher, Order
 from ondevice.disco.policy import NEVER, Side
 from ondevice.disco.router.app import create_app
 from ondevice.disco.router.config import Config
 from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice.disco.router.loopback import serving
+from ondevice.disco.router.listening import listener
 from ondevice.disco.router.replay import answer, plain_chat
 from ondevice.disco.router.request import Request
 from ondevice.disco.router.router import Router
@@ -113,6 +115,30 @@ class Told(Dispatcher):
         return {}
 
 
+class Guest(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signal handlers alone: this server is a guest in someone else's event loop."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve `app` while the context is open; yields its base URL, http://127.0.0.1:<port>."""
+    opened = listener()
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="auto", timeout_graceful_shutdown=1)
+    server = Guest(config)
+    running = asyncio.create_task(server.serve(sockets=[opened]))
+    try:
+        while not server.started and not running.done():
+            await asyncio.sleep(0.005)  # uvicorn has no event for this
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+        opened.close()
+
+
 def deployment(side: Side, url: str = "http://127.0.0.1:1", name: str | None = None, **more: Any) -> dict[str, Any]:
     """An entry of model_list; what is not in model_info goes to litellm_params."""
     info = {key: more.pop(key) for key in INFO if key in more}
@@ -191,7 +217,7 @@ class Seen:
 
     @property
     def switches(self) -> list[tuple[int, str, str]]:
-        return [(switch.at, switch.side, switch.role) for switch in self.session.switches]
+        return [(switch.base, switch.side, switch.role) for switch in self.session.switches]
 
     @property
     def outcomes(self) -> list[tuple[str, str, str]]:

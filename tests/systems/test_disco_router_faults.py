@@ -12,12 +12,11 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed
+from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
 from waiting import until
 
 from ondevice.disco.policy import NEVER, Side
 from ondevice.disco.router.app import create_app
-from ondevice.disco.router.loopback import serving
 from ondevice.disco.router.replay import Fault, Timing, answer, create_replay, plain_chat
 from ondevice.disco.router.router import Router
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed
+from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,7 +23,6 @@ from starlette.routing import Route
 from ondevice.disco.policy import NEVER
 from ondevice.disco.router import state
 from ondevice.disco.router.app import create_app
-from ondevice.disco.router.loopback import serving
 from ondevice.disco.router.replay import Fault, Timing, answer, create_replay, plain_chat
 from ondevice.disco.router.router import Router
 

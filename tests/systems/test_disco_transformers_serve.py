@@ -14,13 +14,13 @@ from typing import Any
 
 import openai
 import pytest
-from routing import Told, client_of, configured, deployment
+from routing import Told, client_of, configured, deployment, serving
 from waiting import wait_for
 
 from ondevice import assets
 from ondevice.disco.policy import NEVER, Side
 from ondevice.disco.router.app import create_app
-from ondevice.disco.router.loopback import listener, serving
+from ondevice.disco.router.listening import listener
 from ondevice.disco.router.router import Router
 
 pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")

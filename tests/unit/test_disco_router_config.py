@@ -79,13 +79,14 @@ def put(*path: Any) -> Callable[[Any], None]:
         (put("model_list", 0, "litellm_params", "api_base", "ftp://host"), "'ftp://host' is not the http(s) URL"),
         (put("model_list", 0, "litellm_params", "api_base", "http://a/v1?k=1"), "is not the http(s) URL"),
         (put("router_settings", "budget", 1.1), "router_settings.budget: input should be less than or equal to 1"),
+        (put("router_settings", 5), "router_settings: input should be a valid dictionary"),
         (put("router_settings", "pace", 0), "router_settings.pace: input should be greater than 0"),
         (put("general_settings", "master_key", "os.environ/NONE_SUCH"), "variable NONE_SUCH holds nothing"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(written: Any, change: Any, said: str) -> None:
     with pytest.raises(ValueError) as caught:
-        load(written(change), {})
+        load(written(change), {"router_settings": {}})
     assert said in str(caught.value) and "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from routing import MESSAGES, Told, configured, deployment
+from routing import MESSAGES, Told, configured, deployment, serving
 from waiting import until
 
 from ondevice.disco.router import probe
 from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice.disco.router.loopback import serving
 from ondevice.disco.router.replay import create_replay
 from ondevice.disco.router.request import Request
 from ondevice.disco.router.router import Router

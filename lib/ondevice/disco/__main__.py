@@ -19,7 +19,7 @@ from ondevice.commands import existing, port, positive, seconds, share
 from ondevice.disco.policy import SIDES
 from ondevice.disco.router import config
 from ondevice.disco.router.app import create_app
-from ondevice.disco.router.loopback import listener
+from ondevice.disco.router.listening import listener
 from ondevice.disco.router.replay import Fault, FaultKind, Timing, create_replay
 from ondevice.disco.router.router import Router
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -254,7 +254,7 @@ class _Answer(Response):
         """The extension that says how the answer came about, and what that took behind the scenes."""
         session = self._session
         return {
-            "switches": [asdict(switch) for switch in session.switches],
+            "switches": [{"at": it.base, "side": it.side, "role": it.role} for it in session.switches],
             "cost": sum(attempt.cost for attempt in session.entries),
             "estimated": session.usage()[1],
             "entries": [attempt.told() for attempt in session.entries],
@@ -268,7 +268,7 @@ class _Answer(Response):
         usage, _ = session.usage()
         log.info(
             "%s status=%s sides=%s waits=%s ttft=%s tokens=%d+%d seconds=%.3f",
-            self._call, status, ",".join(f"{switch.side}:{switch.role}@{switch.at}" for switch in session.switches),
+            self._call, status, ",".join(f"{it.side}:{it.role}@{it.base}" for it in session.switches),
             "/".join(f"{session.order.waits.get(side, NEVER):.3g}" for side in SIDES),
             "-" if session.first_token_s is None else f"{session.first_token_s:.4f}",
             usage.prompt_tokens, usage.output_tokens, seconds,

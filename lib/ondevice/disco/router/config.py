@@ -139,8 +139,8 @@ def load(path: Path | None, raw: dict[str, Any]) -> Config:
             raise ValueError(f"{path} is not YAML: {error}.") from None
         if not isinstance(found, dict):
             raise ValueError(f"{path} holds no mapping.")
-        sections = {name: (found.get(name) or {}) | changes for name, changes in raw.items()}
-        raw = found | {name: section for name, section in sections.items() if section}
+        sections = {name: found.get(name) or {} for name in raw}
+        raw = found | {name: it | raw[name] for name, it in sections.items() if isinstance(it, dict)}
     try:
         return Config.model_validate(raw)
     except ValidationError as error:

@@ -44,20 +44,18 @@ class Finish:
     usage: Usage | None = None
 
 
+@dataclass(eq=False)
 class EndpointError(Exception):
     """An endpoint failed. status, body, retry_after: of its HTTP answer, if it sent one. reached: it was."""
 
-    def __init__(
-        self,
-        message: str,
-        status: int | None = None,
-        *,
-        body: Json | None = None,
-        retry_after: str | None = None,
-        reached: bool = True,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.body, self.retry_after, self.reached = status, body, retry_after, reached
+    message: str
+    status: int | None = None
+    body: Json | None = None
+    retry_after: str | None = None
+    reached: bool = True
+
+    def __str__(self) -> str:
+        return self.message
 
 
 OnEvent = Callable[[Piece | Finish], None]
@@ -113,7 +111,7 @@ class EndpointClient:
             said = f"{self._base}: {type(error).__name__}: {error or 'no details'}".rstrip(".")
             raise EndpointError(said, reached=reached) from None
         except EndpointError as error:
-            error.args = (f"{self._base}: {error}",)
+            error.message = f"{self._base}: {error}"
             raise
 
     async def alive(self) -> bool:
@@ -169,7 +167,7 @@ async def _check(response: aiohttp.ClientResponse, expected: str) -> None:
         body = _json(await response.content.read(LONGEST_LINE))
         said = body.get("error") or body.get("detail") if body else None
         message = f"HTTP {response.status}{f': {_short(said)}' if said else ''}"
-        raise EndpointError(message, response.status, body=body, retry_after=response.headers.get("retry-after"))
+        raise EndpointError(message, response.status, body, response.headers.get("retry-after"))
     kind = response.headers.get("content-type", "no content type").partition(";")[0].strip()
     if kind != expected:
         raise EndpointError(f"answered {kind} instead of {expected}; is this an OpenAI-compatible base URL?")

@@ -141,15 +141,11 @@ def create_replay(
     async def models(_: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "replay", "object": "model"}]})
 
-    async def stats(_: Request) -> Response:
-        return JSONResponse({name: getattr(seen, name) for name in ("requests", "finished", "disconnected")})
-
     app = Starlette(
         routes=[
             Route("/v1/completions", handler("completions"), methods=["POST"]),
             Route("/v1/chat/completions", handler("chat"), methods=["POST"]),
             Route("/v1/models", models),
-            Route("/stats", stats),
         ]
     )
     app.state.seen = seen

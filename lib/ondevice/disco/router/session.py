@@ -36,15 +36,6 @@ class StreamError(EndpointError):
     """The answer could not be finished; status, body and retry_after are the HTTP answer that says so."""
 
 
-@dataclass(frozen=True)
-class Switch:
-    """From packet `at` on, the answer comes from `side`."""
-
-    at: int
-    side: Side
-    role: Role
-
-
 @dataclass(eq=False)
 class Attempt:
     """One start of one deployment. base: packets of the answer that it was given as a prefix, of `prefix` tokens.
@@ -100,7 +91,7 @@ class Session:
     def __init__(self, setup: Setup, request: Request) -> None:
         self.out = Delivery(setup.settings.pace if request.streamed else None)
         self.entries: list[Attempt] = []  # those that ended
-        self.switches: list[Switch] = []
+        self.switches: list[Attempt] = []  # from packet `base` of each on, the answer comes from it
         self.finish: Finish | None = None
         self.error: BaseException | None = None
         self.first_token_s: float | None = None  # since the request
@@ -136,7 +127,7 @@ class Session:
     def usage(self) -> tuple[Usage, bool]:
         """Of the whole answer, and whether some of it is estimated; of a whole pinned one, what the endpoint said."""
         told = self.finish.usage if self.finish else None
-        last = self.switches[-1].at if self.switches else 0
+        last = self.switches[-1].base if self.switches else 0
         if told and not last:
             return told, False
         before = self.out.tokens_at(last)
@@ -270,7 +261,7 @@ class Session:
             self._close(other, "migrated" if other is self._source else "lost")
         self._clear_timers(keep=1)
         self._source = attempt
-        self.switches.append(Switch(attempt.base, attempt.side, attempt.role))
+        self.switches.append(attempt)
         return True
 
     def _consider_migration(self, source: Attempt) -> None:
@@ -405,7 +396,7 @@ def _no_endpoint(failures: Mapping[Side, EndpointError]) -> StreamError:
     for status in PASSED_ON:
         for error in failures.values():
             if error.status == status and (error.body or status == 429):
-                return StreamError(_reasons(failures), status, body=error.body, retry_after=error.retry_after)
+                return StreamError(_reasons(failures), status, error.body, error.retry_after)
     statuses = {error.status for error in failures.values()}
     return StreamError(_reasons(failures), 400 if 400 in statuses else 502)
 

@@ -264,8 +264,15 @@ def test_means_come_with_intervals_that_hold_them():
 def test_the_first_prompts_run_again_as_recorded():
     pair = {name: models.load(name) for name in (record.DEVICE, record.SERVER)}
     tasks = [task for task in quality.items(1, pair[record.DEVICE].tokenizer) if task.family in ("rag", "turns")]
-    found = agreement(load("disco", "quality"), record.again(pair, tasks), record.KEYS, record.EXACT, "margin")
+    recorded = load("disco", "quality")
+    found = agreement(recorded, record.again(pair, tasks), record.KEYS, record.EXACT, "margin")
     assert found.n == 24 and not found.differing
+
+    def backwards(first, second, *asked):
+        return quality.migrated(second, first, *asked)
+
+    edited = record.again(pair, tasks, backwards)
+    assert agreement(recorded, edited, record.KEYS, record.EXACT, "margin").differing
 
 
 def test_no_reference_is_longer_than_an_answer_may_be():

@@ -18,7 +18,8 @@ import torch
 from ondevice import corpus, models
 from ondevice.causal_lm.lean import engine
 from ondevice.corpus.prompts import Task
-from ondevice.disco import cold_start, device_probe, quality, traces
+from ondevice.disco import cold_start, device_probe, quality, study, traces
+from ondevice.disco.quality import HANDOVERS, LIMIT, migrated
 from ondevice.evidence import Recorder, born, machine_name
 
 DEVICE, SERVER = "pydocs-lm-small", "pydocs-lm-base"
@@ -35,12 +36,13 @@ POLICY_SIZES, POLICY_REPEATS = (1_000, 10_000, 100_000), 15
 
 
 def again(
-    pair: Mapping[str, models.Loaded], tasks: Sequence[Task], handovers: Sequence[int] = quality.HANDOVERS,
-    limit: int = quality.LIMIT, hand_over: Callable[..., dict[int, quality.Said]] = quality.migrated,
-) -> pd.DataFrame:  # fmt: skip
+    pair: Mapping[str, models.Loaded],
+    tasks: Sequence[Task],
+    hand_over: Callable[..., dict[int, quality.Said]] = migrated,
+) -> pd.DataFrame:
     """A row a task, direction and hand-over, in the record's columns. pair: label -> model, two of one vocabulary.
 
-    One sequence at a time and in one thread: no token depends on what else is asked.
+    One sequence at a time and in one thread: no token depends on what else is asked. hand_over: as `quality.migrated`.
     """
     if obstacle := quality.why_not(pair):
         raise ValueError(f"No answer can be handed over: {obstacle}.")
@@ -62,7 +64,7 @@ def again(
 
 def record_quality() -> Path:
     """quality.parquet; a family is checkpointed every few prompts."""
-    parameters = {"prompts of a family": PROMPTS, "tokens": quality.LIMIT, "hand-overs": quality.HANDOVERS,
+    parameters = {"prompts of a family": PROMPTS, "tokens": LIMIT, "hand-overs": HANDOVERS,
                   "threads": 1, "dtype": "float32"}  # fmt: skip
     kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
     pair, done = {name: models.load(name) for name in (DEVICE, SERVER)}, {unit[:2] for unit in kept.done}
@@ -120,11 +122,9 @@ def record_cold_start() -> Path:
 
 def record_policy_times() -> Path:
     """policy_times.<machine>.csv: what choosing a policy takes by the number of samples (Figure 9)."""
-    from ondevice.disco.study import policy_times  # type: ignore[import-not-found]
-
     parameters = {"sizes": POLICY_SIZES, "repeats": POLICY_REPEATS, "seed": 0, "threads": 1}
-    kept = _of_this_machine("policy_times", ["n", "policy", "what"], parameters)
-    kept.add(policy_times(POLICY_SIZES, POLICY_REPEATS, 0))
+    kept = _of_this_machine("policy_times", ["n", "policy", "what", "turn"], parameters)
+    kept.add(study.policy_times(POLICY_SIZES, POLICY_REPEATS, 0))
     return kept.finish()
 
 

@@ -52,7 +52,7 @@ def again(
     for task in tasks:
         prompt = tokenizer(task.prompt)["input_ids"]
         for direction, first, second in ((f"{a} to {b}", one, two), (f"{b} to {a}", two, one)):
-            for handover, said in hand_over(first, second, prompt, handovers, limit).items():
+            for handover, said in hand_over(first, second, prompt, HANDOVERS, LIMIT).items():
                 tokens, margins = [token for token, _ in said], [margin for _, margin in said]
                 rows.append((task.family, task.name, direction, handover, _digest(prompt), _digest(tokens), len(tokens),
                              min(margins)))  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from routing import DEVICE_FIRST, MESSAGES, NOW, Scripted, Seen, Told, composed, configured, deployment, read, virtually
 
 from ondevice.disco.policy import NEVER
+from ondevice.disco.router.delivery import Delivery
 from ondevice.disco.router.endpoints import EndpointError
 from ondevice.disco.router.replay import answer, plain_chat
 from ondevice.disco.router.request import Request
@@ -248,3 +249,24 @@ def test_pacing_shows_tokens_at_its_rate_and_never_before_they_are_there(see: An
     assert np.diff(fast.times) == pytest.approx(0.1)
     slow = see(Scripted(tbt=0.25), Scripted(), Told(DEVICE_FIRST), pace=10.0)
     assert np.diff(slow.times) == pytest.approx(0.25)
+
+
+def test_a_long_packet_is_several_tokens_of_reading() -> None:
+    async def work() -> list[float]:
+        out = Delivery(10.0)
+        for text in (" one", " packet of many words, forty bytes long.", " two"):
+            out.push(text, "device")
+        out.close()
+        clock = asyncio.get_running_loop().time
+        return [clock() async for _ in out.read()]
+
+    assert virtually(work()) == pytest.approx([0.0, 0.1, 1.1])
+
+
+def test_an_answer_is_never_split_behind_white_space(see: Any) -> None:
+    behind = []
+    for buffer in range(3, 20):
+        device = Scripted(voice="a", tbt=0.0)
+        seen = see(device, Scripted(voice="b"), Told(DEVICE_FIRST, buffer=buffer), pace=20.0)
+        behind += ["".join(seen.texts[:at])[-1] for at, _, role in seen.switches if role == "migration"]
+    assert len(behind) > 10 and not any(letter.isspace() for letter in behind)

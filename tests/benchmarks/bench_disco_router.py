@@ -177,6 +177,7 @@ def configuration(path: Path, device: str, server: str, only: bool = False) -> P
 
 def main(command: str | None, blocks: int = 10) -> dict[str, Any]:
     """Print and return the numbers."""
+    load = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         start = stack.enter_context
@@ -192,7 +193,7 @@ def main(command: str | None, blocks: int = 10) -> dict[str, Any]:
                 path = configuration(folder / f"litellm{behind[-5:]}.yaml", device, behind, only=True)
                 which["LiteLLM"] = start(litellm(command, path))
         found = asyncio.run(measure(bases, quick, blocks))
-    print(f"load before: {os.getloadavg()[0]:.2f} over a minute")
+    print(f"load before: {load:.2f} over a minute")
     for name, numbers in found.items():
         print(name, json.dumps(numbers, default=float))
     return found

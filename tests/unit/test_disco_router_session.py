@@ -143,6 +143,17 @@ def test_a_failed_side_is_asked_again_when_nobody_else_can(see: Any) -> None:
     assert len(final.asked) == 1 and seen.error.status == 401 and seen.error.body == {"error": "no"}
 
 
+@pytest.mark.parametrize(
+    ("device", "server", "status"),
+    [((403, None), (500, None), 403), ((400, None), (500, None), 502), ((400, {"error": "long"}), (500, None), 400),
+     ((429, None), (401, None), 401), ((None, None), (404, None), 404), ((400, None), (400, None), 400)],
+)  # fmt: skip
+def test_the_error_that_helps_the_client_most_is_passed_on(see: Any, device: Any, server: Any, status: int) -> None:
+    sources = [Scripted(fault=(0, 0), error=EndpointError("no", *it)) for it in (device, server)]
+    error = see(*sources, Told(DEVICE_FIRST)).error
+    assert error.status == status and "device: no; server: no" in str(error)
+
+
 def test_who_cannot_continue_is_never_spliced(see: Any) -> None:
     server = Scripted()
     seen = see(Scripted(fault=(0, 3)), server, Told(DEVICE_FIRST), on_server={"can_continue": False})

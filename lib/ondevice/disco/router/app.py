@@ -46,7 +46,7 @@ def create_app(router: Router) -> Starlette:
             yield
 
     async def models(_: HttpRequest) -> Response:
-        names = [*router.models, *([ANY_MODEL] if ANY_MODEL not in router.models else [])]
+        names = dict.fromkeys([*router.models, ANY_MODEL])
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "ondevice"} for name in names]
         return JSONResponse({"object": "list", "data": data})
 

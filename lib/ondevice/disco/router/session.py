@@ -395,10 +395,9 @@ def _no_endpoint(failures: Mapping[Side, EndpointError]) -> StreamError:
     """One error for all failures: what an endpoint said to the client where that helps, else all reasons."""
     for status in PASSED_ON:
         for error in failures.values():
-            if error.status == status and (error.body or status == 429):
+            if error.status == status and (error.body or status != 400):
                 return StreamError(_reasons(failures), status, error.body, error.retry_after)
-    statuses = {error.status for error in failures.values()}
-    return StreamError(_reasons(failures), 400 if 400 in statuses else 502)
+    return StreamError(_reasons(failures), 400 if {error.status for error in failures.values()} == {400} else 502)
 
 
 def _reasons(failures: Mapping[Side, EndpointError]) -> str:

@@ -119,7 +119,7 @@ class Group:
         now = asyncio.get_running_loop().time()
         ready = [member for member in able if member not in tried and (again or member.resting_until <= now)]
         if not ready and again:
-            ready = [member for member in able if tried[member].status not in FINAL]
+            ready = [it for it in able if tried[it].status not in FINAL and not tried[it].retry_after]
         if not ready:
             raise next((tried[it] for it in able if it in tried), EndpointError("rests after failures", 503))
         if self._fastest:

@@ -100,6 +100,9 @@ class Told(Dispatcher):
     def cut_off(self, order: Order, side: Side, seconds: float) -> None:
         self.told.append(("cut", side, seconds))
 
+    def settled(self, order: Order) -> None:
+        pass
+
     def close(self, order: Order, answer: int | None = None) -> None:
         self.told.append(("close", answer))
 

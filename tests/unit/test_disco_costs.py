@@ -65,8 +65,9 @@ def test_equation_8_as_printed_fails_on_prefill_and_the_fit_comes_closer(model):
     for (name, length), printed in table_6("prefill").items():
         if name != model:
             continue
-        by_equation, by_fit = (costs.flops_per_token(costs.PRINTED[model], length, "prefill", form) / 1e9
-                               for form in ("printed", "fitted"))
+        by_equation, by_fit = (
+            costs.flops_per_token(costs.PRINTED[model], length, "prefill", form) / 1e9 for form in ("printed", "fitted")
+        )
         assert by_equation < printed * 0.98
         assert abs(by_fit - printed) < abs(by_equation - printed)
         assert by_fit == pytest.approx(printed, rel=0.025)
@@ -81,15 +82,20 @@ def test_attention_grows_with_the_sequence(form, phase):
 
 @pytest.mark.parametrize("form", ["printed", "fitted", "physical"])
 def test_a_larger_model_costs_more(form):
-    shapes = [costs.Architecture(12, 256, 4, 1024, 1000), costs.Architecture(24, 256, 4, 1024, 1000),
-              costs.Architecture(24, 512, 4, 1024, 1000), costs.Architecture(24, 512, 4, 2048, 1000)]
+    shapes = [
+        costs.Architecture(12, 256, 4, 1024, 1000),
+        costs.Architecture(24, 256, 4, 1024, 1000),
+        costs.Architecture(24, 512, 4, 1024, 1000),
+        costs.Architecture(24, 512, 4, 2048, 1000),
+    ]
     found = [costs.flops_per_token(shape, 64, "decode", form) for shape in shapes]
     assert found == sorted(set(found))
 
 
 def test_physically_an_embedding_is_free_and_prefill_needs_one_output_projection():
-    prefill, decode = (costs.components(costs.PUBLISHED["Qwen-0.5B"], 100, phase, "physical")
-                       for phase in ("prefill", "decode"))
+    prefill, decode = (
+        costs.components(costs.PUBLISHED["Qwen-0.5B"], 100, phase, "physical") for phase in ("prefill", "decode")
+    )
     assert prefill["embedding"] == decode["embedding"] == 0
     assert prefill["output"] == pytest.approx(decode["output"] / 100)
     assert prefill["attention"] < decode["attention"]
@@ -106,8 +112,10 @@ def test_physical_decode_of_the_real_shapes_in_multiply_adds_is_in_the_order_of_
 
 
 def test_table_6_is_interpolated_and_held_outside_its_lengths():
-    at = {n: costs.device_prices("BLOOM-1.1B", "server", n).prefill / costs.ENERGY_TO_MONEY["server"] / 1e9
-          for n in (1, 32, 48, 64, 128, 4000)}
+    at = {
+        n: costs.device_prices("BLOOM-1.1B", "server", n).prefill / costs.ENERGY_TO_MONEY["server"] / 1e9
+        for n in (1, 32, 48, 64, 128, 4000)
+    }
     assert at[1] == at[32] == pytest.approx(0.85)
     assert at[48] == pytest.approx((0.85 + 0.93) / 2)
     assert at[4000] == at[128] == pytest.approx(1.25)
@@ -119,8 +127,10 @@ def test_a_device_token_is_dearer_where_the_device_is_constrained():
     assert cheap.decode == pytest.approx(0.37e9 * 0.3e-15)
 
 
-@pytest.mark.parametrize(("service", "per_million"), [("GPT", (0.15, 0.60)), ("LLaMA", (0.40, 0.40)),
-                                                      ("DeepSeek", (0.14, 0.28)), ("Command", (1.25, 2.00))])
+@pytest.mark.parametrize(
+    ("service", "per_million"),
+    [("GPT", (0.15, 0.60)), ("LLaMA", (0.40, 0.40)), ("DeepSeek", (0.14, 0.28)), ("Command", (1.25, 2.00))],
+)
 def test_server_prices_are_table_8s(service, per_million):
     found = costs.server_prices(service)
     assert (found.prefill * 1e6, found.decode * 1e6) == pytest.approx(per_million)
@@ -138,7 +148,11 @@ def test_qwen_against_command_is_not_device_constrained_by_the_papers_own_rule()
 
 def test_gpt_and_deepseek_are_mixed_where_the_paper_calls_them_server_constrained():
     assert [named("BLOOM-1.1B", service, "server") for service in ("GPT", "DeepSeek", "LLaMA", "Command")] == [
-        "mixed", "mixed", "server", "server"]
+        "mixed",
+        "mixed",
+        "server",
+        "server",
+    ]
 
 
 @pytest.mark.parametrize(

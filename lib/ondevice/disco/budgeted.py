@@ -160,7 +160,7 @@ class Dispatcher:
         """
         if side != self.constrained:
             return True
-        self._unpledge(order)
+        self.settled(order)
         return self.account.start(order.number, tokens)
 
     def refund(self, order: Order, side: Side, tokens: int) -> None:
@@ -176,11 +176,13 @@ class Dispatcher:
         """A side that was running was stopped before its first token, after `seconds`: it would have taken longer."""
         self._note(order, side, seconds, False)
 
+    def settled(self, order: Order) -> None:
+        """The race is decided: no wait of this request will start anything, though a failure still may."""
+        self._pledged, order.pledged = self._pledged - order.pledged, 0.0
+
     def close(self, order: Order, answer: int | None = None) -> None:
-        """The request is over, or its answer's endpoint settled: it starts nothing more. answer: tokens, if
-        complete.
-        """
-        self._unpledge(order)
+        """The request is over and starts nothing more. answer: tokens, if complete."""
+        self.settled(order)
         order.closed = True
         while self._open and self._open[0].closed:
             self.account.forget(self._open.popleft().number)
@@ -206,9 +208,6 @@ class Dispatcher:
         kept = {name: list(values) for name, values in self.traffic.kept.items()}
         spent = {"arrived": self.account.arrived, "spent": self.account.spent}
         return {"version": VERSION, "constrained": self.constrained, "kept": kept, "account": spent}
-
-    def _unpledge(self, order: Order) -> None:
-        self._pledged, order.pledged = self._pledged - order.pledged, 0.0
 
     def _note(self, order: Order, side: Side, seconds: float, seen: bool) -> None:
         row = [seconds, seen] if side == "server" else [order.tokens, seconds, seen]

@@ -51,7 +51,9 @@ def prices(
     low, high = 0.0, 1.0 + ttft.max() / tokens.min() / np.diff(np.unique(share)).min()
     if use(low) <= b:
         return low, low
-    while high - low > tolerance * high:
+    for _ in range(100):
+        if high - low <= tolerance * high:
+            break
         middle = (low + high) / 2
         low, high = (low, middle) if use(middle) <= b else (middle, high)
     return low, high
@@ -84,7 +86,7 @@ def deadline_optimal(
     P(uncovered)(1 - F(t)) is within 1 - quantile. The least affordable t is found by bisection.
     """
     low, high = 0.0, float(max(server.samples[-1], device.ttft(lengths.support[-1])))
-    while high - low > 1e-9 * high:
+    while high - low > 1e-14 * high:
         middle = (low + high) / 2
         affordable = _cover(middle, lengths, server, device, quantile)[1] <= b + 1e-12
         low, high = (low, middle) if affordable else (middle, high)

@@ -111,16 +111,16 @@ def in_time(
             ledger.append((ledger[-1][0] + tokens, ledger[-1][1]))
             for one in SIDES:
                 if orders[i].waits[one] < NEVER:
-                    heappush(events, (now + orders[i].waits[one], i, 1, one))
-        elif what == 1 and np.isnan(first[i]) and dispatcher.start(orders[i], side, tokens):  # a wait is over
+                    heappush(events, (now + orders[i].waits[one], i, 2, one))
+        elif what == 2 and np.isnan(first[i]) and dispatcher.start(orders[i], side, tokens):  # a wait is over
             began[i][side] = at = now
             if side == dispatcher.constrained:
                 ledger.append((ledger[-1][0], ledger[-1][1] + tokens))
             if side == "device" and decoding is not None:
                 at = max(now, free)
                 free = at + ttft[side][i] + decoding[i]
-            heappush(events, (at + ttft[side][i], i, 2, side))
-        elif what == 2 and np.isnan(first[i]):  # the first token
+            heappush(events, (at + ttft[side][i], i, 1, side))  # of what falls together, tokens are first
+        elif what == 1 and np.isnan(first[i]):  # the first token
             first[i], won[i] = now - arrivals[i], side == "device"
             for one, start in began[i].items():
                 (dispatcher.first_token if one == side else dispatcher.cut_off)(orders[i], one, now - start)

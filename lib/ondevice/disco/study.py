@@ -276,8 +276,8 @@ def stalled(found: Bill, side: Side) -> Estimate:
 class Bill:
     """What R requests cost at S settings, $: cost, without (no migration), [S, R]; settings: a row each.
 
-    streams: a row a stream for which the target was asked: service, constrained, run (a tenth of the requests), asked and buffered (tokens), migrated,
-    stalled, longest_gap_s.
+    streams: a row a stream for which the target was asked: service, constrained, run (a tenth of the requests), asked
+    and buffered (tokens), migrated, stalled, longest_gap_s.
     """
 
     settings: pd.DataFrame

@@ -261,6 +261,7 @@ class Session:
             self._close(other, "migrated" if other is self._source else "lost")
         self._clear_timers(keep=1)
         self._source = attempt
+        self._setup.dispatcher.settled(self.order)
         self.switches.append(attempt)
         return True
 

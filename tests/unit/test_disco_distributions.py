@@ -1,0 +1,149 @@
+"""Empirical distributions of TTFT and length, and the checks at their doors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ondevice.disco.distributions import DEVICES, Device, Latency, Lengths
+from ondevice.disco.policy import NEVER, DispatchPolicy, check_budget, mixture, single
+
+S = Latency.of([4.0, 1.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(("t", "share"), [(0.99, 0.0), (1.0, 0.25), (2.0, 0.75), (3.9, 0.75), (4.0, 1.0)])
+def test_cdf_counts_the_samples_up_to_and_at_t(t, share):
+    assert S.cdf(t) == share
+
+
+@pytest.mark.parametrize(("q", "sample"), [(0.0, 1.0), (0.25, 1.0), (0.26, 2.0), (0.75, 2.0), (0.76, 4.0), (1.0, 4.0)])
+def test_quantile_is_the_smallest_sample_with_enough_below(q, sample):
+    assert S.quantile(q) == sample
+
+
+def test_quantile_inverts_the_cdf_at_every_sample():
+    server = Latency.of(np.random.default_rng(0).exponential(size=997))
+    assert [server.quantile(float(server.cdf(s))) for s in server.samples] == server.samples.tolist()
+
+
+@pytest.mark.parametrize("t", [0.0, 0.5, 1.0, 2.5, 4.0, 9.0, np.inf])
+def test_expected_minimum_averages_the_samples_cut_at_t(t):
+    assert S.expected_minimum(t) == pytest.approx(np.minimum(S.samples, t).mean(), abs=1e-15)
+
+
+def test_mean_is_the_samples_mean():
+    assert S.mean == 2.25
+
+
+def test_token_mass_weighs_a_prompt_by_its_tokens():
+    lengths = Lengths.of([1, 1, 4])
+    assert lengths.support.tolist() == [1, 4]
+    assert lengths.probability.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert lengths.mean == pytest.approx(2.0)
+    assert lengths.mass.tolist() == pytest.approx([2 / 6, 4 / 6])
+
+
+def test_whole_floats_are_lengths_like_integers():
+    assert Lengths.of([3.0, 5.0]).counts.tolist() == Lengths.of([3, 5]).counts.tolist()
+
+
+def test_sampled_lengths_follow_the_histogram():
+    drawn = Lengths.of([1, 1, 1, 4]).sample(4000, np.random.default_rng(0))
+    assert set(drawn.tolist()) == {1, 4}
+    assert (drawn == 1).mean() == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_device_takes_overhead_and_time_per_token():
+    assert Device("d", 50.0, 10.0, 0.5).ttft([0, 100]).tolist() == [0.5, 2.5]
+
+
+def test_the_papers_three_devices_have_section_5_1_rates():
+    rates = [(d.prefill_rate, d.decode_rate) for d in DEVICES.values()]
+    assert rates == [(31.32, 13.93), (51.80, 20.14), (79.90, 21.47)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        ([], "at least one sample"),
+        ([1.0, -0.5], "negative number, -0.5"),
+        ([1.0, np.nan], "NaN or an infinite"),
+        ([1.0, np.inf], "NaN or an infinite"),
+        ([1.0, -np.inf], "negative"),
+    ],
+)
+def test_bad_latency_traces_are_refused(seconds, message):
+    with pytest.raises(ValueError, match=message):
+        Latency.of(seconds)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "at least one prompt"),
+        ([3, 0], "smallest length given is 0"),
+        ([3, -2], "smallest length given is -2"),
+        ([2.5], "whole numbers"),
+        ([2.0, np.nan], "whole numbers"),
+        ([2.0, np.inf], "whole numbers"),
+    ],
+)
+def test_bad_lengths_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        Lengths.of(tokens)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(0.0, 1.0), (1.0, -1.0), (np.nan, 1.0), (1.0, np.nan), (1.0, 1.0, -0.1), (1.0, 1.0, np.nan), (1.0, 1.0, np.inf)],
+)
+def test_bad_devices_are_refused(numbers):
+    with pytest.raises(ValueError, match="Device phone: rates must be positive"):
+        Device("phone", *numbers)
+
+
+@pytest.mark.parametrize("budget", [-1e-9, 1.0000001, np.nan, np.inf, -np.inf])
+def test_a_budget_outside_0_to_1_is_refused(budget):
+    with pytest.raises(ValueError, match=r"share of input tokens in \[0, 1\]"):
+        check_budget(budget)
+
+
+ONE = np.ones(3)
+
+
+@pytest.mark.parametrize("wait", [-1.0, np.nan])
+def test_a_policy_refuses_waits_that_are_no_times(wait):
+    with pytest.raises(ValueError, match="negative or not a number"):
+        single("bad", "device", 0.5, np.array([0.0, wait, 0.0]), ONE)
+
+
+def test_a_policy_refuses_lengths_that_nobody_serves():
+    with pytest.raises(ValueError, match="neither endpoint ever starts"):
+        single("bad", "device", 0.5, np.array([0.0, NEVER, 0.0]), np.array([0.0, NEVER, 0.0]))
+
+
+@pytest.mark.parametrize("chance", [-0.1, 1.1, np.nan])
+def test_a_policy_refuses_a_chance_outside_0_to_1(chance):
+    with pytest.raises(ValueError, match="chance is not in"):
+        mixture("bad", "device", 0.5, (ONE, ONE), (ONE, ONE), chance)
+
+
+def test_a_policy_refuses_an_unknown_endpoint():
+    with pytest.raises(ValueError, match="device or server, not 'cloud'"):
+        single("bad", "cloud", 0.5, ONE, ONE)
+
+
+def test_a_policy_refuses_waits_of_another_shape_than_its_chances():
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) for 2 lengths"):
+        DispatchPolicy("bad", "device", 0.5, np.ones((2, 3)), np.ones((2, 3)), np.zeros(2))
+
+
+def test_the_decider_takes_the_second_alternative_below_its_chance():
+    decide = mixture("coin", "device", 0.5, (ONE, 2 * ONE), (3 * ONE, 4 * ONE), 0.25).decider()
+    assert decide(1, 0.2499) == (3.0, 4.0)
+    assert decide(1, 0.25) == (1.0, 2.0)
+
+
+def test_prompts_longer_than_any_seen_are_served_like_the_longest():
+    decide = single("rising", "device", 0.5, np.arange(3.0), np.zeros(3)).decider()
+    assert decide(2, 0.0) == decide(10_000, 0.0) == (2.0, 0.0)

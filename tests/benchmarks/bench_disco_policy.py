@@ -27,7 +27,7 @@ from ondevice.disco.distributions import DEVICES, Latency, Lengths
 from ondevice.disco.policy import DispatchPolicy
 
 SIZES = (1_000, 10_000, 100_000)
-BUDGET = 0.5
+BUDGET, ALPHA = 0.5, 0.15
 DEVICE = DEVICES["Pixel 7 Pro, Bloom-560M"]
 PAPER_MS = {"S total": (0.128, 0.969, 9.082), "D total": (0.486, 1.741, 14.856)}
 TARGET_MS = {"S total": (0.05, 0.1, 0.5), "D total": (0.1, 0.4, 3.0), "mean-optimal": (np.inf, np.inf, 60.0)}
@@ -55,10 +55,10 @@ def steps(n: int) -> dict[str, Callable[[], object]]:
     return {
         "histogram": lambda: Lengths.of(tokens),
         "sort": lambda: Latency.of(ttft),
-        "S policy": lambda: dispatch.disco_s(Lengths(counts), BUDGET),
-        "D policy": lambda: dispatch.disco_d(Lengths(counts), Latency(samples), BUDGET),
-        "S total": lambda: dispatch.disco_s(Lengths.of(tokens), BUDGET),
-        "D total": lambda: dispatch.disco_d(Lengths.of(tokens), Latency.of(ttft), BUDGET),
+        "S policy": lambda: dispatch.server_constrained(Lengths(counts), BUDGET),
+        "D policy": lambda: dispatch.device_constrained(Lengths(counts), Latency(samples), BUDGET, ALPHA),
+        "S total": lambda: dispatch.server_constrained(Lengths.of(tokens), BUDGET),
+        "D total": lambda: dispatch.device_constrained(Lengths.of(tokens), Latency.of(ttft), BUDGET, ALPHA),
         "mean-optimal": lambda: optimal.mean_optimal(Lengths(counts), Latency(samples), DEVICE, BUDGET),
         "P99-optimal": lambda: optimal.deadline_optimal(Lengths(counts), Latency(samples), DEVICE, BUDGET),
     }
@@ -102,7 +102,7 @@ def main() -> None:
             print(row.format(name, n, f"{median:.4f}", f"{low:.4f}", f"{target:g}" if np.isfinite(target) else "-",
                              f"{PAPER_MS[name][i]:g}" if name in PAPER_MS else "-", verdict(median, low, target)))
             sys.stdout.flush()
-    policy = dispatch.disco_d(Lengths.of([5, 20, 60, 199]), Latency.of([0.3, 0.5, 2.0]), BUDGET)
+    policy = dispatch.device_constrained(Lengths.of([5, 20, 60, 199]), Latency.of([0.3, 0.5, 2.0]), BUDGET, ALPHA)
     median, low = decision_ns(policy, repeats)
     print(f"decision: {median:.0f} ns (5 %: {low:.0f}), target {DECISION_TARGET_NS} ns: "
           f"{verdict(median, low, DECISION_TARGET_NS)}")

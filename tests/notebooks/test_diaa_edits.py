@@ -1,11 +1,7 @@
 """Every source cell of DIAA's notebook acts: a wrong body put in its place changes what the cells behind it print."""
 
-import contextlib
-import io
-import json
-
-import matplotlib.pyplot as plt
 import pytest
+from cells import Notebook
 
 from ondevice.run import Layout
 
@@ -28,41 +24,9 @@ EDITS = {
 SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}
 
 
-class Notebook:
-    """Its code cells, run in this process, each from a state that was kept before it."""
-
-    def __init__(self, path):
-        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-        self.texts = {cell["id"]: "".join(cell["source"]) for cell in cells}
-        tagged = next(cell["id"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
-        self.texts[tagged] += "".join(f"\n{name} = {value!r}" for name, value in SHORT.items())
-        self.sources = [c["id"] for c in cells if any(t.startswith("source:") for t in c["metadata"].get("tags", []))]
-        self.before, self.said = {}, {}
-
-    def run(self, names, state, texts=None):
-        """Printed texts by cell; an error is printed text, too, and the last."""
-        said = {}
-        for name in names:
-            printed = io.StringIO()
-            self.before.setdefault(name, dict(state))
-            try:
-                with contextlib.redirect_stdout(printed):
-                    exec(compile((texts or self.texts)[name], name, "exec", dont_inherit=True), state)
-            except Exception as error:
-                return said | {name: f"{printed.getvalue()}{type(error).__name__}: {error}"}
-            finally:
-                plt.close("all")
-            said[name] = printed.getvalue()
-        return said
-
-    def span(self, first, last):
-        names = list(self.texts)
-        return names[names.index(first) : names.index(last) + 1]
-
-
 @pytest.fixture(scope="module")
 def diaa(tmp_path_factory):
-    book = Notebook(Layout().notebook("diaa"))
+    book = Notebook(Layout().notebook("diaa"), SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
         patch.setenv("TQDM_DISABLE", "1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from ondevice import evidence
 from ondevice.disco import study, traces
 from ondevice.disco.distributions import DEVICES
-from ondevice.disco.race import play
+from ondevice.disco.race import Requests, play
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,23 @@ def test_the_sweep_has_every_setting_once_and_spends_its_budget(sweep):
     spent = sweep.groupby("budget")["use"].mean()
     assert spent.to_numpy() == pytest.approx(spent.index.to_numpy(), abs=0.03)
     assert evidence.kind_of(sweep) == "simulated"
+
+
+def test_the_sweeps_p99_is_a_ttft_that_occurred():
+    drawn = Requests.draw((2, 500), traces.lengths(), traces.server("GPT"), np.random.default_rng(0))
+    made = study.policies(traces.lengths())("device", traces.server("GPT"), DEVICES["Pixel 7 Pro, Bloom-560M"], 0.3)
+    raced = play(made["Stoch"], drawn, DEVICES["Pixel 7 Pro, Bloom-560M"])
+    assert study._by_run(raced, drawn, "device")["p99_s"].tolist() == np.sort(raced.ttft, axis=1)[:, 494].tolist()
+
+
+def test_answers_belong_to_their_prompts():
+    known = set(traces.pairs()[["prompt", "answer"]].itertuples(index=False, name=None))
+    server, gaps = traces.server("GPT"), traces.measured("together-70b", "tbt_s")
+    default = inspect.signature(study.bill).parameters["pairs"].default
+    for pairs, together in ((default, True), (study.joint, True), (study.apart, False)):
+        found = study.asked(server, gaps, traces.lengths(), 300, 10**9, pairs, np.random.default_rng(0))
+        drawn = set(zip(found.requests.prompt.tolist(), found.answer.tolist(), strict=True))
+        assert (drawn <= known) == together
 
 
 def test_reductions_leave_out_the_ends_and_have_the_right_sign(sweep):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 from matplotlib import pyplot as plt
 
 from ondevice import assets
-from ondevice.disco import plots as disco
-from ondevice.disco import quality
 from ondevice.dragon import analysis, replays
 from ondevice.dragon import plots as dragon
 from ondevice.dragon import printed as dragon_printed
@@ -45,14 +42,6 @@ def by_hand(columns: str, *values: tuple) -> pd.DataFrame:
     return pd.DataFrame(values, columns=columns.split())
 
 
-def of_device(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["device"] == table["device"].iloc[0]]
-
-
-def device(table: pd.DataFrame) -> SimpleNamespace:
-    return SimpleNamespace(name=table["device"].iloc[0])
-
-
 def by(table: pd.DataFrame, column: str) -> dict:
     return {str(name): part for name, part in table.groupby(column, sort=False)}
 
@@ -77,22 +66,6 @@ ROUNDS = pd.DataFrame({"layer": range(1, 13), "statistic": np.linspace(0.1, 0.6,
 CASES, SNAPSHOT = analysis.pipelines(), replays.case_study()
 # (figure of a table, the table, its columns that are drawn)
 FIGURES = {
-    "disco fig_06": (lambda t: disco.budget_curves(t, "mean_s", device(t), "simulated", "mean TTFT (s)"),
-                     of_device(rows("disco/fig_06_mean_ttft")), "mean_s budget"),
-    "disco fig_07": (lambda t: disco.cost_curves(t, device(t), "simulated"), of_device(rows("disco/fig_07_cost")),
-                     "cost cost_without budget"),
-    "disco table_02": (lambda t: disco.tail_bars(t, "simulated"), rows("disco/table_02_tail_reduction"),
-                       "paper_percent against_stoch_percent against_race_percent"),
-    "disco table_04": (lambda t: disco.cold_start(t, assets.paper_table("disco", "table_04_cold_start"), "replayed"),
-                       rows("disco/table_04_cold_start"), "parameters load_s ttft_s"),
-    "disco fig_05": (lambda t: disco.user_points(t, "simulated"),
-                     rows("disco/fig_05_users").dropna(subset="gain_percent"), "gain_percent"),
-    "disco fig_10": (lambda t: disco.handover_quality(t, quality.METRICS, "measured", {"rouge_1": (0.23, 0.26)}),
-                     rows("disco/fig_10_quality"), "mean"),
-    "disco plane": (lambda t: disco.mean_tail_plane(by(t, "service"), "simulated"),
-                    rows("disco/beyond_01_mean_tail_plane"), "mean_s"),
-    "disco drift": (lambda t: disco.drift(t, 0.3, "simulated"), rows("disco/beyond_02_drift"), "used"),
-    "disco gaps": (lambda t: disco.token_gaps(by(t, "model"), "measured"), rows("disco/fig_03_device_gaps"), "seconds"),
     "dragon fig_03": (dragon.difference, rows("dragon/fig_03_latency_difference"), "decode_local delta_z"),
     "dragon fig_04": (lambda t: dragon.pipelines(t, CASES.tokens), CASES.bars, ""),
     "dragon table_01": (dragon.waiting, rows("dragon/table_01_waiting_time"), "formula_s simulated_s"),
@@ -182,7 +155,7 @@ def test_nothing_is_cut_and_no_text_stands_on_another(draw, table, columns):
     assert not any(legend.overlaps(axis.get_tightbbox()) for legend in legends for axis in figure.axes)
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if not name.startswith("disco")])
+@pytest.mark.parametrize("name", FIGURES)
 def test_a_wrong_table_is_refused(name):
     draw, table, columns = FIGURES[name]
     with pytest.raises(ValueError, match="without a row"):

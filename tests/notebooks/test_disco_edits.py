@@ -1,0 +1,74 @@
+"""Every source cell of DiSCo's notebook acts: a wrong body put in its place changes what the cells behind it print."""
+
+import pytest
+from cells import Notebook
+
+from ondevice.run import Layout
+
+# By source cell: what stands there, what is put in its place, and the cell that shows it.
+EDITS = {
+    "race": ("np.minimum(device_at, server_at)", "server_at", "race-shown"),
+    "play": ("requests.coin < policy.chance[at]", "requests.coin < 2", "optimum"),
+    "scenario": ("min(device) > max(server)", "max(device) > max(server)", "algorithm-1"),
+    "device-constrained": ("left -= need", "left -= 2 * need", "algorithm-2"),
+    "server-constrained": ("alone = (1 - b) * tokens[-1]", "alone = b * tokens[-1]", "algorithm-3"),
+    "equations-4-5": ("pace * seconds", "3 * pace * seconds", "stream-shown"),
+    "migration": ("generated - shown >=", "generated >=", "stream-shown"),
+    "stream": ("n0 - read[rows, at]", "n0", "stream-shown"),
+    "prices": ("price * tokens[:, None] * share", "price * share", "mean-optimal-shown"),
+    "mean-optimal": ("best(found, tokens, high)", "best(found, tokens, 2 * high)", "mean-optimal-shown"),
+    "survived": ("right=seconds[~seen]", "right=2 * seconds[~seen]", "survived-shown"),
+    "account": ("self.slack[place] -= tokens", "self.slack[place] -= 2 * tokens", "account-shown"),
+    "choose": ("price * tokens * share", "0.0 * share", "learned-shown"),
+    "components": ('"layernorm": float(n * 8 * d)', '"layernorm": float(n * 80 * d)', "table-7"),
+    "migrated": ("begun[:handover]", "begun[: handover // 2]", "quality-again"),
+}
+FIGURES = {
+    "race": "table-2", "device-constrained": "table-2", "server-constrained": "table-2", "mean-optimal": "optimum",
+    "stream": "table-3", "equations-4-5": "table-3", "choose": "learned",
+}  # fmt: skip
+SHORT = {"runs": 2, "requests": 60, "budget_step": 0.25, "threads": 1}
+LEFT_OUT = {"router", "figure-2", "figure-2-claim", "figure-3", "table-1", "figure-7", "figure-9", "figure-9-claims",
+            "table-4", "table-4-claims", "table-5", "table-5-save", "tail-bound", "table-2-claims"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def disco(tmp_path_factory):
+    book = Notebook(Layout().notebook("disco"), SHORT)
+    book.texts = {name: "pass" if name in LEFT_OUT else text for name, text in book.texts.items()}
+    short = book.texts["learned"].replace("traces.series_names()", '["replicate-7b"]').replace("2000", "200")
+    book.texts["learned"] = short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        book.said = book.run(book.span(next(iter(book.texts)), "learned"), {"__name__": "__main__"})
+        failed = {name: text for name, text in book.said.items() if "Error: " in text}
+        assert not failed and "learned" in book.said
+        yield book
+
+
+def again(book, cell, edit, shown):
+    old, new = edit
+    assert book.texts[cell].count(old) == 1
+    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
+    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+
+
+def test_every_source_cell_has_an_edit(disco):
+    assert set(disco.sources) == set(EDITS)
+
+
+@pytest.mark.parametrize("cell", EDITS)
+def test_a_wrong_body_changes_what_is_printed(disco, cell):
+    *edit, shown = EDITS[cell]
+    assert again(disco, cell, edit, shown).get(shown) != disco.said[shown]
+
+
+@pytest.mark.parametrize(("cell", "exhibit"), FIGURES.items())
+def test_a_wrong_body_changes_a_simulated_exhibit(disco, cell, exhibit):
+    said = again(disco, cell, EDITS[cell][:2], exhibit)
+    assert exhibit in said and said[exhibit] != disco.said[exhibit]
+
+
+def test_the_sample_says_that_the_hand_over_was_edited(disco):
+    assert "ran again exactly" in disco.said["quality-again"] and "differ" not in disco.said["quality-again"]
+    assert "differ" in again(disco, "migrated", EDITS["migrated"][:2], "quality-again")["quality-again"]

@@ -63,7 +63,7 @@ def device_constrained(
     w_tail = wait_for_share(server, min(alpha, b))  # F^-1(1 - min(alpha, b))
     w = np.tile(np.array(w_tail)[:, None], len(lengths.counts))  # [3, N] late, early, chance of early
     left = b - alpha
-    for l_th, mass in zip(lengths.support, lengths.mass, strict=True):
+    for l_th, mass in zip(lengths.support.tolist(), lengths.mass.tolist(), strict=True):
         need = (1 - alpha) * mass  # what starting at once costs beyond w_tail, as a share of all tokens
         if left < need:
             if left > 0:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ondevice.disco.distributions import Device, Latency, Lengths
 from ondevice.disco.policy import MOMENT, NEVER, DispatchPolicy, Side, mixture
 
+CANDIDATES = 1024  # waits considered at least, where there are as many samples
 Choices = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -24,7 +25,7 @@ def choices(server: Latency, device_at: NDArray[np.float64], constrained: Side) 
     """
     if constrained == "server":
         return np.array([0, NEVER]), np.array([1.0, 0.0]), np.stack([server.expected_minimum(device_at), device_at], 1)
-    samples = np.unique(server.samples)[:-1]  # no S that was seen exceeds the largest: never
+    samples = np.unique(server.samples[:: max(1, server.samples.size // CANDIDATES)])[:-1]  # the largest is never
     waits = np.concatenate([[0.0], np.maximum(samples, MOMENT), [NEVER]])
     share = np.concatenate([[1.0], 1 - server.cdf(samples), [0.0]])
     return waits, share, server.expected_minimum(waits + device_at[:, None])

@@ -2,9 +2,9 @@
 
 Workloads: short chats (Alpaca's lengths), prompts of 300 to 1,500 words, drift from one to the other and back, bursts
 of 50, a server and a device that become three times slower half-way. Servers: log-normal with a heavy tail (P99 ten
-times the median) and two modes (one request in five takes ten times as long); `--real` adds two measured series, one slow and
-one that is bimodal by a factor of fifty. The optimum knows the workload, of drifts each phase, and plays the same
-requests; it keeps its budget on average only.
+times the median) and two modes (one request in five takes ten times as long); `--real` adds two measured series, one
+slow and one that is bimodal by a factor of fifty. The optimum knows the workload, of drifts each phase, and plays the
+same requests; it keeps its budget on average only.
 
 Columns: mean TTFT over the optimum's (ratio), of the first 300 requests with what an earlier run learned (from_disk),
 share of the budget used, the optimum's, what 15 % less budget would cost it, greatest overdraft of any prefix in time

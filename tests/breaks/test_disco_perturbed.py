@@ -157,7 +157,7 @@ def never_right_after_a_seam():
     return quality.bound(spoiled, "right", record.DEVICE)
 
 
-def policy_time(name, n, times=30.0):
+def policy_time(name, n, times=400.0):
     table = study.medians(evidence.times("disco", "policy_times"))
     row = table[(table["by"] == f"{name}, raw lists") & (table["n"] == n)].iloc[0]
     return evidence.Estimate(*(times * row[c] for c in ("ms", "low", "high")), int(row["turns"]), "recorded")

@@ -116,9 +116,9 @@ RULES: dict[str, Rule | Untested] = {
     "disco-c30": Rule("how far the share of right answers lies outside both models', greatest over directions and "
                       "hand-overs", "", AtMost(0.0), AtMost(0.02), 0.1, _ONE, 0.0,
                       "intervals that hold together"),
-    "disco-c31": Rule("share of right answers over the device's model alone, least over directions and the hand-overs "
-                      "at which over half of the answers change hands", "", Above(0), AtLeast(-0.01), -0.1, "the device's model alone", 0.0,
-                      "tasks of the documentation instead of translation"),
+    "disco-c31": Rule("share of right answers over the device's model alone, least over directions and hand-overs at "
+                      "which over half of the answers change hands", "", Above(0), AtLeast(-0.01), -0.1,
+                      "the device's model alone", 0.0, "tasks of the documentation instead of translation"),
     "disco-c32": Untested("the paper states it without data"),
     "disco-c33": _policy_time(0.128),
     "disco-c34": _policy_time(0.969),

@@ -142,11 +142,16 @@ def beside(table: pd.DataFrame, printed: Sequence[float], near: float, seed: int
         over_runs(statistic, table, seed)
         for statistic in (
             lambda ours: float(np.abs(ours - paper).mean()),
-            lambda ours: float(stats.spearmanr(ours, paper).statistic),
+            lambda ours: _rank_correlation(ours, paper),
             lambda ours: float((np.abs(ours - paper) <= near).mean()),
             lambda ours: float((ours > 0).mean()),
         )
     )
+
+
+def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's; 0 where all values are one."""
+    return float(stats.spearmanr(one, other).statistic) if np.ptp(one) and np.ptp(other) else 0.0
 
 
 def beyond_the_tail(

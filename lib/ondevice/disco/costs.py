@@ -47,7 +47,7 @@ def components(architecture: Architecture, length: int, phase: Phase, form: Form
     """Operations per token by component (Eq. 7); length: L tokens.
 
     printed: Eqs. 8 and 9 as they stand, multiply-adds counted once. fitted: the attention that reproduces Tables 6 and
-    7 to their printed digits for two of the three models: 2 L d a layer, plus L^2 d (1 + 1/heads) in prefill.
+    7 within two percent for two of the three models: 2 L d a layer, plus L^2 d (1 + 1/heads) in prefill.
     physical: two operations a multiply-add; an average prompt token attends to L / 2 others, an embedding is looked up
     for nothing, and prefill needs the output projection once a prompt.
     """

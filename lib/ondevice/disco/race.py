@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -97,33 +98,55 @@ def in_time(
     device goes on after its prefill, where it serves one request at a time; else it serves all at once. The ledger has
     a row an arrival or start of the constrained side: (input tokens so far, its tokens so far).
     """
-    count, free = len(prompts), 0.0
+    count, one_by_one = len(prompts), decoding is not None
     orders: list[Order] = [None] * count  # type: ignore[list-item]
     began: list[dict[Side, float]] = [{} for _ in prompts]
     first, won, ledger = np.full(count, np.nan), np.zeros(count, bool), [(0, 0)]
     events: list[tuple[float, int, int, Side]] = [(at, i, 0, "device") for i, at in enumerate(arrivals)]
     heapify(events)
+    takes = ttft["device"] + (decoding if decoding is not None else 0.0)
+    queue: deque[int] = deque()  # of the phone; the first one is served, until `until`
+    until = 0.0
+
+    def serve(now: float) -> None:
+        """The phone takes the next of its queue that still waits for a token."""
+        nonlocal until
+        while queue and not np.isnan(first[queue[0]]):
+            queue.popleft()
+        if queue:
+            until = now + takes[queue[0]]
+            heappush(events, (now + ttft["device"][queue[0]], queue[0], 1, "device"))
+
     while events:
         now, i, what, side = heappop(events)
         tokens = int(prompts[i])
         if what == 0:  # it arrives
-            orders[i] = dispatcher.arrive(tokens, max(0.0, free - now) if decoding is not None else 0.0)
+            free_in = until - now + takes[list(queue)[1:]].sum() if queue else 0.0
+            orders[i] = dispatcher.arrive(tokens, max(0.0, free_in))
             ledger.append((ledger[-1][0] + tokens, ledger[-1][1]))
             for one in SIDES:
                 if orders[i].waits[one] < NEVER:
                     heappush(events, (now + orders[i].waits[one], i, 2, one))
         elif what == 2 and np.isnan(first[i]) and dispatcher.start(orders[i], side, tokens):  # a wait is over
-            began[i][side] = at = now
+            began[i][side] = now
             if side == dispatcher.constrained:
                 ledger.append((ledger[-1][0], ledger[-1][1] + tokens))
-            if side == "device" and decoding is not None:
-                at = max(now, free)
-                free = at + ttft[side][i] + decoding[i]
-            heappush(events, (at + ttft[side][i], i, 1, side))  # of what falls together, tokens are first
+            if side == "device" and one_by_one:
+                queue.append(i)
+                if len(queue) == 1:
+                    serve(now)
+            else:
+                heappush(events, (now + ttft[side][i], i, 1, side))  # of what falls together, tokens are first
         elif what == 1 and np.isnan(first[i]):  # the first token
             first[i], won[i] = now - arrivals[i], side == "device"
             for one, start in began[i].items():
                 (dispatcher.first_token if one == side else dispatcher.cut_off)(orders[i], one, now - start)
             dispatcher.close(orders[i])
+            if queue and queue[0] == i and won[i]:
+                heappush(events, (until, i, 3, side))
+            elif queue and queue[0] == i:  # a phone that lost is free
+                serve(now)
+        elif what == 3:  # the phone has told its answer
+            serve(now)
     device_ran, server_ran = (np.array([side in sides for sides in began]) for side in SIDES)
     return Raced(first, device_ran, server_ran, won), np.array(ledger, float)

@@ -25,24 +25,23 @@ from ondevice.evidence import (
 )
 
 _RACE = "race, the budget spent at random"
-_STOCH = "the paper's own baseline in DiSCo's place"
 _ONE = "one model alone"
+_MOVED = "over directions and hand-overs at which over half of the answers change hands"
 _CLOSED = "the service and its trace are not public"
 _CITED = "cited from other work, not a result of this paper"
-_FALLS, _STEADY = AtMost(1.1), Above(1.1)
+_STEADY, _RISES = AtMost(1.1), Above(1.1)
 
 
 def _near(size: float) -> Test:
     return Near(size, factor=1.5)
 
 
-def _cells(table: str, unit: str, far: float, near: float, null: str = "") -> Rule:
-    """Cell by cell. far: a mean distance that still is a trend, with the order kept."""
+def _cells(table: str, unit: str, near: float, trend: Test, null: str = "") -> Rule:
+    """Cell by cell."""
     quantity = (f"cells of {table}: (mean distance to the paper's, rank correlation with them, share within {near:g}"
                 f" {unit}, share above 0)")  # fmt: skip
-    return Rule(quantity, "", Each(AtMost(near), AtLeast(0.8), AtLeast(0.75), AtLeast(0.95)),
-                Each(AtMost(far), AtLeast(0.5), None, AtLeast(0.95)), (3 * far, -0.3, 0.1, 0.5), null,
-                note=f"in {unit}")  # fmt: skip
+    return Rule(quantity, "", Each(AtMost(near), AtLeast(0.8), AtLeast(0.75), AtLeast(0.95)), trend,
+                (10 * near, -0.3, 0.1, 0.5), null, note=f"in {unit}")  # fmt: skip
 
 
 def _saving(percent: float) -> Rule:
@@ -59,11 +58,13 @@ def _policy_time(paper_ms: float) -> Rule:
 _PACED = Rule(
     "share of migrated streams with a gap that exceeds the pace by over 0.5 s", "", AtMost(0.01), AtMost(0.05), 0.7,
     "a target that takes three times as long as planned",
-    note="the paper prints a P99 of all gaps, which stays at the pace while nearly every stream freezes once",
+    note="the paper prints a P99 of all gaps, which stays at the pace while nearly every stream freezes once; under a "
+    "server constraint the target takes just as long as planned",
 )  # fmt: skip
 
 RULES: dict[str, Rule | Untested] = {
-    "disco-c01": _cells("Table 2", "points", 15, 10, _RACE),
+    # Sizes and order rest on traces that are inferred, so that the sign alone is a trend.
+    "disco-c01": _cells("Table 2", "points", 10, Each(None, None, None, AtLeast(0.95)), _RACE),
     "disco-c02": Rule("(least, greatest, average) reduction over services, devices, constraints and budgets", "percent",
                       Each(AtLeast(4), AtLeast(52), None), Each(None, None, Above(0)), (-30.0, 10.0, -2.0), _RACE,
                       note="the paper's 6 and 78 within a factor of 1.5"),
@@ -71,7 +72,7 @@ RULES: dict[str, Rule | Untested] = {
     "disco-c04": _saving(83.6),
     "disco-c05": _saving(72.7),
     "disco-c06": Rule("greatest reduction of (mean, P99)", "percent", All(AtLeast(50)), All(AtLeast(20)), (10.0, 50.0),
-                      _STOCH, (0.0, 0.0)),
+                      _RACE),
     "disco-c07": Rule("(mean distance of Table 2's cells to the paper's; least, greatest cell)", "percent",
                       Each(AtMost(10), Near(0, within=5), _near(52.23)), Each(None, AtLeast(-5), AtLeast(35)),
                       (40.0, -20.0, 52.0), _RACE),
@@ -85,15 +86,15 @@ RULES: dict[str, Rule | Untested] = {
                       Never("alpha, which the paper does not give, was chosen by this claim"), Each(Above(0), Below(0)),
                       (-0.2, 0.1), _RACE),
     "disco-c12": Rule("standard deviation of TTFT at budget 0.9 over that at 0.1, (DiSCo-D, Stoch-D, DiSCo-S, Stoch-S)",
-                      "x", Each(_FALLS, _STEADY, _FALLS, _STEADY),
-                      Either(Each(_FALLS, _STEADY, None, None), Each(None, None, _FALLS, _STEADY)),
+                      "x", Each(_STEADY, _RISES, _STEADY, _RISES),
+                      Either(Each(_STEADY, _RISES, None, None), Each(None, None, _STEADY, _RISES)),
                       (1.5, 1.0, 1.5, 1.0)),
     # Without a queue on the device, as in the paper; with one, section 4.4 has another finding.
     "disco-c13": Rule("share of cells (user, service, budget) in which DiSCo's mean TTFT is lower than Stoch's, "
                       "(device, server) constraint", "", All(AtLeast(0.95)), All(Above(0.5)), (1.0, 0.2), _RACE,
-                      note="ten measured levels of burstiness; the paper's intervals (DiffusionDB) are not at hand"),
-    "disco-c14": _cells("Table 3, mean tokens", "tokens", 4, 2),
-    "disco-c15": _cells("Table 3, P99 of tokens", "tokens", 4, 2),
+                      note="without a queue, as in the paper, no TTFT depends on activity: judged are services, budgets"),
+    "disco-c14": _cells("Table 3, mean tokens", "tokens", 2, Each(AtMost(4), AtLeast(0.5), None, None)),
+    "disco-c15": _cells("Table 3, P99 of tokens", "tokens", 2, Each(AtMost(4), AtLeast(0.5), None, None)),
     "disco-c16": _PACED,
     "disco-c17": _PACED,
     "disco-c18": Untested("every request of the public API traces has the same prompt length"),
@@ -108,17 +109,15 @@ RULES: dict[str, Rule | Untested] = {
     "disco-c24": Untested(_CITED),
     "disco-c25": Untested(_CITED),
     "disco-c26": Untested(_CITED),
-    "disco-c27": Rule("share of right answers that change hands, less the weaker model's, least over directions and "
-                      "hand-overs", "", AtLeast(-0.02), AtLeast(-0.05), -0.3, _ONE, 0.0,
-                      "tasks with an answer stand for the paper's judges"),
+    "disco-c27": Rule(f"share of right answers less the weaker model's, least {_MOVED}", "", AtLeast(-0.02),
+                      AtLeast(-0.05), -0.3, _ONE, 0.0, "tasks with an answer stand for the paper's judges"),
     "disco-c28": Untested("no model here translates, and the paper's texts (Flores) are not at hand"),
     "disco-c29": Untested("a score out of ten by judges that are commercial or of 72B; none runs here"),
-    "disco-c30": Rule("how far the share of right answers lies outside both models', greatest over directions and "
-                      "hand-overs", "", AtMost(0.0), AtMost(0.02), 0.1, _ONE, 0.0,
-                      "intervals that hold together"),
-    "disco-c31": Rule("share of right answers over the device's model alone, least over directions and hand-overs at "
-                      "which over half of the answers change hands", "", Above(0), AtLeast(-0.01), -0.1,
-                      "the device's model alone", 0.0, "tasks of the documentation instead of translation"),
+    "disco-c30": Rule(f"how far the share of right answers lies outside both models', greatest {_MOVED}", "",
+                      AtMost(0.0), AtMost(0.02), 0.1, _ONE, 0.0, "intervals that hold together"),
+    "disco-c31": Rule(f"share of right answers over the device's model alone, least {_MOVED}", "", Above(0),
+                      AtLeast(-0.01), -0.1, "the device's model alone", 0.0,
+                      "tasks of the documentation instead of translation"),
     "disco-c32": Untested("the paper states it without data"),
     "disco-c33": _policy_time(0.128),
     "disco-c34": _policy_time(0.969),
@@ -126,9 +125,9 @@ RULES: dict[str, Rule | Untested] = {
     "disco-c36": _policy_time(0.486),
     "disco-c37": _policy_time(1.741),
     "disco-c38": _policy_time(14.856),
-    # From disk is a cold start. In the paper's own table the exponent is 0.69 on one machine, 0.83 on the other.
-    "disco-c39": Rule("growth of load time with size, 0.5B to 3B, from disk", "exponent", Between(0.8, 1.2),
-                      Between(0.5, 1.5), 0.2),
+    # In the paper's own table the exponent is 0.68 on one machine, 0.83 on the other.
+    "disco-c39": Rule("growth of load time with size, 0.5B to 3B, (from disk, from the page cache)", "exponent",
+                      All(Between(0.6, 1.3)), Each(Between(0.6, 1.3), None), (0.2, 0.2)),
     "disco-c40": Rule("TTFT, largest of models of 0.5B to 3B, (from disk, from the page cache)", "x load time",
                       All(AtMost(0.1)), Each(AtMost(0.5), None), (1.5, 0.05)),
     "disco-c41": Untested("needs the paper's A40"),
@@ -141,9 +140,8 @@ RULES: dict[str, Rule | Untested] = {
                       "x L = 32", Near(1.25 / 0.85, within=0.05), Above(1), 0.9),
     "disco-c46": Rule("(least, greatest) model's share of embedding and output by Eq. 7", "percent",
                       Each(Near(50, within=1), Near(63.02, within=1)), Each(AtLeast(50), None), (20.0, 40.0)),
-    "disco-c47": Rule("share of DiSCo-D's TTFTs beyond (w_tail, w_tail + D(l)), greatest over services and budgets", "",
-                      All(AtMost(0.001)), Each(None, AtMost(0.001)), (0.1, 0.1),
-                      note="the wait is bounded by w_tail; a TTFT also has the device's own"),
+    "disco-c47": Rule("share of DiSCo-D's TTFTs beyond w_tail, greatest over services and budgets", "", AtMost(0.001),
+                      AtMost(0.01), 0.1, note="what is bounded is the wait: a TTFT also has the device's own"),
     "disco-c48": Rule("largest gap between the device-only share and 1 - b over budgets, Algorithm 3 as printed",
                       "of all tokens", AtMost(0.005), AtMost(0.05), 0.1, "a coin for each prompt", 0.0,
                       "0.05 is about one length's tokens"),

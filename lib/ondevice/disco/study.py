@@ -229,9 +229,7 @@ def users(
 def queued(
     service: str, device: Device, budget: float, policies: Policies, gaps: Sequence[float], requests: int, seed: int
 ) -> pd.DataFrame:
-    """Beside Figure 5: the same users where the phone serves one request at a time. user, constrained, policy,
-    mean_s.
-    """
+    """Beside Figure 5: users as bursty, whose phone serves one request at a time. user, constrained, policy, mean_s."""
     server, rows = traces.measured(service), []
     for user, gap in enumerate(gaps):
         rng = np.random.default_rng([seed, user])

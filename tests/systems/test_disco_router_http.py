@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,8 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
         ("completions", b'{"prompt": ["a", "b"]}', "'prompt' is not a string"),
         ("completions", b'{"prompt": "a", "max_tokens": 0}', "'max_tokens' is not a whole number of at least 1."),
         ("completions", b'{"prompt": "a", "model": 3}', "'model' is not a string."),
+        ("completions", b'{"prompt": "a", "n": "private"}', "'n' is not a whole number of at least 1."),
+        ("completions", b'{"prompt": "a", "n": -5}', "'n' is not a whole number of at least 1."),
         ("completions", b"[1]", "The body is not a JSON object."),
         ("completions", b'{"prompt": ', "The body is not JSON"),
         ("chat/completions", b'{"messages": []}', "'messages' is not a list of at least one message."),
@@ -351,3 +354,46 @@ def test_the_commands_learn_and_remember(tmp_path: Path) -> None:
             learned = state.read(kept)
             assert learned["dispatcher"]["account"]["arrived"] == times * 7
             assert "buffers" not in kept.read_text()
+
+
+def test_a_stream_that_the_end_of_the_program_cuts_ends_with_an_error(tmp_path: Path) -> None:
+    with command("replay", "--ttft", "0.01", "--tbt", "0.2") as (device, _), command("replay") as (server, _):
+        config = {
+            "model_list": [deployment("device", device), deployment("server", server)],
+            "router_settings": {"constrained": "server", "budget": 0.0, "state": str(tmp_path / "state.json")},
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps(config))
+        body = json.dumps({"messages": MESSAGES, "stream": True, "max_tokens": 100}).encode()
+        with command("serve", "--config", str(path)) as (url, log):
+            asked = urllib.request.Request(f"{url}/chat/completions", body, {"content-type": "application/json"})
+            answer = urllib.request.urlopen(asked, timeout=30)
+            lines = [answer.readline() for _ in range(5)]  # it runs
+        lines += answer.readlines()
+    assert b"The router was closed." in lines[-2] + lines[-1]
+    assert not any("Traceback" in line for line in log)
+
+
+def test_a_retry_after_is_obeyed_by_all_requests_and_told_to_all(tmp_path: Path) -> None:
+    async def work() -> tuple[list[tuple[int, str | None]], int]:
+        asked = 0
+
+        async def busy(_: Request) -> Response:
+            nonlocal asked
+            asked += 1
+            return JSONResponse({"error": {"message": "later"}}, 429, {"retry-after": "30"})
+
+        app = Starlette(routes=[Route("/v1/chat/completions", busy, methods=["POST"])])
+        async with serving(app) as at:
+            told = Told(DEVICE_FIRST, tokens=0, constrained="server")
+            devices = deployment("device", at), deployment("server", "http://127.0.0.1:1")
+            async with fleet(tmp_path, told, *devices) as (url, _), aiohttp.ClientSession() as http:
+                replies = []
+                for _ in range(3):
+                    reply = await http.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES})
+                    replies.append((reply.status, reply.headers.get("retry-after")))
+                return replies, asked
+
+    replies, asked = asyncio.run(work())
+    assert replies == [(429, "30")] * 3
+    assert asked == 1

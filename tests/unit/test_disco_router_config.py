@@ -11,6 +11,7 @@ import pytest
 import yaml
 from routing import Told, configured, deployment
 
+from ondevice.disco.budgeted import Dispatcher
 from ondevice.disco.router import state
 from ondevice.disco.router.config import Config, load
 from ondevice.disco.router.router import Router
@@ -96,12 +97,32 @@ def test_two_endpoints_that_are_one_are_refused() -> None:
         Config.model_validate({"model_list": twice})
 
 
-@pytest.mark.parametrize("kept", ['{"version": 7, "dispatcher": {}, "spent": {}}', '{"version": 1, "disp', "[]"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        '{"version": 7, "dispatcher": {}, "spent": {}}', '{"version": 1, "disp', "[]", '{"version": 1}',
+        '{"version": 1, "dispatcher": null, "spent": [1]}', '{"version": 1, "dispatcher": {}, "spent": {"x": "y"}}',
+    ],
+)  # fmt: skip
 def test_a_state_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kept: str) -> None:
     (tmp_path / "state.json").write_text(kept)
     with pytest.raises(ValueError, match=r"state\.json is .*; move it away to begin anew"):
         Router(configured(tmp_path, deployment("device"), deployment("server")))
     assert (tmp_path / "state.json").read_text() == kept
+
+
+@pytest.mark.parametrize("spoiled", [{"arrived": "lots", "spent": -5}, {"arrived": 10, "spent": -5e9}])
+def test_a_damaged_account_is_refused_with_its_file(tmp_path: Path, spoiled: dict[str, object]) -> None:
+    learned = Dispatcher("server", 0.3).state() | {"account": spoiled}
+    state.write(tmp_path / "state.json", learned, {})
+    with pytest.raises(ValueError, match=r"state\.json: The kept state is of another version or damaged"):
+        Router(configured(tmp_path, deployment("device"), deployment("server")))
+
+
+def test_a_state_that_could_not_be_kept_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="No state can be kept in"):
+        state.read(tmp_path / "file" / "state.json")
 
 
 def test_state_is_kept_whole_and_by_default_for_these_deployments(

@@ -35,7 +35,14 @@ def main(arguments: list[str] | None = None) -> None:
     gc.collect()
     gc.freeze()  # what is loaded now stays: the collector need not walk it while streams wait
     server = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    uvicorn.Server(server).run(sockets=[opened])
+    _Server(server).run(sockets=[opened])
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Streams that still run end with an error that their readers get, not with a closed connection."""
+        getattr(self.config.app.state, "break_off", list)()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
 
 
 def _opened(host: str, port: int) -> socket.socket:

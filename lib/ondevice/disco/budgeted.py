@@ -218,7 +218,7 @@ def _read(state: Mapping[str, Any], constrained: Side) -> tuple[dict[str, Any], 
     """(what was learned, the account) of a kept state; the account of another constrained side is not this one's."""
     try:
         kept, spent = {name: list(state["kept"][name]) for name in KEPT}, dict(state["account"])
-        fits = state["version"] == VERSION and set(spent) == {"arrived", "spent"}
+        fits = state["version"] == VERSION and set(spent) == {"arrived", "spent"} and min(spent.values()) >= 0.0
         Traffic(kept)
     except (KeyError, TypeError, ValueError, IndexError):
         fits = False

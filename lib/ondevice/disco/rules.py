@@ -92,7 +92,7 @@ RULES: dict[str, Rule | Untested] = {
     # Without a queue on the device, as in the paper; with one, section 4.4 has another finding.
     "disco-c13": Rule("share of cells (user, service, budget) in which DiSCo's mean TTFT is lower than Stoch's, "
                       "(device, server) constraint", "", All(AtLeast(0.95)), All(Above(0.5)), (1.0, 0.2), _RACE,
-                      note="without a queue, as in the paper, no TTFT depends on activity: judged are services, budgets"),
+                      note="without a queue, as in the paper, no TTFT depends on activity: judged: services, budgets"),
     "disco-c14": _cells("Table 3, mean tokens", "tokens", 2, Each(AtMost(4), AtLeast(0.5), None, None)),
     "disco-c15": _cells("Table 3, P99 of tokens", "tokens", 2, Each(AtMost(4), AtLeast(0.5), None, None)),
     "disco-c16": _PACED,

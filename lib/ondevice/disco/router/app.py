@@ -60,7 +60,7 @@ def create_app(router: Router) -> Starlette:
     async def metrics(_: HttpRequest) -> Response:
         return Response(generate_latest(router.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", _completion("chat", router), methods=["POST"]),
             Route("/v1/completions", _completion("completions", router), methods=["POST"]),
@@ -73,6 +73,8 @@ def create_app(router: Router) -> Starlette:
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )
+    app.state.break_off = router.break_off
+    return app
 
 
 class _Keyed:
@@ -153,7 +155,11 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer unless the caller leaves first; leaving closes the streams behind it."""
         self._session = self._router.open(self._request)
-        self._session.start()
+        try:
+            self._session.start()
+        except BaseException:
+            self._session.abandon()
+            raise
         self._opened = time.perf_counter()
         sending = asyncio.create_task(self._send(scope, receive, send))
         leaving = asyncio.create_task(_left(receive))
@@ -267,8 +273,9 @@ class _Answer(Response):
         self._router.metrics.request(self._request, session, status, seconds)
         usage, _ = session.usage()
         log.info(
-            "%s status=%s sides=%s waits=%s ttft=%s tokens=%d+%d seconds=%.3f",
+            "%s status=%s sides=%s failed=%s waits=%s ttft=%s tokens=%d+%d seconds=%.3f",
             self._call, status, ",".join(f"{it.side}:{it.role}@{it.base}" for it in session.switches),
+            ",".join(f"{it.side}:{it.error.status or 'connection'}" for it in session.entries if it.error) or "-",
             "/".join(f"{session.order.waits.get(side, NEVER):.3g}" for side in SIDES),
             "-" if session.first_token_s is None else f"{session.first_token_s:.4f}",
             usage.prompt_tokens, usage.output_tokens, seconds,

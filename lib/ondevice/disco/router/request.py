@@ -91,6 +91,9 @@ def parse(api: Api, payload: object) -> Request:
     for name in ("response_format", "stream_options"):
         if not isinstance(options.get(name), dict | None):
             raise BadRequest(f"'{name}' is not an object.", name)
+    for name in ("n", "best_of"):
+        if not _counts(options.get(name, 1)):
+            raise BadRequest(f"'{name}' is not a whole number of at least 1.", name)
     prompt, messages = (_prompt(payload), None) if api == "completions" else (None, _messages(payload))
     request = Request(prompt, messages, _limits(payload), model, options, streamed=bool(payload.get("stream")))
     empty = not request.prompt and not any(map(message_text, request.messages or ()))
@@ -110,6 +113,10 @@ def message_text(message: Message) -> str:
     if isinstance(content, list):
         return "".join(part["text"] for part in content if _is_text_part(part))
     return content or ""
+
+
+def _counts(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 def _is_text(message: Message) -> bool:

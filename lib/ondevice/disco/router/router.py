@@ -38,8 +38,10 @@ class Router:
         self.config, settings = config, config.router_settings
         self._path = state.path_of(config)
         saved = state.read(self._path)
-        learned = saved.get("dispatcher")
-        self.dispatcher = dispatcher or Dispatcher(settings.constrained, settings.budget, learned)
+        try:
+            self.dispatcher = dispatcher or Dispatcher(settings.constrained, settings.budget, saved.get("dispatcher"))
+        except ValueError as error:
+            raise ValueError(f"{self._path}: {error}") from None
         self.members = [Member.of(deployment, source(deployment)) for deployment in config.model_list]
         for member in self.members:
             member.spent = saved.get("spent", {}).get(member.deployment.address, 0.0)
@@ -66,13 +68,17 @@ class Router:
             yield
         finally:
             saving.cancel()
-            tasks = list(self._setup.tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(saving, *tasks, return_exceptions=True)
+            await asyncio.gather(saving, *self.break_off(), return_exceptions=True)
             for member in self.members:
                 await member.source.aclose()
             self.save()
+
+    def break_off(self) -> list[asyncio.Task[None]]:
+        """End all streams, each with an error that its reader gets."""
+        tasks = list(self._setup.tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     async def ready(self) -> bool:
         """Whether at least one deployment answers."""

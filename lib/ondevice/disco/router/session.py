@@ -184,7 +184,7 @@ class Session:
             return
         self._failures[attempt.side] = self._tried[attempt.member] = error
         attempt.member.failed(error, self._settings)
-        if not error.reached:
+        if not error.reached or (error.status or 0) in range(400, 500):  # nothing was processed
             self._setup.dispatcher.refund(self.order, attempt.side, self._request.tokens + attempt.prefix)
         self._close(attempt, "failed", error=error)
         if attempt is self._source:

@@ -33,6 +33,7 @@ class Member:
     ttft: float | None = None
     fails: int = 0
     resting_until: float = 0.0
+    refuses: EndpointError | None = None  # until it rests no more, as its Retry-After said
     fine: bool = False
     running: int = 0
     since: float = 0.0
@@ -51,7 +52,7 @@ class Member:
 
     def worst(self, request: Request, tokens: int) -> float:
         """The most that an answer to `tokens` of prompt and prefix can cost."""
-        answers = int(request.options.get("n") or 1)
+        answers = request.options.get("n") or 1
         return self.cost(tokens, answers * (request.max_tokens or self.deployment.model_info.max_output_tokens))
 
     def started(self, now: float, worst: float) -> None:
@@ -74,7 +75,7 @@ class Member:
         self.ttft = seconds if self.ttft is None else self.ttft + NEWEST * (seconds - self.ttft)
 
     def succeeded(self) -> None:
-        self.fine, self.fails, self.resting_until = True, 0, 0.0
+        self.fine, self.fails, self.resting_until, self.refuses = True, 0, 0.0, None
 
     def failed(self, error: EndpointError, settings: Settings) -> None:
         """Count a failure that is the endpoint's own; a Retry-After is obeyed at once."""
@@ -83,7 +84,7 @@ class Member:
         self.fine, self.fails = False, self.fails + 1
         rest = settings.cooldown_time if self.fails > settings.allowed_fails else 0.0
         if error.retry_after and error.retry_after.isdecimal():
-            rest = max(rest, float(error.retry_after))
+            rest, self.refuses = max(rest, float(error.retry_after)), error
         self.resting_until = asyncio.get_running_loop().time() + rest
 
     def barred(self, request: Request, tokens: int, continuing: bool) -> EndpointError | None:
@@ -117,9 +118,12 @@ class Group:
         if not able:
             raise max(filter(None, reasons), key=lambda reason: reason.status or 0)
         now = asyncio.get_running_loop().time()
+        if all(member.refuses and member.resting_until > now for member in able):
+            raise next(member.refuses for member in able if member.refuses)
+        able = [member for member in able if not (member.refuses and member.resting_until > now)]
         ready = [member for member in able if member not in tried and (again or member.resting_until <= now)]
         if not ready and again:
-            ready = [it for it in able if tried[it].status not in FINAL and not tried[it].retry_after]
+            ready = [it for it in able if tried[it].status not in FINAL]
         if not ready:
             raise next((tried[it] for it in able if it in tried), EndpointError("rests after failures", 503))
         if self._fastest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,26 @@ def path_of(config: Config) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """What was saved; empty if nothing was. Raises ValueError for a file that is none of this version's."""
     if not path.exists():
+        _check_writable(path.parent)
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["version"] == VERSION:
+        whole = isinstance(found["dispatcher"], dict) and all(x >= 0 for x in found["spent"].values())
+        if found["version"] == VERSION and whole:
             return found
-        said = f"is a state of version {found['version']}, and this router writes {VERSION}"
-    except (ValueError, KeyError, TypeError):
+        said = f"is a state of version {found['version']} or damaged, and this router writes {VERSION}"
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         said = "is no router's state, or only a part of one"
     raise ValueError(f"{path} {said}; move it away to begin anew.")
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"No state can be kept in {folder}: {error.strerror}.") from None
 
 
 def write(path: Path, dispatcher: dict[str, Any], spent: dict[str, float]) -> None:

@@ -307,3 +307,8 @@ def test_a_replay_takes_the_passes_that_the_model_takes(make):
         assert list(found.tokens) == list(live[prompt].tokens)
         accepted = [[step.accepted for step in one.steps] for one in (found, live[prompt])]
         assert accepted[0] == accepted[1][: len(found.steps)]
+
+
+def test_a_node_has_to_pay_for_its_row():
+    assert Mixture(seconds=np.array([1.0, 1.5, 1.75])).least == 0.25
+    assert Mixture(seconds=np.array([1.0, 1.0, 1.0])).least == Mixture().least > 0

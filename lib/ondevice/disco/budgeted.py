@@ -23,7 +23,7 @@ from ondevice.disco.traffic import KEPT, Traffic, survived
 
 VERSION = 1  # of what `state` gives
 EVERY = 20  # requests from one price to the next
-HORIZON = 300  # mean prompts, over which a surplus is spent and a gap is filled
+HORIZON = 100  # mean prompts, over which a surplus is spent and a gap is filled
 LONGEST_ANSWER = 4096  # tokens
 
 

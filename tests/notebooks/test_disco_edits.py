@@ -28,9 +28,10 @@ FIGURES = {
 }  # fmt: skip
 SHORT = {"runs": 2, "requests": 60, "budget_step": 0.1, "threads": 1}
 LEFT_OUT = {
-    "router", "router-check", "figure-2", "figure-2-claim", "figure-3", "table-1", "figure-7", "figure-7-claims",
-    "figure-9", "figure-9-claims", "table-4", "table-4-claims", "table-5", "table-5-save", "tail-bound",
-    "table-2-claims", "mean-claims", "llama-claims",
+    "router", "router-check", "figure-2", "figure-2-claim", "figure-3", "figure-3-claim", "table-1", "own-device",
+    "table-5", "table-5-save", "figure-6", "mean-claims", "llama-claims", "steady-claim", "table-2-claims",
+    "table-2-gpt", "tail-bound", "figure-5-queue", "figure-7", "figure-7-claims", "figure-9", "figure-9-claims",
+    "table-4", "table-4-claims", "table-7-claim",
 }  # fmt: skip
 
 

@@ -100,7 +100,7 @@ class Streams:
     target_tokens: NDArray[np.int64]
 
 
-def shown(generated: NDArray[np.float64], pace: float) -> NDArray[np.float64]:
+def paced(generated: NDArray[np.float64], pace: float) -> NDArray[np.float64]:
     """d_i = max(g_i, d_{i-1} + 1 / r_c): when the tokens generated at g, [R, N], are shown."""
     steps = np.arange(generated.shape[1])
     return np.maximum.accumulate(generated - steps / pace, axis=1) + steps / pace
@@ -125,6 +125,6 @@ def stream(rule: Migration, answers: Answers, pace: float = READING_RATE, overla
     generated = np.where(migrated[:, None] & (n > n0[:, None]), rest, generated)
     meanwhile = np.minimum(took / a.source_gap, a.length - n0).astype(int) if overlap else 0
     return Streams(
-        np.where(n <= a.length[:, None], shown(generated, pace), np.nan), n0, unread, migrated,
+        np.where(n <= a.length[:, None], paced(generated, pace), np.nan), n0, unread, migrated,
         np.where(migrated, n0 + meanwhile, a.length), np.where(migrated, a.length - n0, 0),
     )  # fmt: skip

@@ -5,11 +5,16 @@ Budgets are shares b of all input tokens. The same draws serve every policy, so 
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,6 +118,13 @@ def tail_cells(table: pd.DataFrame, baseline: str = "Stoch") -> pd.DataFrame:
     """Table 2: [cells, runs] P99 reductions in percent, averaged over the budgets, in the order of the paper's."""
     found = reductions(table, "p99_s", baseline).groupby(CELL, sort=False).mean()
     return evidence.derived(found.reindex(pd.MultiIndex.from_frame(paper_tail_table()[CELL])), table)
+
+
+def chosen(table: pd.DataFrame, **keys: Any) -> pd.DataFrame:
+    """The cells of a table [cells, runs] whose index levels have one of the values named."""
+    for level, wanted in keys.items():
+        table = evidence.derived(table[table.index.get_level_values(level).isin(np.atleast_1d(wanted))], table)
+    return table
 
 
 def paper_tail_table() -> pd.DataFrame:
@@ -401,6 +413,46 @@ def _seen(found: Streams, rule: Migration) -> pd.DataFrame:
         "asked": found.asked[rows], "buffered": found.unread[rows], "migrated": found.migrated[rows],
         "stalled": longest > 1 / rule.pace + STALL, "longest_gap_s": longest,
     })  # fmt: skip
+
+
+# The router
+
+
+def routed(folder: Path) -> list[tuple[float, str]]:
+    """(seconds, line) of one answer's event stream, from the router's own command before two that replay.
+
+    A server answers at once and a phone is cheaper: the reader, of 20 tokens/s, is handed over. folder: for the files.
+    """
+    programs = []
+
+    def program(*arguments: str) -> str:
+        command = [sys.executable, "-m", "ondevice.disco", *arguments, "--port", "0"]
+        programs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+        assert programs[-1].stdout is not None
+        return programs[-1].stdout.readline().split()[-1]
+
+    def deployment(side: Side, price: float, *timing: str) -> dict[str, Any]:
+        asked = {"model": "openai/replay", "api_base": program("replay", *timing), "output_cost_per_token": price}
+        return {"model_name": "assistant", "litellm_params": asked,
+                "model_info": {"side": side, "can_continue": True}}  # fmt: skip
+
+    try:
+        settings = {"constrained": "server", "pace": 20, "state": f"{folder}/state.json"}
+        models = [deployment("device", 0.0, "--ttft", "0.3", "--tbt", "0.05"),
+                  deployment("server", 1e-6, "--ttft", "0.2", "--tbt", "0.01")]  # fmt: skip
+        config = Path(folder, "config.yaml")
+        config.write_text(json.dumps({"model_list": models, "router_settings": settings}))  # JSON is YAML
+        address = program("serve", "--config", str(config))
+        asked = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True, "max_tokens": 60}
+        request = urllib.request.Request(f"{address}/chat/completions", json.dumps(asked).encode(),
+                                         {"content-type": "application/json"})  # fmt: skip
+        start = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return [(time.perf_counter() - start, line.decode().strip()) for line in answer if line.strip()]
+    finally:
+        for one in programs:
+            one.terminate()
+            one.communicate()
 
 
 # The scheduler's time

@@ -12,23 +12,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from ondevice import corpus
-from ondevice.corpus.prompts import quotation
 from ondevice.diaa.methods import BASE, BUDGET, COSTS, SMALL, TASKS, Workbench, recorded
 from ondevice.diaa.warmup import TOKENS
 from ondevice.evidence import Recorder
-from ondevice.speculation import Choice, greedy
-from ondevice.speculation.request_set import FEWEST, Request, answered, redundancy, spread
+from ondevice.speculation import greedy
+from ondevice.speculation.prompts import digest, noting
+from ondevice.speculation.prompts import prompts as task_prompts
+from ondevice.speculation.request_set import FEWEST, Request, answered, redundancy
 from ondevice.speculation.suffix_automaton import Match, SuffixAutomaton
 from ondevice.speculation.told import Told
 
@@ -67,31 +64,8 @@ def requests(bench: Workbench, which: str) -> list[Request]:
 
 
 def prompts(which: str, task: str, only: Collection[str] | None = None) -> Iterator[tuple[str, list[int]]]:
-    """(document, token ids) of a task's prompts, in an order set by hash. only: these documents'."""
-    documents, tokenizer = corpus.documents("test"), corpus.tokenizer()
-    for one in _spread(task):
-        if only is None or one.name in only:
-            text = _lengthened(one, documents, tokenizer) if which == "long_prompts" else one.prompt
-            ids = tokenizer(text, verbose=False)["input_ids"]
-            if which != "long_prompts" or LONG_PROMPT[0] <= len(ids) <= LONG_PROMPT[1]:
-                yield one.name, ids
-
-
-@cache
-def _spread(task: str) -> list[corpus.Task]:
-    return spread(corpus.tasks(corpus.documents("test"), [task]))
-
-
-def _lengthened(task: corpus.Task, documents: Sequence[corpus.Document], tokenizer: object) -> str:
-    """The task's prompt behind quotations of the documents that follow its own, as many as it takes."""
-    place = next(number for number, document in enumerate(documents) if document.name == task.name)
-    passages = list(task.passages)
-    for step in range(10, len(documents)):
-        found = replace(task, passages=tuple(passages)).prompt
-        if len(tokenizer(found, verbose=False)["input_ids"]) >= LONG_PROMPT[0]:  # type: ignore[operator]
-            return found
-        passages.insert(0, quotation(documents[(place + step) % len(documents)]))
-    return task.prompt
+    """(document, token ids) of a set's prompts of a task. only: these documents'."""
+    return task_prompts(task, only, LONG_PROMPT if which == "long_prompts" else None)
 
 
 # A method on them
@@ -116,7 +90,7 @@ def again(
             margins: list[float] = []
             found = bench.generate(
                 lm, drafter, request.ids, request.limit, budget=budget, ends=request.ends,
-                choice=_noting(margins) if method == PLAIN else greedy,
+                choice=noting(margins) if method == PLAIN else greedy,
             )  # fmt: skip
             answers.append({
                 **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(found.tokens),
@@ -138,22 +112,6 @@ def _stands(tokens: Sequence[int], library: SuffixAutomaton) -> bool:
     for token in tokens:
         match = library.advance(match, token)
     return match.length >= len(tokens)
-
-
-def digest(ids: Sequence[int]) -> str:
-    """12 hex digits of token ids."""
-    return sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()[:12]
-
-
-def _noting(margins: list[float]) -> Choice:
-    """Greedy choice, noting by how much the likeliest token's logit leads."""
-
-    def choice(logits: Tensor) -> int:
-        first, second = logits.topk(2).values.tolist()
-        margins.append(first - second)
-        return greedy(logits)
-
-    return choice
 
 
 def sample(bench: Workbench, answers: pd.DataFrame, which: str = "tasks", number: int = 1) -> list[Request]:

@@ -33,52 +33,37 @@ class Rejection(NamedTuple):
 def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTEST) -> Rejection:
     """The case of a rejected tail x_e .. x_n, from the output z_e .. that came instead, by the paper's patterns.
 
-    A part of the tail is looked for in the output, `shortest` tokens or longer, behind at least one token of it, but no
+    A part of the tail, `shortest` tokens or longer, is looked for in the output behind at least one token of it, but no
     further in than the tail is long, as longer texts have more chance matches. From x_e on it is `missing`, from a
     later token on `synonym`. Of several parts the longest counts, of equals the one that skips, then inserts, least.
-    Raises ValueError where the output begins as the tail does, which is no rejection.
     """
-    if shortest < 1:
-        raise ValueError(f"A reusable part has at least one token, not {shortest}.")
-    if not len(tail) or (len(output) and tail[0] == output[0]):
-        raise ValueError("A rejected tail has at least one token, and its first is not the output's.")
     best = Rejection("redundant", len(tail))
     for skipped in range(len(tail) - shortest + 1):
         for inserted in range(1, min(len(tail), len(output) - shortest) + 1):
-            length = _common(tail, skipped, output, inserted)
+            length = 0
+            for drafted, came in zip(tail[skipped:], output[inserted:], strict=False):
+                if drafted != came:
+                    break
+                length += 1
             if length >= max(shortest, best.reusable + 1):
                 best = Rejection("synonym" if skipped else "missing", len(tail), inserted, skipped, length)
     return best
 
 
-def _common(tail: Sequence[int], start: int, output: Sequence[int], place: int) -> int:
-    length = 0
-    while (
-        start + length < len(tail) and place + length < len(output) and tail[start + length] == output[place + length]
-    ):
-        length += 1
-    return length
-
-
 class Watched(Drafter):
     """Another drafter, whose rejections are collected in `rejections` when a request is over.
 
-    shortest: as in `classify`. A tail whose place the output's end has cut off is not counted: nothing came instead.
+    A tail whose place the output's end has cut off is not counted: nothing came instead.
     """
 
-    def __init__(self, drafter: Drafter, shortest: int = SHORTEST) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
         self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
         self.rejections: list[Rejection] = []
-        self._shortest = shortest
-        self._length = 0
-        self._tails: list[
-            tuple[int, Sequence[int]]
-        ] = []  # where the output went on instead, and what was drafted there
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A request comes."""
-        self._tails = []
+        self._tails: list[tuple[int, Sequence[int]]] = []  # where the output went on instead; what was drafted there
         self.drafter.begin(prompt)
 
     def prefilled(self, start: int, logits: Tensor) -> None:
@@ -99,6 +84,5 @@ class Watched(Drafter):
 
     def end(self, tokens: Sequence[int]) -> None:
         """Classify this request's rejections by its whole output."""
-        self.rejections += [classify(tail, tokens[start:], self._shortest) for start, tail in self._tails]
-        self._tails = []
+        self.rejections += [classify(tail, tokens[start:]) for start, tail in self._tails]
         self.drafter.end(tokens)

@@ -391,7 +391,7 @@ DIAA = [
         (f"{UNIT}diaa_study.py::test_an_answers_time_is_its_passes_and_what_drafts_cost",),
     ),
     Break(
-        "intervals of speeds are of 50 percent", "diaa", "lib/ondevice/diaa/study.py",
+        "intervals of speeds are of 50 percent", "diaa", "lib/ondevice/evidence/resampling.py",
         "np.quantile(of[1:], [0.025, 0.975])", "np.quantile(of[1:], [0.25, 0.75])",
         (f"{UNIT}diaa_study.py::test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart",
          f"{UNIT}diaa_study.py::test_predictions_are_compared_with_runs_that_took_the_same_passes"),

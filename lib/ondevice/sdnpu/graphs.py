@@ -1,16 +1,19 @@
-"""Static graphs: a causal LM's decoder in blocks, each compiled for one chunk length, on disk and out of it again.
+"""Static graphs: a causal LM's decoder in blocks, each drawn for two chunk lengths, on disk and out of it again.
 
-An NPU runs graphs of fixed shapes that must be loaded before they run. Their counterpart here is an ONNX file a block
-and chunk length, with the weights inside, optimised when it is built; loading it is a session of ONNX Runtime, which
-reads the file and packs the matrices, and a first run, which finds its memory. The runtime's calls, loading included,
-let other threads of Python run.
+An NPU runs graphs of fixed shapes that must be loaded before they run. `export` writes them as portable ONNX, standard
+operators of opset 17 only, over one file of weights. `compiled` lets ONNX Runtime optimise each for this machine, into
+a file with the weights inside; loading such a file, as `load` does, is the counterpart of loading an NPU's graph.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
+import mmap
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,11 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnxruntime.quantization import (  # type: ignore[import-untyped]
+    CalibrationDataReader, QuantFormat, QuantType, quantize_static,
+)  # fmt: skip
 
 from ondevice import assets
 from ondevice.causal_lm import drawing
@@ -28,17 +35,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Floats = NDArray[np.float32]
-_HIDDEN = np.float32(-1e30)  # added to the score of a key that a token may not see
-_MOST_BYTES = 2**31 - 1  # of a protobuf message
+PRECISIONS = ("fp32", "fp16", "int8")
+OPSET = 17  # which QNN's and ExecuTorch's importers read
+LARGE, SMALL = 256, 32  # rows of G1 and of G2 (section 3.2)
+WEIGHTS, FACTS = "weights.bin", "graphs.json"
+HIDDEN = np.float32(-1e4)  # added to the score of a row that may not be seen; fits 16 bits
+_PAGE = 4096
+_INLINE = 1024  # bytes of a constant that stays in the graph
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A loaded graph of one block. chunk: the tokens that it runs, always. capacity: rows of its static cache."""
+    """A loaded graph. rows: that it runs, always. size: bytes of its file."""
 
     session: Any
-    chunk: int
-    capacity: int
+    rows: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -51,134 +63,334 @@ class Cache:
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """A model cut into N blocks, each with a file for the large chunk (G1) and one for the small chunk (G2).
+    """Compiled graphs of a model in N blocks. layers: of each block. capacity: rows of the static cache.
 
-    large, small: tokens of a run, c1 and c2; c2 divides c1. layers: each block's. capacity: rows of the static cache.
-    cosines, sines: [capacity, head size], the rotary angles of each position. The token embedding and the output head
-    stay with the model, outside of the blocks.
+    large_files, small_files: each block's G1 and G2. facts: of the folder.
     """
 
-    model: PreTrainedModel
-    layers: tuple[range, ...]
-    large: int
-    small: int
-    capacity: int
+    facts: dict[str, Any]
     large_files: tuple[Path, ...]
     small_files: tuple[Path, ...]
-    cosines: Floats = field(repr=False)
-    sines: Floats = field(repr=False)
+    ends: dict[str, Graph]  # embedding and head, small and large, which stay loaded
 
     @property
     def blocks(self) -> int:
         """N."""
-        return len(self.layers)
+        return len(self.large_files)
+
+    @property
+    def large(self) -> int:
+        """Rows of G1."""
+        return int(self.facts["large"])
+
+    @property
+    def small(self) -> int:
+        """Rows of G2."""
+        return int(self.facts["small"])
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the static cache."""
+        return int(self.facts["capacity"])
 
     def caches(self) -> list[Cache]:
         """Empty caches, one a block."""
-        heads, size = drawing.heads(self.model.config)[1:]
-        shapes = [(len(layers), heads, self.capacity, size) for layers in self.layers]
+        groups, size = self.facts["groups"], self.facts["size"]
+        shapes = [(layers, groups, self.capacity, size) for layers in self.facts["layers"]]
         # Not np.zeros, whose memory is only found by the first chunk that reads it.
         return [Cache(np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)) for shape in shapes]
 
-    def embed(self, ids: ArrayLike) -> Floats:
-        """[n, h] what the first block is given for n tokens.
-
-        Raises ValueError for no tokens, more than the static cache holds, or ids that are not in the vocabulary.
-        """
-        tokens, table = np.asarray(ids), self.model.get_input_embeddings()
-        if tokens.ndim != 1 or not len(tokens):
-            raise ValueError(f"A prompt is a list of at least one token, not of shape {tokens.shape}.")
-        if len(tokens) > self.capacity:
-            raise ValueError(f"A prompt of {len(tokens)} tokens is longer than the static cache of {self.capacity}.")
-        if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= len(table.weight):  # type: ignore[arg-type]
-            raise ValueError(f"A prompt's ids are from 0 to {len(table.weight) - 1}.")  # type: ignore[arg-type]
-        with torch.inference_mode():
-            return np.ascontiguousarray(table(torch.from_numpy(tokens.astype(np.int64))).numpy())
+    def embed(self, ids: Sequence[int]) -> Floats:
+        """[n, h] what the first block is given for n tokens."""
+        return self._through("embed", np.asarray(ids, np.int64), "ids")
 
     def logits(self, hidden: Floats) -> torch.Tensor:
         """[n, V] after the last block's output [n, h]."""
-        model: Any = self.model
-        with torch.inference_mode():
-            return model.lm_head(model.model.norm(torch.from_numpy(hidden)))
+        return torch.from_numpy(self._through("head", hidden, "hidden"))
 
-    def run(self, graph: Graph, block: int, hidden: Floats, cache: Cache, start: int) -> Floats:
-        """[n, h] a block's output for any n tokens [n, h] from position `start` on, in ceil(n / chunk) runs.
+    def _through(self, end: str, given: NDArray[Any], name: str) -> Floats:
+        graph = self.ends[f"{end}-{self.small if len(given) <= self.small else self.large}"]
+        parts = []
+        for at in range(0, len(given), graph.rows):
+            part = given[at : at + graph.rows]
+            parts.append(graph.session.run(None, {name: padded(part, graph.rows)})[0][: len(part)])
+        return np.concatenate(parts)
 
-        The last run is padded to the graph's length: no token sees the padding, whose rows are not kept. The tokens'
-        keys and values are written into `cache`, where the positions before `start` must be filled.
-        """
-        if not 0 <= start <= start + len(hidden) <= self.capacity:
-            raise ValueError(f"Tokens {start} to {start + len(hidden)} are not in the cache of {self.capacity} rows.")
-        if len(cache.keys) != len(self.layers[block]):
-            raise ValueError(f"The cache of {len(cache.keys)} layers is not block {block}'s.")
-        out = np.empty_like(hidden)
-        for at in range(0, len(hidden), graph.chunk):
-            part = hidden[at : at + graph.chunk]
-            out[at : at + len(part)] = self._run_once(graph, part, cache, start + at)
-        return out
 
-    def _run_once(self, graph: Graph, part: Floats, cache: Cache, start: int) -> Floats:
-        count, end = len(part), start + len(part)
-        mask = np.full((graph.chunk, graph.capacity + graph.chunk), _HIDDEN, np.float32)
+def run(graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_], places: Sequence[int]) -> Floats:
+    """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
+
+    sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are
+    written to the cache from `start` on; the last run is padded with rows that none sees and that are not kept.
+    """
+    out, capacity = np.empty_like(hidden), cache.keys.shape[2]
+    for at in range(0, len(hidden), graph.rows):
+        part = slice(at, min(at + graph.rows, len(hidden)))
+        count, before = part.stop - at, start + at
+        mask = np.full((graph.rows, capacity + graph.rows), HIDDEN, np.float32)
         mask[:, :start] = 0.0
-        mask[:, graph.capacity :] = np.triu(mask[:, graph.capacity :], 1)
-        given = {
-            "hidden": _padded(part, graph.chunk), "mask": mask,
-            "cosines": _padded(self.cosines[start:end], graph.chunk),
-            "sines": _padded(self.sines[start:end], graph.chunk),
-        }  # fmt: skip
+        mask[:count, start:before][sees[part, :at]] = 0.0
+        mask[:count, capacity : capacity + count][sees[part, part]] = 0.0
+        given = {"hidden": padded(hidden[part], graph.rows), "mask": mask,
+                 "places": padded(np.asarray(places[part], np.int64), graph.rows)}  # fmt: skip
         for layer in range(len(cache.keys)):
             given |= {f"keys{layer}": cache.keys[layer], f"values{layer}": cache.values[layer]}
         with drawing.flushing_denormals():
-            hidden, *rows = graph.session.run(None, given)
+            found, *rows = graph.session.run(None, given)
+        out[part] = found[:count]
         for layer in range(len(cache.keys)):
-            cache.keys[layer, :, start:end] = rows[2 * layer][:, :count]
-            cache.values[layer, :, start:end] = rows[2 * layer + 1][:, :count]
-        return hidden[:count]
+            cache.keys[layer, :, before : before + count] = rows[2 * layer][:, :count]
+            cache.values[layer, :, before : before + count] = rows[2 * layer + 1][:, :count]
+    return out
 
 
-def build(
-    model: PreTrainedModel, blocks: int, large: int = 256, small: int = 32, capacity: int = 1024,
-    folder: Path | None = None,
-) -> Graphs:  # fmt: skip
-    """The graphs of a model in float32; a file that is there is kept, the others are built.
+def padded(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """The rows and zeros behind them, `count` together."""
+    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
-    blocks: N, into which the layers are dealt evenly. folder: by default one in the cache. A file is named by a hash
-    of its graph and weights and of the runtime's version, so a change of any of them builds anew.
-    Raises ValueError for a model whose layers are not plain ones of `drawing.SUPPORTED`, or sizes that do not fit.
+
+# Writing
+
+
+def export(
+    model: PreTrainedModel, folder: Path, *, name: str = "", blocks: int = 6, large: int = LARGE, small: int = SMALL,
+    capacity: int = 0, precision: str = "fp32", texts: Sequence[Sequence[int]] = (), tokenizer: Any = None,
+) -> Path:  # fmt: skip
+    """Write a model's graphs into a new folder, check them and run them; returns the folder.
+
+    blocks: N, into which the layers are dealt evenly. capacity: rows of the static cache, by default the model's
+    context and one draft. texts: token ids that int8's ranges of activations are found on.
+    Raises ValueError for a model that cannot be drawn and for numbers that do not fit.
     """
-    _check(model, blocks, large, small, capacity)
-    place = folder or assets.cache_folder("sdnpu")
+    capacity = capacity or model.config.max_position_embeddings + small
+    _check(model, blocks, large, small, precision)
     parts = np.array_split(np.arange(model.config.num_hidden_layers), blocks)
-    layers = tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts)
-    made = {chunk: [_build_file(model, span, chunk, capacity, place) for span in layers] for chunk in (large, small)}
-    positions, decoder = torch.arange(capacity)[None], model.model
-    with torch.inference_mode():
-        angles = decoder.rotary_emb(torch.zeros(1), positions)
-    cosines, sines = (np.ascontiguousarray(found[0].numpy(), np.float32) for found in angles)
-    return Graphs(model, layers, large, small, capacity, tuple(made[large]), tuple(made[small]), cosines, sines)
+    heads, groups, size = drawing.heads(model.config)
+    facts: dict[str, Any] = dict(
+        format=1, model=name, precision=precision, opset=OPSET, large=large, small=small, capacity=capacity,
+        context=capacity - small, layers=[len(part) for part in parts], hidden=model.config.hidden_size, groups=groups,
+        size=size, vocabulary=model.get_input_embeddings().weight.shape[0], heads=heads,
+        tokenizer="" if tokenizer is None else tokenizer_digest(tokenizer),
+    )  # fmt: skip
+    with assets.writing(folder / FACTS) as temporary:
+        shutil.rmtree(temporary.parent / "new", ignore_errors=True)
+        weights = _Weights(folder / WEIGHTS)
+        for chunk in (large, small):
+            drawn = {"embed": Drawing(model, chunk, capacity).embedding()}
+            drawn |= {f"block{number:02}": Drawing(model, chunk, capacity).block(part.tolist())
+                      for number, part in enumerate(parts)}  # fmt: skip
+            drawn["head"] = Drawing(model, chunk, capacity).head()
+            if precision == "int8":
+                drawn = quantized(drawn, chunk, facts, texts)
+            for stem, proto in drawn.items():
+                proto = halved(proto) if precision == "fp16" else proto
+                onnx.save(weights.outside(proto), folder / f"{stem}-{chunk}.onnx")
+        weights.close()
+        files = sorted(folder.glob("*.onnx"))
+        facts["files"] = {path.name: _sha256(path) for path in [*files, folder / WEIGHTS]}
+        for path in files:
+            onnx.checker.check_model(str(path), full_check=True)
+        temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """12 hex digits of a vocabulary, so that a history of other ids is noticed."""
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:12]
+
+
+class _Weights:
+    """One file that all graphs share: equal constants lie in it once, each graph's first one on a page of its own."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._known = path.open("wb"), dict[bytes, int]()
+
+    def outside(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """The graph with its large constants in the file."""
+        for tensor in proto.graph.initializer:
+            data = numpy_helper.to_array(tensor).tobytes()
+            if len(data) < _INLINE:
+                continue
+            key = sha256(data).digest()
+            if key not in self._known:
+                self._file.write(bytes(-self._file.tell() % _PAGE))
+                self._known[key] = self._file.tell()
+                self._file.write(data)
+            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+                tensor.ClearField(field)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for name, value in (("location", WEIGHTS), ("offset", self._known[key]), ("length", len(data))):
+                tensor.external_data.add(key=name, value=str(value))
+        return proto
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def halved(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """In 16-bit floats, inputs and outputs in 32."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16  # type: ignore[import-untyped]
+    from onnxruntime.transformers.onnx_model import OnnxModel  # type: ignore[import-untyped]
+
+    half = OnnxModel(convert_float_to_float16(proto, keep_io_types=True))
+    half.topological_sort()  # the casts of inputs come last
+    return half.model
+
+
+def quantized(
+    drawn: dict[str, onnx.ModelProto], rows: int, facts: dict[str, Any], texts: Sequence[Sequence[int]]
+) -> dict[str, onnx.ModelProto]:
+    """Linear layers in int8 as QDQ, by onnxruntime's own tool: weights by channel, ranges of activations from texts."""
+    import tempfile
+
+    if not texts:
+        raise ValueError("int8 needs texts to find the ranges of activations on.")
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = {stem: Path(temporary) / f"{stem}.onnx" for stem in drawn}
+        for stem, proto in drawn.items():
+            onnx.save(proto, paths[stem])
+        given = _inputs(paths, rows, facts, texts)
+        found = {"embed": drawn["embed"]}
+        for stem in list(drawn)[1:]:
+            target = paths[stem].with_suffix(".int8.onnx")
+            quantize_static(
+                paths[stem], target, _Reader(given[stem]), quant_format=QuantFormat.QDQ, per_channel=True,
+                op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
+                extra_options={"MatMulConstBOnly": True},
+            )  # fmt: skip
+            found[stem] = onnx.load(target)
+        return found
+
+
+def _inputs(
+    paths: dict[str, Path], rows: int, facts: dict[str, Any], texts: Sequence[Sequence[int]]
+) -> dict[str, list[dict[str, Any]]]:
+    """What each graph is given while the float graphs read the texts."""
+    sessions = {stem: onnxruntime.InferenceSession(str(path), drawing.options()) for stem, path in paths.items()}
+    given: dict[str, list[dict[str, Any]]] = {stem: [] for stem in paths}
+
+    def noted(stem: str) -> Any:
+        class Noting:
+            def run(self, names: None, inputs: dict[str, Any]) -> Any:
+                given[stem].append({key: np.array(value) for key, value in inputs.items()})
+                return sessions[stem].run(names, inputs)
+
+        return Graph(Noting(), rows, 0)
+
+    known = Graphs(facts, (), (), {f"{end}-{rows}": noted(end) for end in ("embed", "head")} | {
+        f"{end}-{facts['large' if rows == facts['small'] else 'small']}": noted(end) for end in ("embed", "head")})  # fmt: skip
+    for text in texts:
+        caches, causal = known.caches(), np.tri(len(text), dtype=bool)
+        hidden = known.embed(text)
+        for number, cache in enumerate(caches):
+            hidden = run(noted(f"block{number:02}"), hidden, cache, 0, causal, range(len(text)))
+        known.logits(hidden)
+    return given
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, given: Sequence[dict[str, Any]]) -> None:
+        self._left = iter(given)
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._left, None)
+
+
+def _check(model: PreTrainedModel, blocks: int, large: int, small: int, precision: str) -> None:
+    drawing.require_drawable(model, "Graphs are")
+    layers = model.config.num_hidden_layers
+    if not 1 <= blocks <= layers:
+        raise ValueError(f"{layers} layers make 1 to {layers} blocks, not {blocks}.")
+    if not 1 <= small < large or large % small:
+        raise ValueError(f"The small chunk must divide a larger one: {small} does not divide {large}.")
+    if precision not in PRECISIONS:
+        raise ValueError(f"There is no precision {precision!r}; there are {', '.join(PRECISIONS)}.")
+
+
+# Running
+
+
+def compiled(folder: Path, place: Path | None = None) -> Graphs:
+    """The graphs of an exported folder, each optimised for this machine in a file of its own; made once.
+
+    place: where these files lie, by default in the cache. Raises ValueError where the folder is not whole.
+    """
+    facts = _facts(folder)
+    key = sha256((json.dumps(facts, sort_keys=True) + onnxruntime.__version__).encode()).hexdigest()[:24]
+    place = (place or assets.cache_folder("sdnpu")) / key
+    files = {}
+    for name in (name for name in facts["files"] if name.endswith(".onnx")):
+        files[name] = path = place / name
+        if not path.is_file():
+            if _sha256(folder / name) != facts["files"][name] or _sha256(folder / WEIGHTS) != facts["files"][WEIGHTS]:
+                raise ValueError(f"{name} or {WEIGHTS} in {folder.name} is damaged or truncated: export it again.")
+            with assets.writing(path) as temporary:
+                options = drawing.options()
+                options.optimized_model_filepath = str(temporary)
+                whole = onnx.load(folder / name).SerializeToString()
+                onnxruntime.InferenceSession(whole, options, providers=["CPUExecutionProvider"])
+    chunks = (facts["large"], facts["small"])
+    ends = {f"{end}-{chunk}": load(files[f"{end}-{chunk}.onnx"]) for end in ("embed", "head") for chunk in chunks}
+    large, small = (
+        tuple(files[f"block{number:02}-{chunk}.onnx"] for number in range(len(facts["layers"]))) for chunk in chunks
+    )
+    return Graphs(facts, large, small, ends)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        missing = [name for name in facts["files"] if not (folder / name).is_file()]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder} holds no exported graphs: `python -m ondevice.sdnpu export` makes them.") from None
+    if missing:
+        raise ValueError(f"{folder} is not whole: {missing[0]} is missing; export it again.")
+    return facts
 
 
 def load(path: Path) -> Graph:
     """A graph from its file, that runs on one thread, the calling one; it has run once, so that its memory is there.
 
-    Raises FileNotFoundError or, for a file that is damaged or truncated, ValueError.
+    Weights lie in pages of their own and activations in an arena that all graphs share, so that a graph that is let go
+    gives its memory back. Raises FileNotFoundError or, for a file that is damaged or truncated, ValueError.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no graph {path.name} in {path.parent}: build it first.")
+        raise FileNotFoundError(f"There is no graph {path.name} in {path.parent}: export or compile it first.")
+    _own_pages()
     options = drawing.options()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # done when it was built
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # done when it was compiled
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        shapes = {value.name: value.shape for value in session.get_inputs()}
+        inputs = session.get_inputs()
+        types = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
         with drawing.flushing_denormals():
-            session.run(None, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-        return Graph(session, shapes["hidden"][0], shapes["keys0"][1])
+            session.run(None, {value.name: np.zeros(value.shape, types[value.type]) for value in inputs})
+        return Graph(session, inputs[0].shape[0], path.stat().st_size)
     except Exception as error:  # the runtime's errors have no common class of their own
         reason = str(error).split("\n")[0][:200]
-        raise ValueError(
-            f"{path.name} is damaged or truncated, or no graph of a block: delete it ({reason})."
-        ) from None
+        raise ValueError(f"{path.name} is damaged or truncated, or no graph: delete it ({reason}).") from None
+
+
+_done: list[bool] = []
+
+
+def _own_pages() -> None:
+    """Once a process: large allocations in mappings of their own, and one arena for all sessions."""
+    if not _done:
+        _done.append(True)
+        onnxruntime.create_and_register_allocator(
+            onnxruntime.OrtMemoryInfo(
+                "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+            ),
+            onnxruntime.OrtArenaCfg(0, 1, -1, -1),
+        )
+        if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+            libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD, which otherwise grows with what is freed
 
 
 def drop_from_page_cache(path: Path) -> None:
@@ -189,48 +401,32 @@ def drop_from_page_cache(path: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _check(model: PreTrainedModel, blocks: int, large: int, small: int, capacity: int) -> None:
-    config: Any = model.config
-    drawing.require_drawable(model, "Graphs are")
-    if not 1 <= blocks <= config.num_hidden_layers:
-        raise ValueError(
-            f"{config.num_hidden_layers} layers make 1 to {config.num_hidden_layers} blocks, not {blocks}."
-        )
-    if not 1 <= small < large or large % small:
-        raise ValueError(f"The small chunk must divide a larger one: {small} does not divide {large}.")
-    if not 1 <= capacity <= config.max_position_embeddings:
-        raise ValueError(f"The static cache has 1 to {config.max_position_embeddings} rows, not {capacity}.")
+def cached_share(path: Path) -> float:
+    """Share of a file's pages in the page cache, by mincore (Linux)."""
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        found = (ctypes.c_ubyte * pages)()
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), found):
+            raise OSError(ctypes.get_errno(), "mincore failed")
+        return sum(page & 1 for page in found) / pages
 
 
-def _build_file(model: PreTrainedModel, layers: range, chunk: int, capacity: int, folder: Path) -> Path:
-    """The file of one block at one chunk length, optimised by the runtime when it is not there yet."""
-    proto = _Drawing(model, chunk, capacity).block(layers)
-    if proto.ByteSize() > _MOST_BYTES:
-        raise ValueError(
-            f"A block of {len(layers)} layers has {proto.ByteSize() / 2**30:.1f} GiB; cut it into smaller ones."
-        )
-    stored = proto.SerializeToString(deterministic=True)
-    key = sha256(onnxruntime.__version__.encode() + stored).hexdigest()[:24]
-    path = folder / f"block-{chunk}-{key}.onnx"
-    if not path.is_file():
-        with assets.writing(path) as temporary:
-            options = drawing.options()
-            options.optimized_model_filepath = str(temporary)
-            onnxruntime.InferenceSession(stored, options, providers=["CPUExecutionProvider"])
-    return path
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        import hashlib
+
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _padded(rows: Floats, count: int) -> Floats:
-    if len(rows) == count:
-        return rows
-    return np.concatenate([rows, np.zeros((count - len(rows), rows.shape[1]), np.float32)])
+# Drawing
 
 
-class _Drawing(drawing.Drawing):
-    """One static graph: layers over a static cache, c tokens at a time.
+class Drawing(drawing.Drawing):
+    """Static graphs over a static cache of K rows, c rows at a time.
 
-    Inputs: hidden [c, h], mask [c, K + c] (added to the scores, cache first), cosines and sines [c, d], and keysI,
-    valuesI [g, K, d] of the block's layer I. Outputs: hidden, and the new rows [g, c, d] of each keysI, valuesI.
+    A block's inputs: hidden [c, h], mask [c, K + c] (added to the scores, cache first), places [c] (positions), and
+    keysI, valuesI [g, K, d] of its layer I. Outputs: hidden, and the new rows [g, c, d] of each keysI, valuesI.
     """
 
     def __init__(self, model: PreTrainedModel, chunk: int, capacity: int) -> None:
@@ -238,16 +434,39 @@ class _Drawing(drawing.Drawing):
         self._chunk, self._capacity = chunk, capacity
         self._rows: list[str] = []
 
-    def block(self, layers: range) -> onnx.ModelProto:
-        """The model file of some layers, in order."""
+    def block(self, layers: Sequence[int]) -> onnx.ModelProto:
+        """Some layers, in order."""
         chunk, rows, size = self._chunk, self._capacity, self.size
+        with torch.inference_mode():
+            angles = self.model.model.rotary_emb(torch.zeros(1), torch.arange(rows)[None])
+        self._angles = [self.op("Gather", self.constant(found[0]), "places", axis=0) for found in angles]
         hidden, cached = [chunk, self.model.config.hidden_size], [self.groups, rows, size]
-        inputs = {"hidden": hidden, "mask": [chunk, rows + chunk], "cosines": [chunk, size], "sines": [chunk, size]}
+        inputs: dict[str, Any] = {
+            "hidden": hidden, "mask": [chunk, rows + chunk], "places": (onnx.TensorProto.INT64, [chunk])
+        }  # fmt: skip
         state = "hidden"
         for index, number in enumerate(layers):
             inputs |= {f"keys{index}": cached, f"values{index}": cached}
             state = self.layer(index, self.model.model.layers[number], state)
-        return self.proto(inputs, {state: hidden} | {key: [self.groups, chunk, size] for key in self._rows})
+        return self._portable(inputs, {state: hidden} | {key: [self.groups, chunk, size] for key in self._rows})
+
+    def embedding(self) -> onnx.ModelProto:
+        """ids [c] to hidden [c, h]."""
+        table = self.constant(self.model.get_input_embeddings().weight)
+        shape = [self._chunk, self.model.config.hidden_size]
+        return self._portable({"ids": (onnx.TensorProto.INT64, [self._chunk])}, {self.op("Gather", table, "ids"): shape})
+
+    def head(self) -> onnx.ModelProto:
+        """hidden [c, h] to logits [c, V]."""
+        found = self.linear(self.norm("hidden", self.model.model.norm), self.model.lm_head)
+        width = self.model.lm_head.weight.shape[0]
+        return self._portable({"hidden": [self._chunk, self.model.config.hidden_size]}, {found: [self._chunk, width]})
+
+    def norm(self, state: str, norm: Any) -> str:
+        """Root-mean-square normalisation of the last axis, without RMSNormalization, which opset 17 has not."""
+        mean = self.op("ReduceMean", self.op("Mul", state, state), axes=[-1], keepdims=1)
+        root = self.op("Sqrt", self.op("Add", mean, self.constant(np.float32(norm.variance_epsilon))))
+        return self.op("Mul", self.op("Div", state, root), self.constant(norm.weight))
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """The query heads of a group lie behind each other, so that keys and values are not repeated for them."""
@@ -284,4 +503,12 @@ class _Drawing(drawing.Drawing):
         halves = self.constant(np.array([self.size // 2] * 2))
         first, second = self.ops(2, "Split", heads, halves, axis=-1)
         turned = self.op("Concat", self.op("Neg", second), first, axis=-1)
-        return self.op("Add", self.op("Mul", heads, "cosines"), self.op("Mul", turned, "sines"))
+        cosines, sines = self._angles
+        return self.op("Add", self.op("Mul", heads, cosines), self.op("Mul", turned, sines))
+
+    def _portable(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> onnx.ModelProto:
+        proto = self.proto(inputs, outputs)
+        del proto.opset_import[:]
+        proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+        proto.ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", OPSET)])
+        return proto

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
-from ondevice.sdnpu.scheduling import Floats, Prefill, Timeline, beam_search, earliest, execute
+from ondevice.sdnpu.scheduling import Floats, Prefill, Timeline, earliest, execute, latencies, ours
 
 MOST_BLOCKS = 12  # of the dynamic program, which goes through sets of blocks
+MOST_CHOICES = 100_000
 
 
 def exact(prefill: Prefill) -> Timeline:
@@ -15,13 +18,23 @@ def exact(prefill: Prefill) -> Timeline:
     A state is (next compute, set of blocks on G2), its labels the pairs (when the loader is free, when the running
     compute ends) that no other pair beats in both. Decisions fall where the loader is free: which load to start, or to
     wait for the compute's end. States that cannot end before the best plan known are dropped.
-    Raises ValueError beyond 12 blocks.
+    With memory to spare, all choices of chunks are tried, at most MOST_CHOICES. Raises ValueError beyond.
     """
+    if prefill.spare:
+        return _of_all(prefill)
     if prefill.blocks > MOST_BLOCKS:
         raise ValueError(f"The exact optimum is for at most {MOST_BLOCKS} blocks, not {prefill.blocks}.")
-    best = execute(prefill, beam_search(prefill))
+    best = execute(prefill, ours(prefill))
     chunk = _Program(prefill, best.latency).run()
     return best if chunk is None else execute(prefill, earliest(prefill, chunk))
+
+
+def _of_all(prefill: Prefill) -> Timeline:
+    """The best of all choices of chunks."""
+    if (prefill.chunks + 1) ** prefill.blocks > MOST_CHOICES:
+        raise ValueError(f"With memory to spare the optimum is for at most {MOST_CHOICES} choices of chunks.")
+    chunks = np.array(list(product(range(prefill.chunks + 1), repeat=prefill.blocks)))
+    return execute(prefill, earliest(prefill, chunks[latencies(prefill, chunks).argmin()]))
 
 
 # (loader free, compute ends, label before or None, block loaded or -1, its first chunk on G2)

@@ -35,33 +35,48 @@ class Prefill:
 
     p, d: [C, N] compute time of each block in each chunk on G1 and on G2; [N] if all chunks are alike.
     s: [N] load time of each block's G2. chunks: C; may be left out where p or d is [C, N].
-    The paper has d_i >= p_i; nothing here needs it. Raises ValueError on lengths that differ, a chunk count below 1,
-    no block, and times that are negative or not finite.
+    g1, g2: [N] bytes of its graphs, by default 1 each. memory: bytes for graphs, by default those of all G1; all G1 and
+    all G2 must fit it. Raises ValueError on what cannot be.
     """
 
     p: Floats
     d: Floats
     s: Floats
+    g1: Floats
+    g2: Floats
+    memory: float
 
-    def __init__(self, p: ArrayLike, d: ArrayLike, s: ArrayLike, chunks: int | None = None) -> None:
+    def __init__(
+        self, p: ArrayLike, d: ArrayLike, s: ArrayLike, chunks: int | None = None, *, g1: ArrayLike | None = None,
+        g2: ArrayLike | None = None, memory: float | None = None,
+    ) -> None:  # fmt: skip
         times = {name: np.array(values, float) for name, values in (("p", p), ("d", d), ("s", s))}
-        for name, values in times.items():
-            wrong = values[~(np.isfinite(values) & (values >= 0))]
-            if wrong.size:
-                raise ValueError(f"A block's time is finite and not negative, but {name} holds {wrong[0]:g}.")
         if any(times[name].ndim > 2 for name in "pd"):
             raise ValueError(f"p and d are [N] or [C, N], not of {times['p'].ndim} and {times['d'].ndim} dimensions.")
         counts = [len(times[name]) for name in "pd" if times[name].ndim == 2] + ([] if chunks is None else [chunks])
-        if len(set(counts)) != 1:
-            raise ValueError(f"A prefill has one number of chunks, not {counts or 'none'}.")
-        if counts[0] < 1 or counts[0] != int(counts[0]):
-            raise ValueError(f"A prefill has a whole number of chunks from 1, not {counts[0]}.")
+        if len(set(counts)) != 1 or not 1 <= counts[0] < np.inf or counts[0] != int(counts[0]):
+            raise ValueError(f"A prefill has one whole number of chunks from 1, not {counts or 'none'}.")
+        count = len(times["s"]) if times["s"].ndim == 1 else 0
+        for name, sizes in (("g1", g1), ("g2", g2)):
+            times[name] = np.ones(count) if sizes is None else np.array(sizes, float)
         shapes = {name: values.shape for name, values in times.items()}
-        if times["s"].ndim != 1 or not times["s"].size or any(shapes[x][-1:] != shapes["s"] for x in "pd"):
-            raise ValueError(f"p, d and s have one time for each of the same blocks, not the shapes {shapes}.")
-        for name in "pd":
-            object.__setattr__(self, name, np.broadcast_to(times[name], (int(counts[0]), len(times["s"]))))
-        object.__setattr__(self, "s", times["s"])
+        if not count or any(shape[-1:] != (count,) for shape in shapes.values()):
+            raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not the shapes {shapes}.")
+        for name, values in times.items():
+            wrong = values[~(np.isfinite(values) & (values >= 0))]
+            if wrong.size:
+                raise ValueError(f"A block's times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
+        for name, values in times.items():
+            with np.errstate(over="ignore"):
+                total = values.sum() * counts[0] * 4
+            if not np.isfinite(total):
+                raise ValueError(f"The blocks' {name} are so large that their sum is no number.")
+            whole = np.broadcast_to(values, (int(counts[0]), count)) if name in "pd" else values
+            object.__setattr__(self, name, whole)
+        object.__setattr__(self, "memory", float(self.g1.sum() if memory is None else memory))
+        least = max(self.g1.sum(), self.g2.sum())
+        if not self.memory * (1 + 1e-9) >= least:
+            raise ValueError(f"The graphs take {least:g} bytes, more than the memory of {self.memory:g}.")
 
     @property
     def chunks(self) -> int:
@@ -72,6 +87,11 @@ class Prefill:
     def blocks(self) -> int:
         """N."""
         return len(self.s)
+
+    @property
+    def spare(self) -> int:
+        """How many G2 fit beside all G1."""
+        return int((self.memory * (1 + 1e-9) - self.g1.sum()) // max(self.g2.max(), 1e-300))
 
 
 class Load(NamedTuple):
@@ -121,8 +141,8 @@ class Timeline:
 def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
     """Run a plan: computes and loads in their orders, each as soon as it may.
 
-    A block without a load stays on G1. Raises ValueError on a plan that loads a block twice or while it computes, or
-    that never ends because a compute waits for a load that comes after it.
+    A block without a load stays on G1. Raises ValueError on a plan that loads a block twice, or that never ends because
+    a compute waits for a load that comes after it, or a load for memory that is not given back.
     """
     n, blocks = prefill.p.size, prefill.blocks
     due = _due_computes(prefill, loads)
@@ -142,9 +162,10 @@ def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
             begins.append(max(ends[-1], ready[block]) if switched else ends[-1])
             ends.append(begins[-1] + times[switched][position])
 
-    for load in loads:
-        compute_until(load.after)
-        start = max(free, ends[load.after])
+    for load, fits in zip(loads, _fits(prefill, loads, due), strict=True):
+        after = max(load.after, fits)
+        compute_until(after)
+        start = max(free, ends[after])
         free = ready[load.block] = start + times[2][load.block]
         spans.append((start, free))
     compute_until(n)
@@ -160,22 +181,61 @@ def _due_computes(prefill: Prefill, loads: Sequence[Load]) -> list[int]:
     n, blocks = prefill.p.size, prefill.blocks
     due = [n + blocks] * blocks
     for load in loads:
-        if not (0 <= load.block < blocks and 0 <= load.chunk <= prefill.chunks):
-            raise ValueError(f"{load} names a block or a chunk that the prefill does not have.")
+        if not (0 <= load.block < blocks and 0 <= load.chunk <= prefill.chunks and 0 <= load.after <= n):
+            raise ValueError(f"{load} names a block, a chunk or a compute that the prefill does not have.")
         if due[load.block] < n + blocks:
             raise ValueError(f"Block {load.block} is loaded twice.")
         due[load.block] = load.chunk * blocks + load.block
-        if not max(0, due[load.block] - blocks + 1) <= load.after <= min(n, due[load.block]):
-            raise ValueError(f"{load} does not start between the block's computes in chunk {load.chunk} and before.")
     return due
+
+
+def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[int]:
+    """How many computes must be over before each load's graph fits the memory beside those that are there."""
+    n, blocks = prefill.p.size, prefill.blocks
+    freed = np.zeros(n + 1)  # bytes of G1 that are let go once k computes are over
+    for load in loads if loads else ():
+        freed[max(0, due[load.block] - blocks + 1) :] += prefill.g1[load.block]
+    needed = prefill.g1.sum() + np.cumsum([prefill.g2[load.block] for load in loads]) - prefill.memory * (1 + 1e-9)
+    counts = np.searchsorted(freed, needed).tolist()
+    if counts and max(counts) > n:
+        raise ValueError(f"Block {loads[counts.index(max(counts))].block}'s load waits for memory that never comes.")
+    return counts
 
 
 def earliest(prefill: Prefill, chunk: Sequence[int] | Ints) -> list[Load]:
     """The best plan in which each block computes on G2 from its chunk on: chunk [N], each 0 to C."""
     due = np.asarray(chunk) * prefill.blocks + np.arange(prefill.blocks)
-    return [
-        Load(int(block), int(max(0, due[block] - prefill.blocks + 1)), int(chunk[block])) for block in np.argsort(due)
-    ]
+    return [Load(int(block), 0, int(chunk[block])) for block in np.argsort(due)]
+
+
+def latencies(prefill: Prefill, chunk: Ints) -> Floats:
+    """[B] T of the best plan for each of B choices of chunks [B, N]; graphs are taken to be of one size."""
+    many, blocks = chunk.shape
+    row = np.arange(many)
+    busy, free, loaded = np.zeros(many), np.zeros(many), np.zeros(many, int)
+    released, count = np.zeros((blocks + 1, many)), np.zeros(many, int)  # when the k-th G1 was let go; how many were
+    count += (chunk == 0).sum(1)
+    spare = prefill.spare
+
+    def load(which: NDArray[np.bool_], block: int) -> None:
+        nonlocal free, loaded
+        room = released[np.clip(loaded + 1 - spare, 0, blocks), row]
+        free = np.where(which, np.maximum(free, room) + prefill.s[block], free)
+        loaded = loaded + which
+
+    for number in range(prefill.chunks):
+        for block in range(blocks):
+            switched = chunk[:, block] <= number
+            if (first := chunk[:, block] == number).any():
+                load(first, block)
+                busy = np.where(first, np.maximum(busy, free), busy)
+            busy = busy + np.where(switched, prefill.d[number, block], prefill.p[number, block])
+            if (last := chunk[:, block] == number + 1).any():
+                count = count + last
+                released[count, row] = np.where(last, busy, released[count, row])
+    for block in range(blocks):
+        load(chunk[:, block] == prefill.chunks, block)
+    return np.maximum(busy, free)
 
 
 # The rules
@@ -191,62 +251,35 @@ def synchronous(prefill: Prefill) -> list[Load]:
     return [Load(block, prefill.p.size, prefill.chunks) for block in range(prefill.blocks)]
 
 
-def naive_asynchronous(prefill: Prefill) -> list[Load]:
+def naive(prefill: Prefill) -> list[Load]:
     """In the last chunk, each block's load once it has computed (Figure 8b, 2)."""
-    return earliest(prefill, [prefill.chunks] * prefill.blocks)
+    return [Load(block, prefill.p.size - prefill.blocks + block + 1, prefill.chunks) for block in range(prefill.blocks)]
 
 
-def greedy(prefill: Prefill, *, start: int = 0) -> list[Load]:
-    """The paper's rule: the fewest next computes that cover a load run beside it, then the next round (Eqs. 1, 2).
+def greedy(prefill: Prefill) -> list[Load]:
+    """The paper's rule (Eqs. 1, 2): the fewest next computes that cover a load run beside it, then the next round.
 
-    start: the compute at which the rounds begin. The paper's j, "the last block not switched", may be among the
-    computes that should cover its load; we take the last one that is not. Where no k is feasible, which the paper
-    leaves open, one compute runs without a load. A block that never fits, and any other that is left at the end, is
-    loaded after the prefill.
+    The paper's j, "the last block not switched", may be among the computes that should cover its load; we take the last
+    one that is not. Where no k is feasible, which the paper leaves open, one compute runs without a load. A block that
+    is left at the end is loaded after the prefill.
     """
-    return _rounds(prefill, start, partial=False)
-
-
-def greedy_partial(prefill: Prefill, *, start: int = 0) -> list[Load]:
-    """As `greedy`, but where no k is feasible, the load that sticks out least is started anyway and waited for.
-
-    So a block that never fits is loaded beside as many computes as there are between two of its own; equal ones from
-    the last.
-    """
-    return _rounds(prefill, start, partial=True)
-
-
-def late_start(prefill: Prefill) -> list[Load]:
-    """`greedy_partial`, begun at the compute from which T is least, of equal ones the last: O((C N)^2)."""
-    plans = [greedy_partial(prefill, start=start) for start in range(prefill.p.size, -1, -1)]
-    return min(plans, key=lambda loads: execute(prefill, loads).latency)
-
-
-def _rounds(prefill: Prefill, position: int, *, partial: bool) -> list[Load]:
-    n, blocks = prefill.p.size, prefill.blocks
-    if not 0 <= position <= n:
-        raise ValueError(f"The rounds start at a compute from 0 to {n}, not {position}.")
-    costs, d, s = prefill.p.ravel().tolist(), prefill.d.ravel().tolist(), prefill.s.tolist()
-    most = np.maximum(prefill.p, prefill.d).max(0)
-    never = np.zeros(blocks, bool) if partial else prefill.s > most.sum() - most  # only saves trying them
-    left, loads = np.flatnonzero(~never).tolist(), []
+    n, blocks, position = prefill.p.size, prefill.blocks, 0
+    costs, left, loads = prefill.p.ravel().tolist(), list(range(blocks)), list[Load]()
     while left and position < n:
-        sums = [0.0, *accumulate(costs[position : position + blocks])]  # of the next 0, 1 .. computes
+        covered = [0.0, *accumulate(costs[position : position + blocks])]  # by the next 0, 1 .. computes
         room = {block: min((block - position) % blocks, n - position) for block in left}
-        short = {block: s[block] - sums[room[block]] for block in left}
-        fitting = [block for block in left if short[block] <= 0 < room[block]]
-        if not fitting and not partial:
+        fitting = [block for block in left if room[block] and prefill.s[block] <= covered[room[block]]]
+        if not fitting:
             position += 1
             continue
-        block = max(fitting) if fitting else min(reversed(left), key=short.__getitem__)
-        k = max(1, bisect_left(sums, s[block])) if fitting else room[block]
-        chunk = -((block - position) // blocks)
-        loads.append(Load(block, position, chunk))
-        costs[chunk * blocks + block :: blocks] = d[chunk * blocks + block :: blocks]
-        left.remove(block)
+        j = max(fitting)
+        k = max(1, bisect_left(covered, prefill.s[j]))  # Eq. 1: p_next + .. + p_next+k-1 >= s_j, the least k (Eq. 2)
+        chunk = -((j - position) // blocks)
+        loads.append(Load(j, position, chunk))
+        costs[chunk * blocks + j :: blocks] = prefill.d[chunk:, j].tolist()
+        left.remove(j)
         position += k
-    late = sorted(set(range(blocks)) - {load.block for load in loads})
-    return loads + [Load(block, n, prefill.chunks) for block in late]
+    return loads + [Load(block, n, prefill.chunks) for block in left]
 
 
 # Our rule
@@ -263,19 +296,38 @@ class _Beam(NamedTuple):
     todo: Floats  # [4, B] of what is not loaded: load time, what it can overlap, what it cannot, extra time a chunk
 
 
-def beam_search(prefill: Prefill, width: int | None = None) -> list[Load]:
-    """Our rule: a beam search over loads in turned time, compared with the simple rules' plans by `execute`.
+def ours(prefill: Prefill) -> list[Load]:
+    """Our rule: a beam search over loads in turned time, then changes of one block's chunk while T falls.
 
-    In turned time a block computes on G2 until its load and then on G1, so that loading early is good in itself, the
-    loader is hardly ever idle, and a late start needs no rule. After each load, each partial plan is continued with
-    each block, right away and, if it computes soon, after that compute; the `width` plans of the least estimated T are
-    kept. A block that never fits is taken like any other. About N steps of O(width N^2), whatever C is.
+    It begins at the beam's plan, greedy's, naive's, and naive's with every other block a chunk earlier. Turned, a block
+    computes on G2 until its load and then on G1, so that loading early is good in itself.
     """
-    if width is not None and width < 1:
-        raise ValueError(f"A beam is at least 1 wide, not {width}.")
-    seeds = [rule(prefill) for rule in (greedy, greedy_partial, naive_asynchronous)]
-    found = earliest(prefill, _search(prefill, width or max(8, 256 // prefill.blocks)))
-    return min([found, *seeds], key=lambda loads: execute(prefill, loads).latency)
+    late, each = np.full(prefill.blocks, prefill.chunks), np.arange(prefill.blocks)
+    seeds = [_search(prefill, max(8, 256 // prefill.blocks)), _chunks(prefill, greedy(prefill)), late, late - each % 2]
+    plans = [earliest(prefill, improved(prefill, seed)) for seed in seeds]
+    return min([*plans, greedy(prefill)], key=lambda loads: execute(prefill, loads).latency)
+
+
+def improved(prefill: Prefill, chunk: Ints) -> Ints:
+    """The choice of chunks that no change of one block makes better."""
+    each, every = np.arange(prefill.blocks), np.arange(prefill.chunks + 1)
+    best = latencies(prefill, chunk[None])[0]
+    while True:
+        others = np.tile(chunk, (prefill.blocks, prefill.chunks + 1, 1))
+        others[each, :, each] = every
+        others = others.reshape(-1, prefill.blocks)
+        found = latencies(prefill, others)
+        if found.min() >= best * (1 - 1e-9):
+            return chunk
+        chunk, best = others[found.argmin()], found.min()
+
+
+def _chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
+    """[N] each block's first chunk on G2 in a plan."""
+    found = np.full(prefill.blocks, prefill.chunks)
+    for load in loads:
+        found[load.block] = load.chunk
+    return found
 
 
 def _search(prefill: Prefill, width: int) -> Ints:
@@ -337,11 +389,5 @@ def _extend(beam: _Beam, turned: _Turned, width: int) -> _Beam:
 
 
 RULES: dict[str, Callable[[Prefill], list[Load]]] = {
-    "synchronous": synchronous,
-    "naive asynchronous": naive_asynchronous,
-    "keep both graphs": keep_both,
-    "greedy (paper)": greedy,
-    "greedy, partial overlap": greedy_partial,
-    "late start": late_start,
-    "beam search (ours)": beam_search,
-}
+    "keep both": keep_both, "synchronous": synchronous, "naive": naive, "greedy (paper)": greedy, "ours": ours,
+}  # fmt: skip

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
-import pandas as pd
 import psutil
 import torch
 from torch import Tensor
@@ -185,10 +184,12 @@ def switched(folder: Path, way: str, memory: float, cold: bool, known: switching
 # Whole requests
 
 
-ARMS: dict[str, tuple[str, str]] = {  # the method of drafting; how graphs are switched, or "cpu", an engine of any rows
+# The method of drafting; how graphs are switched, or "cpu", an engine of any rows.
+ARMS: dict[str, tuple[str, str]] = {
     "CPU vanilla": ("vanilla", "cpu"), "CPU-SAM": ("SAM", "cpu"), "CPU ours": ("SAM+both", "cpu"),
-    "NPU vanilla": ("vanilla", "synchronous"), "NPU +G": ("vanilla", "greedy (paper)"), "NPU +G naive": ("vanilla", "naive"),
-    "NPU-SAM": ("SAM", "synchronous"), "NPU-SAM +G": ("SAM", "greedy (paper)"), "NPU-SAM +G naive": ("SAM", "naive"),
+    "NPU vanilla": ("vanilla", "synchronous"), "NPU +G": ("vanilla", "greedy (paper)"),
+    "NPU +G naive": ("vanilla", "naive"), "NPU-SAM": ("SAM", "synchronous"), "NPU-SAM +G": ("SAM", "greedy (paper)"),
+    "NPU-SAM +G naive": ("SAM", "naive"),
     "printed": ("SAM+both, printed", "greedy (paper)"), "ours": ("SAM+both", "ours"),
 }  # fmt: skip
 

@@ -1,13 +1,13 @@
 """The NPU as a model of time: a static graph of shape S costs F(S), however many of its rows hold a token.
 
-Everything here is simulated. Steps come from the log of a real generation, their time from F, which is fitted to what
-the paper prints (`printed.npu_curve`). Times are in milliseconds.
+Everything here is simulated: recorded passes give the rows, F, fitted to what the paper prints (`printed.npu_curve`),
+their time. Times are in milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,13 +15,14 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice import shapes
-from ondevice.sdnpu.measuring import AVERAGE, VANILLA, Measured
-from ondevice.speculation import Generation
+from ondevice.evidence import born
 
 DECODE_SHAPE = 32  # rows of G2, section 3.2
 DRAFT_MS = 3.0  # a step, section 4.4: "less than"
 CALIBRATE_MS = 2.0  # a prompt token, section 4.4
-OURS = "sd.npu"
+PREFILL_ROWS, PREFILL_MS = 256, 256.0  # G1: 1 ms a token, the paper's 1,000 tokens/s; not on the decode graph's line
+OURS, BETTER = "sd.npu", "sd.npu (ours)"
+PRINTED_METHOD, METHOD = "SAM+both, printed", "SAM+both"  # whose recorded passes they take
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,6 @@ class Curve:
         """F of each number of rows, in the shape of `rows`."""
         return self.intercept + self.slope * np.asarray(rows, float)
 
-    @property
-    def ratio(self) -> float:
-        """slope / intercept; infinite where nothing is paid once a forward."""
-        return self.slope / self.intercept if self.intercept else float("inf")
-
 
 def fit(rows: ArrayLike, forward_ms: ArrayLike) -> Curve:
     """The line with the least sum of squared relative errors; two points are met exactly.
@@ -55,6 +51,15 @@ def fit(rows: ArrayLike, forward_ms: ArrayLike) -> Curve:
         raise ValueError(f"A line is fitted to positive times of two sizes or more, not {times} at {sizes}.")
     slope, intercept = np.polyfit(sizes, times, 1, w=1 / times)
     return Curve(float(intercept), float(slope))
+
+
+def predicted(rows: ArrayLike, forward_ms: ArrayLike) -> pd.DataFrame:
+    """rows, measured, predicted, error: a line fitted to every second size foretells the others."""
+    sizes, times = (np.asarray(part, float) for part in (rows, forward_ms))
+    line = fit(sizes[::2], times[::2])
+    foretold = line(sizes[1::2])
+    return pd.DataFrame({"rows": sizes[1::2].astype(int), "measured": times[1::2], "predicted": foretold,
+                         "error": foretold / times[1::2] - 1})  # fmt: skip
 
 
 class Engine(Protocol):
@@ -72,20 +77,9 @@ class Npu:
     cost: Curve
     shape: int = DECODE_SHAPE
 
-    def __post_init__(self) -> None:
-        if self.shape < 1:
-            raise ValueError(f"A graph has at least one row, not {self.shape}.")
-
-    def runs(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """How often the graph runs for each number of rows; above one, a draft spilled."""
-        found = np.asarray(rows)
-        if (found < 1).any():
-            raise ValueError(f"A forward has at least one row, the root, not {found.min()}.")
-        return np.asarray(np.ceil(found / self.shape), np.int64)
-
     def forward_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
         """ceil(n / S) F(S)."""
-        return self.runs(rows) * self.cost(self.shape)
+        return np.ceil(np.asarray(rows) / self.shape) * self.cost(self.shape)
 
 
 @dataclass(frozen=True)
@@ -100,33 +94,12 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """G1, by default at 1 ms a token, the paper's 1,000 tokens/s.
-
-    It is not on the decode graph's line, which gives 4.4 ms a token at 256 rows (`printed.fit_residuals`): the paper's
-    numbers are of different phones, so this graph has its own time.
-    """
-
-    shape: int = 256
-    ms: float = 256.0
-
-    def __post_init__(self) -> None:
-        if self.shape < 1 or not self.ms > 0:
-            raise ValueError(f"A prefill graph has rows and takes time, not {self.shape} rows in {self.ms} ms.")
-
-    def __call__(self, prompt: int) -> float:
-        """Of a whole prompt, its last chunk padded."""
-        return -(-prompt // self.shape) * self.ms
-
-
-@dataclass(frozen=True)
 class Eagle:
     """EAGLE-2 as the paper simulates it: a fixed number of tokens a verification, and a draft model that is charged.
 
     share: of the target's forward, one pass of the draft model (`draft_share`). accepted: tokens a verification.
     The paper gives no more. passes: a step; EAGLE-2's trees are grown in six. draft_rows: of a pass. rows: verified;
-    EAGLE-2 verifies 60, which take two runs of a 32-graph. One graph's fill is the default: kinder to EAGLE, and with
-    60 rows its step would cost more than the paper's own range allows.
+    EAGLE-2 verifies 60, which take two runs of a 32-graph. One graph's fill is the default: kinder to EAGLE.
     """
 
     share: float
@@ -134,10 +107,6 @@ class Eagle:
     passes: int = 6
     draft_rows: int = 10
     rows: int = DECODE_SHAPE
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or self.accepted < 1 or self.passes < 0 or min(self.draft_rows, self.rows) < 1:
-            raise ValueError(f"A share is in [0, 1] and a verification gives a token or more, not as in {self}.")
 
     def step_ms(self, engine: Engine) -> tuple[float, float]:
         """(drafting, verification) of a step."""
@@ -166,9 +135,8 @@ def draft_share(model: str) -> float:
 class Arm:
     """A system of Figure 10 or Table 3.
 
-    method: whose steps it takes, a name of the measured methods. draft_ms: a step. calibrate_ms: a prompt token.
-    switch_ms: a request, what a change of graphs adds to the prefill (of a schedule: its time less the prefill's).
-    eagle: where steps are simulated too; then `method` gives prompts and numbers of tokens only.
+    method: whose recorded passes it takes. draft_ms: a step. calibrate_ms: a prompt token. switch_ms: a request, what a
+    change of graphs adds to the prefill. eagle: where steps are simulated too.
     """
 
     name: str
@@ -179,165 +147,62 @@ class Arm:
     switch_ms: float = 0.0
     eagle: Eagle | None = None
 
-    def __post_init__(self) -> None:
-        if min(self.draft_ms, self.calibrate_ms, self.switch_ms) < 0:
-            raise ValueError(f"{self.name} cannot take negative time: {self}.")
 
-
-@dataclass(frozen=True)
-class Latency:
-    """A request's simulated time by part. tokens: of the output, the prefill's included. steps: verifications."""
-
-    prompt_tokens: int
-    tokens: int
-    steps: float
-    prefill_ms: float
-    calibrate_ms: float
-    switch_ms: float
-    draft_ms: float
-    forward_ms: float
-
-    @property
-    def decode_ms(self) -> float:
-        """After the first token."""
-        return self.draft_ms + self.forward_ms
-
-    @property
-    def total_ms(self) -> float:
-        """End to end."""
-        return self.prefill_ms + self.calibrate_ms + self.switch_ms + self.decode_ms
-
-    @property
-    def per_token_ms(self) -> float:
-        """End to end over the output's tokens, as Table 3 has it."""
-        return self.total_ms / self.tokens
-
-    @property
-    def decode_per_token_ms(self) -> float:
-        """Decoding over the tokens after the first; NaN where there are none."""
-        return self.decode_ms / (self.tokens - 1) if self.tokens > 1 else float("nan")
-
-
-_DERIVED = ("decode_ms", "total_ms", "per_token_ms", "decode_per_token_ms")
-
-
-def latency(found: Generation, arm: Arm, prefill: Prefill | None = None) -> Latency:
-    """What a logged request would take in this arm. Raises ValueError where it gave no token."""
-    if not found.tokens:
-        raise ValueError("A request without an output has no time a token.")
-    if arm.eagle is None:
-        steps = float(len(found.steps))
-        rows = np.array([1 + step.drafted for step in found.steps], np.int64)
-        drafting, forward = arm.draft_ms * steps, float(arm.engine.forward_ms(rows).sum())
-    else:
-        steps = (len(found.tokens) - 1) / arm.eagle.accepted
-        drafting, forward = (steps * ms for ms in arm.eagle.step_ms(arm.engine))
-    first = (prefill or Prefill())(found.prompt)
-    calibrating = arm.calibrate_ms * found.prompt
-    return Latency(
-        found.prompt, len(found.tokens), steps, first, calibrating, arm.switch_ms, drafting, forward
-    )  # fmt: skip
-
-
-def by_shape(cost: Curve, sizes: Sequence[int], accepted: float, draft_ms: float = DRAFT_MS) -> pd.DataFrame:
-    """What a graph's shape means (Fig. 5): shape, forward_ms, prefill_ms (a token), decode_ms (a token).
-
-    accepted: tokens a verification, whatever the shape, with drafts that fill one graph. Raises ValueError under 1.
+def simulate(answers: pd.DataFrame, passes: pd.DataFrame, arms: Sequence[Arm]) -> pd.DataFrame:
+    """What each recorded request would take: model, task, request, arm, tokens, and in ms prefill, calibrate, switch,
+    draft, forward, decode (the last two together) and total.
     """
-    if accepted < 1:
-        raise ValueError(f"A verification gives a token or more, not {accepted}.")
-    forward = cost(list(sizes))
-    decode = (forward + draft_ms) / accepted
-    return pd.DataFrame(
-        {"shape": list(sizes), "forward_ms": forward, "prefill_ms": forward / np.asarray(sizes), "decode_ms": decode}
-    )
-
-
-def figure_10(
-    npu: Npu, cpu: Cpu, eagle: Eagle, switch_ms: float, *, sam: str = "SAM", ours: str = OURS,
-    calibrate_ms: float = CALIBRATE_MS, draft_ms: float = DRAFT_MS, progressive_ms: float = 0.0,
-) -> list[Arm]:  # fmt: skip
-    """The paper's six baselines and sd.npu. All decode on the NPU's one decode graph, or on the CPU, which needs none.
-
-    switch_ms, progressive_ms: what loading that graph adds to a request at once, and in sd.npu's schedule.
-    sam, ours: names of the measured methods.
-    """
-    return [
-        Arm("NPU vanilla", VANILLA, npu, switch_ms=switch_ms),
-        Arm("CPU vanilla", VANILLA, cpu),
-        Arm("NPU-SAM", sam, npu, draft_ms, switch_ms=switch_ms),
-        Arm("CPU-SAM", sam, cpu, draft_ms),
-        Arm("NPU-EAGLE", VANILLA, npu, switch_ms=switch_ms, eagle=eagle),
-        Arm("CPU-EAGLE", VANILLA, cpu, eagle=eagle),
-        Arm(OURS, ours, npu, draft_ms, calibrate_ms, progressive_ms),
-    ]
-
-
-def table_3(
-    npu: Npu, switch_ms: float, *, sam: str = "SAM", ours: str = OURS, calibrate_ms: float = CALIBRATE_MS,
-    draft_ms: float = DRAFT_MS, progressive_ms: float = 0.0,
-) -> list[Arm]:  # fmt: skip
-    """Table 3's columns, under its names. Parameters: as in `figure_10`."""
-    return [
-        Arm("NPU", VANILLA, npu, switch_ms=switch_ms),
-        Arm("+G", VANILLA, npu, switch_ms=progressive_ms),
-        Arm("+SD", sam, npu, draft_ms, switch_ms=switch_ms),
-        Arm("+G+SD", sam, npu, draft_ms, switch_ms=progressive_ms),
-        Arm("Ours", ours, npu, draft_ms, calibrate_ms, progressive_ms),
-    ]
-
-
-def simulate(
-    measured: Iterable[Measured], arms: Sequence[Arm], model: str = "", prefill: Prefill | None = None
-) -> pd.DataFrame:
-    """One row a request, round and arm: model, arm, task, prompt, round, the parts of `Latency` and what follows.
-
-    Raises ValueError where an arm's method was not measured.
-    """
-    found = list(measured)
-    missing = {arm.method for arm in arms} - {one.method for one in found}
-    if missing:
-        raise ValueError(f"There are no measured steps of {', '.join(sorted(missing))}.")
-    rows = []
+    keys, tables = ["model", "task", "request"], []
     for arm in arms:
-        for one in found:
-            if one.method == arm.method:
-                parts = latency(one.found, arm, prefill)
-                keys = {"model": model, "arm": arm.name, "task": one.request.task, "prompt": one.request.prompt}
-                derived = {name: getattr(parts, name) for name in _DERIVED}
-                rows.append(keys | {"round": one.round} | asdict(parts) | derived)
-    return pd.DataFrame(rows)
+        table = answers[answers["method"] == arm.method].set_index(keys)[["prompt_tokens", "tokens"]]
+        mine = passes[passes["method"] == arm.method]
+        if arm.eagle is None:
+            spent = mine[keys].assign(ms=arm.engine.forward_ms(1 + mine["drafted"]), draft=arm.draft_ms)
+            sums = spent.groupby(keys)[["draft", "ms"]].sum().reindex(table.index, fill_value=0.0)
+            draft, forward = sums["draft"], sums["ms"]
+        else:
+            draft, forward = ((table["tokens"] - 1) / arm.eagle.accepted * ms for ms in arm.eagle.step_ms(arm.engine))
+        tables.append(table.assign(
+            arm=arm.name, prefill=-(-table["prompt_tokens"] // PREFILL_ROWS) * PREFILL_MS,
+            calibrate=arm.calibrate_ms * table["prompt_tokens"], switch=arm.switch_ms, draft=draft, forward=forward,
+        ).reset_index())  # fmt: skip
+    found = pd.concat(tables, ignore_index=True)
+    decode = found["draft"] + found["forward"]
+    total = decode + found[["prefill", "calibrate", "switch"]].sum(axis=1)
+    return born(found.assign(decode=decode, total=total), "simulated")
 
 
-def by_task(simulated: pd.DataFrame) -> pd.DataFrame:
-    """model, arm, task and the means over the requests of every other column; `average` is the mean over the tasks."""
-    keys = ["model", "arm", "task"]
-    table = simulated.drop(columns=["prompt", "round"]).groupby(keys, sort=False).mean().reset_index()
-    average = table.drop(columns="task").groupby(keys[:2], sort=False).mean().reset_index().assign(task=AVERAGE)
-    return pd.concat([table, average], ignore_index=True)
+def figure_10(npu: Npu, cpu: Cpu, eagle: Eagle, switch_ms: float, greedy_ms: float, ours_ms: float) -> list[Arm]:
+    """The paper's six baselines, sd.npu as printed, and ours. All on the NPU decode on its one decode graph.
 
-
-def speedups(cells: pd.DataFrame, value: str = "per_token_ms", over: str = OURS) -> pd.DataFrame:
-    """By how much `over` is faster than each other arm: model, arm, task, speedup.
-
-    cells: `by_task`. The task `average` is the mean of the tasks' ratios. Raises ValueError without that arm.
+    switch_ms, greedy_ms, ours_ms: what loading that graph adds to a request at once, by the paper's schedule, by ours.
     """
-    if over not in set(cells["arm"]):
-        raise ValueError(f"There is no arm {over!r}; there are {', '.join(cells['arm'].unique())}.")
-    tasks = cells[cells["task"] != AVERAGE]
-    ours = tasks[tasks["arm"] == over].set_index(["model", "task"])[value].rename("ours")
-    found = tasks.join(ours, on=["model", "task"])
-    found = found.assign(speedup=found[value] / found["ours"])[["model", "arm", "task", "speedup"]]
-    mean = found.groupby(["model", "arm"], sort=False)["speedup"].mean().reset_index().assign(task=AVERAGE)
-    return pd.concat([found, mean], ignore_index=True)[["model", "arm", "task", "speedup"]]
+    return [
+        Arm("NPU vanilla", "vanilla", npu, switch_ms=switch_ms), Arm("CPU vanilla", "vanilla", cpu),
+        Arm("NPU-SAM", "SAM", npu, DRAFT_MS, switch_ms=switch_ms), Arm("CPU-SAM", "SAM", cpu, DRAFT_MS),
+        Arm("NPU-EAGLE", "vanilla", npu, switch_ms=switch_ms, eagle=eagle),
+        Arm("CPU-EAGLE", "vanilla", cpu, eagle=eagle),
+        Arm(OURS, PRINTED_METHOD, npu, DRAFT_MS, CALIBRATE_MS, greedy_ms),
+        Arm(BETTER, METHOD, npu, DRAFT_MS, CALIBRATE_MS, ours_ms),
+    ]  # fmt: skip
 
 
-def energy(simulated: pd.DataFrame, watts: Mapping[str, float]) -> pd.DataFrame:
-    """The table with `joules`, which is an assumed power times the simulated time and no more.
+def table_3(npu: Npu, switch_ms: float, greedy_ms: float) -> list[Arm]:
+    """Table 3's columns, under its names."""
+    return [
+        Arm("NPU", "vanilla", npu, switch_ms=switch_ms), Arm("+G", "vanilla", npu, switch_ms=greedy_ms),
+        Arm("+SD", "SAM", npu, DRAFT_MS, switch_ms=switch_ms), Arm("+G+SD", "SAM", npu, DRAFT_MS, switch_ms=greedy_ms),
+        Arm("Ours", PRINTED_METHOD, npu, DRAFT_MS, CALIBRATE_MS, greedy_ms),
+    ]  # fmt: skip
 
-    watts: by arm; the paper prints none. Raises ValueError where an arm has none, or one that is not positive.
+
+def energies(simulated: pd.DataFrame, watts: Mapping[str, Mapping[str, float]], ours: str = OURS) -> pd.DataFrame:
+    """Figure 11: model, task, arm, assumption, joules_over_ours: an assumed power times the simulated time, no more.
+
+    watts: by assumption, by arm, over sd.npu's; the paper prints none.
     """
-    missing = sorted(set(simulated["arm"]) - {arm for arm, power in watts.items() if power > 0})
-    if missing:
-        raise ValueError(f"A positive power is needed for {', '.join(missing)}.")
-    return simulated.assign(joules=simulated["arm"].map(watts) * simulated["total_ms"] / 1e3)
+    means = simulated.groupby(["model", "task", "arm"], sort=False)["total"].mean()
+    over = (means / means.xs(ours, level="arm")).rename("time").reset_index()
+    tables = [over.assign(assumption=name, joules_over_ours=over["time"] * over["arm"].map(power))
+              for name, power in watts.items()]  # fmt: skip
+    return born(pd.concat(tables, ignore_index=True).drop(columns="time").dropna(), "simulated")

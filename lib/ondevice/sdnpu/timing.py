@@ -81,10 +81,14 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
         bundled = spec in specs
         rows, repeats = (ROWS, turns) if bundled else ((1, 8, 16, 32, 64, 256), 5)
         model = models.load(spec).model
-        forwards = [static_forward(model, count) for count in rows]
-        static = [[_seconds(run) for run in forwards] for _ in range(repeats + 1)][1:]
-        del forwards
-        turn = verifications(engine(model, threads=1), CACHED, rows)
+        if bundled:  # in turns, so that whatever slows the machine for a while does so to all
+            forwards = [static_forward(model, count) for count in rows]
+            static = [[_seconds(run) for run in forwards] for _ in range(repeats + 1)][1:]
+        else:  # one after the other, as they are large
+            static = list(zip(*([_seconds(run) for _ in range(repeats + 1)][1:] for run in
+                                (static_forward(model, count) for count in rows)), strict=True))  # fmt: skip
+        lm = engine(model, threads=1)
+        turn = verifications(lm, CACHED, rows)
         for part, times in {"static": static, "any": [turn() for _ in range(repeats)]}.items():
             named = {"model": spec, "part": part, "precision": "fp32"}
             kept.add([{**named, "rows": count, **summary(spent)}

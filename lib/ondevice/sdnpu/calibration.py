@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from ondevice.speculation import Verified
-from ondevice.speculation.largest import Likeliest
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ondevice.speculation.largest import Likeliest, largest
 
 K = 8  # candidates a row: 4 gave 1 to 3 percent fewer tokens a pass on the validation tasks
 PRINTED_K = 3  # Figure 9
@@ -32,12 +32,12 @@ class Row(NamedTuple):
 NOTHING = Row(0, (), ())
 
 
-def learn(table: dict[int | tuple[int, int], Row], keys: Sequence[tuple[int, int]], likeliest: Sequence[Row]) -> None:
+def learn(table: dict[int | tuple[int, int], Row], keys: Sequence[tuple[int, int]], rows: Sequence[Row]) -> None:
     """Keep what was said last after two tokens, and after the second of them alone.
 
-    keys: (before, token) of each row of logits. likeliest: their K candidates.
+    keys: (before, token) of each row of logits. rows: their K candidates.
     """
-    for (before, token), (_, tokens, chances) in zip(keys, likeliest, strict=True):
+    for (before, token), (_, tokens, chances) in zip(keys, rows, strict=True):
         table[before, token] = Row(2, tokens, chances)
         table[token] = Row(1, tokens, chances)
 
@@ -47,19 +47,32 @@ def look_up(table: dict[int | tuple[int, int], Row], before: int, token: int) ->
     return table.get((before, token)) or table.get(token) or NOTHING
 
 
+@torch.inference_mode()
+def likeliest(logits: Tensor) -> list[Row]:
+    """The K likeliest tokens of each row of logits [n, V]; their probabilities are among these K.
+
+    A softmax over all of V takes several times as long and drafts no better: rates scale what a row promises.
+    """
+    values, tokens = largest(logits, K)
+    chances = values.float().softmax(-1)
+    return [Row(2, *both) for both in zip(tokens.tolist(), chances.tolist(), strict=True)]
+
+
 class Calibration:
     """Our table: K candidates after the last two tokens, else after the last, from every row of logits there is.
 
     That is the prompt's, and those of every verified node, accepted or not. It stays for the next request, as the
-    history of outputs does. vocabulary: V, at least K.
+    history of outputs does. vocabulary: V, at least K. learn, look_up: the functions above, or an experiment's.
     """
 
-    def __init__(self, vocabulary: int, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self, vocabulary: int, capacity: int = CAPACITY, *, learn: Callable[..., None] = learn,
+        look_up: Callable[..., Row] = look_up,
+    ) -> None:  # fmt: skip
         if vocabulary < K:
             raise ValueError(f"A calibration needs at least {K} token ids, not {vocabulary}.")
-        self.vocabulary, self.capacity = vocabulary, capacity
+        self.vocabulary, self.capacity, self._learn, self._look_up = vocabulary, capacity, learn, look_up
         self.table: dict[int | tuple[int, int], Row] = {}
-        self._likeliest = Likeliest(K)
         self._prompt: list[int] = []
         self._before = -1
 
@@ -73,22 +86,18 @@ class Calibration:
         """Logits [c, V] after the prompt's tokens from `start` on; only their candidates are kept."""
         tokens = self._prompt[start : start + len(logits)]
         befores = [self._prompt[start - 1] if start else -1, *tokens[:-1]]
-        learn(self.table, list(zip(befores, tokens, strict=True)), self._rows(logits))
+        self._learn(self.table, list(zip(befores, tokens, strict=True)), likeliest(logits))
 
     def observe(self, step: Verified) -> None:
         """A step was verified: every node's row is what the model says after the node and its parent."""
         tokens = [step.root, *step.draft.tokens.tolist()]
         befores = [self._before, *(tokens[parent + 1] for parent in step.draft.parents.tolist())]
-        learn(self.table, list(zip(befores, tokens, strict=True)), self._rows(step.logits))
+        self._learn(self.table, list(zip(befores, tokens, strict=True)), likeliest(step.logits))
         self._before = tokens[1 + step.path[-1]] if step.path else step.root
 
     def row(self, before: int, token: int) -> Row:
         """Candidates after two tokens."""
-        return look_up(self.table, before, token)
-
-    def _rows(self, logits: Tensor) -> list[Row]:
-        tokens, chances = self._likeliest(logits)
-        return [Row(2, *both) for both in zip(tokens.tolist(), chances.tolist(), strict=True)]
+        return self._look_up(self.table, before, token)
 
 
 # The paper's rule
@@ -111,36 +120,6 @@ class Trie(NamedTuple):
                 node = self.parents[node]
             found.append(path[::-1])
         return found
-
-
-class Printed:
-    """The paper's calibration: the K = 3 likeliest tokens (Figure 9) after every token of the prompt, and no others.
-
-    places: [token] positions of the prompt, rising. samples: [position] (tokens, probabilities).
-    """
-
-    def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = vocabulary
-        self._likeliest = Likeliest(PRINTED_K)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A request comes: the table is of its prompt alone."""
-        self._prompt = list(prompt)
-        self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.samples: list[tuple[list[int], list[float]]] = []
-
-    def prefilled(self, start: int, logits: Tensor) -> None:
-        """Logits [c, V] after the prompt's tokens from `start` on."""
-        for place, token in enumerate(self._prompt[start : start + len(logits)], start):
-            self.places[token].append(place)
-        self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
-
-    def observe(self, step: Verified) -> None:
-        """Nothing is learnt while decoding."""
-
-    def tree(self, token: int) -> Trie:
-        """The calibrated tree of a token."""
-        return searched(self.places, self.samples, token)
 
 
 def searched(
@@ -173,3 +152,34 @@ def searched(
     for place in places.get(token, ())[:occurrences]:
         visit(place, -1, 1.0, 1)
     return found
+
+
+class Printed:
+    """The paper's calibration: the K = 3 likeliest tokens (Figure 9) after every token of the prompt, and no others.
+
+    places: [token] positions of the prompt, rising. samples: [position] (tokens, probabilities). searched: the function
+    above, or an experiment's.
+    """
+
+    def __init__(self, vocabulary: int, *, searched: Callable[..., Trie] = searched) -> None:
+        self.vocabulary, self._searched = vocabulary, searched
+        self._likeliest = Likeliest(PRINTED_K)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes: the table is of its prompt alone."""
+        self._prompt = list(prompt)
+        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        self.samples: list[tuple[list[int], list[float]]] = []
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """Logits [c, V] after the prompt's tokens from `start` on."""
+        for place, token in enumerate(self._prompt[start : start + len(logits)], start):
+            self.places[token].append(place)
+        self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
+
+    def observe(self, step: Verified) -> None:
+        """Nothing is learnt while decoding."""
+
+    def tree(self, token: int) -> Trie:
+        """The calibrated tree of a token."""
+        return self._searched(self.places, self.samples, token)

@@ -162,7 +162,7 @@ class SdNpu(Drafter):
     One drafter serves one task group, a request at a time; what base, calibration and rates have learnt stays.
     With the paper's parts (`calibration.Printed`, `reuse.Printed`) the pool is the paper's: reused segments, the
     retrieved branch (first after a match of three tokens), the calibrated tree, one after the other until it is full.
-    grow: the function that fills our pool. Raises ValueError on parts for different vocabularies.
+    grow, observe, merged: the functions above, or an experiment's. Raises ValueError on parts of other vocabularies.
     """
 
     drafts_trees = True
@@ -170,11 +170,13 @@ class SdNpu(Drafter):
     def __init__(
         self, base: Base | None = None, calibration: Calibration | calibration.Printed | None = None,
         reuse: Reuse | reuse.Printed | None = None, *, name: str = "sd.npu", grow: Callable[..., Pool] = grow,
+        observe: Callable[..., None] = observe, merged: Callable[..., Draft] = merged,
     ) -> None:  # fmt: skip
         known = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}
         if len(known) > 1:
             raise ValueError(f"The base and the calibration have {min(known)} and {max(known)} token ids.")
-        self.base, self.calibration, self.reuse, self.name, self.grow = base, calibration, reuse, name, grow
+        self.base, self.calibration, self.reuse, self.name = base, calibration, reuse, name
+        self._grow, self._observe, self._merged = grow, observe, merged
         self.vocabulary = next(iter(known), None)
         self.wants_prefill = calibration is not None
         self.rates = Rates()
@@ -201,18 +203,18 @@ class SdNpu(Drafter):
         if isinstance(self.calibration, calibration.Printed) or isinstance(self.reuse, reuse.Printed):
             tree = self.calibration.tree(tokens[-1]).branches() if self.calibration is not None else []
             reused = [segment.tokens for segment in segments]
-            return merged([*found, *reused, *tree] if matched >= SURE else [*reused, *found, *tree], room)
+            return self._merged([*found, *reused, *tree] if matched >= SURE else [*reused, *found, *tree], room)
         branches = [Branch("match", branch, matched) for branch in found]
         branches += [Branch(segment.kind, segment.tokens) for segment in segments]
         tail = tokens[-2] if len(tokens) > 1 else -1, tokens[-1]
-        pool = self.grow(tail, room, self.calibration, branches, self.rates)
+        pool = self._grow(tail, room, self.calibration, branches, self.rates)
         self._pool = Draft(pool.tokens, pool.parents), pool
         return self._pool[0]
 
     def observe(self, step: Verified) -> None:
         """Learn from a step."""
         if self._pool and self._pool[0] is step.draft:  # the loop cuts drafts near the end of the output only
-            observe(self._pool[1], step, self.rates)
+            self._observe(self._pool[1], step, self.rates)
         for part in (self.calibration, self.reuse):
             if part is not None:
                 part.observe(step)
@@ -237,11 +239,22 @@ def sdnpu(
     vocabulary: int, history: History | None = None, on: str = "SAM", part: str = "both", printed: bool = False,
     **functions: Any,
 ) -> SdNpu:  # fmt: skip
-    """A drafter of one of BASES with one of PARTS, by our rules or as printed. functions: `grow` of SdNpu."""
+    """A drafter of one of BASES with one of PARTS, by our rules or as printed.
+
+    functions: by name, in place of those of `calibration`, `reuse` and this module.
+    """
     parts = (calibration.Printed, reuse.Printed) if printed else (Calibration, Reuse)
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: functions[name] for name in names if name in functions}
+
+    own = given("learn", "look_up"), given("rejected", "resumed")
+    if printed:
+        own = given("searched"), given("agreed_run")
     return SdNpu(
-        base(on, vocabulary, history), parts[0](vocabulary) if part != "reuse" else None,
-        parts[1]() if part != "calibration" else None, name=f"{on}+{part}{', printed' if printed else ''}", **functions,
+        base(on, vocabulary, history), parts[0](vocabulary, **own[0]) if part != "reuse" else None,
+        parts[1](**own[1]) if part != "calibration" else None, name=f"{on}+{part}{', printed' if printed else ''}",
+        **given("grow", "observe", "merged"),
     )  # fmt: skip
 
 

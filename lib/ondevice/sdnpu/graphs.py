@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,10 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization import (  # type: ignore[import-untyped]
-    CalibrationDataReader, QuantFormat, QuantType, quantize_static,
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_static,
 )  # fmt: skip
 
 from ondevice import assets
@@ -117,7 +120,9 @@ class Graphs:
         return np.concatenate(parts)
 
 
-def run(graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_], places: Sequence[int]) -> Floats:
+def run(
+    graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_], places: Sequence[int]
+) -> Floats:
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
 
     sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are
@@ -280,8 +285,8 @@ def _inputs(
 
         return Graph(Noting(), rows, 0)
 
-    known = Graphs(facts, (), (), {f"{end}-{rows}": noted(end) for end in ("embed", "head")} | {
-        f"{end}-{facts['large' if rows == facts['small'] else 'small']}": noted(end) for end in ("embed", "head")})  # fmt: skip
+    ends = {f"{end}-{facts[size]}": noted(end) for end in ("embed", "head") for size in ("large", "small")}
+    known = Graphs(facts, (), (), ends)
     for text in texts:
         caches, causal = known.caches(), np.tri(len(text), dtype=bool)
         hidden = known.embed(text)
@@ -454,7 +459,8 @@ class Drawing(drawing.Drawing):
         """ids [c] to hidden [c, h]."""
         table = self.constant(self.model.get_input_embeddings().weight)
         shape = [self._chunk, self.model.config.hidden_size]
-        return self._portable({"ids": (onnx.TensorProto.INT64, [self._chunk])}, {self.op("Gather", table, "ids"): shape})
+        ids = {"ids": (onnx.TensorProto.INT64, [self._chunk])}
+        return self._portable(ids, {self.op("Gather", table, "ids"): shape})
 
     def head(self) -> onnx.ModelProto:
         """hidden [c, h] to logits [c, V]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ondevice.speculation import Draft, Verified
@@ -91,6 +91,9 @@ def _behind(tail: Sequence[int], said: Sequence[int]) -> int:
 class Printed:
     """The paper's reuse: runs by Eq. 3, offered for LIFETIME steps; one whose first tokens come goes on."""
 
+    def __init__(self, *, agreed_run: Callable[..., list[int]] = agreed_run) -> None:
+        self._agreed_run = agreed_run
+
     def begin(self) -> None:
         """A request comes."""
         self._runs: list[tuple[int, list[int]]] = []  # age, tokens
@@ -107,7 +110,7 @@ class Printed:
                 kept.append((age, run[len(said) :]))
             elif age + 1 < LIFETIME:
                 kept.append((age + 1, run))
-        if len(run := agreed_run(step.draft, step.path, step.logits)) >= SHORTEST:
+        if len(run := self._agreed_run(step.draft, step.path, step.logits)) >= SHORTEST:
             kept.append((0, run))
         self._runs = [(age, run) for age, run in kept if run][-RUNS:]
 
@@ -119,17 +122,22 @@ class Reuse:
     shifted, and x_e is in no run: so it misses the paper's own pattern `missing`.
     """
 
+    def __init__(
+        self, *, rejected: Callable[..., Rejected | None] = rejected, resumed: Callable[..., list[Segment]] = resumed
+    ) -> None:
+        self._rejected, self._resumed = rejected, resumed
+
     def begin(self) -> None:
         """A request comes."""
         self._age, self._tail, self._said = 0, Rejected((), 0), list[int]()
 
     def segments(self) -> list[Segment]:
         """What may follow the newest token."""
-        return resumed(self._tail.tokens, self._said) if self._tail.tokens else []
+        return self._resumed(self._tail.tokens, self._said) if self._tail.tokens else []
 
     def observe(self, step: Verified) -> None:
         """A step was verified."""
-        tail = rejected(step.draft, step.path)
+        tail = self._rejected(step.draft, step.path)
         if tail is not None and len(tail.tokens) >= SHORTEST:
             self._age, self._tail, self._said = 0, tail, list(step.emitted[tail.accepted :])
         elif self._age + 1 < LIFETIME:

@@ -61,11 +61,11 @@ class Prefill:
             times[name] = np.ones(count) if sizes is None else np.array(sizes, float)
         shapes = {name: values.shape for name, values in times.items()}
         if not count or any(shape[-1:] != (count,) for shape in shapes.values()):
-            raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not the shapes {shapes}.")
+            raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not shapes {shapes}.")
         for name, values in times.items():
             wrong = values[~(np.isfinite(values) & (values >= 0))]
             if wrong.size:
-                raise ValueError(f"A block's times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
+                raise ValueError(f"Times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
         for name, values in times.items():
             with np.errstate(over="ignore"):
                 total = values.sum() * counts[0] * 4

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch

@@ -7,7 +7,7 @@ model that verifies a draft. Means are sums over sums of a task's prompts, avera
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ondevice.evidence import Estimate, derived
 from ondevice.evidence.resampling import DRAWS, Resampled, resample
 from ondevice.sdnpu.drafter import BASES
-from ondevice.sdnpu.record import REQUEST
+from ondevice.sdnpu.workbench import REQUEST
 
 SWITCHED = ["model", "precision", "tokens", "cold", "memory"]  # what one comparison of ways of switching is of
 DECODE_ROWS = 32  # of G2
@@ -90,7 +90,7 @@ def _spent(counts: NDArray[np.int64], seconds: NDArray[np.float64], shapes: Sequ
         return np.inf
     sums = np.concatenate([[0], np.cumsum(counts)])
     ends = [0, *shapes]
-    return float(sum((sums[b] - sums[a]) * seconds[b - 1] for a, b in zip(ends, ends[1:], strict=False)))
+    return float(sum((sums[b] - sums[a]) * seconds[b - 1] for a, b in pairwise(ends)))
 
 
 # Switching, measured

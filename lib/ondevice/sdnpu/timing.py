@@ -26,9 +26,9 @@ from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, load, machine_name
 from ondevice.sdnpu import calibration, graphs, switching
 from ondevice.sdnpu.drafter import LMAX, methods
-from ondevice.sdnpu.record import TASKS, Workbench, sample
 from ondevice.sdnpu.scheduling import RULES
 from ondevice.sdnpu.static_lm import StaticLM
+from ondevice.sdnpu.workbench import TASKS, Workbench, sample
 from ondevice.speculation import Draft, Drafter, Verified, generate, greedy
 from ondevice.speculation.prompts import digest
 from ondevice.speculation.request_set import Request
@@ -53,6 +53,7 @@ def exported(spec: str, precision: str, blocks: int = 6) -> Path:
         texts = [tokens[start : start + CACHED].tolist() for start in windows]
         model = models.load(spec).model
         graphs.export(model, folder, name=spec, blocks=blocks, precision=precision, texts=texts, capacity=1056)
+        graphs.compiled(folder)
     return folder
 
 
@@ -129,8 +130,7 @@ def switch(specs: Sequence[str]) -> None:
     ways = [(1.0, way) for way in RULES] + [(SPARE, "naive"), (SPARE, "ours")]
     for spec, precision in ((specs[0], "fp32"), (specs[0], "int8"), (SHAPE, "fp32")):
         rounds = ROUNDS if spec == specs[0] else SHAPE_ROUNDS
-        compiled = exported(spec, precision)
-        graphs.compiled(compiled)
+        compiled = apart(exported, spec, precision)
         profiles = {cold: apart(profiled, compiled, cold) for cold in (False, True)}
         for turn, cold in product(range(rounds), (False, True)):
             for memory, way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
@@ -279,9 +279,10 @@ def whole(specs: Sequence[str]) -> None:
 def memory(specs: Sequence[str]) -> None:
     """Figure 12: peaks of serving 32 tokens behind a prompt, by arm."""
     kept = recorder("memory", ["model", "context", "arm"], specs, tokens=32)
+    for spec in specs:
+        apart(exported, spec, "fp32")
     for spec, context, arm in product(specs, (256, TOKENS), ARMS):
         if (spec, context, arm) not in kept.done:
-            exported(spec, "fp32")
             kept.add([{"model": spec, "context": context, "arm": arm, "peak_mb": apart(peak, spec, context, arm)}])
     print(kept.finish())
 

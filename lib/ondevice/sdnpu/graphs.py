@@ -120,7 +120,7 @@ class Graphs:
         return np.concatenate(parts)
 
 
-def run(
+def forward(
     graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_], places: Sequence[int]
 ) -> Floats:
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
@@ -195,6 +195,8 @@ def export(
         facts["files"] = {path.name: _sha256(path) for path in [*files, folder / WEIGHTS]}
         for path in files:
             onnx.checker.check_model(str(path), full_check=True)
+            session = onnxruntime.InferenceSession(str(path), drawing.options(), providers=["CPUExecutionProvider"])
+            session.run(None, zeros(session))
         temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -291,7 +293,7 @@ def _inputs(
         caches, causal = known.caches(), np.tri(len(text), dtype=bool)
         hidden = known.embed(text)
         for number, cache in enumerate(caches):
-            hidden = run(noted(f"block{number:02}"), hidden, cache, 0, causal, range(len(text)))
+            hidden = forward(noted(f"block{number:02}"), hidden, cache, 0, causal, range(len(text)))
         known.logits(hidden)
     return given
 
@@ -371,14 +373,18 @@ def load(path: Path) -> Graph:
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        inputs = session.get_inputs()
-        types = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
         with drawing.flushing_denormals():
-            session.run(None, {value.name: np.zeros(value.shape, types[value.type]) for value in inputs})
-        return Graph(session, inputs[0].shape[0], path.stat().st_size)
+            session.run(None, zeros(session))
+        return Graph(session, session.get_inputs()[0].shape[0], path.stat().st_size)
     except Exception as error:  # the runtime's errors have no common class of their own
         reason = str(error).split("\n")[0][:200]
         raise ValueError(f"{path.name} is damaged or truncated, or no graph: delete it ({reason}).") from None
+
+
+def zeros(session: Any) -> dict[str, NDArray[Any]]:
+    """Inputs of a session's shapes and types."""
+    types = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
+    return {value.name: np.zeros(value.shape, types[value.type]) for value in session.get_inputs()}
 
 
 _done: list[bool] = []

@@ -9,7 +9,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from ondevice.sdnpu.optimum import exact
-from ondevice.sdnpu.scheduling import RULES, Prefill, execute
+from ondevice.sdnpu.scheduling import RULES, Load, Prefill, Timeline, execute
 
 Random = np.random.Generator
 
@@ -57,7 +57,10 @@ FAMILIES: dict[str, Callable[[Random], Prefill]] = {
 }
 
 
-def ratios(families: Mapping[str, Callable[[Random], Prefill]], count: int, seed: int = 0) -> pd.DataFrame:
+def ratios(
+    families: Mapping[str, Callable[[Random], Prefill]], count: int, seed: int = 0,
+    rules: Mapping[str, Callable[[Prefill], list[Load]]] = RULES, execute: Callable[..., Timeline] = execute,
+) -> pd.DataFrame:  # fmt: skip
     """Every rule's latency over the exact optimum's, on `count` instances of each family: family, rule, ratio.
 
     keep both is left out: it switches nothing.
@@ -68,7 +71,7 @@ def ratios(families: Mapping[str, Callable[[Random], Prefill]], count: int, seed
         for _ in range(count):
             prefill = draw(random)
             best = exact(prefill).latency
-            for name, rule in RULES.items():
+            for name, rule in rules.items():
                 if name != "keep both":
                     rows.append((family, name, execute(prefill, rule(prefill)).latency / best))
     return pd.DataFrame(rows, columns=["family", "rule", "ratio"])

@@ -15,6 +15,7 @@ from ondevice.sdnpu.npu import (
     CALIBRATE_MS,
     DECODE_SHAPE,
     DRAFT_MS,
+    OURS,
     Curve,
     Eagle,
     Npu,
@@ -282,6 +283,15 @@ def power_ratios() -> pd.DataFrame:
     """Power over sd.npu's that the greatest gains imply, were both of one setting: baseline, energy, time, power."""
     rows = [(name, energy, time, energy / time) for name, (energy, time) in ENERGY_AND_TIME.items()]
     return pd.DataFrame(rows, columns=["baseline", "energy", "time", "power"])
+
+
+def powers() -> dict[str, dict[str, float]]:
+    """Assumed watts by arm over sd.npu's: all alike, and what the paper's greatest gains in energy and time imply."""
+    ratios = power_ratios().set_index("baseline")["power"]
+    arms = {arm: next(name for name in ratios.index if name in arm) for arm in (
+        "NPU vanilla", "CPU vanilla", "NPU-SAM", "CPU-SAM", "NPU-EAGLE", "CPU-EAGLE")}
+    implied = {arm: float(ratios[name]) for arm, name in arms.items()} | {OURS: 1.0}
+    return {"one power": dict.fromkeys(implied, 1.0), "implied powers": implied}
 
 
 def least_sample(shares: Sequence[float], digits: int = 1, most: int = 10_000) -> int:

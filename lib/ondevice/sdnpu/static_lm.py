@@ -93,7 +93,7 @@ class StaticSession:
         places = self.length + tree.depths - 1
         rows = self.built.embed(tree.tokens.tolist())
         for graph, cache in zip(self.lm.small, self.caches, strict=True):
-            rows = graphs.run(graph, rows, cache, self.length, tree.topology.sees, places)
+            rows = graphs.forward(graph, rows, cache, self.length, tree.topology.sees, places)
         self._tree = tree
         return self.built.logits(rows)
 

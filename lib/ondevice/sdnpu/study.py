@@ -6,17 +6,23 @@ model that verifies a draft. Means are sums over sums of a task's prompts, avera
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, islice, pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import ArrayLike, NDArray
 
-from ondevice.evidence import Estimate, derived
+from ondevice import evidence, plotting
+from ondevice.evidence import Estimate, derived, kind_of
 from ondevice.evidence.resampling import DRAWS, Resampled, resample
 from ondevice.sdnpu.drafter import BASES
+from ondevice.sdnpu.scheduling import Load, Prefill, Timeline, execute
 from ondevice.sdnpu.workbench import REQUEST
+from ondevice.speculation import generate
+from ondevice.speculation.prompts import _spread
 
 SWITCHED = ["model", "precision", "tokens", "cold", "memory"]  # what one comparison of ways of switching is of
 DECODE_ROWS = 32  # of G2
@@ -62,6 +68,33 @@ def draft_lengths(passes: pd.DataFrame) -> pd.DataFrame:
     return derived(shares.reset_index().sort_values([*keys, "drafted"], ignore_index=True), passes)
 
 
+def least_and_mean(rates: Resampled, method: str, over: str) -> tuple[str, str]:
+    """The mean gain over tasks and models, and the least task's, in words."""
+    gain = rates[method] / rates[over]
+    return told(rates.estimate(gain.mean(axis=1))), told(rates.estimate(gain.min(axis=1)))
+
+
+def told(one: Estimate) -> str:
+    """value [low, high]"""
+    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+
+
+def ends(one: Estimate) -> tuple[float, float, float]:
+    """value, low, high"""
+    return one.value, one.low, one.high
+
+
+def own_model(lm: Any, tokenizer: Any, drafter: Any, budget: int, tasks: Sequence[str], count: int) -> float:
+    """Tokens a pass of a drafter on the first prompts of each task, by a model that is not recorded."""
+    emitted = forwards = 0
+    for task in tasks:
+        for one in islice(_spread(task, "test"), count):
+            ids = tokenizer(one.prompt, verbose=False)["input_ids"][: lm.context - 128]
+            found = generate(lm, drafter, ids, 128, budget=budget, ends={tokenizer.eos_token_id})
+            emitted, forwards = emitted + len(found.tokens) - 1, forwards + len(found.steps)
+    return emitted / forwards
+
+
 # Graphs of a few shapes
 
 
@@ -91,6 +124,35 @@ def _spent(counts: NDArray[np.int64], seconds: NDArray[np.float64], shapes: Sequ
     sums = np.concatenate([[0], np.cumsum(counts)])
     ends = [0, *shapes]
     return float(sum((sums[b] - sums[a]) * seconds[b - 1] for a, b in pairwise(ends)))
+
+
+# Switching
+
+
+def added_ms(prefill: Prefill, rule: Callable[[Prefill], list[Load]]) -> float:
+    """What a way of switching adds to a prefill on G1."""
+    return execute(prefill, rule(prefill)).exposed
+
+
+def gantt(axis: Axes, timeline: Timeline) -> None:
+    """Computes above, loads below, blocks numbered from 1; broken lines end chunks, a full one the whole."""
+    labels = ("compute on G1", "compute on G2", "load of G2")
+    colours = dict(zip(labels, ("sky", "orange", "green"), strict=True))
+    blocks = timeline.prefill.blocks
+    spans = [(1, place % blocks, labels[graph - 1], start, end) for place, (graph, start, end) in enumerate(
+        zip(timeline.graph.flat, timeline.compute_start.flat, timeline.compute_end.flat, strict=True))]
+    loads = zip(timeline.load_block, timeline.load_start, timeline.load_end, strict=True)
+    spans += [(0, int(block), labels[2], start, end) for block, start, end in loads]
+    for row, block, label, start, end in spans:
+        colour = plotting.COLOURS[colours[label]]
+        axis.barh(row, end - start, left=start, height=0.8, color=colour, edgecolor="white", lw=0.6, label=label)
+        axis.text((start + end) / 2, row, str(block + 1), ha="center", va="center", fontsize=7)
+    for end in timeline.compute_end[:, -1]:
+        axis.axvline(end, color=plotting.COLOURS["grey"], ls=":", lw=1)
+    axis.axvline(timeline.latency, color=plotting.COLOURS["black"], lw=1)
+    axis.set_yticks([0, 1], ["load", "compute"])
+    axis.set_ylim(-0.5, 1.5)
+    axis.grid(visible=False)
 
 
 # Switching, measured
@@ -140,6 +202,20 @@ def whole_requests(whole: pd.DataFrame, decoding: bool = False) -> Resampled:
     table = table.groupby(keys, sort=False)[["ms", "counted"]].median().reset_index()
     table = derived(table.assign(task=table["model"] + " " + table["task"]).rename(columns={"arm": "method"}), whole)
     return resample(table, "ms").over(resample(table, "counted"))
+
+
+def prefills(whole: pd.DataFrame) -> Resampled:
+    """Seconds to the first token by arm, the mean over requests; of a request the median of its rounds."""
+    table = whole.groupby(["model", "task", "request", "arm"], sort=False)["prefill_s"].median().reset_index()
+    table = table.assign(task=table["model"] + " " + table["task"]).rename(columns={"arm": "method"})
+    return resample(derived(table, whole), "prefill_s")
+
+
+def rest_seconds(whole: pd.DataFrame, arm: str = "NPU vanilla", kept: str = "CPU vanilla") -> Estimate:
+    """Seconds of decoding of an arm, which switching delays, and of the prefill on an engine that switches nothing."""
+    mine = whole[whole["arm"] == arm].groupby("request")["decode_s"].median()
+    first = whole[whole["arm"] == kept].groupby("request")["prefill_s"].median()
+    return evidence.mean((mine + first).tolist(), kind_of(whole))
 
 
 def parts(whole: pd.DataFrame, task: str = "summary") -> pd.DataFrame:

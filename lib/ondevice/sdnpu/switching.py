@@ -49,7 +49,7 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     for files, rows in ((built.large_files, built.large), (built.small_files, built.small)):
         active, caches = [graphs.load(path) for path in files], built.caches()
         hidden, causal = np.zeros((rows, built.facts["hidden"]), np.float32), np.tri(rows, dtype=bool)
-        turns = [[_seconds(graphs.run, graph, hidden, cache, 0, causal, range(rows))
+        turns = [[_seconds(graphs.forward, graph, hidden, cache, 0, causal, range(rows))
                   for graph, cache in zip(active, caches, strict=True)] for _ in range(repeats + 1)][1:]  # fmt: skip
         medians.append(np.median(turns, axis=0))
     loads = []
@@ -117,7 +117,7 @@ class Switch:
             graph = held[block]
         assert graph is not None
         begun = self._now()
-        rows = graphs.run(graph, rows, cache, start, sees, range(start, start + len(rows)))
+        rows = graphs.forward(graph, rows, cache, start, sees, range(start, start + len(rows)))
         del graph  # before the loader may go on: else the old graph would stay in memory beside the new one
         with self._changed:
             self._spans[:, chunk, block] = begun, self._now()

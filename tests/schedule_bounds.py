@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from ondevice.sdnpu.scheduling import Prefill, Timeline, beam_search, earliest, execute
+from ondevice.sdnpu.scheduling import Prefill, Timeline, earliest, execute, ours
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def bounds(prefill: Prefill, seconds: float = 60.0) -> Between:
     minimise the last of both. Without a load at q the first line asks nothing that later ones do not, so it needs no
     large constant.
     """
-    best = execute(prefill, beam_search(prefill))
+    best = execute(prefill, ours(prefill))
     n, blocks = prefill.p.size, prefill.blocks
     count = n + blocks
     due, loads, ends, last = np.split(np.arange(2 * count + n + 1), np.cumsum([count, count, n]))

@@ -53,7 +53,7 @@ def check(timeline: Timeline, *, all_loaded: bool = True) -> None:
 @given(prefills(most_blocks=8, most_chunks=5))
 def test_every_timeline_can_be_run(prefill):
     for name, rule in RULES.items():
-        check(execute(prefill, rule(prefill)), all_loaded=name != "keep both graphs")
+        check(execute(prefill, rule(prefill)), all_loaded=name != "keep both")
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,7 +63,7 @@ def test_no_rule_is_better_than_the_optimum(prefill):
     check(best)
     assert simple_bound(prefill) <= best.latency * (1 + 1e-9)
     for name, rule in RULES.items():
-        if name != "keep both graphs":
+        if name != "keep both":
             assert best.latency <= execute(prefill, rule(prefill)).latency * (1 + 1e-9)
 
 
@@ -71,11 +71,10 @@ def test_no_rule_is_better_than_the_optimum(prefill):
 @given(prefills(most_blocks=8, most_chunks=5, slower=True))
 def test_order_of_the_rules(prefill):
     found = {name: execute(prefill, rule(prefill)).latency for name, rule in RULES.items()}
-    ours = found["beam search (ours)"] * (1 - 1e-9)
-    assert ours <= min(found[name] for name in ("greedy (paper)", "greedy, partial overlap", "naive asynchronous"))
-    assert found["naive asynchronous"] <= found["synchronous"] * (1 + 1e-9)
-    assert found["late start"] <= found["greedy, partial overlap"]
-    assert found["keep both graphs"] <= ours * (1 + 1e-8)
+    ours = found["ours"] * (1 - 1e-9)
+    assert ours <= min(found["greedy (paper)"], found["naive"])
+    assert found["naive"] <= found["synchronous"] * (1 + 1e-9)
+    assert found["keep both"] <= ours * (1 + 1e-8)
 
 
 @settings(max_examples=80, deadline=None)
@@ -136,7 +135,6 @@ def test_due_order_is_the_best_order(prefill, random):
     except ValueError as error:
         assert "for a load that comes after it" in str(error)
         return
-    check(other)
     assert best <= other.latency * (1 + 1e-9)
 
 

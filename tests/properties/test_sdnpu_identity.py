@@ -12,10 +12,12 @@ from every_drafter import CHAINS_ONLY, CONTEXT, KINDS, V, plain, tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ondevice.sdnpu.calibration import Calibration, Search
-from ondevice.sdnpu.drafter import Pld, Sam, SdNpu
+from ondevice.sdnpu import calibration, reuse
+from ondevice.sdnpu.calibration import Calibration
+from ondevice.sdnpu.drafter import LMAX, SdNpu
 from ondevice.sdnpu.history import History
 from ondevice.sdnpu.rejections import Watched
+from ondevice.sdnpu.retrieval import Pld, Sam, Suffixes
 from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Drafter, Generation, Verified, generate
 
@@ -32,34 +34,15 @@ prompts = st.one_of(
     st.builds(lambda part, times: tuple(part * times)[:CONTEXT], st.lists(token, min_size=1, max_size=7), st.just(9)),
 )
 
-bases = st.sampled_from([lambda: None, Pld, lambda: Sam(V)])
-calibrations = st.one_of(
-    st.just(lambda: None),
-    st.just(lambda: Calibration.printed(V)),
-    st.builds(
-        lambda *chosen: lambda: Calibration(
-            V, chosen[0], keys=chosen[1], learns=chosen[2], keeps=chosen[3], merge=chosen[4], capacity=chosen[5]
-        ),
-        st.sampled_from([1, 4, V]), st.sampled_from([1, 2]), st.sampled_from(["prompt", "accepted", "verified"]),
-        st.booleans(), st.sampled_from(["mean", "max"]), st.sampled_from([20, 1000]),
-    ),
-)  # fmt: skip
-reuses = st.one_of(
-    st.just(lambda: None),
-    st.builds(
-        lambda *chosen: lambda: Reuse(*chosen),
-        st.sampled_from(["both", "shifted", "printed"]), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3),
-    ),
-)  # fmt: skip
-makes = st.builds(
-    lambda base, calibration, reuse, order, limit, least, search: lambda: SdNpu(
-        base(), calibration(), reuse(), order=order, limit=limit, least=least, search=search
-    ),
-    bases, calibrations, reuses, st.sampled_from(["gain", "printed"]), st.sampled_from([2, 7, 32, 64]),
-    st.sampled_from([0.0, 2e-3, 0.2]), st.sampled_from([None, Search(2, 30, 0.0, 2)]),
-)  # fmt: skip
+bases = st.sampled_from([lambda: None, Pld, lambda: Sam(V), Suffixes])
+ours = [lambda: None, lambda: Calibration(V), lambda: Calibration(V, 20)], [lambda: None, Reuse]
+theirs = [lambda: None, lambda: calibration.Printed(V)], [lambda: None, reuse.Printed]
+makes = st.one_of([
+    st.builds(lambda base, table, again: lambda: SdNpu(base(), table(), again()), bases, *map(st.sampled_from, parts))
+    for parts in (ours, theirs)
+])  # fmt: skip
 Make = Callable[[], SdNpu]
-PRINTED: Make = lambda: SdNpu(Sam(V), Calibration.printed(V), Reuse("printed"), order="printed")  # noqa: E731
+PRINTED: Make = lambda: SdNpu(Sam(V), calibration.Printed(V), reuse.Printed())  # noqa: E731
 OURS: Make = lambda: SdNpu(Sam(V), Calibration(V), Reuse())  # noqa: E731
 
 
@@ -85,7 +68,7 @@ def test_any_settings_say_what_plain_decoding_says(kind, make, first, second, li
     drafter = make()
     for prompt in (first, first if second is None else second, first):
         found = check(kind, drafter, prompt, limit, budget, end)
-        assert all(step.drafted < drafter.limit for step in found.steps)
+        assert all(step.drafted < LMAX for step in found.steps)
 
 
 @pytest.mark.parametrize("make", [OURS, PRINTED], ids=["ours", "printed"])
@@ -101,7 +84,7 @@ def test_drafts_are_right_at_times_and_wrong_at_times(kind, make):
 @pytest.mark.parametrize("kind", CHAINS_ONLY)
 def test_bases_alone_draft_chains_and_the_rest_is_refused_where_trees_cannot_be_verified(kind):
     for base in (Pld(), Sam(V)):
-        check(kind, SdNpu(base), PROMPTS[4], 30, 31, 99)
+        check(kind, base, PROMPTS[4], 30, 31, 99)
     for drafter in (SdNpu(Pld(), Calibration(V)), SdNpu(Pld(), None, Reuse())):
         with pytest.raises(ValueError, match="only chains can be verified"):
             generate(tiny(kind), drafter, PROMPTS[4], 5)

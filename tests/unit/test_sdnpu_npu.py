@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import pytest
+from ondevice.sdnpu.measuring import Measured
 
 from ondevice import shapes
 from ondevice.sdnpu import npu, sensitivity
-from ondevice.sdnpu.measuring import Measured
 from ondevice.sdnpu.npu import Arm, Cpu, Curve, Eagle, Npu, Prefill
 from ondevice.speculation import Generation, Step
 from ondevice.speculation.request_set import Request

@@ -175,6 +175,10 @@ class SdNpu(Drafter):
         known = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}
         if len(known) > 1:
             raise ValueError(f"The base and the calibration have {min(known)} and {max(known)} token ids.")
+        rules = {type(part).__name__ == "Printed" for part in (calibration, reuse) if part is not None}
+        if len(rules) > 1:
+            raise ValueError("Calibration and reuse are both ours or both the paper's.")
+        self.printed = True in rules
         self.base, self.calibration, self.reuse, self.name = base, calibration, reuse, name
         self._grow, self._observe, self._merged = grow, observe, merged
         self.vocabulary = next(iter(known), None)
@@ -200,7 +204,7 @@ class SdNpu(Drafter):
         room = min(budget, LMAX - 1)
         found, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
         segments = self.reuse.segments() if self.reuse is not None else []
-        if isinstance(self.calibration, calibration.Printed) or isinstance(self.reuse, reuse.Printed):
+        if self.printed:
             tree = self.calibration.tree(tokens[-1]).branches() if self.calibration is not None else []
             reused = [segment.tokens for segment in segments]
             return self._merged([*found, *reused, *tree] if matched >= SURE else [*reused, *found, *tree], room)

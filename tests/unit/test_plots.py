@@ -17,9 +17,6 @@ from ondevice.dragon import printed as dragon_printed
 from ondevice.grating import plots as grating
 from ondevice.grating import printed as grating_printed
 from ondevice.plotting import use_style
-from ondevice.sdnpu import accounts, experiments
-from ondevice.sdnpu import plots as sdnpu
-from ondevice.sdnpu import printed as sdnpu_printed
 
 
 @pytest.fixture(autouse=True)
@@ -81,24 +78,6 @@ FIGURES = {
     "dragon fig_10": (lambda t: dragon.case_study(t, *SNAPSHOT[1:], dragon_printed.case_events(),
                                                   dragon_printed.case_decisions()), SNAPSHOT.events, ""),
     "dragon beyond_01": (dragon.validation, rows("dragon/beyond_01_simulator_and_live"), "measured_ms simulated_ms"),
-    "sdnpu fig_02": (sdnpu.prefill_and_decode, rows("sdnpu/fig_02_prefill_and_decode"), "decode_share"),
-    "sdnpu fig_03": (lambda t: sdnpu.similarity(t, rows("sdnpu/fig_03_summaries", model="pydocs-lm-base")),
-                     rows("sdnpu/fig_03_similarity"), ""),
-    "sdnpu fig_05": (sdnpu.graph_sizes, rows("sdnpu/fig_05_graph_sizes"), "shape prefill_ms decode_ms"),
-    "sdnpu fig_06": (lambda t: sdnpu.draft_lengths(COSTS, t[["method", "drafted", "share"]]),
-                     rows("sdnpu/fig_06_draft_lengths"), ""),
-    "sdnpu fig_10": (lambda t: sdnpu.per_token(t, implied=accounts.implied("pydocs-lm-base")),
-                     rows("sdnpu/fig_10_per_token"), "decode_per_token_ms"),
-    "sdnpu fig_11": (sdnpu.energy, rows("sdnpu/fig_11_energy"), ""),
-    "sdnpu fig_12": (sdnpu.memory, rows("sdnpu/fig_12_memory", context=256), "peak_mb"),
-    "sdnpu fig_13": (sdnpu.breakdown, rows("sdnpu/fig_13_breakdown"), "ms"),
-    "sdnpu table_02": (sdnpu.rejections, rows("sdnpu/table_02_rejections"), "share"),
-    "sdnpu table_04": (lambda t: sdnpu.gains(t, sdnpu_printed.acceptance(STANDS_FOR, experiments.TASKS)),
-                       rows("sdnpu/table_04_acceptance").dropna(subset="gain"), ""),
-    "sdnpu beyond_01": (sdnpu.scheduling_ratios, rows("sdnpu/beyond_01_scheduling"), ""),
-    "sdnpu beyond_02": (lambda t: sdnpu.switching(t.assign(kind="measured")), rows("sdnpu/beyond_02_switching"),
-                        "exposed_s total_s"),
-    "sdnpu beyond_03": (sdnpu.sensitivity, rows("sdnpu/beyond_03_sensitivity"), ""),
     "grating fig_01": (grating.pipeline, STAGES, "latency_ms peak_mb"),
     "grating fig_02": (lambda t: grating.score_evolution(t, rows("grating/fig_02_score_evolution").assign(model="a")),
                        SCORES, "layer probability"),

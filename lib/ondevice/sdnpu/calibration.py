@@ -141,8 +141,9 @@ def searched(
                 return
             if node is None:
                 node = known[parent, candidate] = len(known)
-                for column, value in zip(found, (candidate, parent, 0.0), strict=True):
-                    column.append(value)  # type: ignore[arg-type]
+                found.tokens.append(candidate)
+                found.parents.append(parent)
+                found.chances.append(0.0)
             found.chances[node] = max(found.chances[node], reach * p)
             if level < depth and (where := places.get(candidate)):
                 after, before = bisect_right(where, place), bisect_left(where, place) - 1

@@ -141,12 +141,14 @@ def costs(calibration: pd.DataFrame, whole: pd.DataFrame, rule: str = "printed",
     """c36, c37, c63: ms of calibration a prompt token; of drafting and reuse, and of SAM's drafting alone, a pass."""
     mine = calibration[calibration["rule"] == rule].sort_values("vocabulary")
     kind = kind_of(calibration)
-    of = [Estimate(row.seconds, row.low, row.high, row.n, kind) for row in mine.itertuples()]
+    rows = mine[["seconds", "low", "high", "n"]].to_numpy(float).tolist()
+    of = [Estimate(value, low, high, int(n), kind) for value, low, high, n in rows]
     known = whole.assign(both=whole["draft_s"] + whole["observe_s"])
 
     def step(name: str, column: str) -> Estimate:
         table = known[(known["arm"] == name) & (known["passes"] > 0)]
-        return evidence.mean(1e3 * table[column] / table["passes"], kind_of(whole), table["model"] + table["task"])
+        spent = (1e3 * table[column] / table["passes"]).tolist()
+        return evidence.mean(spent, kind_of(whole), (table["model"] + table["task"]).tolist())
 
     return {"sdnpu-c36": tuple(of), "sdnpu-c37": step(arm, "both"), "sdnpu-c63": step("NPU-SAM", "draft_s")}
 
@@ -171,7 +173,8 @@ def identical(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
 
 def shorter(passes: pd.DataFrame, method: str, limit: int) -> Estimate:
     """c59, c61: share of the passes with fewer tokens drafted, of one model's summaries; draws are of requests."""
-    mine = passes[passes["method"] == method].groupby("request")["drafted"].agg([lambda of: (of < limit).sum(), "size"])
+    mine = passes[passes["method"] == method]
+    mine = mine.assign(short=mine["drafted"] < limit).groupby("request")["short"].agg(["sum", "size"])
     short, size = mine.to_numpy().T
     return evidence.resampled(lambda rows: float(short[rows].sum() / size[rows].sum()), len(mine), kind_of(passes))
 
@@ -189,7 +192,7 @@ def similarity(cosines: pd.DataFrame, summaries: pd.DataFrame) -> Values:
     """c50 to c54, of one model. cosines: pair (task, group, across), cosine; summaries: cosine, overlap."""
     kind = kind_of(cosines)
     pairs = ("task", "group", "across")
-    three = tuple(evidence.mean(cosines.loc[cosines["pair"] == pair, "cosine"], kind) for pair in pairs)
+    three = tuple(evidence.mean(cosines.loc[cosines["pair"] == pair, "cosine"].tolist(), kind) for pair in pairs)
     far = summaries["overlap"].to_numpy()
     close = evidence.share((summaries["cosine"] > 0.76).sum(), len(summaries), kind)
     median = evidence.resampled(lambda rows: float(np.median(far[rows])), len(far), kind)
@@ -215,8 +218,8 @@ def analytic() -> Values:
     draft, larger = table["draft_gb"], "qwen2.5-1.5b"
     values: Mapping[str, float | tuple[float, ...]] = {
         "sdnpu-c30": table["weights_gb"][larger], "sdnpu-c31": table["twice_gb"][larger],
-        "sdnpu-c32": (draft.min(), draft.max()), "sdnpu-c55": curve(32) / 32, "sdnpu-c56": curve(32) / 4.2,
-        "sdnpu-c60": printed.throughput_loss(curve),
+        "sdnpu-c32": (draft.min(), draft.max()), "sdnpu-c55": float(curve(32)) / 32,
+        "sdnpu-c56": float(curve(32)) / 4.2, "sdnpu-c60": printed.throughput_loss(curve),
     }  # fmt: skip
     found: Values = {}
     for claim, value in values.items():

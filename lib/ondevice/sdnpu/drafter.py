@@ -205,7 +205,8 @@ class SdNpu(Drafter):
         found, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
         segments = self.reuse.segments() if self.reuse is not None else []
         if self.printed:
-            tree = self.calibration.tree(tokens[-1]).branches() if self.calibration is not None else []
+            table: Any = self.calibration
+            tree = table.tree(tokens[-1]).branches() if table is not None else []
             reused = [segment.tokens for segment in segments]
             return self._merged([*found, *reused, *tree] if matched >= SURE else [*reused, *found, *tree], room)
         branches = [Branch("match", branch, matched) for branch in found]
@@ -236,7 +237,9 @@ PUBLISHED = 64  # nodes a draft of a base alone: more than SAM ever drafts
 
 def base(name: str, vocabulary: int, history: History | None = None) -> Pld | Sam | Suffixes:
     """One of BASES, anew."""
-    return {"PLD": Pld, "SAM": lambda: Sam(vocabulary, history), "SuffixDecoding": Suffixes}[name]()
+    if name == "PLD":
+        return Pld()
+    return Sam(vocabulary, history) if name == "SAM" else Suffixes()
 
 
 def sdnpu(

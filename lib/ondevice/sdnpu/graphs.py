@@ -121,8 +121,9 @@ class Graphs:
 
 
 def forward(
-    graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_], places: Sequence[int]
-) -> Floats:
+    graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_],
+    places: Sequence[int] | NDArray[np.int64],
+) -> Floats:  # fmt: skip
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
 
     sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are
@@ -171,10 +172,11 @@ def export(
     _check(model, blocks, large, small, precision)
     parts = np.array_split(np.arange(model.config.num_hidden_layers), blocks)
     heads, groups, size = drawing.heads(model.config)
+    embedding: Any = model.get_input_embeddings()
     facts: dict[str, Any] = dict(
         format=1, model=name, precision=precision, opset=OPSET, large=large, small=small, capacity=capacity,
         context=capacity - small, layers=[len(part) for part in parts], hidden=model.config.hidden_size, groups=groups,
-        size=size, vocabulary=model.get_input_embeddings().weight.shape[0], heads=heads,
+        size=size, vocabulary=int(embedding.weight.shape[0]), heads=heads,
         tokenizer="" if tokenizer is None else tokenizer_digest(tokenizer),
     )  # fmt: skip
     with assets.writing(folder / FACTS) as temporary:
@@ -298,7 +300,7 @@ def _inputs(
     return given
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
+class _Reader(CalibrationDataReader):
     def __init__(self, given: Sequence[dict[str, Any]]) -> None:
         self._left = iter(given)
 

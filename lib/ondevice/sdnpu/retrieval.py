@@ -19,7 +19,9 @@ class Base(Protocol):
     """What sd.npu retrieves from."""
 
     name: str
-    vocabulary: int | None
+
+    @property
+    def vocabulary(self) -> int | None: ...
 
     def begin(self, prompt: Sequence[int]) -> None: ...
 

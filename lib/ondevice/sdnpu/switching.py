@@ -45,7 +45,7 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     The blocks are timed in turn, as a prefill runs them, so that none finds its own weights in the processor's cache.
     cold: whether a file to load is on the disk only, instead of in the page cache.
     """
-    medians = []
+    medians: list[NDArray[np.float64]] = []
     for files, rows in ((built.large_files, built.large), (built.small_files, built.small)):
         active, caches = [graphs.load(path) for path in files], built.caches()
         hidden, causal = np.zeros((rows, built.facts["hidden"]), np.float32), np.tri(rows, dtype=bool)
@@ -57,8 +57,9 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
         for path in built.small_files if cold else ():
             graphs.drop_from_page_cache(path)
         loads.append([_seconds(graphs.load, path) for path in built.small_files])
-    sizes = ([float(path.stat().st_size) for path in files] for files in (built.large_files, built.small_files))
-    return Profile(*medians, np.median(loads, axis=0), *map(np.array, sizes))
+    both = built.large_files, built.small_files
+    g1, g2 = (np.array([float(path.stat().st_size) for path in files]) for files in both)
+    return Profile(medians[0], medians[1], np.median(loads, axis=0), g1, g2)
 
 
 def _seconds(run: Callable[..., object], *arguments: object) -> float:
@@ -133,7 +134,7 @@ class Switch:
         graph = 1 + (np.arange(self.prefill.chunks)[:, None] >= [self._chunk[i] for i in range(self.built.blocks)])
         starts, ends = np.reshape(self._loads, (-1, 2)).T
         blocks = np.array([load.block for load in self.plan], np.int64)
-        return Timeline(self.prefill, *self._spans, graph, blocks, starts, ends)
+        return Timeline(self.prefill, self._spans[0], self._spans[1], graph, blocks, starts, ends)
 
     def _release(self, block: int) -> None:
         if self.plan:  # else both graphs are kept

@@ -86,8 +86,9 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
             forwards = [static_forward(model, count) for count in rows]
             static = [[_seconds(run) for run in forwards] for _ in range(repeats + 1)][1:]
         else:  # one after the other, as they are large
-            static = list(zip(*([_seconds(run) for _ in range(repeats + 1)][1:] for run in
-                                (static_forward(model, count) for count in rows)), strict=True))  # fmt: skip
+            one = (static_forward(model, count) for count in rows)
+            each = [[_seconds(run) for _ in range(repeats + 1)][1:] for run in one]
+            static = [list(turn_) for turn_ in zip(*each, strict=True)]
         lm = engine(model, threads=1)
         turn = verifications(lm, CACHED, rows)
         for part, times in {"static": static, "any": [turn() for _ in range(repeats)]}.items():
@@ -198,6 +199,8 @@ ARMS: dict[str, tuple[str, str]] = {
 
 class Clock(Drafter):
     """Another drafter, timed: until the first token, to the last, and what it takes itself."""
+
+    began = first = ended = draft_s = observe_s = 0.0
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary

@@ -3,7 +3,7 @@
 Latencies are simulated by the scheduler's own executor and do not depend on the machine; planning times are measured.
 Ratios are latency / optimum, mean and worst. Times p are those of a block on G1, d on G2, s of a load.
 
-Run: python tests/benchmarks/bench_sdnpu_scheduling.py [--instances N] [--repeats N] [--seconds N]
+Run: python tests/benchmarks/bench_sdnpu_scheduling.py [--instances N] [--repeats N]
 """
 # ruff: noqa: E402
 
@@ -20,8 +20,7 @@ import time
 import numpy as np
 
 from ondevice.sdnpu.instances import FAMILIES, heterogeneous, ratios
-from schedule_bounds import bounds
-from ondevice.sdnpu.scheduling import RULES, ours, execute
+from ondevice.sdnpu.scheduling import RULES, execute, ours
 
 OURS, PAPER = "ours", "greedy (paper)"
 TARGET_RATIO, TARGET_MS = 1.01, 1000.0
@@ -57,26 +56,14 @@ def planning(repeats: int) -> None:
         print(f"  s ~ {load:>4g} p{median:>8.2f}  (5 %: {low:.2f})  {ratio:.3f}  target {TARGET_MS:g}: {verdict}")
 
 
-def large(seconds: float) -> None:
-    """Print how far our rule can be from the optimum where only bounds are known."""
-    print(f"\nN = 28, C = 16: T / lower bound of the mixed-integer program stopped after {seconds:g} s")
-    for load in (2.0, 8.0, 16.0):
-        prefill = heterogeneous(np.random.default_rng(1), 28, 16, load, 1.5)
-        lower = bounds(prefill, seconds).lower
-        found = {name: execute(prefill, rule(prefill)).latency / lower for name, rule in RULES.items()}
-        print(f"  s ~ {load:>4g} p  " + ", ".join(f"{name} {ratio:.4f}" for name, ratio in found.items()), flush=True)
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=101)
-    parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     optimality(arguments.instances)
     planning(arguments.repeats)
-    large(arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the nbval-check-output cells of the committed notebooks print is what is stored.
 
-DIAA's, DiSCo's and the scoreboard's notebooks are run whole. Of the papers that are not rebuilt yet only the set-up and
+DIAA's, DiSCo's, sd.npu's and the scoreboard's notebooks are run whole. Of the papers that are not rebuilt yet only the set-up and
 the compared cells are run here, as the rest takes long on a machine without bfloat16; `make reproduce` runs all.
 """
 
@@ -9,7 +9,7 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from validation import COMPARED, FULL, SANITIZE, compared_cells
 
-NOT_REBUILT = ("dragon", "grating", "sdnpu")
+NOT_REBUILT = ("dragon", "grating")
 
 
 @pytest.mark.slow  # runs the whole notebook

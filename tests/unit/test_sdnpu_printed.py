@@ -90,7 +90,7 @@ def test_names_that_the_paper_does_not_have_are_refused(models, tasks):
 def test_ablation_is_table_3_under_the_names_of_the_simulated_arms():
     found = printed.ablation().set_index(["model", "arm"])
     assert found.loc[("Qwen2.5-1.5B", "Ours"), "speedup"] == pytest.approx(57.41 / 15.08)
-    arms = npu.table_3(npu.Npu(printed.npu_curve()), 0.0)
+    arms = npu.table_3(npu.Npu(printed.npu_curve()), 0.0, 0.0)
     assert [arm.name for arm in arms] == list(found.loc["LLaMA3.2-3B"].index)
 
 

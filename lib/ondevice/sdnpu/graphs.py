@@ -8,10 +8,13 @@ a file with the weights inside; loading such a file, as `load` does, is the coun
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
+import logging
 import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -253,8 +256,6 @@ def quantized(
     drawn: dict[str, onnx.ModelProto], rows: int, facts: dict[str, Any], texts: Sequence[Sequence[int]]
 ) -> dict[str, onnx.ModelProto]:
     """Linear layers in int8 as QDQ, by onnxruntime's own tool: weights by channel, ranges of activations from texts."""
-    import tempfile
-
     if not texts:
         raise ValueError("int8 needs texts to find the ranges of activations on.")
     with tempfile.TemporaryDirectory() as temporary:
@@ -263,6 +264,7 @@ def quantized(
             onnx.save(proto, paths[stem])
         given = _inputs(paths, rows, facts, texts)
         found = {"embed": drawn["embed"]}
+        logging.disable(logging.WARNING)  # that shapes could be inferred before: they are static
         for stem in list(drawn)[1:]:
             target = paths[stem].with_suffix(".int8.onnx")
             quantize_static(
@@ -271,6 +273,7 @@ def quantized(
                 extra_options={"MatMulConstBOnly": True},
             )  # fmt: skip
             found[stem] = onnx.load(target)
+        logging.disable(logging.NOTSET)
         return found
 
 
@@ -427,8 +430,6 @@ def cached_share(path: Path) -> float:
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as opened:
-        import hashlib
-
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -1,0 +1,84 @@
+"""Every source cell of sd.npu's notebook acts: a wrong body put in its place changes what the cells behind it print."""
+
+import pytest
+from cells import Notebook
+
+from ondevice.run import Layout
+
+# By source cell: what stands there, what is put in its place, and the cell that shows it.
+EDITS = {
+    "searched": ("reach * p < floor", "reach * p < 0.4", "searched-shown"),
+    "likeliest": ("values.float().softmax(-1)", "(0 * values.float()).softmax(-1)", "learn-shown"),
+    "learn": ("table[before, token] = Row(2, tokens, chances)", "pass", "learn-shown"),
+    "rejected": ("max(tails, key=len", "min(tails, key=len", "reuse-shown"),
+    "agreed-run": ("said[parent + 1] == tokens[node]", "said[parent + 1] != tokens[node]", "reuse-shown"),
+    "resumed": ("tail[len(said) :]", "tail[len(said) - 1 :]", "reuse-shown"),
+    "standing": ("return 1", "return 3", "pool-shown"),
+    "first-guess": ("0.2 + 0.1 * number", "0.1 * number", "pool-shown"),
+    "offered": ("left *= 1 - chance", "left *= chance", "pool-shown"),
+    "grow": ("heappop(queue)", "queue.pop()", "pool-shown"),
+    "observe": ("token == said)\n        for branch", "token != said)\n        for branch", "again"),
+    "merged": ("for branch in branches:", "for branch in branches[::-1]:", "pool-shown"),
+    "execute": ("start = max(free, ends[after])", "start = free", "figure-8"),
+    "greedy": ("j = max(fitting)", "j = min(fitting)", "figure-8"),
+    "simple-rules": ("Load(block, prefill.p.size, prefill.chunks)", "Load(block, 0, prefill.chunks)", "figure-8"),
+    "earliest": ("np.argsort(due)", "np.argsort(-due)", "figure-8"),
+    "latencies": ("prefill.s[block], free)", "0.0, free)", "ratios"),
+    "improved": ("found.argmin()]", "found.argmax()]", "ratios"),
+    "scheduling-instance": ("2.0 * half + 2 * m", "4.0 * half", "appendix-a"),
+    "forward": ("mask[:, :start] = 0.0", "pass", "system"),
+    "best-shapes": ("seconds[b - 1]", "seconds[0]", "shapes"),
+    "simulate": ("arm.calibrate_ms * table", "0 * table", "figure-10"),
+    "classify": ('"synonym" if skipped else "missing"', '"missing"', "table-2"),
+}
+FIGURES = {
+    "execute": "figure-8", "greedy": "figure-8", "simple-rules": "figure-8", "simulate": "figure-10",
+    "earliest": "figure-8",
+}  # fmt: skip
+SHORT = {"instances_a_family": 2, "threads": 1}
+LEFT_OUT = {
+    "said", "switching", "switching-drawn", "switching-claims", "npu-fit", "consistency", "figure-3", "table-4",
+    "table-4-cells", "online", "figure-6", "figure-5", "figure-10-claims", "measured-claims", "figure-2", "table-3",
+    "figure-13", "figure-11", "figure-12", "own", "verdicts", "untested", "finish", "five-rows", "inputs",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sdnpu(tmp_path_factory):
+    book = Notebook(Layout().notebook("sdnpu"), SHORT)
+    book.texts = {name: "pass" if name in LEFT_OUT else text for name, text in book.texts.items()}
+    book.texts["again"] = book.texts["again"].replace("for name in (BASE, SMALL):", "for name in (SMALL,):")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        book.said = book.run(book.span(next(iter(book.texts)), "figure-10"), {"__name__": "__main__"})
+        failed = {name: text for name, text in book.said.items() if "Error: " in text}
+        assert not failed and "figure-10" in book.said
+        yield book
+
+
+def again(book, cell, edit, shown):
+    old, new = edit
+    assert book.texts[cell].count(old) == 1
+    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
+    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+
+
+def test_every_source_cell_has_an_edit(sdnpu):
+    assert set(sdnpu.sources) == set(EDITS)
+
+
+@pytest.mark.parametrize("cell", EDITS)
+def test_a_wrong_body_changes_what_is_printed(sdnpu, cell):
+    *edit, shown = EDITS[cell]
+    assert again(sdnpu, cell, edit, shown).get(shown) != sdnpu.said[shown]
+
+
+@pytest.mark.parametrize(("cell", "exhibit"), FIGURES.items())
+def test_a_wrong_body_changes_an_exhibit(sdnpu, cell, exhibit):
+    said = again(sdnpu, cell, EDITS[cell][:2], exhibit)
+    assert exhibit in said and said[exhibit] != sdnpu.said[exhibit]
+
+
+def test_the_sample_says_that_the_pool_was_edited(sdnpu):
+    assert "ran again exactly" in sdnpu.said["again"] and "differ" not in sdnpu.said["again"]
+    assert "differ" in again(sdnpu, "offered", EDITS["offered"][:2], "again")["again"]

@@ -82,7 +82,7 @@ def peaks(factor: float):
 def copied_backwards():
     total, _ = latency(drafts_are_worthless())
     table = record("copied")
-    gain = {name: value for name, value in zip(total.tasks, (total["NPU vanilla"] / total[npu.OURS])[0], strict=True)}
+    gain = dict(zip(total.tasks, (total["NPU vanilla"] / total[npu.OURS])[0], strict=True))
     return claims.by_similarity(total, derived(table.assign(copied=[-gain[f"{m} {t}"] for m, t in zip(
         table["model"], table["task"], strict=True)]), table))  # fmt: skip
 
@@ -108,7 +108,8 @@ def curve(seconds):
 def slow(claim: str):
     table = whole({})
     table = derived(table.assign(draft_s=100.0, observe_s=100.0), table)
-    return lambda: claims.costs(derived(timed("costs").assign(seconds=99.0, low=98.0, high=100.0), "recorded"), table)[claim]
+    calibrating = derived(timed("costs").assign(seconds=99.0, low=98.0, high=100.0), "recorded")
+    return lambda: claims.costs(calibrating, table)[claim]
 
 
 def drafted(count: int, method: str, limit: int):

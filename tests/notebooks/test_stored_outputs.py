@@ -1,7 +1,8 @@
 """What the nbval-check-output cells of the committed notebooks print is what is stored.
 
-DIAA's, DiSCo's, sd.npu's and the scoreboard's notebooks are run whole. Of the papers that are not rebuilt yet only the set-up and
-the compared cells are run here, as the rest takes long on a machine without bfloat16; `make reproduce` runs all.
+DIAA's, DiSCo's, sd.npu's and the scoreboard's notebooks are run whole. Of the papers that are not rebuilt yet only the
+set-up and the compared cells are run here, as the rest takes long on a machine without bfloat16; `make reproduce` runs
+all.
 """
 
 import nbformat

@@ -127,7 +127,7 @@ def test_damaged_folders_are_named(folder, tmp_path):
         graphs.compiled(cut, tmp_path / "b")
     lost = copied("lost")
     (lost / "head-32.onnx").unlink()
-    with pytest.raises(ValueError, match="head-32.onnx is missing"):
+    with pytest.raises(ValueError, match=r"head-32.onnx is missing"):
         graphs.compiled(lost)
     (copied("empty") / graphs.FACTS).write_text(json.dumps({}))
     with pytest.raises(ValueError, match="holds no exported graphs"):

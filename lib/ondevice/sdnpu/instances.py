@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from ondevice.sdnpu.optimum import exact
 from ondevice.sdnpu.scheduling import RULES, Load, Prefill, Timeline, execute
@@ -66,7 +65,7 @@ def ratios(
     keep both is left out: it switches nothing.
     """
     rows = []
-    for family, draw in tqdm(families.items(), desc="families", delay=5, leave=False):
+    for family, draw in families.items():
         random = np.random.default_rng(seed)
         for _ in range(count):
             prefill = draw(random)

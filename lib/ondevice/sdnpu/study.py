@@ -24,7 +24,7 @@ from ondevice.sdnpu.workbench import REQUEST
 from ondevice.speculation import generate
 from ondevice.speculation.prompts import _spread
 
-SWITCHED = ["model", "precision", "tokens", "cold", "memory"]  # what one comparison of ways of switching is of
+SWITCHED = ["model", "precision", "tokens", "cold"]  # what one comparison of ways of switching is of
 DECODE_ROWS = 32  # of G2
 MOST_SHAPES = 3  # static graphs to decode on
 
@@ -158,14 +158,14 @@ def gantt(axis: Axes, timeline: Timeline) -> None:
 # Switching, measured
 
 
-def medians(switching: pd.DataFrame, column: str = "total_s") -> dict[str, NDArray[np.float64]]:
+def medians(switching: pd.DataFrame, column: str = "total_s") -> dict[Any, NDArray[np.float64]]:
     """By way [1 + DRAWS]: the median over the rounds, then of draws of rounds, the same ones for every way.
 
     switching: the rows of one comparison.
     """
     wide = switching.pivot_table(index="round", columns="way", values=column).dropna()
     drawn = np.random.default_rng(0).integers(0, len(wide), (DRAWS, len(wide)))
-    return {way: np.r_[np.median(v), np.median(v.to_numpy()[drawn], axis=1)] for way, v in wide.items()}  # type: ignore[misc]
+    return {way: np.r_[np.median(v), np.median(v.to_numpy()[drawn], axis=1)] for way, v in wide.items()}
 
 
 def interval(of: NDArray[np.float64], n: int, kind: str) -> Estimate:
@@ -175,16 +175,18 @@ def interval(of: NDArray[np.float64], n: int, kind: str) -> Estimate:
 
 
 def hidden(switching: pd.DataFrame) -> pd.DataFrame:
-    """SWITCHED, way, seconds, added (to keeping both), hidden (% of what synchronous switching adds), low, high, n."""
+    """SWITCHED, memory, way, seconds, added (to keeping both), hidden (% of what synchronous adds), low, high, n.
+
+    Ways with memory to spare are compared with synchronous switching without.
+    """
     rows = []
     for keys, mine in switching.groupby(SWITCHED, sort=False):
-        of, rounds = medians(mine), mine["round"].nunique()
-        worst = of["synchronous"] - of["keep both"]
-        for way in of:
-            share = interval(100 * (1 - (of[way] - of["keep both"]) / worst), rounds, "recorded")
-            added = of[way][0] - of["keep both"][0]
-            rows.append((*keys, way, of[way][0], added, share.value, share.low, share.high, rounds))
-    columns = [*SWITCHED, "way", "seconds", "added", "hidden", "low", "high", "n"]
+        of = medians(mine.assign(way=list(zip(mine["memory"], mine["way"], strict=True))))
+        both, worst = of[1.0, "keep both"], of[1.0, "synchronous"]
+        for (memory, way), seconds in of.items():
+            share = interval(100 * (1 - (seconds - both) / (worst - both)), mine["round"].nunique(), "recorded")
+            rows.append((*keys, memory, way, seconds[0], seconds[0] - both[0], *ends(share), share.n))
+    columns = [*SWITCHED, "memory", "way", "seconds", "added", "hidden", "low", "high", "n"]
     return derived(pd.DataFrame(rows, columns=columns), switching)
 
 

@@ -40,6 +40,7 @@ LEFT_OUT = {
     "said", "switching", "switching-drawn", "switching-claims", "npu-fit", "consistency", "figure-3", "table-4",
     "table-4-cells", "online", "figure-6", "figure-5", "figure-10-claims", "measured-claims", "figure-2", "table-3",
     "figure-13", "figure-11", "figure-12", "own", "verdicts", "untested", "finish", "five-rows", "inputs",
+    "figure-3-claims", "table-4-claims", "figure-6-claims", "figure-5-drawn", "analytic-claims",
 }  # fmt: skip
 
 

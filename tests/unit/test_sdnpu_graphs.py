@@ -46,8 +46,8 @@ def test_graphs_are_portable_and_share_one_file_of_weights(folder, model):
         for value in (*proto.graph.input, *proto.graph.output):
             assert all(size.dim_value > 0 for size in value.type.tensor_type.shape.dim)
         onnx.checker.check_model(str(path))
-    parameters = 4 * sum(weights.numel() for weights in model.parameters())
-    assert (folder / graphs.WEIGHTS).stat().st_size < 1.1 * parameters  # both shapes read the same bytes
+    parameters = sum(weights.numel() for weights in model.parameters()) + model.lm_head.weight.numel()  # tied, turned
+    assert (folder / graphs.WEIGHTS).stat().st_size < 1.02 * 4 * parameters  # both shapes read the same bytes
 
 
 @pytest.mark.parametrize("rule", [None, "keep both", "synchronous", "naive", "greedy (paper)", "ours"])

@@ -40,7 +40,7 @@ from ondevice.causal_lm import drawing
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Floats = NDArray[np.float32]
+Rows = NDArray[np.float32]
 PRECISIONS = ("fp32", "fp16", "int8")
 OPSET = 17  # which QNN's and ExecuTorch's importers read
 LARGE, SMALL = 256, 32  # rows of G1 and of G2 (section 3.2)
@@ -63,8 +63,8 @@ class Graph:
 class Cache:
     """Static keys and values of one block: [layers, key-value heads, capacity, head size], rows by position."""
 
-    keys: Floats
-    values: Floats
+    keys: Rows
+    values: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +106,15 @@ class Graphs:
         # Not np.zeros, whose memory is only found by the first chunk that reads it.
         return [Cache(np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)) for shape in shapes]
 
-    def embed(self, ids: Sequence[int]) -> Floats:
+    def embed(self, ids: Sequence[int]) -> Rows:
         """[n, h] what the first block is given for n tokens."""
         return self._through("embed", np.asarray(ids, np.int64), "ids")
 
-    def logits(self, hidden: Floats) -> torch.Tensor:
+    def logits(self, hidden: Rows) -> torch.Tensor:
         """[n, V] after the last block's output [n, h]."""
         return torch.from_numpy(self._through("head", hidden, "hidden"))
 
-    def _through(self, end: str, given: NDArray[Any], name: str) -> Floats:
+    def _through(self, end: str, given: NDArray[Any], name: str) -> Rows:
         graph = self.ends[f"{end}-{self.small if len(given) <= self.small else self.large}"]
         parts = []
         for at in range(0, len(given), graph.rows):
@@ -124,9 +124,9 @@ class Graphs:
 
 
 def forward(
-    graph: Graph, hidden: Floats, cache: Cache, start: int, sees: NDArray[np.bool_],
+    graph: Graph, hidden: Rows, cache: Cache, start: int, sees: NDArray[np.bool_],
     places: Sequence[int] | NDArray[np.int64],
-) -> Floats:  # fmt: skip
+) -> Rows:  # fmt: skip
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
 
     sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are

@@ -181,7 +181,8 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for keys, mine in switching.groupby(SWITCHED, sort=False):
-        of = medians(mine.assign(way=list(zip(mine["memory"], mine["way"], strict=True))))
+        named: Any = list(zip(mine["memory"], mine["way"], strict=True))
+        of = medians(mine.assign(way=named))
         both, worst = of[1.0, "keep both"], of[1.0, "synchronous"]
         for (memory, way), seconds in of.items():
             share = interval(100 * (1 - (seconds - both) / (worst - both)), mine["round"].nunique(), "recorded")

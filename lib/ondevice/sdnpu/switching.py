@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice.sdnpu import graphs
-from ondevice.sdnpu.graphs import Cache, Floats, Graph, Graphs
+from ondevice.sdnpu.graphs import Cache, Graph, Graphs, Rows
 from ondevice.sdnpu.scheduling import Load, Prefill, Timeline
 
 
@@ -106,8 +106,8 @@ class Switch:
             raise self._failure
 
     def compute(
-        self, chunk: int, block: int, rows: Floats, cache: Cache, start: int, sees: NDArray[np.bool_]
-    ) -> Floats:
+        self, chunk: int, block: int, rows: Rows, cache: Cache, start: int, sees: NDArray[np.bool_]
+    ) -> Rows:
         """One block on one chunk, on the graph that it has then."""
         with self._changed:
             switched = chunk >= self._chunk[block]

@@ -15,7 +15,7 @@ EDITS = {
     "resumed": ("tail[len(said) :]", "tail[len(said) - 1 :]", "reuse-shown"),
     "standing": ("return 1", "return 3", "pool-shown"),
     "first-guess": ("0.2 + 0.1 * number", "0.1 * number", "pool-shown"),
-    "offered": ("left *= 1 - chance", "left *= chance", "pool-shown"),
+    "offered": ("max(rate, chances.get(token, 0.0))", "0.0", "pool-shown"),
     "grow": ("heappop(queue)", "queue.pop()", "pool-shown"),
     "observe": ("token == said)\n        for branch", "token != said)\n        for branch", "again"),
     "merged": ("for branch in branches:", "for branch in branches[::-1]:", "pool-shown"),
@@ -37,7 +37,7 @@ FIGURES = {
 }  # fmt: skip
 SHORT = {"instances_a_family": 2, "threads": 1}
 LEFT_OUT = {
-    "said", "switching", "switching-drawn", "switching-claims", "npu-fit", "consistency", "figure-3", "table-4",
+    "said", "switching", "switching-drawn", "npu-fit", "consistency", "figure-3", "table-4",
     "table-4-cells", "online", "figure-6", "figure-5", "figure-10-claims", "measured-claims", "figure-2", "table-3",
     "figure-13", "figure-11", "figure-12", "own", "verdicts", "untested", "finish", "five-rows", "inputs",
     "figure-3-claims", "table-4-claims", "figure-6-claims", "figure-5-drawn", "analytic-claims",

@@ -12,7 +12,7 @@ import torch
 
 from ondevice.causal_lm import TokenTree
 from ondevice.sdnpu import graphs, switching
-from ondevice.sdnpu.graphs import Graph, Graphs
+from ondevice.sdnpu.graphs import Graph, Graphs, Rows
 from ondevice.sdnpu.scheduling import Load, Prefill, Timeline
 from ondevice.sdnpu.switching import Profile, Switch
 
@@ -23,11 +23,14 @@ class StaticLM:
     """In place of a `CausalLM`. rule: how graphs are switched; `keep_both` holds both.
 
     memory: of the switching, over the bytes of all G1. profile: of the graphs, by default measured here.
-    timeline: of the last prefill. Raises ValueError where the graphs do not fit the memory.
+    forward: `graphs.forward`, or an experiment's. timeline: of the last prefill. Raises ValueError where the graphs do not fit the memory.
     """
 
-    def __init__(self, built: Graphs, rule: Rule, memory: float = 1.0, profile: Profile | None = None) -> None:
-        self.built, self.rule, self.memory = built, rule, memory
+    def __init__(
+        self, built: Graphs, rule: Rule, memory: float = 1.0, profile: Profile | None = None,
+        forward: Callable[..., Rows] = graphs.forward,
+    ) -> None:  # fmt: skip
+        self.built, self.rule, self.memory, self.forward = built, rule, memory, forward
         self.context, self.vocabulary = int(built.facts["context"]), int(built.facts["vocabulary"])
         self.profile = profile or switching.profile(built, 3)
         self.kept = [graphs.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
@@ -73,7 +76,7 @@ class StaticSession:
         parts = [list(ids[at : at + large]) for at in range(0, len(ids), large)]
         prefill, plan = lm.plan([len(part) for part in parts])
         first, lm.large = lm.large, lm.large if not plan else []
-        switch = Switch(self.built, first, prefill, plan)
+        switch = Switch(self.built, first, prefill, plan, lm.forward)
         del first
         with switch:
             for number, part in enumerate(parts):
@@ -93,7 +96,7 @@ class StaticSession:
         places = self.length + tree.depths - 1
         rows = self.built.embed(tree.tokens.tolist())
         for graph, cache in zip(self.lm.small, self.caches, strict=True):
-            rows = graphs.forward(graph, rows, cache, self.length, tree.topology.sees, places)
+            rows = self.lm.forward(graph, rows, cache, self.length, tree.topology.sees, places)
         self._tree = tree
         return self.built.logits(rows)
 

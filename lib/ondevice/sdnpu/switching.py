@@ -76,8 +76,11 @@ class Switch:
     Everything that both threads see changes under one condition only.
     """
 
-    def __init__(self, built: Graphs, first: list[Graph], prefill: Prefill, plan: Sequence[Load]) -> None:
-        self.built, self.prefill, self.plan = built, prefill, list(plan)
+    def __init__(
+        self, built: Graphs, first: list[Graph], prefill: Prefill, plan: Sequence[Load],
+        forward: Callable[..., Rows] = graphs.forward,
+    ) -> None:  # fmt: skip
+        self.built, self.prefill, self.plan, self.forward = built, prefill, list(plan), forward
         self.large: list[Graph | None] = list(first)
         self.small: list[Graph | None] = [None] * built.blocks
         self._chunk = dict.fromkeys(range(built.blocks), prefill.chunks) | {load.block: load.chunk for load in plan}
@@ -118,7 +121,7 @@ class Switch:
             graph = held[block]
         assert graph is not None
         begun = self._now()
-        rows = graphs.forward(graph, rows, cache, start, sees, range(start, start + len(rows)))
+        rows = self.forward(graph, rows, cache, start, sees, range(start, start + len(rows)))
         del graph  # before the loader may go on: else the old graph would stay in memory beside the new one
         with self._changed:
             self._spans[:, chunk, block] = begun, self._now()

@@ -23,7 +23,8 @@ class StaticLM:
     """In place of a `CausalLM`. rule: how graphs are switched; `keep_both` holds both.
 
     memory: of the switching, over the bytes of all G1. profile: of the graphs, by default measured here.
-    forward: `graphs.forward`, or an experiment's. timeline: of the last prefill. Raises ValueError where the graphs do not fit the memory.
+    forward: `graphs.forward`, or an experiment's. timeline: of the last prefill.
+    Raises ValueError where the graphs do not fit the memory.
     """
 
     def __init__(

@@ -13,14 +13,9 @@ import pandas as pd
 from ondevice import assets, shapes
 from ondevice.sdnpu.npu import (
     CALIBRATE_MS,
-    DECODE_SHAPE,
-    DRAFT_MS,
     OURS,
     Curve,
-    Eagle,
-    Npu,
     draft_parameters,
-    draft_share,
     fit,
 )
 
@@ -132,26 +127,6 @@ def cpu_curve(rows: float, accepted: float) -> Curve:
         raise ValueError(f"SAM's steps have drafts and gain something, not {rows} rows for {accepted} tokens.")
     slope = FIG_6[1] * (step - 1) / (rows - 1)
     return Curve(FIG_6[1] - slope, slope)
-
-
-def implied_speedups(curve: Curve | None = None) -> pd.DataFrame:
-    """Figure 10's speed-ups, of decoding, that Table 4's acceptance and F give: task (the paper's), over_* of `BOTH`.
-
-    over_npu_vanilla, on the same graph; over_one_row, vanilla on a graph of one row; over_cpu_vanilla; over_sam, where
-    no draft spills; over_spilled_sam, where all do; over_npu_eagle. curve: `npu_curve` by default.
-    """
-    cost = curve or npu_curve()
-    engine, forward = Npu(cost), float(cost(DECODE_SHAPE))
-    table = acceptance({BOTH: BOTH}, {task: task for task in ("summary", "rag", "ui", "tweet")})
-    accepted = table.pivot(index="task", columns="method", values="accepted").reindex(table["task"].unique())
-    eagle = Eagle(draft_share("qwen2.5-1.5b"))
-    ours = (forward + DRAFT_MS) / accepted["SAM+Ours"]
-    return pd.DataFrame({
-        "over_npu_vanilla": forward / ours, "over_one_row": float(cost(1)) / ours, "over_cpu_vanilla": FIG_6[1] / ours,
-        "over_sam": (forward + DRAFT_MS) / accepted["SAM"] / ours,
-        "over_spilled_sam": (2 * forward + DRAFT_MS) / accepted["SAM"] / ours,
-        "over_npu_eagle": sum(eagle.step_ms(engine)) / eagle.accepted / ours,
-    }).reset_index()  # fmt: skip
 
 
 def weights(bits: float = 16) -> pd.DataFrame:

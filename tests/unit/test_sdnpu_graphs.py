@@ -119,13 +119,18 @@ def test_damaged_folders_are_named(folder, tmp_path):
     half = copied("half")
     path = half / "block00-32.onnx"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"block00-32.onnx or weights.bin in half is damaged or truncated"):
+    with pytest.raises(ValueError, match=r"block00-32.onnx in half is truncated"):
         graphs.compiled(half, tmp_path / "a")
     cut = copied("cut")
     with (cut / graphs.WEIGHTS).open("r+b") as file:
         file.truncate(1000)
-    with pytest.raises(ValueError, match="is damaged or truncated"):
-        graphs.compiled(cut, tmp_path / "b")
+    with pytest.raises(ValueError, match=r"weights.bin in cut is truncated"):
+        graphs.compiled(cut)
+    changed = copied("changed")
+    with (changed / graphs.WEIGHTS).open("r+b") as file:
+        file.write(b"other")
+    with pytest.raises(ValueError, match=r"weights.bin in changed is damaged"):
+        graphs.compiled(changed, tmp_path / "b")
     lost = copied("lost")
     (lost / "head-32.onnx").unlink()
     with pytest.raises(ValueError, match=r"head-32.onnx is missing"):

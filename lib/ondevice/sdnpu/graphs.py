@@ -197,7 +197,7 @@ def export(
                 onnx.save(weights.outside(proto), folder / f"{stem}-{chunk}.onnx")
         weights.close()
         files = sorted(folder.glob("*.onnx"))
-        facts["files"] = {path.name: _sha256(path) for path in [*files, folder / WEIGHTS]}
+        facts["files"] = {path.name: [_sha256(path), path.stat().st_size] for path in [*files, folder / WEIGHTS]}
         for path in files:
             onnx.checker.check_model(str(path), full_check=True)
             session = onnxruntime.InferenceSession(str(path), drawing.options(), providers=["CPUExecutionProvider"])
@@ -337,8 +337,9 @@ def compiled(folder: Path, place: Path | None = None) -> Graphs:
     for name in (name for name in facts["files"] if name.endswith(".onnx")):
         files[name] = path = place / name
         if not path.is_file():
-            if _sha256(folder / name) != facts["files"][name] or _sha256(folder / WEIGHTS) != facts["files"][WEIGHTS]:
-                raise ValueError(f"{name} or {WEIGHTS} in {folder.name} is damaged or truncated: export it again.")
+            for part in (name, WEIGHTS):
+                if _sha256(folder / part) != facts["files"][part][0]:
+                    raise ValueError(f"{part} in {folder.name} is damaged: export it again.")
             with assets.writing(path) as temporary:
                 options = drawing.options()
                 options.optimized_model_filepath = str(temporary)
@@ -360,6 +361,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} holds no exported graphs: `python -m ondevice.sdnpu export` makes them.") from None
     if missing:
         raise ValueError(f"{folder} is not whole: {missing[0]} is missing; export it again.")
+    for name, (_, size) in facts["files"].items():
+        if (folder / name).stat().st_size != size:
+            raise ValueError(f"{name} in {folder.name} is truncated: export it again.")
     return facts
 
 

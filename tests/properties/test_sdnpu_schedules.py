@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedule_bounds import simple_bound
 
 from ondevice.sdnpu.optimum import _Program, exact
-from ondevice.sdnpu.scheduling import RULES, Prefill, Timeline, earliest, execute
+from ondevice.sdnpu.scheduling import RULES, Load, Prefill, Timeline, earliest, execute
 
 TIMES = st.one_of(st.integers(0, 12), st.floats(0, 12, width=32))
 
@@ -144,3 +144,40 @@ def test_time_can_be_turned_round(prefill):
     """The last compute first, and the graphs exchanged: the optimum is the same."""
     turned = Prefill(prefill.d[::-1, ::-1], prefill.p[::-1, ::-1], prefill.s[::-1])
     assert exact(turned).latency == pytest.approx(exact(prefill).latency)
+
+
+@st.composite
+def tight(draw, most_blocks: int = 6, most_chunks: int = 4):
+    """Graphs of several sizes, and memory from none to spare to some."""
+    prefill = draw(prefills(most_blocks, most_chunks))
+    sizes = st.lists(st.integers(1, 4), min_size=prefill.blocks, max_size=prefill.blocks)
+    g1 = draw(sizes)
+    g2 = g1 if draw(st.booleans()) else draw(sizes)
+    memory = max(sum(g1), sum(g2)) + draw(st.integers(0, 6))
+    return Prefill(prefill.p, prefill.d, prefill.s, g1=g1, g2=g2, memory=memory)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tight(most_blocks=8))
+def test_graphs_fit_the_memory_at_every_load(prefill):
+    for name, rule in RULES.items():
+        timeline = execute(prefill, rule(prefill))
+        for begin in timeline.load_start if name != "keep both" else ():
+            on_g1 = np.where(timeline.graph == 1, timeline.compute_end, 0).max(0)
+            held = prefill.g1[on_g1 > begin].sum() + prefill.g2[timeline.load_block[timeline.load_start <= begin]].sum()
+            assert held <= prefill.memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(tight(most_blocks=3, most_chunks=2))
+def test_exact_is_the_best_of_all_choices_and_orders(prefill):
+    found, blocks = [], range(prefill.blocks)
+    for chunk in itertools.product(range(prefill.chunks + 1), repeat=prefill.blocks):
+        for order in itertools.permutations(blocks):
+            try:
+                found.append(execute(prefill, [Load(block, 0, chunk[block]) for block in order]).latency)
+            except ValueError as error:
+                assert "for a load that comes after it" in str(error)
+    assert exact(prefill).latency == pytest.approx(min(found))
+    more = Prefill(prefill.p, prefill.d, prefill.s, g1=prefill.g1, g2=prefill.g2, memory=prefill.memory + 2)
+    assert exact(more).latency <= min(found) * (1 + 1e-9)

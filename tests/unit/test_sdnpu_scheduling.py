@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from schedule_bounds import bounds, simple_bound
 
-from ondevice.sdnpu import partition, scheduling, study
+from ondevice.sdnpu import instances, partition, scheduling, study
 from ondevice.sdnpu.optimum import _Program, exact
 from ondevice.sdnpu.scheduling import RULES, Load, Prefill, earliest, execute, greedy, ours
 
@@ -77,15 +77,14 @@ def test_figure_8_with_equal_graphs_switches_for_free():
     assert found["keep both"] == found[PAPER] == found[OURS] == exact(figure_8(10, 2)).latency == 120
 
 
-@pytest.mark.parametrize(
-    ("chunks", "paper", "optimum"), [(2, 132, 130), (3, 204, 190), (4, 276, 250), (6, 420, 370)]
-)
+@pytest.mark.parametrize(("chunks", "paper", "optimum"), [(2, 132, 130), (3, 204, 190), (4, 276, 250), (6, 420, 370)])
 def test_figure_8_with_a_slower_second_graph(chunks, paper, optimum):
     """The greedy pays d - p for every chunk that is left."""
     prefill = figure_8(12, chunks)
     found = latencies(prefill)
     assert found[PAPER] == paper
     assert exact(prefill).latency == found[OURS] == optimum
+    assert execute(prefill, earliest(prefill, [0] * 6)).latency == 132 + 72 * (chunks - 1)  # the last load, then G2
 
 
 def test_figure_8_order_of_loads():
@@ -158,11 +157,11 @@ def test_the_exact_optimum_refuses_thirteen_blocks():
 
 
 def test_our_rule_is_near_the_optimum():
-    """The bar is 3 %; the paper's greedy does not reach it."""
-    prefills = [slow(seed, 3 + seed % 5, 2 + seed % 5) for seed in range(40)]
-    best = np.array([exact(prefill).latency for prefill in prefills])
-    mine, paper = ([latencies(one)[rule] for one in prefills] for rule in (OURS, PAPER))
-    assert (mine / best).mean() < 1.03 < (paper / best).mean()
+    """Within 1 % on every prefill; the paper's greedy is not, by far."""
+    table = instances.ratios(instances.FAMILIES, 20)
+    ours, paper = (table.loc[table["rule"] == rule] for rule in (OURS, PAPER))
+    assert ours["family"].nunique() == 10 and len(ours) == 200
+    assert ours["ratio"].max() <= 1.01 and ours["ratio"].mean() <= 1.002 < 1.05 < paper["ratio"].mean()
 
 
 # Appendix A
@@ -219,27 +218,57 @@ def test_with_memory_for_one_more_graph_a_load_runs_beside_its_own_block():
         execute(Prefill([3, 4], [5, 7], [2, 6], 2, g2=[3, 0], memory=3), [Load(0, 0, 2)])
 
 
+def test_what_a_graph_has_left_is_for_its_own_block():
+    """Block 1's load, which is due later, may not take block 0's place and run beside its own block."""
+    prefill = Prefill([8, 4], [8, 2], [28, 0], 1)
+    timeline = execute(prefill, [Load(1, 0, 1), Load(0, 0, 1)])
+    assert timeline.load_start.tolist() == [12, 12] and timeline.latency == 40
+    assert execute(prefill, earliest(prefill, [1, 1])).latency == exact(prefill).latency == 36
+
+
+def test_a_larger_second_graph_waits_for_what_others_have_left():
+    """Block 0 grows by the byte that block 1 gives back."""
+    prefill = Prefill([3, 4], [5, 7], [2, 2], 1, g1=[2, 2], g2=[3, 1])
+    timeline = execute(prefill, earliest(prefill, [1, 1]))
+    assert timeline.load_start.tolist() == [7, 9]
+    assert execute(prefill, greedy(prefill)).load_block.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="Block 0 waits in chunk 0 for a load that comes after it"):
+        execute(prefill, earliest(prefill, [0, 1]))
+    assert scheduling.latencies(prefill, np.array([[1, 1], [0, 1]])).tolist() == [11, np.inf]
+
+
+def test_endless_memory_holds_both_graphs_of_every_block():
+    prefill = Prefill([3, 4], [5, 7], [2, 6], 2, memory=np.inf)
+    assert execute(prefill, ours(prefill)).latency == exact(prefill).latency == 14
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_more_memory_is_never_worse_and_ours_is_the_optimum_of_small_prefills(seed):
-    one, known = slow(seed, 2 + seed % 3, 1 + seed % 3), np.inf
+def test_more_memory_is_never_worse_and_ours_uses_it(seed):
+    one, known, ratios = slow(seed, 2 + seed % 3, 1 + seed % 3), np.inf, []
     for memory in range(one.blocks, 2 * one.blocks + 1):
         prefill = Prefill(one.p, one.d, one.s, memory=memory)
         best = exact(prefill).latency
         assert best <= known + 1e-9
-        assert execute(prefill, ours(prefill)).latency <= 1.01 * best
+        ratios.append(execute(prefill, ours(prefill)).latency / best)
         known = best
+    assert np.mean(ratios) <= 1.02 and ratios[-1] <= 1.001
     assert known == max(one.p.sum(), one.s.sum())  # both graphs fit: all loads beside computes
 
 
 def test_latencies_of_many_plans_are_those_of_each():
-    random = np.random.default_rng(0)
-    for seed in range(8):
+    random, never = np.random.default_rng(0), 0
+    for seed in range(12):
         one = slow(seed, 4, 3)
-        for memory in (4, 5, 8):
-            prefill = Prefill(one.p, one.d, one.s, memory=memory)
-            chunks = random.integers(0, 4, (20, 4))
-            each = [execute(prefill, earliest(prefill, chunk)).latency for chunk in chunks]
-            np.testing.assert_allclose(scheduling.latencies(prefill, chunks), each)
+        for memory in (1.0, 1.25, 2.0):
+            g1, g2 = random.integers(1, 9, (2, 4)) if seed % 2 else np.ones((2, 4))
+            prefill = Prefill(one.p, one.d, one.s, g1=g1, g2=g2, memory=memory * max(g1.sum(), g2.sum()))
+            for chunk in random.integers(0, 4, (20, 4)):
+                try:
+                    alone = execute(prefill, earliest(prefill, chunk)).latency
+                except ValueError:
+                    alone, never = np.inf, never + 1
+                assert scheduling.latencies(prefill, chunk[None])[0] == pytest.approx(alone)
+    assert never > 5
 
 
 def test_an_optimum_with_spare_memory_refuses_too_many_choices():
@@ -279,6 +308,10 @@ def test_the_chart_shows_the_timeline():
         (dict(p=[1, 1], d=[1, 1], s=[1], chunks=1), "same blocks"),
         (dict(p=[], d=[], s=[], chunks=1), "same blocks"),
         (dict(p=1, d=1, s=1, chunks=1), "same blocks"),
+        (dict(p=[[1, 1], [1]], d=[1, 1], s=[1, 1], chunks=2), "rows of one length, which p is not"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, g1=[[1, 1]]), "same blocks"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, g2=[1, -1]), "g2 holds -1"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, memory=-1), "more than the memory of -1"),
         (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, memory=1.5), "take 2 bytes, more than the memory of 1.5"),
         (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, g2=[1, 9]), "take 10 bytes, more than the memory of 2"),
         (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, memory=float("nan")), "more than the memory of nan"),

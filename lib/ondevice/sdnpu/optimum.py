@@ -6,35 +6,64 @@ from itertools import product
 
 import numpy as np
 
-from ondevice.sdnpu.scheduling import Floats, Prefill, Timeline, earliest, execute, latencies, ours
+from ondevice.sdnpu.scheduling import Floats, Ints, Load, Prefill, Timeline, _fits, earliest, execute, latencies, ours
 
 MOST_BLOCKS = 12  # of the dynamic program, which goes through sets of blocks
-MOST_CHOICES = 100_000
+MOST_CHOICES = 100_000  # of chunks, of the branch and bound
 
 
 def exact(prefill: Prefill) -> Timeline:
-    """An optimal timeline, by an event-driven dynamic program: at most 12 blocks, milliseconds to 10 s.
+    """An optimal timeline: of at most 12 blocks, or, where memory lets a load run ahead, of 100,000 choices of chunks.
 
-    A state is (next compute, set of blocks on G2), its labels the pairs (when the loader is free, when the running
-    compute ends) that no other pair beats in both. Decisions fall where the loader is free: which load to start, or to
-    wait for the compute's end. States that cannot end before the best plan known are dropped.
-    With memory to spare, all choices of chunks are tried, at most MOST_CHOICES. Raises ValueError beyond.
+    Raises ValueError beyond.
     """
-    if prefill.spare:
-        return _of_all(prefill)
+    best = execute(prefill, ours(prefill))
+    if not (np.array_equal(prefill.g1, prefill.g2) and prefill.spare < prefill.g2.min()):
+        return _branch_and_bound(prefill, best)
     if prefill.blocks > MOST_BLOCKS:
         raise ValueError(f"The exact optimum is for at most {MOST_BLOCKS} blocks, not {prefill.blocks}.")
-    best = execute(prefill, ours(prefill))
     chunk = _Program(prefill, best.latency).run()
     return best if chunk is None else execute(prefill, earliest(prefill, chunk))
 
 
-def _of_all(prefill: Prefill) -> Timeline:
-    """The best of all choices of chunks."""
+def _branch_and_bound(prefill: Prefill, best: Timeline) -> Timeline:
+    """Choices of chunks in the order of what they take with endless memory; of each, all orders of its loads."""
     if (prefill.chunks + 1) ** prefill.blocks > MOST_CHOICES:
-        raise ValueError(f"With memory to spare the optimum is for at most {MOST_CHOICES} choices of chunks.")
+        raise ValueError(f"With spare memory or unlike graphs, at most {MOST_CHOICES} choices of chunks can be tried.")
     chunks = np.array(list(product(range(prefill.chunks + 1), repeat=prefill.blocks)))
-    return execute(prefill, earliest(prefill, chunks[latencies(prefill, chunks).argmin()]))
+    least = latencies(Prefill(prefill.p, prefill.d, prefill.s, memory=np.inf), chunks)
+    for index in least.argsort():
+        if least[index] >= best.latency:
+            break
+        if order := _order(prefill, chunks[index], best.latency):
+            best = execute(prefill, [Load(block, 0, int(chunks[index, block])) for block in order])
+    return best
+
+
+def _order(prefill: Prefill, chunk: Ints, known: float) -> list[int]:
+    """The blocks in the order of loads that makes T least for a choice of chunks; none if T is not less than known."""
+    due = chunk * prefill.blocks + np.arange(prefill.blocks)
+    costs = np.where(np.arange(prefill.chunks)[:, None] >= chunk, prefill.d, prefill.p)
+    done = np.r_[0.0, costs.ravel().cumsum()]  # computing time of the first k computes
+    by, best = done[np.minimum(due, prefill.p.size)], list[int]()
+
+    def extend(order: list[int], left: list[int], free: float, late: dict[int, float]) -> None:
+        nonlocal known, best  # late: by how much each load so far ends after `by`
+        total = float(done[-1] + max(0.0, *late.values(), *(free + prefill.s[left].cumsum() - by[left])))
+        if total >= known:
+            return
+        if not left:
+            known, best = total, order
+        for block in left:
+            rest = [other for other in left if other != block]
+            after = _fits(prefill, [Load(other, 0, 0) for other in (*order, block, *rest)], due.tolist())[len(order)]
+            if (after <= due[left]).all():
+                waited = max([0.0, *(late[other] for other in order if due[other] < after)])
+                end = max(free, done[after] + waited) + prefill.s[block]
+                extend([*order, block], rest, end, late | {block: end - by[block]})
+
+    extend([], due.argsort().tolist(), 0.0, {})
+    return best
 
 
 # (loader free, compute ends, label before or None, block loaded or -1, its first chunk on G2)
@@ -42,7 +71,12 @@ _Label = tuple[float, float, "_Label | None", int, int]
 
 
 class _Program:
-    """One run of the dynamic program."""
+    """One run of the dynamic program, driven by events, for graphs of a size and no memory to spare.
+
+    A state is (next compute, set of blocks on G2), its labels the pairs (when the loader is free, when the running
+    compute ends) that no other pair beats in both. Decisions fall where the loader is free: which load to start, or to
+    wait for the compute's end. States that cannot end before the best plan known are dropped.
+    """
 
     def __init__(self, prefill: Prefill, known: float) -> None:
         self.n, self.blocks = prefill.p.size, prefill.blocks

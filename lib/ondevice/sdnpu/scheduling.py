@@ -2,16 +2,21 @@
 
 N blocks run C chunks in order on one compute engine: block i of a chunk takes p_i on the prefill graph G1, d_i on the
 decoding graph G2 (the whole chunk, as repeated short runs). One loader brings each block's G2 once, in s_i, without a
-break and not while that block computes. The latency T is the later of the last compute's and the last load's end.
+break. The latency T is the later of the last compute's and the last load's end.
+
+Memory. All G1 are there at the start. A block's G1 is let go once its last compute on it is over, and what it leaves is
+for the block's own G2. So without bytes to spare a block is loaded when its G1 is gone; with some, a load may also run
+beside its own block's computes on G1.
 
 A rule plans, `execute` times the plan. A plan is a list of loads in the loader's order.
 
 A fact that the search and the optimum use. Let every block's chunk be given: the first one that it computes on G2. Then
-all computing times are given, and the load of block i may start when block i's compute in the chunk before is done
-(its release), and block i's compute in that chunk waits for its end (its due compute). Both are in the same order over
-all loads. So by exchange of neighbours it is best to load in that order and as early as possible: a plan is C + 1
-choices for each block, and nothing else. The same exchange shows that a compute never gains by waiting for another
-block's load. And since T is a longest path, it is the same when all of time is turned round.
+all computing times are given. Without spare memory the load of block i may start when block i's compute in the chunk
+before is done (its release), and block i's compute in that chunk waits for its end (its due compute). Both are in the
+same order over all loads. So by exchange of neighbours it is best to load in that order and as early as possible: a
+plan is C + 1 choices for each block, and nothing else. The same exchange shows that a compute never gains by waiting
+for another block's load. And since T is a longest path, it is the same when all of time is turned round. With spare
+memory another order may be better by a few percent, as a load may run ahead: `optimum.exact` tries them all.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ class Prefill:
     p, d: [C, N] compute time of each block in each chunk on G1 and on G2; [N] if all chunks are alike.
     s: [N] load time of each block's G2. chunks: C; may be left out where p or d is [C, N].
     g1, g2: [N] bytes of its graphs, by default 1 each. memory: bytes for graphs, by default those of all G1; all G1 and
-    all G2 must fit it. Raises ValueError on what cannot be.
+    all G2 must fit it; may be infinite. Raises ValueError on what cannot be.
     """
 
     p: Floats
@@ -50,29 +55,21 @@ class Prefill:
         self, p: ArrayLike, d: ArrayLike, s: ArrayLike, chunks: int | None = None, *, g1: ArrayLike | None = None,
         g2: ArrayLike | None = None, memory: float | None = None,
     ) -> None:  # fmt: skip
-        times = {name: np.array(values, float) for name, values in (("p", p), ("d", d), ("s", s))}
-        if any(times[name].ndim > 2 for name in "pd"):
-            raise ValueError(f"p and d are [N] or [C, N], not of {times['p'].ndim} and {times['d'].ndim} dimensions.")
-        counts = [len(times[name]) for name in "pd" if times[name].ndim == 2] + ([] if chunks is None else [chunks])
+        arrays = {name: _numbers(name, values) for name, values in (("p", p), ("d", d), ("s", s))}
+        for name, values in (("g1", g1), ("g2", g2)):
+            arrays[name] = np.ones(arrays["s"].shape) if values is None else _numbers(name, values)
+        counts = [len(arrays[name]) for name in "pd" if arrays[name].ndim == 2] + ([] if chunks is None else [chunks])
         if len(set(counts)) != 1 or not 1 <= counts[0] < np.inf or counts[0] != int(counts[0]):
             raise ValueError(f"A prefill has one whole number of chunks from 1, not {counts or 'none'}.")
-        count = len(times["s"]) if times["s"].ndim == 1 else 0
-        for name, sizes in (("g1", g1), ("g2", g2)):
-            times[name] = np.ones(count) if sizes is None else np.array(sizes, float)
-        shapes = {name: values.shape for name, values in times.items()}
-        if not count or any(shape[-1:] != (count,) for shape in shapes.values()):
+        shapes = {name: array.shape for name, array in arrays.items()}
+        count, one = int(counts[0]), shapes["s"]
+        if len(one) != 1 or one[0] < 1 or any(shapes[x] not in (one, (count, *one))[: 1 + (x in "pd")] for x in shapes):
             raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not shapes {shapes}.")
-        for name, values in times.items():
-            wrong = values[~(np.isfinite(values) & (values >= 0))]
-            if wrong.size:
-                raise ValueError(f"Times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
-        for name, values in times.items():
+        for name, array in arrays.items():
+            object.__setattr__(self, name, np.broadcast_to(array, (count, *one)) if name in "pd" else array)
             with np.errstate(over="ignore"):
-                total = values.sum() * counts[0] * 4
-            if not np.isfinite(total):
-                raise ValueError(f"The blocks' {name} are so large that their sum is no number.")
-            whole = np.broadcast_to(values, (int(counts[0]), count)) if name in "pd" else values
-            object.__setattr__(self, name, whole)
+                if not np.isfinite(getattr(self, name).sum() * 4):
+                    raise ValueError(f"The blocks' {name} are so large that their sum is no number.")
         object.__setattr__(self, "memory", float(self.g1.sum() if memory is None else memory))
         least = max(self.g1.sum(), self.g2.sum())
         if not self.memory * (1 + 1e-9) >= least:
@@ -89,9 +86,20 @@ class Prefill:
         return len(self.s)
 
     @property
-    def spare(self) -> int:
-        """How many G2 fit beside all G1."""
-        return int((self.memory * (1 + 1e-9) - self.g1.sum()) // max(self.g2.max(), 1e-300))
+    def spare(self) -> float:
+        """Bytes beside all G1, with what rounding may have taken."""
+        return float(self.memory * (1 + 1e-9) - self.g1.sum())
+
+
+def _numbers(name: str, values: ArrayLike) -> Floats:
+    try:
+        found = np.array(values, float)
+    except ValueError:
+        raise ValueError(f"p, d, s, g1 and g2 are numbers in rows of one length, which {name} is not.") from None
+    wrong = found[~(np.isfinite(found) & (found >= 0))]
+    if wrong.size:
+        raise ValueError(f"Times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
+    return found
 
 
 class Load(NamedTuple):
@@ -190,52 +198,51 @@ def _due_computes(prefill: Prefill, loads: Sequence[Load]) -> list[int]:
 
 
 def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[int]:
-    """How many computes must be over before each load's graph fits the memory beside those that are there."""
-    n, blocks = prefill.p.size, prefill.blocks
-    freed = np.zeros(n + 1)  # bytes of G1 that are let go once k computes are over
-    for load in loads if loads else ():
-        freed[max(0, due[load.block] - blocks + 1) :] += prefill.g1[load.block]
-    needed = prefill.g1.sum() + np.cumsum([prefill.g2[load.block] for load in loads]) - prefill.memory * (1 + 1e-9)
-    counts = np.searchsorted(freed, needed).tolist()
-    if counts and max(counts) > n:
-        raise ValueError(f"Block {loads[counts.index(max(counts))].block}'s load waits for memory that never comes.")
+    """How many computes must be over before each load's graph fits the memory.
+
+    Once its block's G1 is let go, a load may use whatever is free. Before, it may use spare bytes only: not what the G1
+    of a block that is still to be loaded has left.
+    """
+    n, blocks, needed, counts = prefill.p.size, prefill.blocks, -prefill.spare, list[int]()
+    gone = {load.block: max(0, due[load.block] - blocks + 1) for load in loads}  # computes until its G1 is let go
+    freed, left = np.zeros(n + 1), np.zeros(n + 1)  # bytes, once k computes are over: by all blocks, by those loaded
+    for block, over in gone.items():
+        freed[over:] += prefill.g1[block]
+    for block, over in gone.items():
+        left[over:] += prefill.g1[block]
+        needed += prefill.g2[block]
+        counts.append(min(max(over, int(np.searchsorted(freed, needed))), int(np.searchsorted(left, needed))))
+        if counts[-1] > n:
+            raise ValueError(f"Block {block}'s load waits for memory that never comes.")
     return counts
 
 
 def earliest(prefill: Prefill, chunk: Sequence[int] | Ints) -> list[Load]:
-    """The best plan in which each block computes on G2 from its chunk on: chunk [N], each 0 to C."""
+    """Each block computes on G2 from its chunk on, [N] from 0 to C: loads in due order, as early as memory allows."""
     due = np.asarray(chunk) * prefill.blocks + np.arange(prefill.blocks)
     return [Load(int(block), 0, int(chunk[block])) for block in np.argsort(due)]
 
 
 def latencies(prefill: Prefill, chunk: Ints) -> Floats:
-    """[B] T of the best plan for each of B choices of chunks [B, N]; graphs are taken to be of one size."""
-    many, blocks = chunk.shape
-    row = np.arange(many)
-    busy, free, loaded = np.zeros(many), np.zeros(many), np.zeros(many, int)
-    released, count = np.zeros((blocks + 1, many)), np.zeros(many, int)  # when the k-th G1 was let go; how many were
-    count += (chunk == 0).sum(1)
-    spare = prefill.spare
-
-    def load(which: NDArray[np.bool_], block: int) -> None:
-        nonlocal free, loaded
-        room = released[np.clip(loaded + 1 - spare, 0, blocks), row]
-        free = np.where(which, np.maximum(free, room) + prefill.s[block], free)
-        loaded = loaded + which
-
-    for number in range(prefill.chunks):
-        for block in range(blocks):
-            switched = chunk[:, block] <= number
-            if (first := chunk[:, block] == number).any():
-                load(first, block)
-                busy = np.where(first, np.maximum(busy, free), busy)
-            busy = busy + np.where(switched, prefill.d[number, block], prefill.p[number, block])
-            if (last := chunk[:, block] == number + 1).any():
-                count = count + last
-                released[count, row] = np.where(last, busy, released[count, row])
-    for block in range(blocks):
-        load(chunk[:, block] == prefill.chunks, block)
-    return np.maximum(busy, free)
+    """[B] T of `earliest` for each of B choices of chunks [B, N]; infinite where a load can never start."""
+    (many, blocks), n = chunk.shape, prefill.p.size
+    row = np.arange(many)[:, None]
+    switched = np.arange(prefill.chunks)[:, None] >= chunk[:, None]
+    done = np.zeros((many, n + 1))  # computing time of the first k computes
+    np.cumsum(np.where(switched, prefill.d, prefill.p).reshape(many, n), 1, out=done[:, 1:])
+    due = chunk * blocks + np.arange(blocks)
+    order = due.argsort(1)
+    due, s = due[row, order], prefill.s[order]
+    needed, freed = prefill.g2[order].cumsum(1) - prefill.spare, prefill.g1[order].cumsum(1)
+    gone = (needed > 0) + (freed[:, None] < needed[:, :, None]).sum(2)  # how many G1 are let go before the k-th load
+    after = np.where(gone > 0, np.maximum(0, due[row, gone - 1] - blocks + 1), 0)
+    earlier = (due[:, None] < after[:, :, None]).sum(2)  # loads that the computes before it have waited for
+    begin, by = done[row, after], done[row, np.minimum(due, n)]
+    free, waited = np.zeros(many), np.zeros((blocks + 1, many))  # waited[k]: by computes for the first k loads
+    for k in range(blocks):
+        free = np.maximum(free, begin[:, k] + waited[earlier[:, k], row[:, 0]]) + s[:, k]
+        waited[k + 1] = np.maximum(waited[k], free - by[:, k])
+    return np.where((after > due).any(1), np.inf, done[:, -1] + waited[-1])
 
 
 # The rules
@@ -260,15 +267,17 @@ def greedy(prefill: Prefill) -> list[Load]:
     """The paper's rule (Eqs. 1, 2): the fewest next computes that cover a load run beside it, then the next round.
 
     The paper's j, "the last block not switched", may be among the computes that should cover its load; we take the last
-    one that is not. Where no k is feasible, which the paper leaves open, one compute runs without a load. A block that
-    is left at the end is loaded after the prefill.
+    one that is not, and whose G2 fits when its G1 is let go. Where no k is feasible, which the paper leaves open, one
+    compute runs without a load. A block that is left at the end is loaded after the prefill.
     """
-    n, blocks, position = prefill.p.size, prefill.blocks, 0
+    n, blocks, position, free = prefill.p.size, prefill.blocks, 0, prefill.spare
+    grows = prefill.g2 - prefill.g1
     costs, left, loads = prefill.p.ravel().tolist(), list(range(blocks)), list[Load]()
     while left and position < n:
         covered = [0.0, *accumulate(costs[position : position + blocks])]  # by the next 0, 1 .. computes
         room = {block: min((block - position) % blocks, n - position) for block in left}
-        fitting = [block for block in left if room[block] and prefill.s[block] <= covered[room[block]]]
+        fitting = [block for block in left if room[block] and prefill.s[block] <= covered[room[block]]
+                   and grows[block] <= free]  # fmt: skip
         if not fitting:
             position += 1
             continue
@@ -278,6 +287,7 @@ def greedy(prefill: Prefill) -> list[Load]:
         loads.append(Load(j, position, chunk))
         costs[chunk * blocks + j :: blocks] = prefill.d[chunk:, j].tolist()
         left.remove(j)
+        free -= grows[j]
         position += k
     return loads + [Load(block, n, prefill.chunks) for block in left]
 
@@ -297,25 +307,23 @@ class _Beam(NamedTuple):
 
 
 def ours(prefill: Prefill) -> list[Load]:
-    """Our rule: a beam search over loads in turned time, then changes of one block's chunk while T falls.
+    """Our rule: a beam search over loads, then changes of one block's chunk while T falls.
 
-    It begins at the beam's plan, greedy's, naive's, and naive's with every other block a chunk earlier. Turned, a block
-    computes on G2 until its load and then on G1, so that loading early is good in itself.
+    The changes begin at the best of: the two plans of the search, naive's, naive's with every other block a chunk
+    earlier, greedy's.
     """
     late, each = np.full(prefill.blocks, prefill.chunks), np.arange(prefill.blocks)
-    seeds = [_search(prefill, max(8, 256 // prefill.blocks)), _chunks(prefill, greedy(prefill)), late, late - each % 2]
-    plans = [earliest(prefill, improved(prefill, seed)) for seed in seeds]
-    return min([*plans, greedy(prefill)], key=lambda loads: execute(prefill, loads).latency)
+    seeds = np.array([*_search(prefill), late, late - each % 2, _chunks(prefill, greedy(prefill))])
+    plan = earliest(prefill, improved(prefill, seeds[latencies(prefill, seeds).argmin()]))
+    return min(plan, greedy(prefill), key=lambda loads: execute(prefill, loads).latency)
 
 
 def improved(prefill: Prefill, chunk: Ints) -> Ints:
-    """The choice of chunks that no change of one block makes better."""
-    each, every = np.arange(prefill.blocks), np.arange(prefill.chunks + 1)
+    """The choice of chunks after the best changes of one block by one or two chunks, until none makes T less."""
+    changes = np.multiply.outer([-2, -1, 1, 2], np.eye(prefill.blocks, dtype=int)).reshape(-1, prefill.blocks)
     best = latencies(prefill, chunk[None])[0]
     while True:
-        others = np.tile(chunk, (prefill.blocks, prefill.chunks + 1, 1))
-        others[each, :, each] = every
-        others = others.reshape(-1, prefill.blocks)
+        others = np.clip(chunk + changes, 0, prefill.chunks)
         found = latencies(prefill, others)
         if found.min() >= best * (1 - 1e-9):
             return chunk
@@ -330,13 +338,22 @@ def _chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
     return found
 
 
-def _search(prefill: Prefill, width: int) -> Ints:
-    """[N] each block's first chunk on G2."""
+def _search(prefill: Prefill) -> list[Ints]:
+    """Each block's first chunk on G2, [N], found from the end backwards, and from the beginning on.
+
+    Backwards, a block computes on G2 until its load and then on G1, so that loading early is good in itself where G1 is
+    the faster; forwards, where G2 is. Memory to spare is not used.
+    """
+    turned = Prefill(prefill.d[::-1, ::-1], prefill.p[::-1, ::-1], prefill.s[::-1])
+    return [_backwards(prefill), prefill.chunks - _backwards(turned)[::-1]]
+
+
+def _backwards(prefill: Prefill) -> Ints:
     turned = _turned(prefill)
     none, nothing = np.zeros(1), np.zeros((1, prefill.blocks), int)
     beam = _Beam(none.astype(int), none, none, nothing > 0, nothing, turned.each.sum(1, keepdims=True))
     for _ in range(prefill.blocks):
-        beam = _extend(beam, turned, width)
+        beam = _extend(beam, turned, max(8, 24_000 // prefill.blocks**2))
     best = np.argmin(beam.busy + turned.rest[beam.next])
     return (prefill.chunks - np.minimum(beam.due[best] // prefill.blocks, prefill.chunks))[::-1]
 

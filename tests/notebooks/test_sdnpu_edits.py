@@ -23,7 +23,7 @@ EDITS = {
     "greedy": ("j = max(fitting)", "j = min(fitting)", "figure-8"),
     "simple-rules": ("Load(block, prefill.p.size, prefill.chunks)", "Load(block, 0, prefill.chunks)", "figure-8"),
     "earliest": ("np.argsort(due)", "np.argsort(-due)", "figure-8"),
-    "latencies": ("prefill.s[block], free)", "0.0, free)", "ratios"),
+    "latencies": (" + s[:, k]", "", "ratios"),
     "improved": ("found.argmin()]", "found.argmax()]", "ratios"),
     "scheduling-instance": ("2.0 * half + 2 * m", "4.0 * half", "appendix-a"),
     "forward": ("mask[:, :start] = 0.0", "pass", "system"),

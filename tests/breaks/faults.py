@@ -370,7 +370,7 @@ SDNPU = [
         (f"{UNIT}sdnpu_rules.py::test_each_rule_rejects_its_wrong_value[sdnpu-c29]",),
     ),
     Break(
-        "a source cell is edited", "sdnpu", "notebooks/sdnpu.ipynb", "j = max(fitting)", "j = min(fitting)",
+        "greedy's source cell is edited", "sdnpu", "notebooks/sdnpu.ipynb", "j = max(fitting)", "j = min(fitting)",
         notebook("sdnpu"),
     ),
     Break(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.evidence import born
+from ondevice.evidence import Estimate, born
 from ondevice.sdnpu import claims, study
 from ondevice.sdnpu.scheduling import Prefill, naive, synchronous
 
@@ -150,9 +150,23 @@ def test_acceptance_identity_drafts_and_rejections():
     answers = born(pd.DataFrame({"method": ["vanilla", "a", "a"], "identical": [True, True, False]}), "recorded")
     assert [one.value for one in claims.identical(answers)] == [0.5, 2]
     assert claims.shorter(passes(), "PLD", 8).value == 0.5  # drafts of 0 and of 10 tokens
-    table = born(pd.DataFrame({"model": "m", "task": "t", "request": [0, 0, 1, 1], "method": "SAM",
-                               "case": ["missing", "redundant", "redundant", "synonym"]}), "recorded")  # fmt: skip
-    assert claims.reusable(table).value == 50
+    table = born(pd.DataFrame({"model": "m", "set": ["a", "a", "a", "b"], "task": "t", "request": [0, 0, 1, 1],
+                               "method": "SAM", "case": ["missing", "redundant", "redundant", "synonym"]}), "recorded")
+    found = claims.reusable(table)
+    assert found.value == 50 and found.n == 3  # two sets number their requests alike
+
+
+def test_pairs_are_not_independent():
+    """An answer that is unlike all others is in a third of the pairs: draws without it have 1, most with it less."""
+    pairs = [("a", "b", 1.0), ("a", "c", 1.0), ("b", "c", 1.0), ("a", "d", 0.0), ("b", "d", 0.0), ("c", "d", 0.0)]
+    table = born(pd.DataFrame(pairs, columns=["first", "second", "cosine"]), "recorded")
+    found = claims.mean_of_pairs(table)
+    assert (found.value, found.n, found.high) == (0.5, 4, 1.0) and found.low == 0
+
+
+def test_the_ends_of_what_switching_exposes_are_those_of_both_parts():
+    one, two = (claims.exposed(switching(), Estimate(10, *ends, 9, "recorded")) for ends in ((10, 10), (5, 20)))
+    assert (two.value, two.low, two.high) == pytest.approx((one.value, one.low / 2, one.high * 2))
 
 
 def test_spans_are_least_and_greatest_over_tasks_and_others():

@@ -15,7 +15,7 @@ from scipy.stats import rankdata, spearmanr
 
 from ondevice import evidence
 from ondevice.evidence import Estimate, Value, exact, kind_of
-from ondevice.evidence.resampling import Resampled, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, resample
 from ondevice.sdnpu import npu, printed
 from ondevice.sdnpu.study import interval, medians
 
@@ -117,8 +117,8 @@ def exposed(switching: pd.DataFrame, rest_s: Estimate, way: str = "synchronous")
     of = medians(switching)
     added = 100 * (of[way] - of["keep both"]) / rest_s.value
     found = interval(added, switching["round"].nunique(), "recorded")
-    wide = (rest_s.high - rest_s.low) / rest_s.value / 2  # the rest is a mean with an interval of its own
-    return replace(found, low=found.low * (1 - wide), high=found.high * (1 + wide))
+    ends = [end * rest_s.value / rest for end in (found.low, found.high) for rest in (rest_s.low, rest_s.high)]
+    return replace(found, low=min(ends), high=max(ends))
 
 
 def _summary(sample: Resampled) -> int:
@@ -183,7 +183,7 @@ def reusable(rejections: pd.DataFrame, method: str = "SAM") -> Estimate:
     """c62: percent of the rejections that are missing or synonym; draws are of requests."""
     mine = rejections[rejections["method"] == method]
     mine = mine.assign(kept=mine["case"] != "redundant")
-    counts = mine.groupby(["model", "task", "request"])["kept"].agg(["sum", "size"])
+    counts = mine.groupby(["model", "set", "task", "request"])["kept"].agg(["sum", "size"])
     kept, size = counts.to_numpy().T
     return evidence.resampled(lambda rows: float(100 * kept[rows].sum() / size[rows].sum()), len(counts), kind_of(mine))
 
@@ -192,12 +192,23 @@ def similarity(cosines: pd.DataFrame, summaries: pd.DataFrame) -> Values:
     """c50 to c54, of one model. cosines: pair (task, group, across), cosine; summaries: cosine, overlap."""
     kind = kind_of(cosines)
     pairs = ("task", "group", "across")
-    three = tuple(evidence.mean(cosines.loc[cosines["pair"] == pair, "cosine"].tolist(), kind) for pair in pairs)
+    three = tuple(mean_of_pairs(cosines[cosines["pair"] == pair]) for pair in pairs)
     far = summaries["overlap"].to_numpy()
     close = evidence.share((summaries["cosine"] > 0.76).sum(), len(summaries), kind)
     median = evidence.resampled(lambda rows: float(np.median(far[rows])), len(far), kind)
     overlap = evidence.share((far > 0.11).sum(), len(far), kind), median
     return {"sdnpu-c50": three, "sdnpu-c51": three, "sdnpu-c52": three, "sdnpu-c53": close, "sdnpu-c54": overlap}
+
+
+def mean_of_pairs(cosines: pd.DataFrame) -> Estimate:
+    """Of pairs first, second: their mean cosine. Draws are of answers, as one answer is in many pairs."""
+    ends, names = pd.factorize(pd.concat([cosines["first"], cosines["second"]]))
+    first, second = ends.reshape(2, -1)
+    drawn = np.random.default_rng(0).multinomial(len(names), np.full(len(names), 1 / len(names)), DRAWS)
+    weights = np.vstack([np.ones(len(names)), drawn])
+    both = weights[:, first] * weights[:, second]
+    means = (both @ cosines["cosine"].to_numpy(float)) / np.maximum(both.sum(axis=1), 1e-9)
+    return interval(means, len(names), kind_of(cosines))
 
 
 # Forwards

@@ -29,8 +29,9 @@ import torch
 
 from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import codec, frames, messages
+from ondevice.dragon import codec, messages
 from ondevice.dragon.codec import decode, encode
+from ondevice.dragon.live import frames
 
 MODEL = "pydocs-lm-base"
 QWEN = 151_936

@@ -28,8 +28,8 @@ from transformers.utils import logging
 from ondevice import models
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
-from ondevice.dragon.decoder import Decoder, Template, greedy
-from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.live.decoder import Decoder, Template, greedy
+from ondevice.dragon.live.kv_store import KVStore
 
 BAR, BAR_TOKENS = 8.0, 512
 TEMPLATE = Template(f"{PASSAGE}{{document}}{USER}{{query}}{ASSISTANT}")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.dragon import codec, frames, messages
+from ondevice.dragon import codec, messages
+from ondevice.dragon.live import frames
 
 CAPS = st.integers(codec.SMALLEST, 700)
 

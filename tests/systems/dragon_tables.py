@@ -20,9 +20,9 @@ from waiting import PATIENCE
 
 from ondevice.dragon import codec, decisions
 from ondevice.dragon.aggregation import target
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.decoder import Interrupted
-from ondevice.dragon.device import Asked
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.decoder import Interrupted
+from ondevice.dragon.live.device import Asked
 from ondevice.dragon.messages import VERSION, Begin, Hello
 from ondevice.dragon.side import Draft
 from ondevice.dragon.speculative_aggregation import Stream
@@ -205,7 +205,7 @@ class CloudProcess:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")  # one import of the libraries for all processes
-        context.set_forkserver_preload(["ondevice.dragon.cloud", "ondevice.dragon.device", "psutil"])
+        context.set_forkserver_preload(["ondevice.dragon.live.cloud", "ondevice.dragon.live.device", "psutil"])
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, self.node, self.options, self.port)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)

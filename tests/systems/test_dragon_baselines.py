@@ -24,16 +24,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from waiting import PATIENCE, until
 
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import centralised, messages, rag_sequence, shelf
-from ondevice.dragon.centralised import device_only, fetched_rows, fetched_texts, in_one_context
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.connection import Lost, listen
-from ondevice.dragon.decoder import Template
-from ondevice.dragon.device import Answer, Asked, Device, request
-from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon import messages
+from ondevice.dragon.live import centralised, rag_sequence, shelf
+from ondevice.dragon.live.centralised import device_only, fetched_rows, fetched_texts, in_one_context
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.connection import Lost, listen
+from ondevice.dragon.live.decoder import Template
+from ondevice.dragon.live.device import Answer, Asked, Device, request
+from ondevice.dragon.live.kv_store import KVStore
+from ondevice.dragon.live.node import Documents, Node
+from ondevice.dragon.live.rag_sequence import marginal, union
 from ondevice.dragon.messages import Candidates, End, Failure, Fetch, Propose, Rows, Scores, Texts
-from ondevice.dragon.node import Documents, Node
-from ondevice.dragon.rag_sequence import marginal, union
 
 V, CONTEXT, END = 61, 48, 2
 WORDS = [f"w{i}" for i in range(3, V)]

@@ -21,9 +21,10 @@ from broken_relay import Burst, Corrupt, Cut, Drop, Fault, Relay, Repeat, Stall
 from dragon_tables import CloudProcess, TableNode, begin_of, by_itself, coded, exact, left_over
 from waiting import PATIENCE, until
 
-from ondevice.dragon import decisions, frames, messages
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon import decisions, messages
+from ondevice.dragon.live import frames
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.device import Answer, Asked, Device
 from ondevice.dragon.side import Draft
 from ondevice.dragon.speculative_aggregation import Stream
 from ondevice.network.link import Link

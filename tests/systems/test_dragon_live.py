@@ -23,12 +23,13 @@ import pytest
 from dragon_tables import NOTHING, CloudProcess, TableNode, begin_of, by_itself, exact, left_over
 from waiting import PATIENCE, one_of, until
 
-from ondevice.dragon import cloud as cloud_module
-from ondevice.dragon import decisions, frames, messages
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.connection import client_tls, server_tls
-from ondevice.dragon.device import Answer, Asked, Device
-from ondevice.dragon.remote import Remote
+from ondevice.dragon import decisions, messages
+from ondevice.dragon.live import cloud as cloud_module
+from ondevice.dragon.live import frames
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.connection import client_tls, server_tls
+from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.remote import Remote
 from ondevice.dragon.simulator import CLOUD, DEVICE, World, simulate
 from ondevice.dragon.speculative_aggregation import Stream
 from ondevice.network.link import Link

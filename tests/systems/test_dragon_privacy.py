@@ -19,12 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import codec, frames, messages
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.decoder import Template
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon import codec, messages
+from ondevice.dragon.live import frames
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.decoder import Template
+from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.node import Documents, Node
 from ondevice.dragon.messages import VERSION, Draft, Hello, Message, Switch, Target
-from ondevice.dragon.node import Documents, Node
 from ondevice.dragon.privacy import PRIVATE, keeps_documents, sent_by_device
 
 WINDOW, RUN = 24, 8  # characters of a document, tokens of it: what is searched for

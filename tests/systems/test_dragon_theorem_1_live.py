@@ -20,7 +20,7 @@ from scipy.stats import chisquare
 from waiting import PATIENCE
 
 from ondevice.dragon import decisions, side
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.live.device import Answer, Asked, Device
 from ondevice.network.link import Link
 
 N, TEXTS = 3, 30  # tokens of a text, texts of an answer

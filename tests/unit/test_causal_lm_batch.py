@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ondevice.causal_lm import CausalLM, Interrupted, TokenTree
-from ondevice.dragon.batch import Batch, refusal
+from ondevice.dragon.live.batch import Batch, refusal
 
 V, CONTEXT = 61, 48
 KINDS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from waiting import PATIENCE, until
 
-from ondevice.dragon import frames, messages
-from ondevice.dragon.connection import Connection, Lost, connect, listen
+from ondevice.dragon import messages
+from ondevice.dragon.live import frames
+from ondevice.dragon.live.connection import Connection, Lost, connect, listen
 from ondevice.dragon.messages import End, Heartbeat
 
 BEAT = 0.02

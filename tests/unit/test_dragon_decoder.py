@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.dragon.aggregation import Floats, target
-from ondevice.dragon.decoder import Decoder, Drafted, Interrupted, Template, greedy, sampled
-from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.live.decoder import Decoder, Drafted, Interrupted, Template, greedy, sampled
+from ondevice.dragon.live.kv_store import KVStore
 from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -464,7 +464,7 @@ def test_a_prompt_that_fills_the_context_has_room_for_one_token() -> None:
 def test_bad_input_is_named_before_any_work(
     monkeypatch: pytest.MonkeyPatch, prefixes: Any, suffix: Any, scores: Any, options: Any, message: str
 ) -> None:
-    monkeypatch.setattr("ondevice.dragon.decoder.Batch", None)
+    monkeypatch.setattr("ondevice.dragon.live.decoder.Batch", None)
     with pytest.raises(ValueError, match=message):
         Decoder(lm(), prefixes, suffix, scores, **options)
 

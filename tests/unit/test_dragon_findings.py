@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.dragon import findings, language_modelling, live
+from ondevice.dragon import experiments, findings, language_modelling
 from ondevice.dragon.rules import RULES
 
 
@@ -49,7 +49,7 @@ def test_the_way_of_aggregating_is_told_from_the_number_of_documents():
 
 
 def test_both_distributed_baselines_are_judged():
-    times = {live.DRAGON: (9, 10), live.TW: (10, 20), live.SW: (10, 10), live.CRCG: (8, 8)}
+    times = {experiments.DRAGON: (9, 10), experiments.TW: (10, 20), experiments.SW: (10, 10), experiments.CRCG: (8, 8)}
     rows = [dict(pace="imposed", method=method, delay_ms=delay, per_token_ms=ms) for method, series in times.items()
             for delay, ms in zip((0.0, 300.0), series, strict=True)]  # fmt: skip
     value = findings.per_token(pd.DataFrame(rows), "imposed")["dragon-c13"]

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from ondevice.dragon import first_token
-from ondevice.dragon.connection import Lost
-from ondevice.dragon.device import Answer, Asked
+from ondevice.dragon.experiments import CRCG, DRAGON, Question, added
 from ondevice.dragon.first_token import METHODS, fetch_ms, first_tokens, summary
-from ondevice.dragon.live import CRCG, DRAGON, Question, added
+from ondevice.dragon.live.connection import Lost
+from ondevice.dragon.live.device import Answer, Asked
 from ondevice.dragon.messages import End, Failure, Fetch, Message, Texts
 
 ASKED = Asked(k=3, limit=5, temperature=0.0, seed=7)

@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice import assets, shapes
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.dragon import kv_store
-from ondevice.dragon.batch import Batch
-from ondevice.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
+from ondevice.dragon.live import kv_store
+from ondevice.dragon.live.batch import Batch
+from ondevice.dragon.live.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},

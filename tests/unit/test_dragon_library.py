@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ondevice import corpus
-from ondevice.dragon import library
+from ondevice.dragon.live import library
 
 SUBJECTS = ["birds", "fish", "grass", "rain", "snow"]
 TEXTS = [f"document {number} is about {subject}" for number, subject in enumerate(SUBJECTS)]

@@ -10,7 +10,8 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from ondevice.dragon import codec, frames, messages
+from ondevice.dragon import codec, messages
+from ondevice.dragon.live import frames
 from ondevice.dragon.messages import (
     PIECE,
     Begin,

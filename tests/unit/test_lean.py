@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
 from ondevice.causal_lm.lean import Lean
-from ondevice.dragon.batch import Batch
+from ondevice.dragon.live.batch import Batch
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 

@@ -17,13 +17,13 @@ import torch
 from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
 from ondevice.commands import address, count, existing, positive, seconds, share, writable
-from ondevice.dragon import library
-from ondevice.dragon.cloud import Cloud
-from ondevice.dragon.connection import client_tls, server_tls
-from ondevice.dragon.device import Answer, Asked, Device, request
-from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.live import library
+from ondevice.dragon.live.cloud import Cloud
+from ondevice.dragon.live.connection import client_tls, server_tls
+from ondevice.dragon.live.device import Answer, Asked, Device, request
+from ondevice.dragon.live.kv_store import KVStore
+from ondevice.dragon.live.node import TEMPLATE, Node
 from ondevice.dragon.messages import Mode, Moves, Side
-from ondevice.dragon.node import TEMPLATE, Node
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -144,8 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         example="python -m ondevice.dragon device --documents corpus --part 2/2 --query 'How do I open a file?'",
     )  # fmt: skip
     device.set_defaults(run=run_device)
-    device.add_argument("--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT",
-                        help="where the cloud listens")
+    device.add_argument(
+        "--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="where the cloud listens"
+    )
     device.add_argument("--query", help="default: each line of standard input")
     device.add_argument("--k", type=commands.whole(), default=2, help="documents of each side")
     device.add_argument("--limit", type=count, default=64, help="most tokens")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ondevice.dragon import codec
 from ondevice.dragon.aggregation import Floats, target
-from ondevice.dragon.decoder import Choose
 from ondevice.dragon.messages import Begin
 from ondevice.dragon.scheduler import Greedy, Lagging, Scheduler, Stay
 from ondevice.dragon.side import Decide, Draft
@@ -19,6 +20,9 @@ from ondevice.dragon.speculative_aggregation import (
     sample,
     uniforms,
 )
+
+# Chooses the next token at a position from its log probabilities [V]: greedy, or drawn with noise of that position.
+Choose = Callable[[int, Floats], int]
 
 
 class Undecidable(ValueError):

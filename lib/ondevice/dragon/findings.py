@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import chisquare, spearmanr
 
-from ondevice.dragon import analysis, first_token, language_modelling, live, overhead, printed, replays
+from ondevice.dragon import analysis, experiments, first_token, language_modelling, overhead, printed, replays
 from ondevice.dragon.aggregation import target
 from ondevice.dragon.cost import Costs, latency_difference, speedup
 from ondevice.dragon.language_modelling import CLOUD, CLOUD_OUTPUT, DEVICE, DRAGON, DRCG, NONE, PRINTED, SEQUENCE
@@ -67,17 +67,17 @@ def language_modelling_values(tables: Mapping[str, pd.DataFrame], gains: pd.Data
 
 
 def per_token(summary: pd.DataFrame, pace: str) -> Values:
-    """c10 to c14 and c16. summary: of `live.summary`; pace: that of the rows with the paper's paces."""
+    """c10 to c14 and c16. summary: of `experiments.summary`; pace: that of the rows with the paper's paces."""
     rows = summary[summary["pace"] == pace]
     wide = _pivot(rows, "delay_ms", "method", "per_token_ms")
     first, last = wide.iloc[0], wide.iloc[-1]
     return {
-        "dragon-c10": 100 * (1 - last[live.DRAGON] / last[live.SW]),
-        "dragon-c11": 100 * (1 - last[live.DRAGON] / last[live.TW]),
-        "dragon-c12": last[live.DRAGON] / first[live.DRAGON],
-        "dragon-c13": (last[live.TW] / first[live.TW], last[live.SW] / first[live.SW]),
-        "dragon-c14": (last[live.SW] - first[live.SW], last[live.TW] - first[live.TW]),
-        "dragon-c16": 100 * (wide[live.DRAGON].mean() / wide[live.CRCG].mean() - 1),
+        "dragon-c10": 100 * (1 - last[experiments.DRAGON] / last[experiments.SW]),
+        "dragon-c11": 100 * (1 - last[experiments.DRAGON] / last[experiments.TW]),
+        "dragon-c12": last[experiments.DRAGON] / first[experiments.DRAGON],
+        "dragon-c13": (last[experiments.TW] / first[experiments.TW], last[experiments.SW] / first[experiments.SW]),
+        "dragon-c14": (last[experiments.SW] - first[experiments.SW], last[experiments.TW] - first[experiments.TW]),
+        "dragon-c16": 100 * (wide[experiments.DRAGON].mean() / wide[experiments.CRCG].mean() - 1),
     }  # fmt: skip
 
 
@@ -85,10 +85,10 @@ def first_token_values(rows: pd.DataFrame, summary: pd.DataFrame, imposed: pd.Da
     """c15 and c17 to c19. rows, summary: of `first_token`, unpaced; imposed: a summary with the paper's paces."""
     wide, paced = (_pivot(table, "delay_ms", "method", "ttft_ms") for table in (summary, imposed))
     decoding: Any = rows.groupby("method")["per_token_ms"].median()
-    ratios = wide.div(wide[live.DRAGON], axis=0)
+    ratios = wide.div(wide[experiments.DRAGON], axis=0)
     return {
         "dragon-c15": float(decoding[first_token.ROWS] / decoding[first_token.AS_MANY]),
-        "dragon-c17": float((paced[live.DRAGON] / paced[live.CRCG]).max()),
+        "dragon-c17": float((paced[experiments.DRAGON] / paced[experiments.CRCG]).max()),
         "dragon-c18": float(ratios[first_token.TEXT].mean()), "dragon-c19": float(ratios[first_token.ROWS].iloc[-1]),
     }  # fmt: skip
 

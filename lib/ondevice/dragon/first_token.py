@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ondevice.dragon import centralised
-from ondevice.dragon.device import Answer, Asked, Device, waited
-from ondevice.dragon.live import CRCG, DRAGON, Question, added
+from ondevice.dragon.experiments import CRCG, DRAGON, Question, added
+from ondevice.dragon.live import centralised
+from ondevice.dragon.live.device import Answer, Asked, Device, waited
 from ondevice.dragon.messages import Failure, Fetch, Texts
 from ondevice.network.relay import Relay
 

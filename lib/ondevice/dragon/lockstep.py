@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ondevice.dragon import codec
 from ondevice.dragon.aggregation import share, target
-from ondevice.dragon.node import Node
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.speculative_aggregation import acceptance, divergence, shared_acceptance
 
 RULES = ("greedy", "Algorithm 1", "remote first", "shared randomness")

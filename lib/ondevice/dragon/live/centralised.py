@@ -24,17 +24,18 @@ import numpy as np
 import torch
 
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import alone, decisions, messages
-from ondevice.dragon.batch import Member
-from ondevice.dragon.connection import Connection, Lost
-from ondevice.dragon.decoder import Decoder
-from ondevice.dragon.device import Answer, Asked, Device, request
+from ondevice.dragon import decisions, messages
+from ondevice.dragon.live import alone
+from ondevice.dragon.live.batch import Member
+from ondevice.dragon.live.connection import Connection, Lost
+from ondevice.dragon.live.decoder import Decoder
+from ondevice.dragon.live.device import Answer, Asked, Device, request
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.messages import PIECE, End, Failure, Fetch, Message, Rows, Texts
-from ondevice.dragon.node import Node
 from ondevice.dragon.speculative_aggregation import Stream
 
 if TYPE_CHECKING:
-    from ondevice.dragon.kv_store import KVStore
+    from ondevice.dragon.live.kv_store import KVStore
 
 Aggregation = Literal["context", "output"]
 BUDGET = 256  # tokens of documents in one context (section 7.3)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ondevice.dragon import frames, messages
+from ondevice.dragon import messages
+from ondevice.dragon.live import frames
 from ondevice.dragon.messages import Heartbeat, Message
 
 _PIECE = 2**16  # bytes asked of the socket at once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
 from ondevice.causal_lm.tree import integers
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, mixture
-from ondevice.dragon.batch import Batch, Member, refusal
-from ondevice.dragon.kv_store import KVStore
+from ondevice.dragon.decisions import Choose
+from ondevice.dragon.live.batch import Batch, Member, refusal
+from ondevice.dragon.live.kv_store import KVStore
 from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 _AHEAD = 128  # rows allocated beyond the prompt; what needs more grows by itself
 _DOCUMENT, _QUERY = "{document}", "{query}"
-
-# Chooses the next token at a position from its log probabilities [V]: greedy, or drawn with noise of that position.
-Choose = Callable[[int, Floats], int]
 
 
 @dataclass(frozen=True)

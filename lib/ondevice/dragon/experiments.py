@@ -24,11 +24,11 @@ from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import Passage, passages
 from ondevice.corpus.prompts import pick, quotation, tasks
-from ondevice.dragon import library
 from ondevice.dragon.cost import Costs, speedup
-from ondevice.dragon.device import Answer, Asked, Device
-from ondevice.dragon.kv_store import KVStore
-from ondevice.dragon.node import TEMPLATE, Node
+from ondevice.dragon.live import library
+from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.kv_store import KVStore
+from ondevice.dragon.live.node import TEMPLATE, Node
 from ondevice.dragon.simulator import DEVICE, World, simulate
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay

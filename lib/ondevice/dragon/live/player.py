@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from ondevice.dragon import messages, side
-from ondevice.dragon.connection import Connection
 from ondevice.dragon.decisions import Undecidable
-from ondevice.dragon.drafting import Drafted, Drafting
+from ondevice.dragon.live.connection import Connection
+from ondevice.dragon.live.drafting import Drafted, Drafting
 from ondevice.dragon.messages import Message, Resume
 from ondevice.dragon.side import Action, Decode, Done, Emit, RollBack, Send, Side
 

@@ -28,7 +28,7 @@ import torch
 
 from ondevice import assets
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon.batch import Batch, Member
+from ondevice.dragon.live.batch import Batch, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -14,14 +14,15 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from ondevice.dragon import alone, codec, decisions
-from ondevice.dragon.connection import Connection, Lost, connect
-from ondevice.dragon.decoder import Decoder
-from ondevice.dragon.drafting import Drafted, Drafting
+from ondevice.dragon import codec, decisions
+from ondevice.dragon.live import alone
+from ondevice.dragon.live.connection import Connection, Lost, connect
+from ondevice.dragon.live.decoder import Decoder
+from ondevice.dragon.live.drafting import Drafted, Drafting
+from ondevice.dragon.live.node import Node
+from ondevice.dragon.live.player import Player
 from ondevice.dragon.messages import Begin, Draft, End, Failure, Message, Mode, Moves, Resume, Welcome, check_peer
 from ondevice.dragon.messages import Side as SideName
-from ondevice.dragon.node import Node
-from ondevice.dragon.player import Player
 from ondevice.dragon.scheduler import Profiler
 from ondevice.dragon.side import Decide, Side
 from ondevice.dragon.side import Draft as Own

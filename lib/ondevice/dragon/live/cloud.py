@@ -10,8 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from ondevice.dragon import decisions
-from ondevice.dragon.connection import Connection, Lost, listen
-from ondevice.dragon.drafting import Drafted, Drafting
+from ondevice.dragon.live.connection import Connection, Lost, listen
+from ondevice.dragon.live.drafting import Drafted, Drafting
+from ondevice.dragon.live.node import Node
+from ondevice.dragon.live.player import Player
+from ondevice.dragon.live.remote import Remote
+from ondevice.dragon.live.shelf import Shelf
 from ondevice.dragon.messages import (
     Begin,
     End,
@@ -24,10 +28,6 @@ from ondevice.dragon.messages import (
     Welcome,
     check_peer,
 )
-from ondevice.dragon.node import Node
-from ondevice.dragon.player import Player
-from ondevice.dragon.remote import Remote
-from ondevice.dragon.shelf import Shelf
 from ondevice.dragon.side import Side
 from ondevice.dragon.speculative_aggregation import Stream
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
-from ondevice.dragon.decoder import Decoder, Template
-from ondevice.dragon.kv_store import KVStore, tokenizer_digest, weights_digest
+from ondevice.dragon.live.decoder import Decoder, Template
+from ondevice.dragon.live.kv_store import KVStore, tokenizer_digest, weights_digest
 from ondevice.dragon.messages import VERSION, Hello
 
 if TYPE_CHECKING:

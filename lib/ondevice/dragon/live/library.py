@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ondevice import corpus
 from ondevice.corpus.excerpts import passages
-from ondevice.dragon.node import Documents
+from ondevice.dragon.live.node import Documents
 from ondevice.retrieval.store import sparse_index
 
 SUFFIXES = (".txt", ".md", ".rst")

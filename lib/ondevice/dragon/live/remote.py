@@ -6,10 +6,11 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from ondevice.dragon import alone, decisions, messages
-from ondevice.dragon.connection import Connection
+from ondevice.dragon import decisions, messages
+from ondevice.dragon.live import alone
+from ondevice.dragon.live.connection import Connection
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.messages import Begin, Draft, End
-from ondevice.dragon.node import Node
 from ondevice.dragon.speculative_aggregation import Stream
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ondevice.dragon import messages
-from ondevice.dragon.centralised import Ids, beside, prefixes
-from ondevice.dragon.connection import Connection
+from ondevice.dragon.live.centralised import Ids, beside, prefixes
+from ondevice.dragon.live.connection import Connection
+from ondevice.dragon.live.node import Node
+from ondevice.dragon.live.rag_sequence import Side, union
 from ondevice.dragon.messages import PIECE, Candidates, End, Failure, Fetch, Message, Propose, Rows, Scores, Texts
-from ondevice.dragon.node import Node
-from ondevice.dragon.rag_sequence import Side, union
 from ondevice.dragon.speculative_aggregation import Stream
 
 

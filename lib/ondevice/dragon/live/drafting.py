@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.dragon import codec
-from ondevice.dragon.decoder import Choose, Decoder, Interrupted
+from ondevice.dragon.decisions import Choose
+from ondevice.dragon.live.decoder import Decoder, Interrupted
 from ondevice.dragon.side import Decode
 
 

@@ -24,11 +24,11 @@ from scipy.special import logsumexp
 from ondevice.causal_lm import Session
 from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats
-from ondevice.dragon.centralised import Ids, Request, beside, prefixes, received, together
-from ondevice.dragon.decoder import Choose
-from ondevice.dragon.device import Answer, Asked, Device
+from ondevice.dragon.live.centralised import Ids, Request, beside, prefixes, received, together
+from ondevice.dragon.live.decoder import Choose
+from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.messages import Begin, Candidates, Propose, Scores
-from ondevice.dragon.node import Node
 from ondevice.dragon.speculative_aggregation import Stream
 
 

@@ -85,8 +85,11 @@ def cache_folder(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it replaces `path` in one step, on failure nothing of it is left."""
+def writing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a temporary path; on success it replaces `path` in one step, on failure nothing of it is left.
+
+    mode: of the file, less the umask; until it is whole, the temporary file is its owner's alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -95,7 +98,7 @@ def writing(path: Path) -> Iterator[Path]:
         yield temporary
         mask = os.umask(0)
         os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes files private; results are as readable as any other file
+        temporary.chmod(mode & ~mask)  # mkstemp makes files private; results are as readable as any other file
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import torch
 from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
 from ondevice.commands import address, count, existing, positive, seconds, share, writable
-from ondevice.dragon.live import library
+from ondevice.dragon import documents
 from ondevice.dragon.live.cloud import Cloud
 from ondevice.dragon.live.connection import client_tls, server_tls
 from ondevice.dragon.live.device import Answer, Asked, Device, request
@@ -39,7 +39,7 @@ def _log() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("ondevice.dragon: %(message)s"))
     logging.getLogger("ondevice").handlers = [handler]
-    for name in ("bm25s", "torch"):
+    for name in ("bm25s", "torch", "pypdf", "charset_normalizer"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -82,6 +82,7 @@ def run_device(options: argparse.Namespace) -> None:
         options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
         options.gamma_remote, options.lookahead, seed=options.seed,
     )  # fmt: skip
+    documents.check(options)
     request("standard input" if options.query is None else options.query, asked)  # told before models are loaded
     device = Device(
         _node(options), host, port, tls=tls, **_timing(options), patience=options.patience,
@@ -120,12 +121,10 @@ def _node(options: argparse.Namespace) -> Node:
     torch.set_num_threads(options.threads)
     loaded = models.load(options.model)
     models.require_trained(loaded.model, "answering")
-    if options.documents == library.CORPUS:
-        print("Reading the documentation corpus, which takes a minute or two ...", file=sys.stderr, flush=True)
-    documents = library.documents(options.documents, options.part, options.most)
+    found, _ = documents.read(options, loaded.tokenizer)
     lm = CausalLM(loaded.model)
     store = KVStore(options.store, lm, loaded.tokenizer, TEMPLATE.text) if options.store else None
-    return Node(lm, loaded.tokenizer, documents, weight_temperature=options.weight_temperature, store=store,
+    return Node(lm, loaded.tokenizer, found, weight_temperature=options.weight_temperature, store=store,
                 longest=options.longest)  # fmt: skip
 
 
@@ -166,15 +165,13 @@ def _parser() -> argparse.ArgumentParser:
     device.add_argument("--json", action="store_true", help="print the whole account of each answer")
     for side in (cloud, device):
         _add_shared(side)
+    documents.add_private(device)
+    documents.add_program(programs)
     return parser
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="pydocs-lm-base", help="the same on both sides")
-    parser.add_argument("--documents", default=library.CORPUS, help="a JSON-lines file, a folder of texts, or corpus")
-    parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
-    parser.add_argument("--most", type=count, help="documents at most")
-    parser.add_argument("--longest", type=count, default=512, help="tokens of a document in a prompt")
+    documents.add(parser)
     parser.add_argument("--store", type=writable, help="folder for documents' keys and values")
     parser.add_argument("--weight-temperature", type=positive, default=1.0, help="of scores; the same on both sides")
     parser.add_argument("--threads", type=count, default=1, help="of PyTorch")

@@ -126,7 +126,7 @@ def cloud_process(
         model, "--documents", str(documents), "--part", "1/2", "--store", str(store), "--pace-ms",
         str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill), "--silence", str(silence),
         "--weight-temperature", str(WEIGHTS), "--gives-documents",
-        "--longest", str(longest),
+        "--longest", str(longest), "--whole",
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from ondevice.retrieval.texts import Titled, best, check_k, plain
 
 _WORD = re.compile(r"\w+")
+_ARRAYS = ("data", "indices", "indptr")  # of bm25s, a matrix in compressed columns
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+")  # of sum_of_squares, LinearModel, float32
 
 
@@ -40,9 +42,25 @@ class SparseIndex:
         tokens = [words(text) for text in plain(texts)]
         if not any(tokens):
             raise ValueError("There are no words in the texts to index.")
-        index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
+        index = _empty()
         index.index(tokens, show_progress=False)
         return cls(index)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> SparseIndex:
+        """The index that `arrays` was taken of. Raises KeyError or ValueError on any other arrays."""
+        index = _empty()
+        index.vocab_dict = json.loads(arrays["vocabulary"].tobytes())
+        index.unique_token_ids_set = set(index.vocab_dict.values())
+        index.scores = {name: arrays[name] for name in _ARRAYS} | {"num_docs": int(arrays["size"])}
+        return cls(index)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The whole index, for one file: weights as a sparse matrix, the vocabulary as the bytes of its JSON."""
+        vocabulary = np.frombuffer(json.dumps(self.bm25.vocab_dict).encode(), np.uint8)
+        scores = {name: self.bm25.scores[name] for name in _ARRAYS}
+        return scores | {"vocabulary": vocabulary, "size": np.array(self.size)}
 
     @property
     def size(self) -> int:
@@ -74,3 +92,9 @@ class SparseIndex:
             return cls(bm25s.BM25.load(folder, show_progress=False))
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise ValueError(f"{folder.name} is no whole BM25 index: {str(error).splitlines()[0][:200]}") from None
+
+
+def _empty() -> bm25s.BM25:
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
+    index.nonoccurrence_array = None  # which only other forms of BM25 have
+    return index

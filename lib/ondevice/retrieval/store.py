@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ondevice.retrieval.embedding import Embedder, embedder
 from ondevice.retrieval.sparse import SparseIndex
 from ondevice.retrieval.texts import Titled, digest, plain
 
+_LOG = logging.getLogger(__name__)
 _BLOCK = 4096  # texts whose vectors are a file, so that an interrupted run keeps what it has embedded
 _FORMAT = 1  # raise it when the words or the building of an index change
 
@@ -49,6 +52,30 @@ def sparse_index(texts: Sequence[str | Titled]) -> SparseIndex:
             with contextlib.suppress(OSError):  # another process put the same index there meanwhile
                 (Path(part) / "index").rename(place)
     return SparseIndex.load(place)
+
+
+def kept_sparse_index(texts: Sequence[str | Titled], path: Path, mode: int = 0o666) -> SparseIndex:
+    """The BM25 index of the texts, from one file (.npz), or built and written there, whole and with the mode.
+
+    A file that is of other texts is replaced, and one that is damaged too, with a warning.
+    """
+    key = digest(plain(texts), _FORMAT)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:  # a zip file: each array is checked by its sum as it is read
+            if str(arrays["key"]) == key:
+                return SparseIndex.of(arrays)
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # whatever a damaged or foreign file raises
+        _LOG.warning("A damaged index is made anew (%s: %s).", path.name, type(error).__name__)
+    made = SparseIndex.build(texts)
+    kept: dict[str, Any] = {"key": np.array(key), **made.arrays}
+    try:
+        with assets.writing(path, mode) as temporary:
+            np.savez(temporary, **kept)
+    except OSError as error:
+        _LOG.warning("The index could not be kept (%s).", error.strerror)
+    return made
 
 
 def _vectors(block: list[str], encoder: Embedder) -> np.ndarray:

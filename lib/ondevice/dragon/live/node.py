@@ -34,29 +34,62 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where a document was found, so that it can be cited.
+
+    file: its path, relative to the folder that was read; of the corpus, a qualified name. place: its paragraph from 1;
+    of notebooks the cell, of PDF the page, of JSON lines the line.
+    """
+
+    file: str
+    place: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.place}"
+
+
+@dataclass(frozen=True)
 class Documents:
-    """A side's own documents and their index. Raises ValueError where there are none, or the index is of others."""
+    """A side's own documents and their index. sources: of each text, or none.
+
+    Raises ValueError where there are no texts, and where the index or the sources are of others.
+    """
 
     texts: Sequence[str]
     index: Search
+    sources: Sequence[Source] = ()
 
     def __post_init__(self) -> None:
         if not len(self.texts):
             raise ValueError("A side has at least one document, not 0.")
         if self.index.size != len(self.texts):
             raise ValueError(f"The index is of {self.index.size} documents, but there are {len(self.texts)}.")
+        if len(self.sources) not in (0, len(self.texts)):
+            raise ValueError(f"There are {len(self.sources)} sources of {len(self.texts)} documents.")
 
     def best(self, query: str, k: int) -> tuple[list[str], list[float]]:
         """The k most relevant texts and their scores, best first; all where there are fewer than k.
 
         Raises ValueError on k below 1 and on a query without text.
         """
+        found, scores = self.places(query, k)
+        return [self.texts[place] for place in found], scores
+
+    def cited(self, query: str, k: int) -> tuple[list[str], list[float], list[Source]]:
+        """The same with the texts' sources. Raises ValueError too where the documents have none."""
+        if not self.sources:
+            raise ValueError("These documents have no sources to cite.")
+        found, scores = self.places(query, k)
+        return [self.texts[place] for place in found], scores, [self.sources[place] for place in found]
+
+    def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
+        """The same as indices into `texts`."""
         if k < 1:
             raise ValueError(f"A query retrieves at least one document, not {k}.")
         if not query.strip():
             raise ValueError("The query is empty.")
         scores, found = self.index.search([query], min(k, len(self.texts)))
-        return [self.texts[int(i)] for i in found[0]], [float(score) for score in scores[0]]
+        return [int(place) for place in found[0]], [float(score) for score in scores[0]]
 
 
 @dataclass(eq=False)

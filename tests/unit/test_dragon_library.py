@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from ondevice import corpus
+from ondevice import corpus, shapes
+from ondevice.dragon import __main__ as command
 from ondevice.dragon.live import library
+from ondevice.dragon.live.node import TEMPLATE, Documents, Source
+from ondevice.dragon.live.passages import Splitter
 
 SUBJECTS = ["birds", "fish", "grass", "rain", "snow"]
 TEXTS = [f"document {number} is about {subject}" for number, subject in enumerate(SUBJECTS)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch) -> Path:
+    """The user's cache, empty."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ONDEVICE_CACHE", str(folder))
+    return folder
+
+
+def placed(folder: Path, **named) -> dict[str, tuple[str, int]]:
+    """Texts with their sources."""
+    found = library.documents(str(folder), **named)
+    return {text: (source.file, source.place) for text, source in zip(found.texts, found.sources, strict=True)}
+
+
+def aged(folder: Path, seconds: float = 60) -> Path:
+    """The folder, its files last changed a while ago."""
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - seconds, time.time() - seconds), follow_symlinks=False)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -37,8 +72,9 @@ def test_a_folder_has_a_document_a_paragraph(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\n\n\n")
     (tmp_path / "deep" / "b.md").write_text("three")
     (tmp_path / "c.rst").write_text("four\nstill four\n\none")
-    (tmp_path / "d.py").write_text("not this")
-    assert sorted(library.documents(str(tmp_path)).texts) == ["four\nstill four", "one", "three", "two"]
+    assert placed(tmp_path) == {
+        "one": ("a.txt", 1), "two": ("a.txt", 2), "four\nstill four": ("c.rst", 1), "three": ("deep/b.md", 1),
+    }  # fmt: skip
 
 
 def test_parts_share_all_documents_out(file: str):
@@ -65,10 +101,10 @@ def test_a_part_that_is_none_is_named(file: str, part: str):
         library.documents(file, part)
 
 
-@pytest.mark.parametrize("line", ["{}", "no json", '{"text": ""}', '{"text": 3}', "[1]", '"text"', "null", ""])
+@pytest.mark.parametrize("line", ["{}", "no json", '{"text": ""}', '{"text": 3}', "[1]", '"text"', "null"])
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str):
     (tmp_path / "bad.jsonl").write_text(f'{{"text": "good"}}\n{line}\n{{"text": "good too"}}\n')
-    with pytest.raises(ValueError, match=r"^Line 2 of the documents is no JSON object with a `text`\.$"):
+    with pytest.raises(ValueError, match=r"\(bad\.jsonl: line 2 is no JSON object with a `text`\)\.$"):
         library.documents(str(tmp_path / "bad.jsonl"))
 
 
@@ -94,9 +130,366 @@ def test_k_and_the_query_are_checked(file: str):
     assert len(found.best("rain", 99)[0]) == 5  # all, where there are fewer
 
 
-def test_the_corpus_gives_passages(monkeypatch):
-    few = corpus.documents("test")[:3]
+def test_the_corpus_gives_passages(monkeypatch, cache: Path):
+    texts = [" ".join(f"{word}{n}" for n in range(60)) for word in ("rain", "snow")]
+    few = [corpus.Document(f"a.{text[:4]}", "a", "function", "()", text, "") for text in texts]
     monkeypatch.setattr(corpus, "documents", lambda split: few)
-    found = library.documents(library.CORPUS, most=4, length=32)
+    found = library.documents(library.CORPUS, most=4, length=32, private=True)
     tokenizer = corpus.tokenizer()
     assert len(found.texts) == 4 and all(len(tokenizer(text).input_ids) <= 40 for text in found.texts)
+    assert {source.file for source in found.sources} <= {"a.rain", "a.snow"} and min(
+        s.place for s in found.sources
+    ) >= 1
+    assert files(cache)  # it is public, whoever reads it
+
+
+# Formats and encodings
+
+
+def pdf(text: str) -> bytes:
+    """A page with a text."""
+    stream = f"BT /F 9 Tf 9 9 Td ({text}) Tj ET"
+    objects = [
+        "<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        "<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]/Contents 4 0 R/Resources<</Font<</F 5 0 R>>>>>>",
+        f"<</Length {len(stream)}>>stream\n{stream}\nendstream", "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]  # fmt: skip
+    made, places = "%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(made))
+        made += f"{number} 0 obj{content}endobj\n"
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    trailer = f"trailer<</Root 1 0 R/Size 6>>\nstartxref\n{len(made)}\n%%EOF\n"
+    return f"{made}xref\n0 6\n0000000000 65535 f \n{table}{trailer}".encode()
+
+
+PDF = pdf("a page")
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# A\n", "\n", "cell"]},
+        {"cell_type": "raw", "metadata": {}, "source": "left out"},
+        {"cell_type": "code", "metadata": {}, "source": "x = 1", "outputs": [], "execution_count": None},
+    ],
+    "metadata": {}, "nbformat": 4, "nbformat_minor": 4,
+}  # fmt: skip
+HTML = (
+    "<html><head><title>Name</title><style>p {}</style></head><body><h1>Head\n ing</h1><p>One <b>bold</b>\n word<p>two"
+    "<br>lines</p><script>no()</script><!-- no --><table>"
+    "<tr><td>a</td><td>b</td></table><pre>k\n  l</pre></body></html>"
+)
+PYTHON = 'import os\n\n\ndef f():\n    x = 1\n\n    return x\n\n\nclass A:\n    """Words."""\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.TXT", "one\r\n \r\ntwo", {"one": 1, "two": 2}),
+        ("a.Md", "# one\n\ntwo", {"# one": 1, "two": 2}),
+        ("a.rst", "one\n===\n\ntwo", {"one\n===": 1, "two": 2}),
+        ("a.html", HTML, {"Name": 1, "Head ing": 2, "One bold word": 3, "two\nlines": 4, "a b": 5, "k\n  l": 6}),
+        ("a.HTM", "<p>one", {"one": 1}),
+        ("a.ipynb", json.dumps(NOTEBOOK), {"# A\n\ncell": 1, "x = 1": 3}),
+        ("a.py", PYTHON, {"import os": 1, "def f():\n    x = 1\n\n    return x": 2, 'class A:\n    """Words."""': 3}),
+        ("a.jsonl", '{"text": "one\u2028 line"}\n\n{"text": "half \\ud800"}\n', {"one\u2028 line": 1, "half ?": 3}),
+    ],
+)  # fmt: skip
+def test_each_format_has_its_passages_and_places(tmp_path: Path, name: str, content: str, found: dict[str, int]):
+    (tmp_path / name).write_bytes(content.encode())
+    assert placed(tmp_path) == {text: (name, place) for text, place in found.items()}
+    assert placed(tmp_path / name) == placed(tmp_path)  # alone, as in a folder
+
+
+def test_a_pdf_has_a_passage_a_page(tmp_path: Path):
+    pytest.importorskip("pypdf")
+    (tmp_path / "a.pdf").write_bytes(PDF)
+    assert placed(tmp_path) == {"a page": ("a.pdf", 1)}
+
+
+def test_without_pypdf_a_pdf_is_skipped_and_read_once_it_is_there(tmp_path: Path, monkeypatch):
+    (tmp_path / "a.pdf").write_bytes(PDF)
+    (tmp_path / "b.txt").write_text("b")
+    aged(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pypdf", None)
+        _, account = library.read(str(tmp_path))
+    assert str(account) == "skipped 1 PDF, which `pip install ondevice[pdf]` reads (a.pdf)"
+    pytest.importorskip("pypdf")
+    assert set(placed(tmp_path)) == {"a page", "b"}
+
+
+GERMAN = "Die Vögel fliegen über die Dächer, und die Füße der Bären sind größer als die der Mäuse. " * 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+def test_encodings_are_known_by_their_mark_or_guessed(tmp_path: Path, encoding: str):
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode(encoding))
+    assert list(placed(tmp_path)) == [GERMAN.strip()]
+
+
+# Skipping
+
+
+def test_what_cannot_be_read_is_skipped_and_counted(tmp_path: Path, monkeypatch):
+    outside = tmp_path / "outside.txt"
+    outside.write_text("outside")
+    folder = tmp_path / "folder"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "deep").mkdir()
+    for name, content in {
+        "good.txt": b"good", "empty.txt": b" \n", "binary.txt": bytes(range(256)) * 9, "half.txt": b"\xff\xfea",
+        "bad.ipynb": b"{", "bad.jsonl": b"no", "image.png": b"", "none": b"", ".hidden.txt": b"x", ".git/a.txt": b"x",
+        "denied.txt": b"x",
+    }.items():  # fmt: skip
+        (folder / name).write_bytes(content)
+    for link, target in {
+        "loop.txt": "loop.txt", "gone.txt": "nowhere.txt", "out.txt": outside, "deep/up": folder, "in.txt": "good.txt",
+    }.items():  # fmt: skip
+        (folder / link).symlink_to(target)
+    os.mkfifo(folder / "pipe.txt")
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:
+        if path.name == "denied.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    found, account = library.read(str(folder))
+    assert list(found.texts) == ["good"] and account.files == 2 and account.passages == 1
+    skipped = {reason: [name.split(":")[0] for name in names] for reason, names in account.skipped.items()}
+    assert skipped == {
+        "empty": ["empty.txt"], "of another kind": ["image.png", "none"], "hidden": [".git", ".hidden.txt"],
+        "links to folders or out of the folder": ["out.txt", "deep/up"],
+        "unreadable": ["bad.ipynb", "bad.jsonl", "binary.txt", "denied.txt", "gone.txt", "half.txt", "loop.txt",
+                       "pipe.txt"],
+    }  # fmt: skip
+    assert "1 empty (empty.txt); 2 hidden (.git); 2 links" in str(account) and "\n" not in str(account)
+
+
+def test_only_where_nothing_is_left_it_is_an_error(tmp_path: Path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "a.docx").write_text("x")
+    with pytest.raises(
+        ValueError, match=r"has no document: skipped 1 empty \(empty\.txt\); 1 of another kind \(a\.docx"
+    ):
+        library.documents(str(tmp_path))
+
+
+# Splitting and citing
+
+
+def test_a_long_document_is_split_and_nothing_of_it_is_lost():
+    tokenizer = shapes.byte_tokenizer()
+    words = [f"Word{n}" + ("." if n % 7 == 6 else "") for n in range(300)]
+    text = " ".join(words[:150]) + "\n\n" + "\n".join(words[150:]) + "語" * 90 + "x" * 200
+    pieces = Splitter(tokenizer, 64)(text)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    sizes = [len(TEMPLATE.prefix(tokenizer, piece)) for piece in pieces]
+    assert max(sizes) <= 64 and min(sizes[:-1]) > 32
+    assert pieces[0].endswith(".") and Splitter(tokenizer, 5000)(text) == [text]
+
+
+def test_pieces_fit_with_the_bundled_tokenizer_and_a_begin_token():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer, text = shapes.byte_tokenizer(), "é" * 100
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    for one, longest in ((tokenizer, 50), (corpus.tokenizer(), 30)):
+        assert max(len(TEMPLATE.prefix(one, piece)) for piece in Splitter(one, longest)(text)) <= longest
+
+
+def test_a_prompt_without_room_is_refused():
+    with pytest.raises(ValueError, match="11 tokens before it, so that 12 leave no room"):
+        Splitter(shapes.byte_tokenizer(), 12)
+
+
+def test_pieces_keep_their_paragraphs_place(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("short\n\n" + " ".join(f"many words here, as {n}." for n in range(9)))
+    found = library.documents(str(tmp_path), splitter=Splitter(shapes.byte_tokenizer(), 64))
+    assert sorted(source.place for source in found.sources) == [1, 2, 2, 2, 2, 2]
+
+
+def test_answers_can_cite_their_documents(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.txt").write_text("rain falls\n\nsnow is white")
+    found = library.documents(str(tmp_path))
+    texts, scores, sources = found.cited("snow", 1)
+    assert (texts, scores) == found.best("snow", 1) and sources == [Source("deep/a.txt", 2)]
+    assert str(sources[0]) == "deep/a.txt:2" and found.places("snow", 1)[0] == [found.texts.index("snow is white")]
+    with pytest.raises(ValueError, match="no sources to cite"):
+        Documents(found.texts, found.index).cited("snow", 1)
+    with pytest.raises(ValueError, match="1 sources of 2 documents"):
+        Documents(found.texts, found.index, sources)
+
+
+# What is kept
+
+
+def test_the_second_start_reads_no_unchanged_file(tmp_path: Path, monkeypatch):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    first, read, taken = placed(aged(tmp_path)), [], []
+    old_read, old_blocks = Path.read_bytes, library.blocks
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), old_read(path))[1])
+    monkeypatch.setattr(library, "blocks", lambda suffix, data: (taken.append(data), old_blocks(suffix, data))[1])
+
+    def start() -> tuple[dict[str, tuple[str, int]], list[str], list[bytes]]:
+        read.clear()
+        taken.clear()
+        found = placed(tmp_path)
+        return found, [name for name in read if name.endswith(".txt")], list(taken)
+
+    assert start() == (first, [], [])
+    (tmp_path / "b.txt").rename(tmp_path / "d.txt")  # read, but its content is known
+    assert start()[1:] == (["d.txt"], [])
+    (tmp_path / "a.txt").write_text("text z")  # of the same length
+    aged(tmp_path)
+    found, _, taken_ = start()
+    assert taken_ == [b"text z"] and set(found) == {"text z", "text b", "text c"}
+    (tmp_path / "c.txt").unlink()
+    assert set(start()[0]) == {"text z", "text b"}
+
+
+def test_a_change_within_the_clocks_tick_is_seen(tmp_path: Path, monkeypatch):
+    (tmp_path / "a.txt").write_text("one")
+    placed(tmp_path)
+    status = (tmp_path / "a.txt").stat()
+    (tmp_path / "a.txt").write_text("two")
+    os.utime(tmp_path / "a.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert list(placed(tmp_path)) == ["two"]
+
+
+def test_private_documents_leave_nothing_on_disk(tmp_path: Path, cache: Path):
+    (tmp_path / "a.txt").write_text("zebras at dusk")
+    assert library.documents(str(tmp_path), private=True).texts == ["zebras at dusk"]
+    assert not files(cache) and list(files(tmp_path)) == ["a.txt"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_named_folder_of_private_documents_is_for_their_owner_alone(tmp_path: Path, cache: Path, exists: bool):
+    documents, index = tmp_path / "documents", tmp_path / "index"
+    documents.mkdir()
+    (documents / "a.txt").write_text("zebras at dusk")
+    if exists:
+        index.mkdir(mode=0o755)
+    for _ in range(2):
+        assert library.documents(str(documents), private=True, index=index).texts == ["zebras at dusk"]
+        assert {path.stat().st_mode & 0o777 for path in [index, *index.rglob("*")] if path.is_dir()} == {0o700}
+        assert {path.stat().st_mode & 0o777 for path in index.rglob("*") if path.is_file()} == {0o600}
+    assert len(files(index)) == 2 and not files(cache)
+
+
+def test_a_folder_with_other_things_in_it_keeps_its_mode(tmp_path: Path, file: str):
+    (tmp_path / "home").mkdir(mode=0o755)
+    (tmp_path / "home" / "other").write_text("x")
+    library.documents(file, private=True, index=tmp_path / "home")
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "home").iterdir() if path.is_dir()] == [0o700]
+
+
+@pytest.mark.parametrize("damage", ["half", "bit", "foreign", "empty", "folder"])
+def test_a_damaged_cache_is_made_anew_with_a_warning(tmp_path: Path, file: str, cache: Path, damage: str, caplog):
+    first = library.documents(file)
+    kept = sorted(path for path in cache.rglob("*") if path.is_file())
+    for path in kept:
+        data = path.read_bytes()
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+        else:
+            flipped = data[:200] + bytes([data[200] ^ 1]) + data[201:]
+            path.write_bytes({"half": data[: len(data) // 2], "bit": flipped, "foreign": b"[1]", "empty": b""}[damage])
+    with caplog.at_level(logging.WARNING, "ondevice"):
+        again = library.documents(file)
+    assert again.texts == first.texts and again.best("snow", 3) == first.best("snow", 3)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("ondevice")]
+    assert any("documents is ignored" in line for line in said) and any("index is made anew" in line for line in said)
+    if damage != "folder":
+        caplog.clear()
+        assert library.documents(file).texts == first.texts and not caplog.records
+
+
+def test_starts_at_a_time_do_not_damage_the_cache(tmp_path: Path, file: str, cache: Path, caplog):
+    found, start = [], threading.Barrier(4)
+
+    def run(number: int) -> None:
+        start.wait()
+        for turn in range(5):
+            if number == 0:
+                library.write(Path(file), [*TEXTS, f"more {turn}"])
+            texts = library.documents(file).texts
+            found.append({text for text in texts if text in TEXTS})
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20 and [record for record in caplog.records if "anew" in record.getMessage()] == []
+    assert set(library.documents(file).texts) == {*TEXTS, "more 4"} and len(files(cache)) == 2
+
+
+def test_progress_is_called_after_each_file(tmp_path: Path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name)
+    seen = []
+    library.documents(str(tmp_path), progress=lambda *done: seen.append(done))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+# Apart
+
+
+@pytest.mark.parametrize(
+    ("private", "public"), [("a", "a"), ("a/b", "a"), ("a", "a/b"), ("link", "a"), ("a/b/t.txt", "a")]
+)
+def test_private_documents_within_public_ones_are_refused(tmp_path: Path, private: str, public: str):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "t.txt").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(ValueError, match="stand apart from public ones, but"):
+        library.require_apart(tmp_path / private, tmp_path / public)
+    (tmp_path / "ab").mkdir()
+    library.require_apart(tmp_path / "ab", tmp_path / public)
+    with pytest.raises(ValueError, match=r"neither a file nor a folder '.*nowhere'"):
+        library.require_apart(tmp_path / "ab", tmp_path / "nowhere")
+
+
+def test_a_device_refuses_a_public_folder_around_its_own(tmp_path: Path, capsys):
+    (tmp_path / "a.txt").write_text("x")
+    words = ["device", "--documents", str(tmp_path), "--public", str(tmp_path), "--query", "x"]
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words)
+    assert "stand apart" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):  # later
+        command.main([*words, "--force", "--model", "nowhere"])
+    assert "nowhere" in capsys.readouterr().err
+
+
+# The command
+
+
+def test_the_command_says_what_a_side_has(tmp_path: Path, cache: Path, capsys):
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.docx").write_text("x")
+    words = ["documents", "--model", "pydocs-lm-small", "--documents", str(tmp_path)]
+    command.main([*words, "--json"])
+    out, error = capsys.readouterr()
+    found = json.loads(out)
+    assert found.pop("seconds") > 0 and found == {"files": 1, "passages": 2, "skipped": {"of another kind": 1}}
+    assert error == f"{tmp_path}: skipped 1 of another kind (b.docx)\n" and not files(cache)
+    command.main([*words, "--shared"])
+    assert capsys.readouterr().out.startswith("1 files, 2 passages, ") and len(files(cache)) == 2
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*words, "--part", "3/2"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_long_reading_is_said_once_where_nobody_watches(tmp_path: Path, capsys, monkeypatch):
+    from ondevice.dragon import documents
+
+    monkeypatch.setattr(documents, "_SILENT", -1.0)
+    show = documents._line()
+    show(1, 9)
+    show(2, 9)
+    assert capsys.readouterr().err == "Reading 9 files ...\n"

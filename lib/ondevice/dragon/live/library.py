@@ -106,7 +106,7 @@ def read(
 
 def write(path: Path, texts: Sequence[str]) -> None:
     """A JSON-lines file that `documents` reads."""
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    assets.write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def require_apart(private: Path, public: Path) -> None:
@@ -263,7 +263,7 @@ def _place(source: str, index: Path | None, private: bool) -> Path | None:
     folder = assets.cache_folder("dragon") if index is None else index.expanduser()
     mode = 0o700 if private else 0o777
     ours = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    place = folder / _digest(os.path.realpath(Path(source).expanduser()).encode(errors="replace"))
+    place = folder / _digest(os.fsencode(os.path.realpath(Path(source).expanduser())))
     folder.mkdir(mode, parents=True, exist_ok=True)
     place.mkdir(mode, exist_ok=True)
     if private:
@@ -292,7 +292,7 @@ def _split(found: Iterable[Placed], splitter: Splitter | None) -> list[Placed]:
 
 def _part(part: str) -> tuple[int, int]:
     which, _, of = part.partition("/")
-    if not (which.isdigit() and of.isdigit() and 1 <= int(which) <= int(of)):
+    if not (which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of)):
         raise ValueError(f"A part is `i/n` with i from 1 to n, not {part!r}.")
     return int(which) - 1, int(of)
 

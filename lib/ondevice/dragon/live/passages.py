@@ -34,7 +34,6 @@ _BLOCKS = [
     "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre",
     "section", "summary", "table", "title", "tr", "ul",
 ]  # fmt: skip
-_CELLS = ["td", "th"]
 _WIDEST = 6  # characters a token, where a passage's end is looked for first
 _SLACK = 8  # tokens: what a tokenizer may add where a text begins
 
@@ -196,10 +195,11 @@ def _html(data: bytes) -> Iterable[Placed]:
             string.replace_with(re.sub(r"\s+", " ", string))
     for tag in soup("br"):
         tag.replace_with("\n")
-    for tag in soup(_BLOCKS + _CELLS):
-        separator = " " if tag.name in _CELLS else "\n\n"
-        tag.insert_before(separator)
-        tag.insert_after(separator)
+    for tag in soup(["td", "th"]):
+        tag.insert_after(" ")
+    for tag in soup(_BLOCKS):
+        tag.insert_before("\n\n")
+        tag.insert_after("\n\n")
     return enumerate(filter(str.strip, _PARAGRAPHS.split(soup.get_text())), 1)
 
 

@@ -140,7 +140,10 @@ def test_the_corpus_gives_passages(monkeypatch, cache: Path):
     assert {source.file for source in found.sources} <= {"a.rain", "a.snow"} and min(
         s.place for s in found.sources
     ) >= 1
-    assert files(cache)  # it is public, whoever reads it
+    kept = list(files(cache))
+    monkeypatch.chdir(cache)
+    library.documents(library.CORPUS, most=4, length=32)
+    assert kept == list(files(cache)) != []  # it is public, whoever reads it, and the same from any folder
 
 
 # Formats and encodings

@@ -126,7 +126,7 @@ def cloud_process(
         model, "--documents", str(documents), "--part", "1/2", "--store", str(store), "--pace-ms",
         str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill), "--silence", str(silence),
         "--weight-temperature", str(WEIGHTS), "--gives-documents",
-        "--longest", str(longest), "--whole",
+        "--longest", str(longest), "--whole", "--index", str(store.with_name("index")),
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
@@ -197,7 +197,7 @@ def _node(model: str, documents: Path, part: str, store: Path | None, longest: i
     models.require_trained(loaded.model, "answering")
     lm = CausalLM(loaded.model)
     kept = None if store is None else KVStore(store, lm, loaded.tokenizer, TEMPLATE.text)
-    texts = library.documents(str(documents), part)
+    texts = library.documents(str(documents), part, private=True)  # folders of experiments do not last
     return Node(lm, loaded.tokenizer, texts, weight_temperature=WEIGHTS, store=kept, longest=longest)
 
 

@@ -263,7 +263,8 @@ def _place(source: str, index: Path | None, private: bool) -> Path | None:
     folder = assets.cache_folder("dragon") if index is None else index.expanduser()
     mode = 0o700 if private else 0o777
     ours = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    place = folder / _digest(os.fsencode(os.path.realpath(Path(source).expanduser())))
+    named = source if source == CORPUS else os.path.realpath(Path(source).expanduser())
+    place = folder / _digest(os.fsencode(named))
     folder.mkdir(mode, parents=True, exist_ok=True)
     place.mkdir(mode, exist_ok=True)
     if private:

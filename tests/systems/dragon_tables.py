@@ -43,6 +43,11 @@ class Table:
     period: int = 0
     known: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, repr=False)
 
+    @property
+    def prior(self) -> np.ndarray:
+        """[V] without documents."""
+        return np.full(self.vocabulary, 1 / self.vocabulary)
+
     def log_probs(self, tokens: list[int]) -> np.ndarray:
         """[V], of moderate odds."""
         begin = len(tokens) - len(tokens) % self.period if self.period else 0
@@ -68,6 +73,10 @@ class TableDecoder:
     @property
     def position(self) -> int:
         return len(self.tokens)
+
+    @property
+    def prior(self) -> np.ndarray:
+        return self.lm.prior
 
     def next_distribution(self) -> np.ndarray:
         if len(self.tokens) == self.lm.failing_at:
@@ -126,14 +135,14 @@ class TableNode:
 
 
 def coded(lm: Table, tokens: list[int]) -> tuple[bytes, np.ndarray]:
-    """A side's next distribution as it is sent, and its probabilities [V]."""
-    payload = codec.encode(np.exp(lm.log_probs(tokens)))
+    """A side's next distribution as it is sent, and what its drafts are drawn from [V]."""
+    payload = codec.encode(np.exp(lm.log_probs(tokens)), prior=lm.prior)
     return payload, codec.decode(payload, lm.vocabulary)
 
 
 def mixed(device: TableNode, cloud: TableNode, tokens: list[int]) -> np.ndarray:
     """The target distribution [V] after these tokens."""
-    p_device, p_cloud = (coded(node.lm, tokens)[1] for node in (device, cloud))
+    p_device, p_cloud = (codec.filled(coded(node.lm, tokens)[0], node.lm.prior) for node in (device, cloud))
     return target(p_device, p_cloud, device.log_weight, cloud.log_weight)
 
 
@@ -170,7 +179,7 @@ def exact(device: TableNode, cloud: TableNode, asked: Asked) -> Exact:
     """
     begin, tokens, flags = begin_of(asked), list[int](), []
     draws = {s: decisions.drafts(begin, s) for s in (Stream.DEVICE, Stream.CLOUD)}
-    decide = decisions.decision(begin, device.lm.vocabulary)
+    decide = decisions.decision(begin, dict.fromkeys(range(asked.limit), device.lm.prior))
     for position in range(asked.limit):
         drafts = []
         for node, stream in ((device, Stream.DEVICE), (cloud, Stream.CLOUD)):

@@ -59,7 +59,7 @@ def asked(coins: random.Random) -> Asked:
 def sequence_wise(device: TableNode, cloud: TableNode, asked: Asked) -> list[int]:
     """Both answers, mixed position by position."""
     each = [(n, by_itself(n, asked, s, [])) for n, s in ((device, Stream.DEVICE), (cloud, Stream.CLOUD))]
-    decide = decisions.decision(begin_of(asked), 3)
+    decide = decisions.decision(begin_of(asked), dict.fromkeys(range(LIMIT), device.lm.prior))
     return [
         decide(*(Draft("s", 0, i, t[i], coded(n.lm, t[:i])[0], n.log_weight) for n, t in each), i)[0]
         for i in range(LIMIT)

@@ -158,8 +158,8 @@ def without_epochs(monkeypatch) -> None:
             stale[draft.session, draft.position] = draft
         queue(self, now, draft)
 
-    def decided(begin, vocabulary: int):
-        decide = decision(begin, vocabulary)
+    def decided(begin, priors):
+        decide = decision(begin, priors)
 
         def careless(local: side.Draft, remote: side.Draft, position: int) -> tuple[int, bool, bool]:
             old = stale.get((remote.session, position))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -46,9 +46,11 @@ def drafts(begin: Begin, stream: Stream) -> Choose:
     return draw
 
 
-def decision(begin: Begin, vocabulary: int) -> Decide:
-    """How the aggregator decides: the target token from both drafts and the distributions they were drawn from.
+def decision(begin: Begin, priors: Mapping[int, Floats]) -> Decide:
+    """How the aggregator decides: the target token from both drafts and what was sent of their distributions.
 
+    The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.
+    priors: by position, [V] of this side's model without documents.
     It raises Undecidable where a draft cannot have been drawn from its distribution.
     """
 
@@ -59,16 +61,18 @@ def decision(begin: Begin, vocabulary: int) -> Decide:
             raise Undecidable(str(error)) from None
 
     def decide(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
-        p_local, p_remote = (codec.decode(draft.distribution, vocabulary) for draft in (local, remote))
-        mixed = target(p_local, p_remote, local.log_weight, remote.log_weight)
+        prior, sent = priors[position], (local.distribution, remote.distribution)
+        whole_local, whole_remote = (codec.filled(payload, prior) for payload in sent)
+        mixed = target(whole_local, whole_remote, local.log_weight, remote.log_weight)
         if begin.temperature == 0:
             token = int(mixed.argmax())
             return token, local.token == token, remote.token == token
         if begin.mode == "shared":
-            noise = gumbels(begin.seed, position, vocabulary)
+            noise = gumbels(begin.seed, position, len(prior))
             found = aggregate_shared(local.token, remote.token, mixed, noise)
         else:
             numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
+            p_local, p_remote = (codec.decode(payload, len(prior)) for payload in sent)
             found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
         return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 

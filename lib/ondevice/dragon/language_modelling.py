@@ -11,7 +11,7 @@ questions with several passages. Without documents the text follows the end toke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 COUNTS = (2, 4, 6, 8, 10, 12, 14, 16)  # documents of both sides together
 BUDGET = 256  # tokens of documents in one context (section 6.2)
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # for BM25, whose scores are sums over words, tens in size
-# Share of a uniform distribution that is added to one that was cut, so that no token is impossible. The loss is least
-# where it is the share of target tokens that the cap drops, and that is about this on the validation split.
-FLOOR = 0.03
 
 NONE, DRAGON, SEQUENCE = "no retrieval", "DRAGON", "RAG-Sequence"
-CUT, CUT_WITHIN, WITHIN = "DRAGON, cut", "DRAGON, cut, kept tokens", "DRAGON, kept tokens"
+CUT = "DRAGON, cut"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
 CLOUD_OUTPUT, DEVICE_OUTPUT = "CRCG/Cloud, output", "CRCG/Device, output"
 BEST_LAST, UNCUT, EQUAL = "DRCG, best last", "DRCG, uncut", "DRCG, equal compute"
@@ -104,10 +101,8 @@ def evaluate(
     it, over all sequences. Under autocast in its precision. Methods, with n documents:
 
     - `DRAGON`: all n distributions mixed (Eqs. 1, 2 and 4); `CRCG/..., output`: those of one side's half.
-    - `DRAGON, cut` for the counts in `cut`: each side's distribution goes through the codec, `cap` bytes, before the
-      two are mixed, as in the live system. A share FLOOR of the uniform distribution is added, so that a target token
-      of probability 0 costs log(V / FLOOR). `DRAGON, cut, kept tokens` has no such share and only the tokens that
-      kept a probability, for comparison with `DRAGON, kept tokens`, the same ones uncut.
+    - `DRAGON, cut` for the counts in `cut`: both sides' distributions go through the codec, `cap` bytes each, and what
+      is left out is filled in from the model's distribution without documents, as in the live system.
     - `RAG-Sequence`: the window's n likelihoods mixed.
     - `CRCG/Cloud`, `CRCG/Device`, `DRCG`: the first half, the second, or all, in one context cut after `budget` tokens.
     - `DRCG, best last`: the same tokens of documents as `DRCG`, the best document next to the text.
@@ -312,18 +307,11 @@ def _cut(single: _Single, count: int, temperature: float, cap: int, window: int)
     halves = slice(count // 2), slice(count // 2, count)
     sides = [_side(single.whole[1:][half], single.scores[half], temperature) for half in halves]
     heights = [log_weight(single.scores[half], temperature) for half in halves]
-    uncut, cut = (
-        np.array([target(*p, *heights)[token] for *p, token in zip(*pair, single.targets, strict=True)])
-        for pair in (sides, [_coded(side, cap) for side in sides])
-    )
-    kept, vocabulary = cut > 0, single.whole.shape[-1]
-    losses: Mapping[str, Floats] = {
-        CUT: -np.log((1 - FLOOR) * cut + FLOOR / vocabulary),
-        CUT_WITHIN: -np.log(cut[kept]),
-        WITHIN: -np.log(uncut[kept]),
-    }
-    read = int(single.read[1:][:count].sum())
-    return [_row(method, count, window, len(loss), float(loss.sum()), read) for method, loss in losses.items()]
+    prior = single.whole[0] / single.whole[0].sum(-1, keepdims=True)
+    pairs = zip(*(_filled(side, prior, cap) for side in sides), single.targets, strict=True)
+    loss = -np.log([target(p_cloud, p_device, *heights)[token] for p_cloud, p_device, token in pairs])
+    read = int(single.read[: 1 + count].sum())
+    return [_row(CUT, count, window, len(loss), float(loss.sum()), read)]
 
 
 def _side(distributions: Floats, scores: Floats, temperature: float) -> Floats:
@@ -333,9 +321,10 @@ def _side(distributions: Floats, scores: Floats, temperature: float) -> Floats:
     return mixed / mixed.sum(-1, keepdims=True)
 
 
-def _coded(side: Floats, cap: int) -> Floats:
-    """[n, V] as the other side reads it."""
-    return np.stack([codec.decode(codec.encode(p, cap), len(p)) for p in side])
+def _filled(side: Floats, prior: Floats, cap: int) -> Floats:
+    """[n, V] as the other side reads it. prior: [n, V] without documents."""
+    both = zip(side, prior, strict=True)
+    return np.stack([codec.filled(codec.encode(p, cap, before), before) for p, before in both])
 
 
 def _joined(

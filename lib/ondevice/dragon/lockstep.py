@@ -29,10 +29,10 @@ def compare(
 ) -> pd.DataFrame:
     """A row a token and side: query, position, token, word, side, eta, tv, lost, bytes and a column of each rule.
 
-    eta: the side's share of the target. tv: total variation between the two sides. lost: that by which the codec
-    changed this side's distribution, in `bytes`. cap None: no codec. Rules: whether the greedy drafts agree with the
-    target; Algorithm 1 as printed; with the resample of the side that does not aggregate, here this one, always taken
-    (gamma 1); with shared randomness.
+    eta: the side's share of the target. tv: total variation between what the two sides draw from. lost: that by which
+    the receiver's idea of this side's distribution differs from it, after `bytes`. cap None: no codec. Rules: whether
+    the greedy drafts agree with the target; Algorithm 1 as printed; with the resample of the side that does not
+    aggregate, here this one, always taken (gamma 1); with shared randomness.
     Raises ValueError without queries.
     """
     if not queries:
@@ -43,16 +43,18 @@ def compare(
         weights = {name: decoder.log_weight for name, decoder in sides.items()}
         while sides["device"].position < limit and not sides["device"].ended:
             whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
-            coded = {name: codec.encode(p, cap) for name, p in whole.items()} if cap is not None else {}
+            priors = {name: decoder.prior for name, decoder in sides.items()}
+            coded = {name: codec.encode(p, cap, priors[name]) for name, p in whole.items()} if cap is not None else {}
             p = {name: codec.decode(one, len(whole[name])) for name, one in coded.items()} or whole
-            mixed = target(p["device"], p["cloud"], weights["device"], weights["cloud"])
+            told = {name: codec.filled(one, np.asarray(priors["device"])) for name, one in coded.items()} or whole
+            mixed = target(told["device"], told["cloud"], weights["device"], weights["cloud"])
             token, apart = int(mixed.argmax()), divergence(p["device"], p["cloud"])
             text = str(device.tokenizer.decode([token]))
             for name, other in (("device", "cloud"), ("cloud", "device")):
                 rows.append({
                     "query": number, "position": sides[name].position, "token": token, "word": text, "side": name,
                     "eta": share(weights[name], weights[other]), "tv": apart,
-                    "lost": divergence(whole[name] / whole[name].sum(), p[name]), "bytes": len(coded.get(name, b"")),
+                    "lost": divergence(whole[name] / whole[name].sum(), told[name]), "bytes": len(coded.get(name, b"")),
                     "greedy": float(p[name].argmax() == token), "Algorithm 1": acceptance(p[name], mixed, 0.5),
                     "remote first": acceptance(p[name], mixed, 1.0),
                     "shared randomness": shared_acceptance(p[name], mixed),

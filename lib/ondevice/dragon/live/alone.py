@@ -10,17 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.dragon import codec
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.decisions import Choose
 from ondevice.dragon.live.decoder import Decoder
 
 
 class Token(NamedTuple):
-    """A token and what it was drawn from, encoded. seconds: that it took."""
+    """A token and what it was drawn from, encoded. seconds: that it took. prior: [V], where the decoder has one."""
 
     position: int
     token: int
     distribution: bytes
     seconds: float
+    prior: Floats | None
 
 
 def generate(
@@ -35,13 +37,15 @@ def generate(
     while decoder.position < limit and not decoder.ended and decoder.room > 0 and not stop.is_set():
         start, position = time.perf_counter(), decoder.position
         with lock:
-            payload = codec.encode(np.exp(decoder.next_distribution()), cap)
+            p = np.exp(decoder.next_distribution())
+            prior = decoder.prior
+        payload = codec.encode(p, cap, prior)
         with np.errstate(divide="ignore"):
             token = choose(position, np.log(codec.decode(payload, decoder.lm.vocabulary)))
         decoder.commit(token)
         if stop.wait(max(0.0, (pace if position else prefill) - (time.perf_counter() - start))):
             return
-        yield Token(position, token, payload, time.perf_counter() - start)
+        yield Token(position, token, payload, time.perf_counter() - start, prior)
 
 
 def follow(decoder: Decoder, tokens: Sequence[int]) -> None:

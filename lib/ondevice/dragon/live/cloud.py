@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from ondevice.dragon import decisions
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.live.connection import Connection, Lost, listen
 from ondevice.dragon.live.drafting import Drafted, Drafting
 from ondevice.dragon.live.node import Node
@@ -172,12 +173,13 @@ class Cloud:
 
     def _begun(self, connection: Connection, begin: Begin) -> _Session:
         self._check(begin)
+        priors: dict[int, Floats] = {}
         machine = Side(
-            begin.session, decisions.decision(begin, self.node.lm.vocabulary), aggregates=begin.aggregator == "cloud",
+            begin.session, decisions.decision(begin, priors), aggregates=begin.aggregator == "cloud",
             limit=begin.limit, end=self.node.end, lookahead=decisions.lookahead(begin),
             scheduler=decisions.mover(begin, begin.rtt),
         )  # fmt: skip
-        player = Player(machine)
+        player = Player(machine, priors)
         player.attach(connection)
         session = self._sessions[begin.session] = _Session(begin.session, player, connection)
         player.start(lambda drafted, failed: self._drafting(begin, drafted, failed))

@@ -73,6 +73,7 @@ class Decoder:
         document's logits are divided by, before the mixture.
     store: where prefixes' rows are kept; without one they are computed.
     end: ids after which nothing follows.
+    bare: ids of a prompt without document, up to where its end would be; then `prior` is known beside each mixture.
     tokens: what has been committed, the end token included; a position is an index into it.
     log_weight: the log of the side's h (Eq. 4): logsumexp of its scores / temperature. It is constant: scores are.
 
@@ -93,6 +94,7 @@ class Decoder:
         sampling_temperature: float = 1.0,
         store: KVStore | None = None,
         end: Collection[int] = (),
+        bare: Sequence[int] = (),
     ) -> None:
         _require_room(lm, prefixes, suffix)
         if store is not None and store.lm is not lm:
@@ -104,13 +106,15 @@ class Decoder:
             raise ValueError(f"The sampling temperature is positive and finite, not {sampling_temperature}.")
         self.lm, self.tokens, self._end = lm, list[int](), frozenset(end)
         self._temperature, self._stop = sampling_temperature, threading.Event()
-        self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in prefixes], list(map(int, suffix))
+        rows = [*prefixes, bare] if len(bare) else prefixes
+        self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in rows], list(map(int, suffix))
         self._longest = max(map(len, prefixes)) + len(suffix)
         self._members, self._batch = self._started()
         if store is not None:  # without one, a document is prefilled with the query, in one forward
             for prefix, member in zip(self._prefixes, self._members, strict=True):
                 store.fill(member, prefix)
         self._next: Floats | None = None
+        self.prior: Floats | None = None  # [V] the next token's without documents, after `next_distribution`
 
     @property
     def position(self) -> int:
@@ -138,8 +142,10 @@ class Decoder:
         self._require_open()
         try:
             if self._next is None:
-                logits = self._logits().cpu().double()
-                self._next = mixture((logits / self._temperature).log_softmax(-1).numpy(), self._log_weights)
+                rows = (self._logits().cpu().double() / self._temperature).log_softmax(-1).numpy()
+                documents = len(self._log_weights)
+                self._next = mixture(rows[:documents], self._log_weights)
+                self.prior = np.exp(rows[documents]) if len(rows) > documents else None
             return self._next
         finally:
             self._stop.clear()

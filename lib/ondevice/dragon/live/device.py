@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from ondevice.dragon import codec, decisions
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.live import alone
 from ondevice.dragon.live.connection import Connection, Lost, connect
 from ondevice.dragon.live.decoder import Decoder
@@ -222,13 +223,13 @@ class _Asking:
     # Aggregation, token by token
 
     async def _aggregate(self) -> None:
-        begin = self.begin
+        begin, priors = self.begin, dict[int, Floats]()
         machine = Side(
-            begin.session, self._counted(decisions.decision(begin, self.node.lm.vocabulary)),
+            begin.session, self._counted(decisions.decision(begin, priors)),
             aggregates=begin.aggregator == "device", limit=begin.limit, end=self.node.end,
             lookahead=decisions.lookahead(begin), scheduler=decisions.mover(begin, 0.0),
         )  # fmt: skip
-        player = self.player = Player(machine, self._emitted)
+        player = self.player = Player(machine, priors, self._emitted)
         player.start(self._drafting)
         reason = await self._session(player)
         if machine.done:
@@ -390,7 +391,8 @@ class _Asking:
     async def _sequence_wise(self) -> None:
         """DRDG/SW: both sides generate alone, then the distributions of each position are mixed."""
         begin = self.begin
-        decide = self._counted(decisions.decision(begin, self.node.lm.vocabulary))
+        priors: dict[int, Floats] = {}
+        decide = self._counted(decisions.decision(begin, priors))
         decoder = await self._decoder()
         loop = asyncio.get_running_loop()
         working = asyncio.create_task(asyncio.to_thread(self._alone, decoder, [], loop))
@@ -407,6 +409,8 @@ class _Asking:
             await asyncio.gather(working, return_exceptions=True)
             raise
         for mine, draft in zip(await working, theirs, strict=False):
+            assert mine.prior is not None
+            priors[mine.position] = mine.prior
             own = Own(begin.session, 0, mine.position, mine.token, mine.distribution, decoder.log_weight)
             other = Own(begin.session, 0, draft.position, draft.token, draft.distribution, draft.log_weight)
             token, _, _ = decide(own, other, mine.position)

@@ -10,19 +10,21 @@ from typing import NamedTuple
 import numpy as np
 
 from ondevice.dragon import codec
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.decisions import Choose
 from ondevice.dragon.live.decoder import Decoder, Interrupted
 from ondevice.dragon.side import Decode
 
 
 class Drafted(NamedTuple):
-    """What a decode gave. seconds: that it took, waiting for the imposed pace included."""
+    """What a decode gave. seconds: that it took, waiting for the imposed pace included. prior: [V], not sent."""
 
     order: Decode
     token: int
     distribution: bytes
     log_weight: float
     seconds: float
+    prior: Floats
 
 
 class Drafting:
@@ -126,7 +128,10 @@ class Drafting:
                 finally:
                     with self._changed:
                         self._running = None
-        payload = codec.encode(np.exp(log_probs), self._cap)
+        prior = decoder.prior
+        if prior is None:
+            raise RuntimeError("A side that drafts needs a decoder with a prior.")
+        payload = codec.encode(np.exp(log_probs), self._cap, prior)
         with np.errstate(divide="ignore"):
             token = self._choose(order.position, np.log(codec.decode(payload, len(log_probs))))
         with self._changed:
@@ -136,7 +141,7 @@ class Drafting:
                 return None
         if self.prefilled is None:
             self.prefilled = time.perf_counter() - self._began
-        return Drafted(order, token, payload, decoder.log_weight, time.perf_counter() - start)
+        return Drafted(order, token, payload, decoder.log_weight, time.perf_counter() - start, prior)
 
     def _void(self) -> bool:
         return self._stopped or self._order is not None or self._keep is not None

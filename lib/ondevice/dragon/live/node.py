@@ -139,4 +139,5 @@ class Node:
         return Decoder(
             self.lm, prefixes, self.template.suffix(self.tokenizer, query), scores,
             temperature=self.weight_temperature, sampling_temperature=temperature or 1.0, store=self.store, end=end,
+            bare=self.template.prefix(self.tokenizer, ""),
         )  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ondevice.dragon import messages, side
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.decisions import Undecidable
 from ondevice.dragon.live.connection import Connection
 from ondevice.dragon.live.drafting import Drafted, Drafting
@@ -18,11 +19,17 @@ class Player:
 
     emitted: called with each decided token's position and id. ended: set when the output has ended, or cannot go on.
     failure: why it cannot, or None. While there is no connection nothing is sent: `resume` makes up for it.
+    priors: by position, of this side's drafts that are not decided; `decisions.decision` reads it.
     moves: of the aggregator, so far: Switch messages sent and received. waste: drafts that became void, so far.
     """
 
-    def __init__(self, machine: Side, emitted: Callable[[int, int], None] = lambda position, token: None) -> None:
-        self.machine, self.emitted = machine, emitted
+    def __init__(
+        self,
+        machine: Side,
+        priors: dict[int, Floats],
+        emitted: Callable[[int, int], None] = lambda position, token: None,
+    ) -> None:
+        self.machine, self.priors, self.emitted = machine, priors, emitted
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
         self.accepted = [0, 0]  # of this side's drafts: decided, accepted
@@ -92,6 +99,7 @@ class Player:
         if self.ended.is_set():
             return
         order, now = draft.order, self._loop.time()
+        self.priors[order.position] = draft.prior
         try:
             actions = self.machine.drafted(
                 now, order.epoch, order.position, draft.token, draft.distribution, draft.log_weight
@@ -115,6 +123,7 @@ class Player:
             elif isinstance(action, RollBack):
                 self.drafting.roll_back(action.position)
             elif isinstance(action, Emit):
+                self.priors.pop(action.position, None)
                 self.emitted(action.position, action.token)
             elif isinstance(action, Done):
                 self.ended.set()

@@ -1,13 +1,11 @@
-"""DRAGON's codec: bytes and total variation lost against the cap, and the time to encode and decode.
+"""DRAGON's codec: perplexity of the two sides' mixture against the cap, acceptance of drafts, and times.
 
-1. Next-token distributions of a bundled model in test documents, as they are (V = 8,192) and with their ids spread over
-   the 151,936 of Qwen2.5. Lost: total variation between p and what is decoded. It changes p itself; sampling from the
-   decoded distribution is exact. Next: how often the text's own next token is not kept. Beside it what byte-wise
-   varints would lose under the same cap (the likeliest tokens that fit, the best B), and the authors' rule: the nucleus
-   of 0.8 without the token that crosses it, two bytes an id and two a probability, before LZ4, without a bound.
-2. CPU time of one thread, milliseconds, for one distribution; and of a Draft with it, to a frame and back.
+1. Figure 6's windows of the test split, 16 documents, half of them on each side: both sides' distributions through the
+   codec, filled in from the model without documents. Beside: the same when the sender does not know the prior and keeps
+   the likeliest tokens. Accepted: by Algorithm 1, mean of both sides.
+2. CPU time of one thread, milliseconds, for one distribution of V = 8,192, and spread over Qwen2.5's 151,936 ids.
 
-Run: python tests/benchmarks/bench_dragon_codec.py [--documents N] [--places N]
+Run: python tests/benchmarks/bench_dragon_codec.py [--windows N]
 """
 # ruff: noqa: E402
 
@@ -19,160 +17,110 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before numpy is imported
 
 import argparse
-import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
-from ondevice import corpus, models
-from ondevice.causal_lm import CausalLM
-from ondevice.dragon import codec, messages
-from ondevice.dragon.codec import decode, encode
-from ondevice.dragon.live import frames
+from ondevice import corpus, models, retrieval
+from ondevice.dragon import codec, experiments, windows
+from ondevice.dragon import language_modelling as lm
+from ondevice.dragon.aggregation import log_weight, target
 
-MODEL = "pydocs-lm-base"
+MODEL, PASSAGES, DOCUMENTS, TEMPERATURE = "pydocs-lm-base", 40_000, 16, 2.0
+CAPS = (16, 32, 64, 128, 256, 512, 1024, 4096)
 QWEN = 151_936
-CAPS = (64, 128, 256, 432, 512, 1024, 2048)
-NOTED = {432: "a Draft's frame within 512 bytes", 512: "the default"}
-NUCLEUS = 0.8  # of the authors' program
-PREFIX, LONGEST = 32, 256  # tokens of a document: before the first place, and in all
 
 Array = np.ndarray
 
 
-def real(documents: int, places: int) -> tuple[Array, Array]:
-    """(distributions [n, V], the tokens [n] that follow in the text)."""
+def singles(count: int) -> list[lm._Single]:
+    """Windows with all distributions."""
     loaded = models.load(MODEL)
-    lm = CausalLM(loaded.model)
-    random, every = np.random.default_rng(0), corpus.documents("test")
-    found, following = [], []
-    for index in random.permutation(len(every)):
-        ids = loaded.tokenizer(every[index].text)["input_ids"][:LONGEST]
-        if len(ids) < PREFIX + places + 1:
-            continue
-        chosen = PREFIX + random.choice(len(ids) - PREFIX - 1, places, replace=False)
-        rows: list[Array] = []
-        with torch.inference_mode():
-            lm.start(len(ids)).prefill(ids, on_logits=functools.partial(keep, rows))
-        found.append(np.concatenate(rows)[chosen])
-        following += [ids[place + 1] for place in chosen]
-        if len(found) == documents:
-            break
-    return np.concatenate(found), np.array(following)
+    passages = experiments.train_passages(PASSAGES)
+    index = retrieval.SparseIndex.build([one.text for one in passages])
+    chosen = windows.windows(corpus.documents("test"), loaded.tokenizer, count)
+    fronts = lm._Fronts(loaded.model, loaded.tokenizer)
+    found = windows.retrieve(chosen, passages, index, DOCUMENTS)
+    return [lm._Single(loaded.model, fronts, one, whole=True) for one in found]
 
 
-def keep(rows: list[Array], start: int, logits: torch.Tensor) -> None:
-    """Append the distributions of a chunk."""
-    rows.append(logits.double().softmax(-1).numpy())
+def sides(single: lm._Single) -> tuple[list[Array], list[float], Array]:
+    """(the sides' distributions [n, V], their log weights, the prior [n, V])."""
+    assert single.whole is not None
+    halves = slice(DOCUMENTS // 2), slice(DOCUMENTS // 2, DOCUMENTS)
+    mixed = [lm._side(single.whole[1:][half], single.scores[half], TEMPERATURE) for half in halves]
+    prior = single.whole[0] / single.whole[0].sum(-1, keepdims=True)
+    return mixed, [log_weight(single.scores[half], TEMPERATURE) for half in halves], prior.astype(float)
 
 
-def spread(p: Array, following: Array) -> tuple[Array, Array]:
-    """The same distributions over the larger vocabulary, at drawn ids."""
-    ids = np.random.default_rng(1).permutation(QWEN)[: p.shape[1]]
-    found = np.zeros((len(p), QWEN), np.float32)  # half the memory; encode takes it
-    found[:, ids] = p
-    return found, ids[following]
+def show(found: list[lm._Single]) -> None:
+    """The first part."""
+    print("   cap   prior known   bytes   tokens   perplexity   accepted   encode ms   fill ms")
+    for cap, known in [(0, False), *((cap, known) for cap in CAPS for known in (True, False))]:
+        nats, sizes, kept, accepted, encoding, filling = [], [], [], [], [], []
+        for single in found:
+            mixed, heights, prior = sides(single)
+            for place, token in enumerate(single.targets):
+                told, drawn = [], []
+                for side in mixed:
+                    p, before = side[place], prior[place]
+                    if not cap:
+                        told.append(p), drawn.append(p)
+                        continue
+                    start = time.process_time()
+                    payload = codec.encode(p, cap, before if known else None)
+                    encoding.append(time.process_time() - start)
+                    start = time.process_time()
+                    told.append(codec.filled(payload, before))
+                    filling.append(time.process_time() - start)
+                    drawn.append(codec.decode(payload, len(p)))
+                    sizes.append(len(payload))
+                    kept.append(np.count_nonzero(drawn[-1]))
+                q = target(told[0], told[1], *heights)
+                nats.append(-np.log(q[token]))
+                accepted += [0.5 * np.minimum(p, q).sum() + 0.5 * (p @ q) for p in drawn]
+        mean = [float(np.mean(one)) if one else np.nan for one in (sizes, kept, accepted, encoding, filling)]
+        print(f"{cap or 'uncut':>6}{known!s:>14}{mean[0]:>8.0f}{mean[1]:>9.0f}{np.exp(np.mean(nats)):>13.3f}"
+              f"{mean[2]:>11.3f}{1e3 * mean[3]:>12.2f}{1e3 * mean[4]:>10.2f}", flush=True)  # fmt: skip
 
 
-def varint_loss(p: Array, cap: int) -> float:
-    """Least total variation of byte-wise varints for gaps and weights, over B and the number of tokens."""
-    tokens, best = codec._likeliest(np.asarray(p, float), cap), 1.0
-    for precision in range(7, 19):
-        low, high = 0, len(tokens.ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            kept = tokens.quantised(middle, precision)
-            numbers = np.concatenate([np.diff(kept.ids), kept.weights])
-            size = 3 + int(sum((numbers >= 2 ** (7 * more)).sum() for more in range(4)))
-            low, high = (middle, high) if size <= cap else (low, middle - 1)
-        kept = tokens.quantised(max(low, 1), precision)
-        found = np.zeros(len(p))
-        found[kept.ids] = kept.weights / 2.0**kept.precision
-        best = min(best, variation(p, found))
-    return best
-
-
-def variation(p: Array, found: Array) -> float:
-    """Total variation."""
-    return float(np.abs(p - found).sum() / 2)
-
-
-def nucleus(p: Array) -> tuple[float, int]:
-    """(total variation, bytes) of the authors' rule."""
-    ordered = np.sort(p)[::-1]
-    kept = max(1, int((np.cumsum(ordered) <= NUCLEUS).sum()))
-    return 1 - float(ordered[:kept].sum()), 4 * kept
-
-
-def show_losses(name: str, p: Array, following: Array) -> None:
-    """The table of the first part."""
-    print(f"{name}: {len(p)} distributions")
-    print("   cap   bytes (most)   tokens   lost: mean  median   95 %   next dropped   varints lose")
-    for cap in CAPS:
-        payloads = [encode(one, cap) for one in p]
-        found = [decode(payload, p.shape[1]) for payload in payloads]
-        sizes = [len(payload) for payload in payloads]
-        losses = [variation(one, other) for one, other in zip(p, found, strict=True)]
-        missing = np.mean([one[token] == 0 for one, token in zip(found, following, strict=True)])
-        varints = np.mean([varint_loss(one, cap) for one in p[:: max(1, len(p) // 40)]]) if cap <= 512 else np.nan
-        low, high = np.quantile(losses, [0.5, 0.95])
-        tokens = np.mean([(one > 0).sum() for one in found])
-        verdict = "" if max(sizes) <= cap else "  OVER THE CAP"
-        print(
-            f"{cap:>6}{np.mean(sizes):>8.0f} ({max(sizes)}){tokens:>9.0f}{np.mean(losses):>14.4f}"
-            f"{low:>8.4f}{high:>8.4f}{missing:>12.1%}{varints:>16.4f}   {NOTED.get(cap, '')}{verdict}", flush=True,
-        )  # fmt: skip
-    losses, sizes = zip(*map(nucleus, p), strict=True)
-    print(f"  nucleus of {NUCLEUS}: {np.mean(sizes):.0f} bytes, at most {max(sizes)}; lost {np.mean(losses):.4f}\n")
-
-
-def timed(run: Callable[..., Any], arguments: list[tuple]) -> list[float]:
-    """Milliseconds of CPU time of each call, the first three left out."""
+def timed(run: Callable[[], object], repeats: int = 50) -> float:
+    """Median milliseconds of CPU time."""
     found = []
-    for one in arguments:
+    for _ in range(repeats):
         start = time.process_time()
-        run(*one)
+        run()
         found.append(1e3 * (time.process_time() - start))
-    return found[3:]
+    return float(np.median(found))
 
 
-def show_times(p: Array) -> None:
-    """The lines of the second part for one vocabulary."""
-    vocabulary = p.shape[1]
-    payloads = [encode(one) for one in p]
-    drafts = [messages.Draft("s" * 16, 3, 100, 1, payload, -2.5, 0.02) for payload in payloads]
-    packed = [frames.pack(messages.encode(draft)) for draft in drafts]
-    parts = {
-        "encode": timed(encode, [(one,) for one in p.astype(float)]),
-        "decode": timed(decode, [(payload, vocabulary) for payload in payloads]),
-        "Draft to a frame": timed(lambda draft: frames.pack(messages.encode(draft)), [(one,) for one in drafts]),
-        "and back": timed(
-            lambda data: [messages.decode(body) for body in frames.Reader().feed(data)], [(one,) for one in packed]
-        ),
-    }
-    print(f"V = {vocabulary}, cap {codec.CAP}; a Draft's frame has at most {max(map(len, packed))} bytes")
-    for name, values in parts.items():
-        low, median, high = np.quantile(values, [0.05, 0.5, 0.95])
-        print(f"  {name:<20}{median:>8.3f}  (5 %: {low:.3f}, 95 %: {high:.3f})", flush=True)
+def show_wide(found: list[lm._Single]) -> None:
+    """The second part."""
+    mixed, _, prior = sides(found[0])
+    ids = np.random.default_rng(1).permutation(QWEN)[: prior.shape[1]]
+    for vocabulary in (prior.shape[1], QWEN):
+        p, before = mixed[0][0], prior[0]
+        if vocabulary == QWEN:
+            p, before = np.zeros(QWEN), np.zeros(QWEN)
+            p[ids], before[ids] = mixed[0][0], prior[0]
+        for cap in (64, 512):
+            payload = codec.encode(p, cap, before)
+            print(f"V = {vocabulary}, {cap} bytes: encode {timed(lambda: codec.encode(p, cap, before)):.3f} ms, "  # noqa: B023
+                  f"fill in {timed(lambda: codec.filled(payload, before)):.3f} ms", flush=True)  # noqa: B023  # fmt: skip
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--documents", type=int, default=20)
-    parser.add_argument("--places", type=int, default=10)
+    parser.add_argument("--windows", type=int, default=48)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"numpy {np.__version__}, one thread; measured here\n")
-    p, following = real(options.documents, options.places)
-    wide, wide_following = spread(p, following)
-    show_losses(f"{MODEL}, V = {p.shape[1]}", p, following)
-    show_losses(f"{MODEL}, ids spread over V = {QWEN}", wide, wide_following)
-    show_times(p)
-    show_times(wide)
+    print(f"{MODEL}, {options.windows} windows, numpy {np.__version__}, one thread; measured here")
+    found = singles(options.windows)
+    show(found)
+    show_wide(found)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def nobody_s_port() -> Iterator[int]:
         (dict(model="another"), "model 'another', this one 'table'"),
         (dict(tokenizer="letters"), "tokenizer 'letters', this one 'numbers'"),
         (dict(vocabulary=4), "vocabulary 4, this one 3"),
-        (dict(version=7), "version 7, this one 1"),
+        (dict(version=7), "version 7, this one 2"),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
 )
@@ -113,13 +113,13 @@ def test_another_version_of_the_frames_is_one_clear_error(monkeypatch, speaker: 
             writer.close()
 
     if speaker == "cloud":
-        with pytest.raises(ValueError, match=r"^The other side speaks version 9 of the protocol, this one 1\.$"):
+        with pytest.raises(ValueError, match=r"^The other side speaks version 9 of the protocol, this one 2\.$"):
             asyncio.run(run())
     else:
         asyncio.run(run())
         bodies = [messages.decode(body[4:]) for body in frames.Reader().feed(replies[0])]
         failures = [message.reason for message in bodies if isinstance(message, messages.Failure)]
-        assert failures == ["The other side speaks version 9 of the protocol, this one 1."]
+        assert failures == ["The other side speaks version 9 of the protocol, this one 2."]
 
 
 # Requests that cannot be

@@ -149,6 +149,7 @@ class CopyingDecoder:
     """A decoder that quotes its document, from the beginning, whatever the other side says."""
 
     ended, room = False, 10**6
+    prior = np.full(VOCABULARY, 1 / VOCABULARY)
 
     def __init__(self, node: CopyingNode) -> None:
         self.lm, self.log_weight, self.tokens, self.ids = node.lm, node.log_weight, list[int](), node.ids

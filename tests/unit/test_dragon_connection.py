@@ -138,7 +138,7 @@ def test_the_peer_s_end_is_noticed():
         ([frame(0, end(0)), frame(1, end(1))[:-3]], "ended within a frame"),
         ([frame(0, end(0)), b"DRG\x63 and so on"], "speaks version 99"),
         ([frame(0, end(0)), b"GET / HTTP/1.1"], "begins with DRG"),
-        ([frame(0, end(0)), frames.pack(b"\0\0\0\1\x91\xa4none")], "No message of version 1"),
+        ([frame(0, end(0)), frames.pack(b"\0\0\0\1\x91\xa4none")], "No message of version 2"),
         ([frame(0, end(0)), frames.pack(b"\0")], "did not come in its turn"),
     ],
     ids=["missing", "twice", "cut", "version", "stranger", "no message", "short"],
@@ -168,7 +168,7 @@ def test_a_stranger_is_known():
 def test_another_version_at_first_is_no_damage():
     async def test() -> None:
         async with speaking(b"DRG\x63 and so on") as connection:
-            with pytest.raises(frames.OtherVersion, match="speaks version 99 of the protocol, this one 1"):
+            with pytest.raises(frames.OtherVersion, match="speaks version 99 of the protocol, this one 2"):
                 await connection.receive()
 
     run(test)

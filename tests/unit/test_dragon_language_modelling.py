@@ -54,7 +54,7 @@ def retrieved(tokenizer: Any) -> list[Retrieved]:
 
 @pytest.fixture(scope="module")
 def frame(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> pd.DataFrame:
-    return lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cut=COUNTS, cap=64, budget=BUDGET)
+    return lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cap=64, budget=BUDGET)
 
 
 def nats(frame: pd.DataFrame, method: str, documents: int) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_outputs_are_mixed_as_by_hand(
         tokens = np.arange(SCORED), np.array(one.window.scored)
         assert nats(frame, lm.NONE, 0)[place] == pytest.approx(-np.log(alone[tokens]).sum(), abs=1e-3)
         for n in COUNTS:
-            parts = {lm.DRAGON: slice(n), lm.CLOUD_OUTPUT: slice(n // 2), lm.DEVICE_OUTPUT: slice(n // 2, n)}
+            parts = {lm.WHOLE: slice(n), lm.CLOUD_OUTPUT: slice(n // 2), lm.DEVICE_OUTPUT: slice(n // 2, n)}
             for method, part in parts.items():
                 mixed = np.tensordot(weights_of(one.scores[part]), after[part], axes=1)
                 assert nats(frame, method, n)[place] == pytest.approx(-np.log(mixed[tokens]).sum(), abs=1e-3), method
@@ -155,8 +155,8 @@ def test_cut_distributions_are_mixed_as_by_hand(
             both = zip(side, prior, strict=True)
             every += whole[part].sum() * np.stack([codec.filled(codec.encode(p, 64, q), q) for p, q in both])
         p = every[np.arange(SCORED), np.array(one.window.scored)]
-        assert nats(frame, lm.CUT, 4)[place] == pytest.approx(-np.log(p).sum(), abs=2e-2)
-    assert (nats(frame, lm.CUT, 4) != nats(frame, lm.DRAGON, 4)).all()
+        assert nats(frame, lm.DRAGON, 4)[place] == pytest.approx(-np.log(p).sum(), abs=2e-2)
+    assert (nats(frame, lm.DRAGON, 4) != nats(frame, lm.WHOLE, 4)).all()
 
 
 def test_contexts_hold_the_documents_they_should(
@@ -191,12 +191,12 @@ def test_equal_compute_reads_what_dragon_reads_until_documents_or_context_end(
     tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
 ) -> None:
     reads = frame.pivot_table(index="window", columns=["method", "documents"], values="read")
-    assert (reads[lm.EQUAL, 2] == reads[lm.DRAGON, 2]).all()
-    assert (reads[lm.EQUAL, 4] <= reads[lm.DRAGON, 4]).all() and (reads[lm.EQUAL] <= CONTEXT).all(axis=None)
+    assert (reads[lm.EQUAL, 2] == reads[lm.WHOLE, 2]).all()
+    assert (reads[lm.EQUAL, 4] <= reads[lm.WHOLE, 4]).all() and (reads[lm.EQUAL] <= CONTEXT).all(axis=None)
     for window, one in enumerate(retrieved):
         every = sum(len(ids_of(tokenizer, passage)) for passage in one.passages)
         most = min(CONTEXT, every + 2 + QUERY + SCORED)
-        assert reads.loc[window, (lm.EQUAL, 4)] == min(most, reads.loc[window, (lm.DRAGON, 4)])
+        assert reads.loc[window, (lm.EQUAL, 4)] == min(most, reads.loc[window, (lm.WHOLE, 4)])
     assert (reads[lm.DRCG, 4] == BUDGET + 2 + QUERY + SCORED).all()
     assert (reads[lm.NONE, 0] == 1 + QUERY + SCORED).all()
 
@@ -207,14 +207,13 @@ def test_frame_is_tidy_and_a_second_run_is_the_same(
     assert list(frame) == ["method", "documents", "window", "tokens", "nats", "read"]
     assert not frame.duplicated(["method", "documents", "window"]).any() and np.isfinite(frame["nats"]).all()
     assert frame.groupby(["method", "documents"]).size().eq(len(retrieved)).all()
-    again = lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cut=(), budget=BUDGET)
-    without = frame[~frame["method"].isin([lm.CUT])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(again, without)
+    again = lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cap=64, budget=BUDGET)
+    pd.testing.assert_frame_equal(again, frame)
 
 
 def test_a_context_never_passes_the_models_end(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
     long = [Retrieved(one.window, one.passages * 4, np.tile(one.scores, 4)) for one in retrieved]
-    found = lm.evaluate(model, tokenizer, long, TEMPERATURE, (24,), cut=(), budget=10_000)
+    found = lm.evaluate(model, tokenizer, long, TEMPERATURE, (24,), budget=10_000)
     reads = found.set_index("method")["read"]
     assert (reads[[lm.DRCG, lm.UNCUT, lm.EQUAL]] == CONTEXT).all()
 

@@ -38,8 +38,8 @@ from ondevice.dragon.messages import (
 DRAFT = Draft("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
 BEGIN = Begin("s1", 7, "shared", 4, "What does it return?", 100, "device")
 EVERY = [
-    Hello(1, "m" * 64, "t" * 64, 8_192),
-    Welcome(1, "m" * 64, "t" * 64, 8_192),
+    Hello(2, "m" * 64, "t" * 64, 8_192),
+    Welcome(2, "m" * 64, "t" * 64, 8_192),
     BEGIN,
     DRAFT,
     Target("s1", 3, 41, 151_643, False),
@@ -135,7 +135,7 @@ def test_fields_are_exactly_the_schemas(message):
                     continue
                 if isinstance(message, Rows) and isinstance(wrong, bytes) and isinstance(fields[place], bytes):
                     continue  # rows are as long as that
-                with pytest.raises(ValueError, match="No message of version 1"):
+                with pytest.raises(ValueError, match="No message of version 2"):
                     decode(msgspec.msgpack.encode([*fields[:place], wrong, *fields[place + 1 :]]))
 
 
@@ -150,8 +150,8 @@ def test_fields_are_exactly_the_schemas(message):
         (b"\x93\xa3end\xa2\xff\xff\x01", "utf-8"),
         (b"\x91" * 100_000, "got `array`"),
         # a pickle of ("end", "s1", 1), written out: no test needs the module either
-        (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x03end\x94\x8c\x02s1\x94K\x01\x87\x94.", "No message of version 1"),
-        (msgspec.json.encode(["end", "s1", 1]), "No message of version 1"),
+        (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x03end\x94\x8c\x02s1\x94K\x01\x87\x94.", "No message of version 2"),
+        (msgspec.json.encode(["end", "s1", 1]), "No message of version 2"),
         (msgspec.msgpack.encode(["end", "s1", True]), "Expected `int`, got `bool`"),
         (msgspec.msgpack.encode(["end", "", 1]), "length >= 1"),
         (msgspec.msgpack.encode(["heartbeat", float("nan")]), "sent takes finite numbers, not nan"),
@@ -187,7 +187,7 @@ def test_what_the_receiver_would_refuse_is_not_sent(make):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("version", 2), ("model", "x"), ("tokenizer", "x"), ("vocabulary", 151_936)]
+    ("field", "value"), [("version", 3), ("model", "x"), ("tokenizer", "x"), ("vocabulary", 151_936)]
 )
 def test_peers_that_differ_are_told_in_what(field, value):
     ours, theirs = EVERY[:2]
@@ -208,7 +208,7 @@ def read(data: bytes, limit: int = frames.LIMIT) -> list[bytes]:
 
 
 def test_frame_by_hand():
-    start = b"DRG\x01\x00\x00\x00\x02" + struct.pack(">I", crc32(b"hi"))
+    start = b"DRG\x02\x00\x00\x00\x02" + struct.pack(">I", crc32(b"hi"))
     assert frames.pack(b"hi") == start + struct.pack(">I", crc32(start)) + b"hi"
     assert read(frames.pack(b"hi") * 3) == [b"hi"] * 3
     assert read(b"") == []
@@ -232,7 +232,7 @@ def test_bodies_before_the_damage_are_read_and_none_after():
     [
         (b"GET / HTTP/1.1\r\n", "begins with DRG, not with a byte 71"),
         (b"G", "begins with DRG"),  # a stranger is told from the first byte
-        (b"DRG\x02", "speaks version 2 of the protocol, this one 1"),
+        (b"DRG\x01", "speaks version 1 of the protocol, this one 2"),
         (b"\x80\x04\x95", "begins with DRG"),  # a pickle
         (frames.pack(b"x" * 65), "from 1 to 64 bytes, not 65"),
         (frames.pack(b"x" * 65)[: frames.HEADER], "not 65"),  # before any of it has come

@@ -13,9 +13,9 @@ own, and the probability of all others together, the tail. From these bytes alon
 Levels of the square root make the errors of likely and unlikely tokens cost alike. A sender that has the prior, too,
 keeps the tokens that it foretells worst. (Printed: "less than 0.5 KB per token", section 7.5, without saying how.)
 
-The bytes: the orders of the two codes below (5 and 3 bits), the tail in sixteenths of a power of 1/2 (255: none), K
-less 1 (2 bytes, big-endian); then bits: the gaps between ids in ascending order, less 1, as Rice codes, and the levels less
-LEAST as exponential Golomb codes, both with all unary parts first; then zeros up to a whole byte.
+The bytes: the orders of the two codes below (5 and 3 bits), the tail in sixteenths of a power of 1/2 (1 byte; 255: no
+tail), K less 1 (2 bytes, big-endian); then bits: the gaps between ids in ascending order, less 1, as Rice codes, and
+the levels less LEAST as exponential Golomb codes, both with all unary parts first; then zeros up to a whole byte.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ BUDGET = 256  # tokens of documents in one context (section 6.2)
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # for BM25, whose scores are sums over words, tens in size
 
 NONE, DRAGON, SEQUENCE = "no retrieval", "DRAGON", "RAG-Sequence"
-CUT = "DRAGON, cut"
+WHOLE = "DRAGON, uncut"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
 CLOUD_OUTPUT, DEVICE_OUTPUT = "CRCG/Cloud, output", "CRCG/Device, output"
 BEST_LAST, UNCUT, EQUAL = "DRCG, best last", "DRCG, uncut", "DRCG, equal compute"
@@ -92,17 +92,17 @@ def best_temperature(
 
 def evaluate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, retrieved: Sequence[Retrieved], temperature: float,
-    counts: Sequence[int] = COUNTS, cut: Collection[int] = COUNTS[-1:], cap: int = codec.CAP,
-    budget: int = BUDGET,
+    counts: Sequence[int] = COUNTS, cap: int = codec.CAP, budget: int = BUDGET,
 ) -> pd.DataFrame:  # fmt: skip
     """Every method on every window: method, documents, window, tokens (scored), nats (their loss), read.
 
     The cloud has the first half of a window's documents, the device the second. read: tokens that the model reads for
     it, over all sequences. Under autocast in its precision. Methods, with n documents:
 
-    - `DRAGON`: all n distributions mixed (Eqs. 1, 2 and 4); `CRCG/..., output`: those of one side's half.
-    - `DRAGON, cut` for the counts in `cut`: both sides' distributions go through the codec, `cap` bytes each, and what
-      is left out is filled in from the model's distribution without documents, as in the live system.
+    - `DRAGON`: the system that runs. Each side mixes its half (Eqs. 1, 2), both distributions go through the codec,
+      `cap` bytes each, what is left out is filled in from the model's own without documents, and the two are mixed
+      (Eq. 4).
+    - `DRAGON, uncut`: all n distributions mixed, as they are; `CRCG/..., output`: those of one side's half.
     - `RAG-Sequence`: the window's n likelihoods mixed.
     - `CRCG/Cloud`, `CRCG/Device`, `DRCG`: the first half, the second, or all, in one context cut after `budget` tokens.
     - `DRCG, best last`: the same tokens of documents as `DRCG`, the best document next to the text.
@@ -113,16 +113,15 @@ def evaluate(
     markers of the documentation corpus, windows of different lengths and one that does not fit into the context.
     """
     _require_alike(retrieved)
-    _require_counts(len(retrieved[0].passages), counts, cut)
+    _require_counts(len(retrieved[0].passages), counts)
     document_weights([0.0], temperature)  # raises where it is none
     if budget < 1:
         raise ValueError(f"A context has a budget of at least one token, not {budget}.")
     fronts = _Fronts(model, tokenizer)
     singles, rows = list[_Single](), list[Row]()
     for window, one in enumerate(_shown(retrieved, "documents")):
-        single = _Single(model, fronts, one, whole=bool(cut))
-        for count in sorted(cut):
-            rows += _cut(single, count, temperature, cap, window)
+        single = _Single(model, fronts, one, whole=True)
+        rows += [_live(single, count, temperature, cap, window) for count in counts]
         single.whole = None
         singles.append(single)
     found = _gathered(singles)
@@ -295,13 +294,13 @@ def _mixed(found: Conditionals, counts: Sequence[int], temperature: float) -> li
     rows = _rows(NONE, 0, found, -found.alone.sum(-1), found.read[:, 0])
     for n in counts:
         every, cloud, device = slice(n), slice(n // 2), slice(n // 2, n)
-        for method, used in ((DRAGON, every), (CLOUD_OUTPUT, cloud), (DEVICE_OUTPUT, device)):
+        for method, used in ((WHOLE, every), (CLOUD_OUTPUT, cloud), (DEVICE_OUTPUT, device)):
             rows += _rows(method, n, found, found.tokenwise(used, temperature), _read(found, used))
         rows += _rows(SEQUENCE, n, found, found.whole(every, temperature), _read(found, every))
     return rows
 
 
-def _cut(single: _Single, count: int, temperature: float, cap: int, window: int) -> list[Row]:
+def _live(single: _Single, count: int, temperature: float, cap: int, window: int) -> Row:
     """DRAGON with each side's distribution as the codec gives it to the other side."""
     assert single.whole is not None
     halves = slice(count // 2), slice(count // 2, count)
@@ -311,7 +310,7 @@ def _cut(single: _Single, count: int, temperature: float, cap: int, window: int)
     pairs = zip(*(_filled(side, prior, cap) for side in sides), single.targets, strict=True)
     loss = -np.log([target(p_cloud, p_device, *heights)[token] for p_cloud, p_device, token in pairs])
     read = int(single.read[: 1 + count].sum())
-    return [_row(CUT, count, window, len(loss), float(loss.sum()), read)]
+    return _row(DRAGON, count, window, len(loss), float(loss.sum()), read)
 
 
 def _side(distributions: Floats, scores: Floats, temperature: float) -> Floats:
@@ -398,8 +397,8 @@ def _require_alike(retrieved: Sequence[Retrieved]) -> None:
         )
 
 
-def _require_counts(most: int, counts: Collection[int], cut: Collection[int]) -> None:
-    for count in (*counts, *cut):
+def _require_counts(most: int, counts: Collection[int]) -> None:
+    for count in counts:
         if count < 2 or count % 2:
             raise ValueError(f"Both sides have the same number of documents, at least one: {count} cannot be halved.")
         if count > most:

@@ -73,7 +73,8 @@ class Decoder:
         document's logits are divided by, before the mixture.
     store: where prefixes' rows are kept; without one they are computed.
     end: ids after which nothing follows.
-    bare: ids of a prompt without document, up to where its end would be; then `prior` is known beside each mixture.
+    bare: ids of a prompt without document, up to where its end would be, perhaps none: then `prior` is known beside
+        each mixture.
     tokens: what has been committed, the end token included; a position is an index into it.
     log_weight: the log of the side's h (Eq. 4): logsumexp of its scores / temperature. It is constant: scores are.
 
@@ -94,7 +95,7 @@ class Decoder:
         sampling_temperature: float = 1.0,
         store: KVStore | None = None,
         end: Collection[int] = (),
-        bare: Sequence[int] = (),
+        bare: Sequence[int] | None = None,
     ) -> None:
         _require_room(lm, prefixes, suffix)
         if store is not None and store.lm is not lm:
@@ -106,13 +107,14 @@ class Decoder:
             raise ValueError(f"The sampling temperature is positive and finite, not {sampling_temperature}.")
         self.lm, self.tokens, self._end = lm, list[int](), frozenset(end)
         self._temperature, self._stop = sampling_temperature, threading.Event()
-        rows = [*prefixes, bare] if len(bare) else prefixes
+        rows = prefixes if bare is None else [*prefixes, bare]
         self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in rows], list(map(int, suffix))
         self._longest = max(map(len, prefixes)) + len(suffix)
         self._members, self._batch = self._started()
         if store is not None:  # without one, a document is prefilled with the query, in one forward
             for prefix, member in zip(self._prefixes, self._members, strict=True):
-                store.fill(member, prefix)
+                if prefix:  # without a document there may be none
+                    store.fill(member, prefix)
         self._next: Floats | None = None
         self.prior: Floats | None = None  # [V] the next token's without documents, after `next_distribution`
 

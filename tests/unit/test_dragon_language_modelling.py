@@ -233,14 +233,14 @@ def test_temperature_is_that_of_the_least_loss(model: Any, tokenizer: Any, retri
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"counts": (3,)}, "3 cannot be halved"), ({"counts": (0,)}, "0 cannot be halved"),
-     ({"counts": (8,)}, "8 documents are asked for, but a window has 6"), ({"cut": (5,)}, "5 cannot be halved"),
+     ({"counts": (8,)}, "8 documents are asked for, but a window has 6"),
      ({"budget": 0}, "not 0"), ({"temperature": 0.0}, "temperature"), ({"cap": 3}, "not 3")],
 )  # fmt: skip
 def test_bad_options(
     model: Any, tokenizer: Any, retrieved: list[Retrieved], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        lm.evaluate(model, tokenizer, retrieved, **{"temperature": 1.0, "counts": (2,), "cut": (2,), **options})
+        lm.evaluate(model, tokenizer, retrieved, **{"temperature": 1.0, "counts": (2,), **options})
 
 
 def test_bad_windows(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:

@@ -28,7 +28,7 @@ from transformers.utils import logging
 from ondevice import models
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
-from ondevice.dragon.live.decoder import Decoder, Template, greedy
+from ondevice.dragon.live.decoder import Decoder, Template
 from ondevice.dragon.live.kv_store import KVStore
 
 BAR, BAR_TOKENS = 8.0, 512
@@ -115,7 +115,7 @@ def decode(
     for repeat in range(repeats + 2):
         for k in counts:
             begin = clock()
-            sides[k].commit(greedy(repeat, sides[k].next_distribution()))
+            sides[k].commit(int(sides[k].next_distribution().argmax()))
             sides[k].next_distribution()
             middle = clock()
             batches[k]()

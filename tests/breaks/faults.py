@@ -172,18 +172,18 @@ DISCO = [
 DRAGON = [
     Break(
         "the acceptance rule's sign", "dragon", "lib/ondevice/dragon/speculative_aggregation.py",
-        "verifying * p[tokens] < p[tokens] - q[tokens]", "verifying * p[tokens] > p[tokens] - q[tokens]",
+        "verifying * p[draft] < p[draft] - target[draft]", "verifying * p[draft] > p[draft] - target[draft]",
         (f"{UNIT}dragon_aggregation.py::test_algorithm_1_by_hand",),
     ),
     Break(
         "resampled from the target, not from the residual", "dragon",
         "lib/ondevice/dragon/speculative_aggregation.py",
-        "np.maximum(0.0, target - probabilities)", "np.maximum(0.0, target)",
+        "np.maximum(0.0, target - p)", "np.maximum(0.0, target)",
         (f"{UNIT}dragon_aggregation.py::test_algorithm_1_by_hand",),
     ),
     Break(
         "Eq. 7 without the round trip", "dragon", "lib/ondevice/dragon/cost.py",
-        "rejected = max(costs.decode_local, costs.decode_remote + delay)",
+        "rejected = max(costs.decode_local, costs.decode_remote + costs.round_trip)",
         "rejected = max(costs.decode_local, costs.decode_remote)",
         (f"{UNIT}dragon_cost.py::test_equation_7_is_the_pace_of_outcomes_that_repeat",),
     ),
@@ -195,7 +195,8 @@ DRAGON = [
     ),
     Break(
         "a temperature that sharpens", "dragon", "lib/ondevice/dragon/aggregation.py",
-        "scaled = values / temperature", "scaled = values * temperature",
+        "np.asarray(scores, float) / temperature)\n\n\ndef mixture",
+        "np.asarray(scores, float) * temperature)\n\n\ndef mixture",
         (f"{UNIT}dragon_aggregation.py::test_a_temperature_flattens_the_weights",),
     ),
     Break(

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted
 
+from ondevice.dragon import side as side_module
 from ondevice.dragon.scheduler import Greedy, Lagging, Randomly, Stay
 from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
 from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
@@ -177,10 +178,10 @@ def test_the_properties_can_fail(monkeypatch):
     """Stale drafts are taken here, as in the authors' program, which tags drafts with their position only."""
 
     def queue(side: Side, now: float, draft: Draft) -> None:
-        if side.aggregates and draft.position == len(side.tokens) + len(side._peer):
-            side._peer.append(draft)
+        if side.aggregates and draft.position == len(side.tokens) + len(side.peer):
+            side.peer.append(draft)
 
-    monkeypatch.setattr(Side, "_queue", queue)
+    monkeypatch.setattr(side_module, "RULES", side_module.Rules(queue=queue))
     failures = 0
     for seed in range(20):
         network = Network(seed, 30, None, 5, 0, [], 0.5)

@@ -1,4 +1,4 @@
-"""What crosses between the sides: any distribution, any message, any split of the stream, any damage."""
+"""What crosses between the sides: any distribution, any message, any damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ondevice.dragon import codec, messages
-from ondevice.dragon.live import frames
+from ondevice.dragon.live import wire
 
 CAPS = st.integers(codec.SMALLEST, 700)
 
@@ -130,8 +130,6 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 NATURAL = st.floats(0, allow_nan=False, allow_infinity=False)
 DRAFTS = st.builds(messages.Draft, NAMES, COUNTS, COUNTS, COUNTS, st.binary(max_size=600), FLOATS, NATURAL)
 MESSAGES = st.one_of(
-    st.builds(messages.Hello, COUNTS, NAMES, NAMES, POSITIVE),
-    st.builds(messages.Welcome, COUNTS, NAMES, NAMES, POSITIVE),
     st.builds(
         messages.Begin, NAMES, st.integers(0, 2**63 - 1), st.sampled_from(messages.Mode.__args__), POSITIVE,
         st.text(st.characters(codec="utf-8"), max_size=200), POSITIVE, st.sampled_from(messages.Side.__args__),
@@ -143,8 +141,10 @@ MESSAGES = st.one_of(
         st.lists(FLOATS, max_size=8).map(tuple)),
     st.builds(messages.Resume, NAMES, COUNTS, COUNTS, st.booleans()),
     st.builds(messages.End, NAMES, COUNTS),
-    st.builds(messages.Heartbeat, FLOATS, FLOATS, NATURAL),
-    st.builds(messages.Failure, st.none() | NAMES, NAMES),
+    st.builds(messages.Failure, NAMES, NAMES),
+    st.builds(
+        messages.Sources, NAMES,
+        st.lists(st.builds(messages.Cited, NAMES, COUNTS, st.floats(0, 1)), max_size=4).map(tuple), FLOATS),
 )  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(),
@@ -161,7 +161,7 @@ def test_every_message_comes_back(message):
     found = messages.decode(body)
     assert found == message
     assert type(found) is type(message)
-    assert len(body) <= frames.LIMIT
+    assert len(body) <= wire.LIMIT
 
 
 def message_or_refused(body: bytes) -> None:
@@ -169,7 +169,7 @@ def message_or_refused(body: bytes) -> None:
     try:
         found = messages.decode(body)
     except ValueError as error:
-        assert str(error).startswith("No message of version 2: ")
+        assert str(error).startswith("No message of version 3: ")
         return
     assert isinstance(found, messages.Message)
     assert messages.decode(messages.encode(found)) == found
@@ -201,87 +201,3 @@ def test_unknown_fields_and_tags_are_refused(message, more, tag):
         messages.decode(msgspec.msgpack.encode([*fields, more]))
     with pytest.raises(ValueError, match="Invalid value"):
         messages.decode(msgspec.msgpack.encode([f"x{tag}", *fields[1:]]))
-
-
-# Frames
-
-
-def split(stream: bytes, cuts: list[int]) -> list[bytes]:
-    """The stream in pieces; some are empty."""
-    places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    return [stream[begin:end] for begin, end in itertools.pairwise(places)]
-
-
-def read(pieces: list[bytes], limit: int = frames.LIMIT) -> tuple[list[bytes], str | None]:
-    """(bodies, the error or None) of a stream that ends after these pieces."""
-    reader, found = frames.Reader(limit), []
-    try:
-        for piece in pieces:
-            for body in reader.feed(piece):
-                found.append(body)  # what came before an error counts
-        reader.end()
-    except ValueError as error:
-        return found, str(error)
-    return found, None
-
-
-BODIES = st.lists(st.binary(min_size=1, max_size=80), max_size=6)
-CUTS = st.lists(st.integers(0, 2**16), max_size=12)
-
-
-@settings(max_examples=150, deadline=None)
-@given(BODIES, CUTS)
-def test_any_split_of_the_stream_gives_the_same(bodies, cuts):
-    stream = b"".join(map(frames.pack, bodies))
-    assert read(split(stream, cuts)) == (bodies, None)
-    assert read([bytes([byte]) for byte in stream]) == (bodies, None)
-
-
-@settings(max_examples=150, deadline=None)
-@given(BODIES.filter(len), CUTS, st.integers(0, 2**16), st.integers(1, 255))
-def test_a_damaged_byte_is_found_and_nothing_false_is_read(bodies, cuts, place, change):
-    stream = bytearray(b"".join(map(frames.pack, bodies)))
-    place %= len(stream)
-    stream[place] ^= change
-    found, error = read(split(bytes(stream), cuts))
-    ends = np.cumsum([frames.HEADER + len(body) for body in bodies])
-    assert found == bodies[: int((ends <= place).sum())]
-    assert error is not None
-    assert read([bytes(stream)]) == (found, error)  # the same, whatever the pieces
-
-
-@settings(max_examples=100, deadline=None)
-@given(BODIES.filter(len), CUTS, st.integers(0, 2**16))
-def test_a_cut_stream_ends_with_an_error_or_between_frames(bodies, cuts, cut):
-    stream = b"".join(map(frames.pack, bodies))
-    cut %= len(stream)
-    ends = np.cumsum([frames.HEADER + len(body) for body in bodies])
-    found, error = read(split(stream[:cut], cuts))
-    assert found == bodies[: int((ends <= cut).sum())]
-    assert (error is None) == (cut in {0, *ends})
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(min_size=1, max_size=300), CUTS)
-def test_any_bytes_are_refused_or_wait_for_more(stream, cuts):
-    found, error = read(split(stream, cuts), 64)
-    assert found == [] or frames.pack(found[0]) == stream[: frames.HEADER + len(found[0])]
-    assert error is not None or not stream[sum(frames.HEADER + len(body) for body in found) :]
-
-
-@settings(max_examples=50, deadline=None)
-@given(BODIES, st.integers(65, 200), CUTS)
-def test_an_oversized_frame_is_refused_by_its_header(bodies, size, cuts):
-    bodies = [body[:64] for body in bodies]
-    stream = b"".join(map(frames.pack, bodies)) + frames.pack(bytes(size))[: frames.HEADER]
-    assert read(split(stream, cuts), 64) == (bodies, f"A frame holds from 1 to 64 bytes, not {size}.")
-
-
-@settings(max_examples=60, deadline=None)
-@given(distributions(most=300), CUTS)
-def test_a_distribution_through_the_whole_wire(p, cuts):
-    draft = messages.Draft("s", 0, 0, int(p.argmax()), codec.encode(p), 0.0)
-    bodies, error = read(split(frames.pack(messages.encode(draft)), cuts))
-    assert error is None
-    received = messages.decode(bodies[0])
-    assert codec.decode(received.distribution, len(p)).tobytes() == codec.decode(draft.distribution, len(p)).tobytes()

@@ -20,10 +20,11 @@ from waiting import PATIENCE
 
 from ondevice.dragon import codec, decisions
 from ondevice.dragon.aggregation import target
+from ondevice.dragon.live.answer import Asked
 from ondevice.dragon.live.cloud import Cloud
 from ondevice.dragon.live.decoder import Interrupted
-from ondevice.dragon.live.device import Asked
-from ondevice.dragon.messages import VERSION, Begin, Hello
+from ondevice.dragon.live.engine import Engine
+from ondevice.dragon.messages import VERSION, Begin, Cited, Hello
 from ondevice.dragon.side import Draft
 from ondevice.dragon.speculative_aggregation import Stream
 
@@ -63,6 +64,8 @@ class Table:
 class TableDecoder:
     """What `Drafting` asks of a decoder, on a table."""
 
+    in_line, rows = False, 1
+
     lm: Table
     log_weight: float
     tokens: list[int] = field(default_factory=list)
@@ -98,6 +101,12 @@ class TableDecoder:
     def interrupt(self) -> None:
         self.stopped.set()
 
+    def pieces(self) -> Iterator[int]:
+        return iter(())
+
+    def require_open(self) -> None:
+        pass
+
 
 class Words:
     """A tokenizer of numbers."""
@@ -117,18 +126,22 @@ class TableNode:
     def __init__(
         self, seed: int, log_weight: float = 0.0, *, vocabulary: int = 3, delay: float = 0.0, model: str = "table",
         tokenizer: str = "numbers", failing_at: int = -1, period: int = 0, version: int = VERSION,
+        name: str = "tables",
     ) -> None:  # fmt: skip
         self.lm = Table(seed, vocabulary, delay, failing_at, period)
         self.log_weight, self.tokenizer, self.end = log_weight, Words(), None
-        self.hello = Hello(version, model, tokenizer, vocabulary)
-        self.lock = threading.Lock()
+        self.hello = Hello(version, name, model, tokenizer, vocabulary)
+        self.engine = Engine()
         self.decoders: list[TableDecoder] = []
 
-    def decoder(self, query: str, k: int, temperature: float = 1.0) -> TableDecoder:
+    def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[TableDecoder, list[Cited]]:
         if query == NOTHING:
             raise ValueError("A side decodes with at least one document, not 0.")
         self.decoders.append(TableDecoder(self.lm, self.log_weight))
-        return self.decoders[-1]
+        return self.decoders[-1], [Cited(f"{self.hello.name}.txt", 1, 1.0)]
+
+    def cost(self, k: int, query: str, limit: int) -> int:
+        return k * limit
 
 
 # What the answers must be
@@ -225,7 +238,7 @@ class CloudProcess:
         return self
 
     def report(self) -> dict[str, Any]:
-        """The names of its threads, its open sessions, tasks and connections."""
+        """How many threads it has, open sessions, tasks and connections."""
         self.pipe.send("report")
         assert self.pipe.poll(PATIENCE), "The cloud's event loop is blocked."
         return self.pipe.recv()
@@ -271,7 +284,7 @@ def _serve(pipe: Pipe, node: dict[str, Any], options: dict[str, Any], port: int)
 def _report(cloud: Cloud) -> dict[str, Any]:
     import psutil
 
-    threads = [thread.name for thread in threading.enumerate() if thread.name == "drafting"]
+    threads = [thread.name for thread in threading.enumerate() if thread.name == "engine"]
     connected = [found for found in psutil.Process().net_connections("tcp") if found.status == "ESTABLISHED"]
     return {
         "threads": len(threads), "sessions": len(cloud._sessions), "tasks": len(asyncio.all_tasks()) - 1,
@@ -281,5 +294,5 @@ def _report(cloud: Cloud) -> dict[str, Any]:
 
 def left_over() -> Iterator[str]:
     """What a session may leave in this process and must not: drafting threads and tasks besides the caller's."""
-    yield from (thread.name for thread in threading.enumerate() if thread.name == "drafting")
+    yield from (thread.name for thread in threading.enumerate() if thread.name in ("engine", "device"))
     yield from (str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task())

@@ -1,6 +1,6 @@
-"""Hundreds of sessions of two processes while connections break, lie and hang and the cloud is killed.
+"""Hundreds of sessions of two processes while connections break and hang, and clouds and devices are killed.
 
-Every one ends with the exact answer, with an exact beginning that the device continues alone, or with one clear error.
+Every one ends with the exact answer, or with an exact beginning that the device continues alone.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import contextlib
 import os
 import random
 import signal
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from zlib import crc32
 
 import numpy as np
 import psutil
 import pytest
-from broken_relay import Burst, Corrupt, Cut, Drop, Fault, Relay, Repeat, Stall
+from broken_relay import Burst, Cut, Fault, Relay, Stall
 from dragon_tables import CloudProcess, TableNode, begin_of, by_itself, coded, exact, left_over
 from waiting import PATIENCE, until
 
 from ondevice.dragon import decisions, messages
-from ondevice.dragon.live import frames
+from ondevice.dragon.live import wire
+from ondevice.dragon.live.answer import Answer, Asked
 from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.device import Device
 from ondevice.dragon.side import Draft
 from ondevice.dragon.speculative_aggregation import Stream
 from ondevice.network.link import Link
@@ -76,11 +77,8 @@ def right(asked: Asked) -> list[int]:
     return exact(device, cloud, asked).tokens
 
 
-def outcome(asked: Asked, answer: Answer | ValueError) -> str:
-    """What kind of end that is; raises AssertionError on one that is none of the three."""
-    if isinstance(answer, ValueError):
-        assert str(answer).endswith(".") and len(str(answer)) < 300, answer
-        return "one clear error"
+def outcome(asked: Asked, answer: Answer) -> str:
+    """What kind of end that is; raises AssertionError on one that is neither."""
     alone, expected = answer.alone_from, right(asked)
     assert len(answer.tokens) == len(answer.times) == LIMIT
     if alone is None:
@@ -92,14 +90,22 @@ def outcome(asked: Asked, answer: Answer | ValueError) -> str:
     return "alone from the start" if alone == 0 else "alone from the middle"
 
 
-async def ask(port: int, asked: Asked, on_token: Callable[[int], None] | None = None) -> Answer | ValueError:
-    """One session, in its time."""
-    device = Device(device_node(), port=port, **PATIENT)
+async def ask(port: int, asked: Asked, on_token: Callable[[int], None] | None = None, restarts: bool = False) -> Answer:
+    """One session, in its time. restarts: the device is closed amid the answer, and another one asks again."""
+    loop = asyncio.get_running_loop()
+    heard = None if on_token is None else lambda token: loop.call_soon_threadsafe(on_token, token)
     async with asyncio.timeout(PATIENCE):
+        if restarts:
+            first = Device(device_node(), port=port, **PATIENT)
+            asking = asyncio.create_task(first.ask("q", asked, heard))
+            await asyncio.sleep(0.05)
+            await asyncio.to_thread(first.close)
+            await asyncio.gather(asking, return_exceptions=True)
+        device = Device(device_node(), port=port, **PATIENT)
         try:
-            return await device.ask("q", asked, on_token)
-        except ValueError as error:
-            return error
+            return await device.ask("q", asked, heard)
+        finally:
+            await asyncio.to_thread(device.close)
 
 
 def broken(coins: random.Random, count: int, share: float = 0.6) -> list[Fault]:
@@ -108,19 +114,15 @@ def broken(coins: random.Random, count: int, share: float = 0.6) -> list[Fault]:
     for connection in range(count):
         if coins.random() > share:
             continue
-        kind = coins.choice([Cut, Stall, Corrupt, Repeat, Drop, Burst])
+        kind = coins.choice([Cut, Cut, Stall, Burst])
         where = dict(connection=connection, direction=coins.choice(["up", "down"]), at=coins.randrange(2500))
         if kind is Cut:
             timed = dict(at=0, after=coins.uniform(0.0, 0.3)) if coins.random() < 0.5 else {}
             found.append(Cut(**{**where, **timed}, reset=coins.random() < 0.5))
         elif kind is Stall:
             found.append(Stall(**where))
-        elif kind is Corrupt:
-            found.append(Corrupt(**where, length=coins.choice([1, 3, 200]), mask=coins.randrange(1, 256)))
-        elif kind is Burst:
-            found.append(Burst(**where, length=20, seconds=coins.uniform(0.0, 0.8)))
         else:
-            found.append(kind(**where, length=coins.choice([1, 60, 200])))
+            found.append(Burst(**where, length=20, seconds=coins.uniform(0.0, 0.8)))
     return found
 
 
@@ -136,7 +138,7 @@ class Trouble:
     def heard(self, token: int) -> None:
         """A token of any answer; some bring trouble, none so late that the last answers do not need the cloud."""
         self.tokens += 1
-        if self.tokens in (300, 900, 1500, 2100):
+        if self.tokens % 1200 == 300 and self.tokens < 9000:
             self.due.set()
 
     async def make(self) -> None:
@@ -170,7 +172,8 @@ async def storm(sessions: int, seed: int) -> tuple[Counter[str], Trouble]:
         async def one(question: Asked) -> str:
             async with gate:
                 await trouble.listening.wait()  # a process takes long to start: longer than a device's patience
-                return outcome(question, await ask(relay.port, question, trouble.heard))
+                restarts = zlib.crc32(str(question.seed).encode()) % 10 == 0
+                return outcome(question, await ask(relay.port, question, trouble.heard, restarts))
 
         troubling = asyncio.create_task(trouble.make())
         try:
@@ -182,17 +185,18 @@ async def storm(sessions: int, seed: int) -> tuple[Counter[str], Trouble]:
         cloud = trouble.process
         stack.push(cloud)  # entered when it was started
         assert await until(lambda: cloud.report() == NOTHING_LEFT), cloud.report()
-    assert list(left_over()) == []
+    assert await until(lambda: not list(left_over()))
     return ends, trouble
 
 
 def test_sessions_in_bad_weather():
-    sessions, before = 120, open_sockets()
+    sessions, before, memory = 500, open_sockets(), psutil.Process().memory_info().rss
     ends, trouble = asyncio.run(storm(sessions, seed=3))
     print(f"{sessions} sessions, {trouble.killed} clouds killed, {trouble.frozen} frozen: {dict(ends)}")
     assert sum(ends.values()) == sessions and trouble.killed and trouble.frozen
     assert ends["whole"] and ends["whole, resumed"] and ends["alone from the middle"]
-    assert ends["one clear error"] <= sessions / 20  # a damaged greeting may look like another version
+    assert ends["alone from the start"] < sessions / 3
+    assert psutil.Process().memory_info().rss - memory < 100e6
     assert open_sockets() <= before
     helpers = ("forkserver", "resource_tracker")  # of multiprocessing, one for the whole test run
     children = [" ".join(child.cmdline()) for child in psutil.Process().children()]
@@ -203,7 +207,7 @@ def open_sockets() -> int:
     return len(psutil.Process().net_connections("tcp"))
 
 
-# What no network does by itself: frames that are whole and wrong
+# What no network does by itself: bytes that another one puts in, messages that are lost or come twice
 
 
 @contextlib.asynccontextmanager
@@ -239,29 +243,35 @@ async def injecting(target: int, direction: str, after: int, payload: bytes) -> 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def oversized(coins: random.Random) -> bytes:
+def frame(body: bytes, masked: bool) -> bytes:
+    """A WebSocket's binary message, of less than 126 bytes."""
+    mask = b"abcd" if masked else b""
+    hidden = bytes(byte ^ mask[i % 4] for i, byte in enumerate(body)) if masked else body
+    return bytes([0x82, len(body) | 128 * masked]) + mask + hidden
+
+
+def oversized(coins: random.Random, masked: bool) -> bytes:
     """A header, well formed, of a body of a gigabyte."""
-    start = frames.pack(b"x")[:4] + (2**30).to_bytes(4, "big") + bytes(4)
-    return start + crc32(start).to_bytes(4, "big")
+    return bytes([0x82, 127 | 128 * masked]) + (2**30).to_bytes(8, "big")
 
 
-def noise(coins: random.Random) -> bytes:
+def noise(coins: random.Random, masked: bool) -> bytes:
     return coins.randbytes(50)
 
 
-def no_message(coins: random.Random) -> bytes:
-    return frames.pack(coins.randbytes(50))
+def no_message(coins: random.Random, masked: bool) -> bytes:
+    return frame(coins.randbytes(50), masked)
 
 
-def another_session(coins: random.Random) -> bytes:
-    return frames.pack(bytes(4) + messages.encode(messages.Target("another", 0, 0, 1, True)))
+def another_session(coins: random.Random, masked: bool) -> bytes:
+    return frame(messages.encode(messages.Target("another", 0, 0, 1, True)), masked)
 
 
 INJECTED = (oversized, noise, no_message, another_session)
 
 
 @pytest.mark.parametrize("payload", INJECTED, ids=lambda payload: payload.__name__)
-def test_injected_bytes_end_a_connection_and_not_the_answer(payload: Callable[[random.Random], bytes]):
+def test_injected_bytes_end_a_connection_and_not_the_answer(payload: Callable[[random.Random, bool], bytes]):
     async def run() -> Counter[str]:
         ends: Counter[str] = Counter()
         coins, node = random.Random(payload.__name__), TableNode(1, 0.3, delay=0.001)
@@ -270,43 +280,39 @@ def test_injected_bytes_end_a_connection_and_not_the_answer(payload: Callable[[r
             for after in (0, 100, 300, 600, 900, 1500):
                 for direction in ("up", "down"):
                     question = asked(coins)
-                    async with injecting(port, direction, after, payload(coins)) as through:
+                    async with injecting(port, direction, after, payload(coins, direction == "up")) as through:
                         ends[outcome(question, await ask(through, question))] += 1
             assert await until(lambda: not cloud._sessions)
-        assert list(left_over()) == []
+        assert await until(lambda: not list(left_over()))
         return ends
 
     ends = asyncio.run(run())
     print(dict(ends))
-    assert ends["whole, resumed"] and not ends["one clear error"]
+    assert ends["whole, resumed"] or payload is another_session
 
 
 @pytest.mark.parametrize("mode", ["shared", "token-wise"])
 @pytest.mark.parametrize("aggregator", ["device", "cloud"])
-@pytest.mark.parametrize("fault", [Drop, Repeat])
-def test_a_whole_frame_that_is_lost_or_comes_twice_is_noticed(monkeypatch, mode, aggregator, fault):
-    """Such a stream is well formed, and both sides would wait for each other."""
-    sent: list[bytes] = []
-    pack = frames.pack
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_whole_message_that_is_lost_or_comes_twice_does_no_harm(monkeypatch, mode, aggregator, times):
+    """No stream does that. What comes twice is dropped; after a loss both wait, until the device's patience ends."""
+    sent: list[messages.Message] = []
+    send = wire.Connection.send
 
-    def packed(body: bytes) -> bytes:
-        """A frame of the device is left out or repeated, once."""
-        frame = pack(body)
-        message = messages.decode(body[4:])
-        if isinstance(message, messages.Draft | messages.Target) and message.position == 5 and not sent:
-            sent.append(frame)
-            return b"" if fault is Drop else 2 * frame
-        return frame
+    def sends(self: wire.Connection, message: messages.Message) -> int:
+        here = isinstance(message, messages.Draft | messages.Target) and message.position == 5 and not sent
+        sent.extend([message] * here)
+        return sum([send(self, message) for _ in range(times if here else 1)])
 
-    async def run() -> Answer | ValueError:
+    async def run() -> Answer:
         async with Cloud(TableNode(1, 0.3), **OPTIONS).listening() as port:
-            monkeypatch.setattr(frames, "pack", packed)
+            monkeypatch.setattr(wire.Connection, "send", sends)
             return await ask(port, question)
 
     question = Asked(limit=LIMIT, mode=mode, aggregator=aggregator, seed=7)
     answer = asyncio.run(run())
     assert sent
-    assert outcome(question, answer) == "whole, resumed"
+    assert outcome(question, answer) in (["whole"] if times else ["alone from the middle", "whole, resumed"])
 
 
 def test_the_checks_themselves_can_fail():

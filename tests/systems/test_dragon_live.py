@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,16 +21,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import websockets
 from dragon_tables import NOTHING, CloudProcess, TableNode, begin_of, by_itself, exact, left_over
 from waiting import PATIENCE, one_of, until
 
 from ondevice.dragon import decisions, messages
-from ondevice.dragon.live import cloud as cloud_module
-from ondevice.dragon.live import frames
-from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.connection import client_tls, server_tls
-from ondevice.dragon.live.device import Answer, Asked, Device
-from ondevice.dragon.live.remote import Remote
+from ondevice.dragon.live import wire
+from ondevice.dragon.live.answer import Answer, Asked
+from ondevice.dragon.live.cloud import Cloud, Limits
+from ondevice.dragon.live.device import Device
+from ondevice.dragon.live.wire import Connection, Refused, client_tls, server_tls
 from ondevice.dragon.simulator import CLOUD, DEVICE, World, simulate
 from ondevice.dragon.speculative_aggregation import Stream
 from ondevice.network.link import Link
@@ -39,6 +40,8 @@ QUICK = dict(beat=0.05, silence=0.5)
 ASKED = Asked(limit=12, mode="shared", seed=5)
 RIGHT = exact(TableNode(2), TableNode(1, 0.3), ASKED).tokens
 ALONE = by_itself(TableNode(2), ASKED, Stream.DEVICE, [])
+ALONE_OF = {mode: by_itself(TableNode(2), replace(ASKED, mode=mode), Stream.DEVICE, [])
+            for mode in ("shared", "token-wise", "sequence-wise", "cloud-only")}  # fmt: skip
 
 
 def ask(
@@ -48,14 +51,15 @@ def ask(
 
     async def run() -> Answer:
         if cloud is None:
-            with nobody_s_port() as port:
-                return await Device(device, port=port, patience=0.3, **QUICK).ask(query, asked)
+            with nobody_s_port() as port, Device(device, port=port, patience=0.3, **QUICK) as asking:
+                return await asking.ask(query, asked)
         async with Cloud(cloud, **QUICK).listening(tls=server) as port:
-            return await Device(device, "localhost", port, tls=client, patience=0.3, **QUICK).ask(query, asked)
+            with Device(device, "localhost", port, tls=client, **QUICK) as asking:
+                return await asking.ask(query, asked)
 
     async def whole() -> Answer:
         found = await run()
-        assert list(left_over()) == []
+        assert await until(lambda: not list(left_over()))
         return found
 
     return asyncio.run(whole())
@@ -75,51 +79,36 @@ def nobody_s_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "other, named",
     [
-        (dict(model="another"), "model 'another', this one 'table'"),
-        (dict(tokenizer="letters"), "tokenizer 'letters', this one 'numbers'"),
-        (dict(vocabulary=4), "vocabulary 4, this one 3"),
-        (dict(version=7), "version 7, this one 2"),
+        (dict(name="larger"), "The cloud has the model larger, the device tables. They must have the same"),
+        (dict(model="another"), "Both sides have a model tables, but not the same weights."),
+        (dict(tokenizer="letters"), "Both sides have a model tables, but not the same tokenizer."),
+        (dict(vocabulary=4), "Both sides have a model tables, but not the same vocabulary."),
+        (dict(version=7), "The cloud speaks version 7 of the protocol, the device version 3; install the same"),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
 )
 @pytest.mark.parametrize("mode", ["shared", "sequence-wise", "cloud-only"])
 def test_sides_that_do_not_fit_say_what_differs(other: dict, named: str, mode):
-    with pytest.raises(ValueError, match=f"^The other side has the {named}; they cannot work together.$"):
+    with pytest.raises(Refused, match=f"^{named}"):
         ask(TableNode(2), TableNode(1, 0.3, **other), replace(ASKED, mode=mode))
 
 
-@pytest.mark.parametrize("speaker", ["device", "cloud"])
-def test_another_version_of_the_frames_is_one_clear_error(monkeypatch, speaker: str):
-    """The peer's first byte that differs is the version's, whatever follows it."""
-    replies: list[bytes] = []
-
-    async def other_cloud(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(b"DRG\x09whatever that is")
-        await reader.read()
-        writer.close()
-
-    async def run() -> None:
-        if speaker == "cloud":
-            server = await asyncio.start_server(other_cloud, "127.0.0.1", 0)
-            try:
-                await Device(TableNode(2), port=server.sockets[0].getsockname()[1], **QUICK).ask("q", ASKED)
-            finally:
-                server.close()
+@pytest.mark.parametrize("header", [None, "no base64", "AAAA"])
+def test_a_web_client_is_told_what_this_is(header: str | None):
+    async def run() -> str:
         async with Cloud(TableNode(1), **QUICK).listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"DRG\x09whatever that is")
-            replies.append(await reader.read())
-            writer.close()
+            with pytest.raises(websockets.exceptions.InvalidStatus) as caught:
+                await websockets.connect(
+                    f"ws://127.0.0.1:{port}", proxy=None, additional_headers={wire.HEADER: header} if header else {}
+                )
+            assert caught.value.response.status_code == 409
+            return caught.value.response.body.decode()
 
-    if speaker == "cloud":
-        with pytest.raises(ValueError, match=r"^The other side speaks version 9 of the protocol, this one 2\.$"):
-            asyncio.run(run())
-    else:
-        asyncio.run(run())
-        bodies = [messages.decode(body[4:]) for body in frames.Reader().feed(replies[0])]
-        failures = [message.reason for message in bodies if isinstance(message, messages.Failure)]
-        assert failures == ["The other side speaks version 9 of the protocol, this one 2."]
+    told = asyncio.run(run())
+    assert told == (
+        "This is a DRAGON cloud; what connects is no DRAGON device." if header is None else
+        "The other side speaks another version of the protocol; install the same on both."
+    )  # fmt: skip
 
 
 # Requests that cannot be
@@ -171,13 +160,24 @@ def test_a_cloud_without_a_document_leaves_the_device_alone(mode):
 
 
 @pytest.mark.parametrize("mode", ["shared", "cloud-only", "sequence-wise"])
-def test_a_cloud_has_its_longest_answer(mode):
+@pytest.mark.parametrize(
+    "limits, named",
+    [
+        (Limits(tokens=5), "An answer has at most 5 tokens here, not 12."),
+        (Limits(k=1), "A session has at most 1 documents here, not 2."),
+        (Limits(sessions=0), "The cloud has 0 sessions already."),
+        (Limits(memory=20), "The cloud's memory for sessions, 0 MB, is taken."),
+    ],
+    ids=lambda found: found if isinstance(found, str) else None,
+)
+def test_a_cloud_has_its_limits(mode, limits, named):
     async def run() -> Answer:
-        async with Cloud(TableNode(1), longest=5, **QUICK).listening() as port:
-            return await Device(TableNode(2), port=port, **QUICK).ask("q", replace(ASKED, mode=mode))
+        async with Cloud(TableNode(1), limits=limits, **QUICK).listening() as port:
+            with Device(TableNode(2), port=port, **QUICK) as device:
+                return await device.ask("q", replace(ASKED, mode=mode))
 
     found = asyncio.run(run())
-    assert (found.alone_from, found.reason) == (0, "An answer has at most 5 tokens here, not 12.")
+    assert (found.alone_from, found.reason) == (0, named)
 
 
 # A side that fails
@@ -200,21 +200,6 @@ def test_a_cloud_that_generates_alone_and_fails_says_why():
     assert found.reason == "The table has a hole." and len(found.tokens) == 12
 
 
-def test_an_answer_that_is_whole_when_the_cloud_goes_is_whole(monkeypatch):
-    send = Remote._send
-
-    def without_end(self: Remote, message: messages.Message) -> None:
-        if isinstance(message, messages.End):
-            self._loop.call_soon_threadsafe(self.connection._writer.transport.abort)
-        else:
-            send(self, message)
-
-    monkeypatch.setattr(Remote, "_send", without_end)
-    asked = replace(ASKED, mode="cloud-only")
-    found = ask(TableNode(2), TableNode(1), asked)
-    assert found.tokens == by_itself(TableNode(1), asked, Stream.CLOUD, []) and found.alone_from is None
-
-
 def test_a_device_whose_model_fails_raises_what_it_was():
     with pytest.raises(RuntimeError, match=r"The table has a hole\."):
         ask(TableNode(2, failing_at=4), TableNode(1))
@@ -233,7 +218,7 @@ def test_a_draft_that_cannot_be_ends_the_session_and_not_the_answer(monkeypatch,
     monkeypatch.setattr(decisions, "drafts", lying)
     asked = replace(ASKED, mode="speculative", aggregator=aggregator, lookahead=1)  # so that it is drafted once
     found = ask(TableNode(2), TableNode(1, 0.3), asked)
-    assert "token id" in found.reason and found.alone_from == 3 and len(found.tokens) == 12
+    assert "was not drawn" in found.reason and found.alone_from == 3 and len(found.tokens) == 12
 
 
 # Who listens, and who connects
@@ -246,20 +231,28 @@ def test_nobody_listens():
     assert time.perf_counter() - start > 0.25 and found.connections == 0
 
 
-def test_a_stranger_listens():
+@pytest.mark.parametrize(
+    "reply, named",
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "is no DRAGON cloud: it speaks HTTP."),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "is no DRAGON cloud, or one with TLS, which needs --authority here."),
+    ],
+)
+def test_a_stranger_listens(reply: bytes, named: str):
     async def run() -> Answer:
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.write(reply)
             while await reader.read(2**12):
                 pass
             writer.close()
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            return await Device(TableNode(2), port=port, patience=0.2, **QUICK).ask("q", ASKED)
+            with Device(TableNode(2), port=port, **QUICK) as device:
+                return await device.ask("q", ASKED)
 
-    found = asyncio.run(run())
-    assert found.tokens == ALONE and found.reason == "what listens there is no DRAGON cloud" and not found.connections
+    with pytest.raises(Refused, match=f"{re.escape(named)}$"):
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize("scheduler, least", [("stay", 0), ("greedy", 1)])
@@ -294,54 +287,59 @@ def test_listening_to_other_machines_needs_tls(host: str):
 
 STRANGERS = {
     "web": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "large": frames.pack(b"x")[:4] + b"\xff" * 12,
+    "noise": bytes(range(256)) * 40,
     "silent": b"",
-    "no greeting": frames.pack(bytes(4) + messages.encode(messages.End("s", 1))),
-    "session that is not": frames.pack(bytes(4) + messages.encode(TableNode(1).hello))
-    + frames.pack(b"\0\0\0\1" + messages.encode(messages.Resume("none", 0, 0, False))),
 }
 
 
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_stranger_is_shown_out_and_the_next_device_is_served(name: str):
     async def run() -> None:
-        cloud = Cloud(TableNode(1, 0.3), **QUICK)
-        async with cloud.listening() as port:
+        async with Cloud(TableNode(1, 0.3), **QUICK).listening() as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(STRANGERS[name])
             async with asyncio.timeout(PATIENCE):
-                reply = await reader.read()
-            bodies = [messages.decode(body[4:]) for body in frames.Reader().feed(reply)]
-            kinds = (messages.Heartbeat, messages.Welcome, messages.Failure)
-            assert all(isinstance(message, kinds) for message in bodies)
+                await reader.read()
             writer.close()
-            found = await Device(TableNode(2), port=port, **QUICK).ask("q", ASKED)
+            with Device(TableNode(2), port=port, **QUICK) as device:
+                found = await device.ask("q", ASKED)
             assert found.tokens == RIGHT and found.alone_from is None
 
     asyncio.run(run())
 
 
-def test_a_stranger_that_only_beats_its_heart_is_shown_out():
+WRONG = {
+    "text": "words",
+    "garbage": b"\xc1garbage",
+    "large": bytes(2**21),
+    "nobody's": messages.encode(messages.Target("nobody's", 0, 0, 1, True)),
+    "an end": messages.encode(messages.End("nobody's", 1)),
+    "a session that is not": messages.encode(messages.Resume("nobody's", 0, 0, False)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_messages_end_a_connection_at_most(name: str):
     async def run() -> None:
-        async with Cloud(TableNode(1), **QUICK).listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for number in itertools.count():
-                if reader.at_eof() or writer.is_closing():
-                    break
-                assert number < 1000
-                writer.write(frames.pack(number.to_bytes(4, "big") + messages.encode(messages.Heartbeat(1.0))))
-                await asyncio.sleep(0.05)
-                while not reader.at_eof() and len(reader._buffer):  # type: ignore[attr-defined]
-                    await reader.read(100)
-            writer.close()
-            assert number > 2
+        async with Cloud(TableNode(1, 0.3), **QUICK).listening() as port:
+            hello = {wire.HEADER: wire._shown(TableNode(2).hello)}
+            async with websockets.connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=hello) as stranger:
+                await stranger.send(WRONG[name])
+                if name == "a session that is not":
+                    failure = messages.decode(await stranger.recv())
+                    assert isinstance(failure, messages.Failure) and failure.reason.startswith("There is no session")
+                elif name in ("text", "garbage", "large"):
+                    with pytest.raises(websockets.exceptions.ConnectionClosed):
+                        await stranger.recv()
+            with Device(TableNode(2), port=port, **QUICK) as device:
+                assert (await device.ask("q", ASKED)).tokens == RIGHT
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("mode", ["shared", "cloud-only"])
-def test_64_devices_at_once_and_one_more(monkeypatch, mode):
-    asked = [replace(ASKED, seed=seed, mode=mode) for seed in range(cloud_module.MOST)]
+def test_64_devices_at_once_and_one_more(mode):
+    asked = [replace(ASKED, seed=seed, mode=mode) for seed in range(Limits().sessions)]
     right = [
         by_itself(TableNode(1, 0.3), one, Stream.CLOUD, []) if mode == "cloud-only" else
         exact(TableNode(2), TableNode(1, 0.3), one).tokens for one in asked
@@ -351,17 +349,20 @@ def test_64_devices_at_once_and_one_more(monkeypatch, mode):
         node, gate = TableNode(1, 0.3), threading.Event()
         made = node.decoder
         node.decoder = lambda *given: (gate.wait(PATIENCE), made(*given))[1]  # type: ignore[method-assign]
-        cloud = Cloud(node, silence=PATIENCE)
+        cloud = Cloud(node)
         async with cloud.listening() as port:
-            devices = [asyncio.create_task(Device(TableNode(2), port=port).ask("q", one)) for one in asked]
-            try:
-                assert await until(lambda: len(cloud._sessions) + cloud._remotes == len(asked))
-                more = await Device(TableNode(2), port=port).ask("q", replace(ASKED, mode=mode))
-            finally:
-                gate.set()
-            found = await asyncio.gather(*devices)
-            assert await until(lambda: not cloud._sessions and not cloud._remotes)
-        assert list(left_over()) == []
+            with contextlib.ExitStack() as stack:
+                devices = [stack.enter_context(Device(TableNode(2), port=port, patience=PATIENCE)) for _ in asked]
+                asking = [asyncio.create_task(device.ask("q", one)) for device, one in zip(devices, asked, strict=True)]
+                try:
+                    assert await until(lambda: len(cloud._sessions) == len(asked))
+                    with Device(TableNode(2), port=port) as another:
+                        more = await another.ask("q", replace(ASKED, mode=mode))
+                finally:
+                    gate.set()
+                found = await asyncio.gather(*asking)
+                assert await until(lambda: not cloud._sessions)
+        assert await until(lambda: not list(left_over()))
         return found, more
 
     found, more = asyncio.run(run())
@@ -371,20 +372,111 @@ def test_64_devices_at_once_and_one_more(monkeypatch, mode):
 
 def test_a_device_that_vanishes_is_forgotten_after_a_while():
     async def run() -> None:
-        node = TableNode(1, delay=0.01)
-        cloud = Cloud(node, keep=3.0, **QUICK)
+        cloud = Cloud(TableNode(1, delay=0.01), keep=1.0, **QUICK)
         async with cloud.listening() as port:
-            asking = asyncio.create_task(
-                Device(TableNode(2, delay=0.01), port=port).ask("q", replace(ASKED, limit=4000))
-            )
+            device = Device(TableNode(2, delay=0.01), port=port, **QUICK)
+            asking = asyncio.create_task(device.ask("q", replace(ASKED, limit=1000)))
             assert await until(lambda: bool(cloud._sessions))
+            connection = device.link.connection
+            device._loop.call_soon_threadsafe(connection._socket.transport.abort)
+            device._loop.call_soon_threadsafe(setattr, device, "port", 1)  # it does not find back
+            assert await until(lambda: any(session.connection is None for session in cloud._sessions.values()))
+            assert cloud._sessions  # it may come back
+            assert await until(lambda: not cloud._sessions)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            assert await until(lambda: not cloud._handlers)
-            assert cloud._sessions and list(left_over())  # it may come back
-            assert await until(lambda: not cloud._sessions)
-            assert await until(lambda: not any("drafting" in thread.name for thread in threading.enumerate()))
-        assert await until(lambda: not list(left_over()))  # the task that forgets it has one more turn to take
+            device.close()
+        assert await until(lambda: not list(left_over()))
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_answer_leaves_nothing():
+    async def run() -> None:
+        cloud = Cloud(TableNode(1, delay=0.01), **QUICK)
+        async with cloud.listening() as port:
+            with Device(TableNode(2, delay=0.01), port=port, **QUICK) as device:
+                asking = asyncio.create_task(device.ask("q", replace(ASKED, limit=1000)))
+                assert await until(lambda: bool(cloud._sessions))
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                assert await until(lambda: not cloud._sessions)
+                found = await device.ask("q", ASKED)  # and the connection serves the next one
+            assert found.tokens == RIGHT[:0] or len(found.tokens) == 12
+        assert await until(lambda: not list(left_over()))
+
+    asyncio.run(run())
+
+
+# Never left waiting
+
+
+def thrice(asked: Asked, patience: float, node: TableNode) -> tuple[list[Answer], list[float]]:
+    """Three answers with this cloud, and how long each took."""
+
+    async def run() -> tuple[list[Answer], list[float]]:
+        async with Cloud(node, **QUICK).listening() as port:
+            with Device(TableNode(2), port=port, patience=patience) as device:
+                await asyncio.to_thread(device.connect)
+                answers, times = [], []
+                for _ in range(3):
+                    begin = time.perf_counter()
+                    answers.append(await device.ask("q", asked))
+                    times.append(time.perf_counter() - begin)
+        return answers, times
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("mode", ["shared", "token-wise", "sequence-wise", "cloud-only"])
+@pytest.mark.parametrize("aggregator", ["device", "cloud"])
+def test_a_starved_cloud_is_not_waited_for_and_then_left_alone(mode, aggregator):
+    asked = replace(ASKED, mode=mode, aggregator=aggregator)
+    answers, times = thrice(asked, 0.4, TableNode(1, 0.3, delay=30.0))
+    assert [found.alone_from for found in answers] == [0, 0, 0]
+    assert answers[0].reason == "the cloud was silent for 0.4 s" and 0.35 < times[0] < 1.5
+    assert max(times[1:]) < 0.3 and [found.tokens for found in answers] == [ALONE_OF[mode]] * 3
+
+
+def test_a_cloud_that_is_back_is_used_again():
+    async def run() -> None:
+        node = TableNode(1, 0.3, delay=30.0)
+        async with Cloud(node, **QUICK).listening() as port:
+            with Device(TableNode(2), port=port, patience=0.3) as device:
+                assert (await device.ask("q", ASKED)).alone_from == 0
+                node.lm.delay = 0.0
+                for decoder in node.decoders:
+                    decoder.interrupt()
+                assert (await device.ask("q", ASKED)).alone_from == 0  # it rests
+                assert await until(lambda: not device.link.resting)
+                found = await device.ask("q", ASKED)
+                assert found.alone_from is None and found.tokens == RIGHT
+
+    asyncio.run(run())
+
+
+# A connection that is kept, tokens as they come, and where they come from
+
+
+def test_answers_share_a_connection_and_stream():
+    async def run() -> None:
+        connections: list[Connection] = []
+        cloud = Cloud(TableNode(1, 0.3), **QUICK)
+        handle = cloud._handle
+        cloud._handle = lambda connection: (connections.append(connection), handle(connection))[1]
+        async with cloud.listening() as port:
+            with Device(TableNode(2), port=port, **QUICK) as device:
+                for _ in range(5):
+                    tokens: list[int] = []
+                    drafts: list[list[int]] = []
+                    found = await device.ask("q", ASKED, tokens.append, drafts.append)
+                    assert tokens == found.tokens == RIGHT and any(drafts) and drafts[-1] == []
+                    assert [(side, one.file, one.place) for side, one in sorted(found.sources)] == [
+                        ("cloud", "tables.txt", 1), ("device", "tables.txt", 1)
+                    ]  # fmt: skip
+                    assert set(found.left) == {"Begin", "Target", "End"} and sum(found.left.values()) == found.sent
+                    assert all(0 <= share <= 1 for share in found.leaning)
+        assert len(connections) == 1
 
     asyncio.run(run())
 
@@ -412,6 +504,16 @@ def certificates(tmp_path_factory) -> Path:
         openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=localhost")
         sign = ["x509", "-req", "-in", f"{name}.csr", "-CA", f"{name}-root.pem", "-CAkey", f"{name}-root.key"]
         openssl(folder, *sign, "-CAcreateserial", "-out", f"{name}.pem", "-days", "2", "-extfile", "names")
+    (folder / "ca").write_text(
+        "[ca]\ndefault_ca=c\n[c]\ndatabase=issued\nserial=serial\nnew_certs_dir=.\ndefault_md=sha256\npolicy=p\n"
+        "x509_extensions=e\n[p]\ncommonName=supplied\n[e]\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
+    )
+    (folder / "issued").write_text("")
+    (folder / "serial").write_text("01\n")
+    openssl(folder, "req", "-new", *key, "-keyout", "old.key", "-out", "old.csr", "-subj", "/CN=old")
+    dates = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
+    openssl(folder, "ca", "-batch", "-config", "ca", "-selfsign", "-keyfile", "old.key", "-in", "old.csr", *dates,
+            "-out", "old.pem", "-notext")  # fmt: skip
     return folder
 
 
@@ -430,7 +532,7 @@ def test_tls_with_certificates_on_both_sides(certificates: Path):
 
 def test_tls_of_another_authority_is_refused(certificates: Path):
     server = server_tls(certificates / "theirs.pem", certificates / "theirs.key")
-    with pytest.raises(ValueError, match=r"^The certificate of localhost:\d+ is not trusted: .*issuer certificate\.$"):
+    with pytest.raises(Refused, match=r"^The certificate of localhost:\d+ is not trusted: .*issuer certificate\.$"):
         ask(TableNode(2), TableNode(1), server=server, client=client_tls(certificates / "ours-root.pem"))
 
 
@@ -440,15 +542,24 @@ def test_tls_refuses_a_device_without_the_right_certificate(certificates: Path, 
     server = server_tls(certificates / "ours.pem", certificates / "ours.key", root)
     own = [certificates / f"{shown}.pem", certificates / f"{shown}.key"] if shown else []
     found = ask(TableNode(2), TableNode(1), server=server, client=client_tls(root, *own))
-    assert found.alone_from == 0 and "may not accept this side's certificate" in found.reason
+    assert found.alone_from == 0 and found.reason.endswith("or not accept this device's certificate")
 
 
-@pytest.mark.parametrize("speaker", ["device", "cloud"])
-def test_tls_on_one_side_alone_is_no_connection(certificates: Path, speaker: str):
-    server = server_tls(certificates / "ours.pem", certificates / "ours.key") if speaker == "cloud" else None
-    client = client_tls(certificates / "ours-root.pem") if speaker == "device" else None
-    found = ask(TableNode(2), TableNode(1), server=server, client=client)
-    assert found.alone_from == 0 and found.reason and found.tokens == ALONE
+def test_a_device_with_tls_at_a_plain_cloud_is_told(certificates: Path):
+    found = ask(TableNode(2), TableNode(1), client=client_tls(certificates / "ours-root.pem"))
+    assert found.alone_from == 0 and "may not speak TLS, which --authority here asks for" in found.reason
+
+
+def test_a_plain_device_at_a_cloud_with_tls_is_told(certificates: Path):
+    server = server_tls(certificates / "ours.pem", certificates / "ours.key")
+    found = ask(TableNode(2), TableNode(1), server=server)
+    assert found.alone_from == 0 and found.reason.endswith("a cloud with TLS needs --authority here")
+
+
+def test_a_certificate_that_expired_is_named(certificates: Path):
+    server = server_tls(certificates / "old.pem", certificates / "old.key")
+    with pytest.raises(Refused, match="not trusted: certificate has expired"):
+        ask(TableNode(2), TableNode(1), server=server, client=client_tls(certificates / "old.pem"))
 
 
 def test_files_that_are_no_certificates_are_named(certificates: Path):
@@ -494,7 +605,8 @@ def test_both_commands_answer_and_are_interrupted(served):
     device = start("device", folder, *common, "--limit", "6", "--temperature", "0", "--k", "1")
     text, note = device.communicate(timeout=120)
     assert device.returncode == 0, note
-    assert text.strip() and "alone" not in note and "drafts accepted: device" in note
+    assert text.strip() and "alone" not in note and "Drafts accepted: device" in note
+    assert "(device, " in note and "(cloud, " in note and "Left this device: " in note
     while not psutil.Process(slow.pid).net_connections("tcp"):  # until it answers
         assert slow.poll() is None
         time.sleep(0.1)
@@ -510,9 +622,10 @@ def test_a_device_without_a_cloud_says_so_in_a_line(served):
         device = start("device", served[2], "--connect", address, "--query", "What does a bird do?", "--limit", "4",
                        "--k", "1", "--patience", "0.1")  # fmt: skip
         text, notes = device.communicate(timeout=120)
-    first, second = notes.splitlines()
-    assert device.returncode == 0 and text.strip() and second.endswith("received; alone]")
-    assert first == f"No cloud at {address}; answered with this side's documents alone."
+    first, second, *_, left, _ = notes.splitlines()
+    assert device.returncode == 0 and text.strip() and left == "Nothing left this device."
+    assert first.startswith(f"No cloud at {address}: nobody answers at {address} (")
+    assert second.startswith(f"The device answered alone: nobody answers at {address} (")
 
 
 # How long it takes
@@ -555,8 +668,11 @@ def agrees(device: Device, asked: Asked, aggregator: int, delay: float, paces: d
 def test_the_simulator_s_time_is_the_live_time_within_a_tenth():
     """Where nothing disturbs an answer: each is asked again until one agrees."""
     options, paces = dict(pace=PACES["cloud"]), dict(PACES)
-    with CloudProcess(dict(seed=1, log_weight=0.3), options) as cloud, Relay("127.0.0.1", cloud.port) as relay:
-        device = Device(TableNode(2), port=relay.port, pace=PACES["device"])
+    with (
+        CloudProcess(dict(seed=1, log_weight=0.3), options) as cloud,
+        Relay("127.0.0.1", cloud.port) as relay,
+        Device(TableNode(2), port=relay.port, pace=PACES["device"]) as device,
+    ):
         for delay, name in itertools.product((0.0, 0.02, 0.06), SYSTEMS):
             relay.set(up=Link(delay), down=Link(delay))
             assert one_of(20, partial(agrees, device, *SYSTEMS[name], delay, paces)), (name, delay)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -20,10 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.dragon import codec, messages
-from ondevice.dragon.live import frames
+from ondevice.dragon.live.answer import Answer, Asked
 from ondevice.dragon.live.cloud import Cloud
 from ondevice.dragon.live.decoder import Template
-from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.device import Device
+from ondevice.dragon.live.engine import Engine
+from ondevice.dragon.live.guard import Guard
 from ondevice.dragon.live.node import Documents, Node
 from ondevice.dragon.messages import VERSION, Draft, Hello, Message, Switch, Target
 from ondevice.dragon.privacy import PRIVATE, keeps_documents, sent_by_device
@@ -56,12 +57,37 @@ class Wire:
     up: bytearray = field(default_factory=bytearray)
     down: bytearray = field(default_factory=bytearray)
 
-    def messages(self, way: str) -> list[Message]:
-        """Those of one way, in order. Every byte of it is in one of them, or this raises."""
-        reader, data = frames.Reader(), bytes(getattr(self, way))
-        found = [messages.decode(body[4:]) for body in reader.feed(data)]
-        reader.end()
+    def bodies(self, way: str) -> list[bytes]:
+        """The WebSocket's messages of one way, in order, unmasked. Every byte is accounted for, or this raises.
+
+        By hand, from RFC 6455: an HTTP head, then frames of a few bytes of header, a mask upwards, and the body.
+        """
+        data, found = bytes(getattr(self, way)), []
+        while data:
+            head, _, data = data.partition(b"\r\n\r\n")
+            assert head.startswith((b"GET / HTTP/1.1\r\n", b"HTTP/1.1 101 "))
+            while data and not data.startswith((b"GET", b"HTTP")):
+                kind, size, place = data[0], data[1] & 127, 2
+                if size > 125:
+                    width = {126: 2, 127: 8}[size]
+                    size, place = int.from_bytes(data[place : place + width], "big"), place + width
+                mask = data[place : place + 4] if data[1] & 128 else bytes(4)
+                assert (data[1] & 128 > 0) == (way == "up") and kind & 0x70 == 0
+                place += 4 * (way == "up")
+                body = data[place : place + size]
+                body = (np.frombuffer(body, np.uint8) ^ np.resize(np.frombuffer(mask, np.uint8), len(body))).tobytes()
+                assert len(body) == size and kind in (0x82, 0x88, 0x89, 0x8A), "binary, close, ping, pong"
+                assert kind == 0x82 or size <= 30
+                found += [body] if kind == 0x82 else []
+                data = data[place + size :]
         return found
+
+    def messages(self, way: str) -> list[Message]:
+        return [messages.decode(body) for body in self.bodies(way)]
+
+    def raw(self, way: str) -> bytes:
+        """What a listener can read: the bytes as they went and, upwards, without their masks."""
+        return bytes(getattr(self, way)) + b"".join(self.bodies(way))
 
 
 @contextlib.asynccontextmanager
@@ -89,14 +115,18 @@ async def tapped(target: int) -> AsyncIterator[tuple[int, Wire]]:
         server.close()
 
 
-def talk(device: Node, cloud: Node, asked: Asked, query: str = QUERY) -> tuple[Answer, Wire]:
+def talk(
+    device: Node, cloud: Node, asked: Asked, query: str = QUERY, guard: Guard | None = None
+) -> tuple[Answer, Wire]:
     async def run() -> tuple[Answer, Wire]:
         async with Cloud(cloud).listening() as port, tapped(port) as (through, wire):
-            answer = await Device(device, port=through, patience=30.0).ask(query, asked)
+            with Device(device, port=through, patience=30.0, guard=guard) as asking:
+                answer = await asking.ask(query, asked)
         return answer, wire
 
     answer, wire = asyncio.run(run())
-    assert answer.alone_from is None and answer.connections == 1
+    assert answer.connections == 1 and (guard is not None or answer.alone_from is None)
+    assert answer.sent == sum(answer.left.values()) == sum(map(len, wire.bodies("up")))
     return answer, wire
 
 
@@ -148,7 +178,7 @@ TOKENIZER = shapes.byte_tokenizer()
 class CopyingDecoder:
     """A decoder that quotes its document, from the beginning, whatever the other side says."""
 
-    ended, room = False, 10**6
+    ended, room, rows, in_line = False, 10**6, 1, False
     prior = np.full(VOCABULARY, 1 / VOCABULARY)
 
     def __init__(self, node: CopyingNode) -> None:
@@ -172,6 +202,12 @@ class CopyingDecoder:
     def interrupt(self) -> None:
         """Nothing here takes long."""
 
+    def pieces(self) -> Iterator[int]:
+        return iter(())
+
+    def require_open(self) -> None:
+        """It never ends."""
+
 
 @dataclass
 class CopyingNode:
@@ -182,11 +218,15 @@ class CopyingNode:
 
     def __post_init__(self) -> None:
         self.ids = TOKENIZER(self.text).input_ids
-        self.hello, self.tokenizer, self.end = Hello(VERSION, "copying", "bytes", VOCABULARY), TOKENIZER, None
-        self.lm, self.lock = type("LM", (), {"vocabulary": VOCABULARY}), threading.Lock()
+        self.hello = Hello(VERSION, "copying", "copying", "bytes", VOCABULARY)
+        self.tokenizer, self.end, self.engine = TOKENIZER, None, Engine()
+        self.lm = type("LM", (), {"vocabulary": VOCABULARY})
 
-    def decoder(self, query: str, k: int, temperature: float = 1.0) -> CopyingDecoder:
-        return CopyingDecoder(self)
+    def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[CopyingDecoder, list]:
+        return CopyingDecoder(self), []
+
+    def cost(self, k: int, query: str, limit: int) -> int:
+        return 0
 
 
 class Only:
@@ -230,7 +270,7 @@ def test_the_device_sends_what_the_table_says_and_nothing_of_its_documents(kind:
     asked = replace(way, limit=40, seed=11, k=1, lookahead=16)
     answer, wire = talk(*SIDES[kind](), asked)
     begin = begin_of(asked)
-    table, sent, raw = sent_by_device(begin), wire.messages("up"), bytes(wire.up + wire.down)
+    table, sent, raw = sent_by_device(begin), wire.messages("up"), wire.raw("up") + wire.raw("down")
 
     for message in sent:
         assert table[type(message).__name__] == message.__struct_fields__
@@ -241,7 +281,7 @@ def test_the_device_sends_what_the_table_says_and_nothing_of_its_documents(kind:
     elif kind == "copying" and len(told(sent)["drafted"]) > 3 * RUN:  # it did come to that
         assert "drafted" in dict(runs_found(raw, sent, DOCUMENT_IDS))
     assert asked.aggregator == "device" or asked.scheduler != "stay" or len(told(sent)["drafted"]) > 3 * RUN
-    assert QUERY.encode() in wire.up  # which every session tells
+    assert QUERY.encode() in wire.raw("up")  # which every session tells
     if asked.mode in ("speculative", "shared", "token-wise") and keeps_documents(begin):
         assert [message.token for message in sent if isinstance(message, Target)] == answer.tokens
 
@@ -259,16 +299,45 @@ def test_the_table_names_who_keeps_the_documents():
 def test_an_answer_that_quotes_the_document_tells_the_quotation():
     asked = Asked(limit=40, seed=3, k=1)
     _, wire = talk(CopyingNode(PRIVATE_TEXT, 12.0), CopyingNode(PUBLIC_TEXT, 0.0), asked)
-    assert ("decided", 0) in runs_found(bytes(wire.up), wire.messages("up"), DOCUMENT_IDS)
+    assert ("decided", 0) in runs_found(wire.raw("up"), wire.messages("up"), DOCUMENT_IDS)
 
 
 def test_the_search_finds_text_and_runs_of_tokens():
     device, cloud = SIDES["copying"]()
     _, wire = talk(device, cloud, Asked(limit=5, seed=3, k=1), query=f"Why {PRIVATE_TEXT[30:70]}?")
-    assert texts_found(bytes(wire.up), PRIVATE_TEXT)[0] == PRIVATE_TEXT[30 : 30 + WINDOW]
+    assert texts_found(wire.raw("up"), PRIVATE_TEXT)[0] == PRIVATE_TEXT[30 : 30 + WINDOW]
     run = DOCUMENT_IDS[5 : 5 + RUN]
     assert all(runs_found(b"##" + code, [], DOCUMENT_IDS) == [("bytes", 5)] for code in written(run))
     assert written([200] * RUN) != written([199] * RUN) and len(written([200] * RUN)) == 7
     assert runs_found(b"", [Target("s", 0, i, token, True) for i, token in enumerate(run)], DOCUMENT_IDS) == [
         ("decided", 5)
     ]
+
+
+# The guard
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_with_the_guard_no_run_crosses(way: Asked, seed: int):
+    """Sides that copy, of unlike weights: the answer begins to quote sooner or later, or the drafts do."""
+    coins = np.random.default_rng([seed, len(name(way))])
+    guard = Guard([DOCUMENT_IDS], RUN)
+    device = CopyingNode(PRIVATE_TEXT, float(coins.choice([-2.0, 0.0, 12.0])))
+    asked = replace(way, limit=60, seed=int(coins.integers(2**31)), k=1, lookahead=int(coins.choice([1, 4, 16])))
+    answer, wire = talk(device, CopyingNode(PUBLIC_TEXT, 0.0), asked, guard=guard)
+    sent = wire.messages("up")
+    runs = [place for place in runs_found(wire.raw("up"), sent, DOCUMENT_IDS) if not place[0].startswith("likeliest")]
+    assert runs == [] and len(answer.tokens) == 60
+    assert answer.alone_from is None or answer.reason == "the answer began to quote this device's documents"
+    if way.mode not in ("sequence-wise", "cloud-only") and (way.aggregator, way.scheduler) == ("cloud", "stay"):
+        assert answer.alone_from is not None  # its drafts are the document
+
+
+def test_the_guard_lets_go_what_quotes_nothing_and_stops_what_does():
+    guard = Guard([DOCUMENT_IDS], RUN)
+    asked = Asked(limit=40, seed=3, k=1)
+    quoting, _ = talk(CopyingNode(PRIVATE_TEXT, 12.0), CopyingNode(PUBLIC_TEXT, 0.0), asked, guard=guard)
+    assert quoting.alone_from is not None and RUN <= quoting.alone_from <= RUN + 4
+    other, _ = talk(CopyingNode(PRIVATE_TEXT, -12.0), CopyingNode(PUBLIC_TEXT, 0.0), asked, guard=guard)
+    assert other.alone_from is None

@@ -1,4 +1,4 @@
-"""DRAGON's aggregation: mixtures in log space, Algorithm 1's edges, acceptance, shared randomness, bad input."""
+"""DRAGON's aggregation: mixtures in log space, Algorithm 1's edges, acceptance, shared randomness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from ondevice.dragon import aggregation, speculative_aggregation
 from ondevice.dragon.aggregation import document_weights, log_weight, mixture, share, target
 from ondevice.dragon.speculative_aggregation import (
     UNIFORMS,
@@ -19,6 +18,7 @@ from ondevice.dragon.speculative_aggregation import (
     expected_acceptance,
     gumbel_noise,
     gumbels,
+    residual,
     sample,
     shared_acceptance,
     uniforms,
@@ -84,7 +84,7 @@ def test_shares():
 
 def test_algorithm_1_by_hand():
     """p^l = (.9, .1), p^r = (.3, .7), η^l = 1/4: p_t = (.45, .55); a local 0 is rejected below 1/2."""
-    local, remote = [0.9, 0.1], [0.3, 0.7]
+    local, remote = np.array([0.9, 0.1]), np.array([0.3, 0.7])
     q = target(local, remote, 0.0, np.log(3))
     assert q == pytest.approx([0.45, 0.55])
     drafts, take_local, take_remote = (0, 1), 0.0, 0.9
@@ -113,11 +113,12 @@ def test_equal_sides_never_reject():
 
 
 def test_one_token():
-    found = aggregate(0, 0, [1.0], [1.0], [1.0], [0.0, LAST, 0.0, LAST, LAST])
+    one = np.ones(1)
+    found = aggregate(0, 0, one, one, one, np.array([0.0, LAST, 0.0, LAST, LAST]))
     assert (int(found.token), bool(found.accepted_local), bool(found.accepted_remote)) == (0, True, True)
-    assert int(aggregate_shared(0, 0, [1.0], [-3.0]).token) == 0
-    assert expected_acceptance([1.0], [1.0], 0.3) == acceptance([1.0], [1.0]) == shared_acceptance([1.0], [1.0]) == 1
-    assert mixture([[0.0]], [0.0]).tolist() == [0.0]
+    assert int(aggregate_shared(0, 0, one, np.array([-3.0])).token) == 0
+    assert expected_acceptance(one, one, 0.3) == acceptance(one, one) == shared_acceptance(one, one) == 1
+    assert mixture(np.zeros((1, 1)), np.zeros(1)).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("gamma_remote", [0.0, 0.5, 1.0])
@@ -212,7 +213,7 @@ def test_theorem_2_more_overlap_more_acceptance():
 
 
 def test_below_one_half_theorem_2_may_fail():
-    flat, sure = [0.4, 0.6], [0.0, 1.0]
+    flat, sure = np.array([0.4, 0.6]), np.array([0.0, 1.0])
     assert expected_acceptance(flat, sure, 0.5, 0.0) > expected_acceptance(flat, flat, 0.5, 0.0)
 
 
@@ -235,8 +236,8 @@ def test_shared_acceptance_is_its_sum():
         assert found == pytest.approx(direct)
         tv = divergence(p, q)
         assert (1 - tv) / (1 + tv) - 1e-12 <= found <= 1 - tv + 1e-12
-    assert shared_acceptance([1, 0], [0, 1]) == 0
-    assert shared_acceptance([1 - 1e-9, 1e-9], [1.0, 5e-324]) == pytest.approx(1)
+    assert shared_acceptance(np.array([1.0, 0]), np.array([0, 1.0])) == 0
+    assert shared_acceptance(np.array([1 - 1e-9, 1e-9]), np.array([1.0, 5e-324])) == pytest.approx(1)
 
 
 # Random numbers
@@ -273,55 +274,6 @@ def test_shared_tokens_are_what_token_wise_sampling_draws():
         assert bool(found.accepted_local) == (np.argmax(np.log(p) + noise) == found.token)
 
 
-# Bad input
-
-HALF = [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: document_weights([]), "at least one document"),
-        (lambda: log_weight([]), "at least one document"),
-        (lambda: document_weights([1.0], 0), "temperature is positive and finite, not 0"),
-        (lambda: document_weights([1.0], np.nan), "temperature is positive and finite, not nan"),
-        (lambda: document_weights([1.0, np.inf]), "are finite, not"),
-        (lambda: document_weights([1e300], 1e-300), "Scores over the temperature 1e-300"),
-        (lambda: mixture([[1.0, 2.0]], [0.0]), "are they logits"),
-        (lambda: mixture([[np.nan, 0.0]], [0.0]), "not nan"),
-        (lambda: mixture(np.log([HALF, HALF]), [0.0]), r"not \(2, 2\) and \(1,\)"),
-        (lambda: mixture(np.log([HALF, HALF]), [0.0, 0.0]), "weights of documents sum to 1, not 2"),
-        (lambda: share(np.nan, 0.0), "these are"),
-        (lambda: share(0.0, np.inf), "these are"),
-        (lambda: share(-np.inf, -np.inf), "these are"),
-        (lambda: target(HALF, [1.0], 0, 0), r"one length, not \[2, 1\]"),
-        (lambda: target(HALF, [[1.0]], 0, 0), r"not the shape \(1, 1\)"),
-        (lambda: target(HALF, [-0.5, 1.5], 0, 0), "no probability below 0, but one is -0.5"),
-        (lambda: target(HALF, [np.nan, 1.0], 0, 0), "but one is nan"),
-        (lambda: target(HALF, [0.5, 0.4], 0, 0), "sums to 1, not 0.9"),
-        (lambda: sample(HALF, 1.0), r"in \[0, 1\), but these go from 1 to 1"),
-        (lambda: sample(HALF, np.nan), "from nan to nan"),
-        (lambda: verify(2, HALF, HALF, [0.1, 0.1]), "from 0 to 1, not 2"),
-        (lambda: verify(-1, HALF, HALF, [0.1, 0.1]), "from 0 to 1, not -1"),
-        (lambda: verify(0.5, HALF, HALF, [0.1, 0.1]), "not of the type float64"),
-        (lambda: verify(1, [1.0, 0.0], HALF, [0.1, 0.1]), "Token 1 has probability 0"),
-        (lambda: verify([1, 1], HALF, HALF, [0.1, 0.1]), r"take numbers \(2, 2\), not \(2,\)"),
-        (lambda: aggregate(0, 0, HALF, HALF, HALF, [0.1] * 4), "drafts .. and .. with numbers .4,."),
-        (lambda: aggregate(0, [0, 1], HALF, HALF, HALF, [0.1] * 5), r"drafts \(\) and \(2,\)"),
-        (lambda: aggregate(0, 0, HALF, HALF, HALF, [0.1] * 5, 1.1), r"gamma is a chance in \[0, 1\], not 1.1"),
-        (lambda: acceptance(HALF, HALF, -0.1), "not -0.1"),
-        (lambda: expected_acceptance(HALF, HALF, 1.5), "share of the target is in .0, 1., not 1.5"),
-        (lambda: choose(HALF, [0.0]), r"each of 2 tokens, not the shape \(1,\)"),
-        (lambda: aggregate_shared([0], 0, HALF, [0.0, 0.0]), r"has drafts \(1,\) and \(\)"),
-        (lambda: uniforms(-1, Stream.DEVICE, 0), "seed is a whole number from 0 .* not -1"),
-        (lambda: uniforms(0, Stream.DEVICE, 2**64), "position is a whole number"),
-    ],
-)
-def test_bad_input_is_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
-
-
 def test_large_vocabularies_and_extreme_values_raise_no_warning():
     """Warnings are errors here. Probabilities down to the smallest number there is."""
     p = np.full(150_000, 5e-324)
@@ -330,5 +282,4 @@ def test_large_vocabularies_and_extreme_values_raise_no_warning():
     numbers = [0.5, LAST, 0.5, LAST, 0.2]
     assert aggregate(0, 1, p, q, target(p, q, 0.0, 0.0), numbers).token in (0, 1)
     assert shared_acceptance(p, q) == pytest.approx(0, abs=1e-300)
-    assert aggregation.distribution(p) is not None
-    assert speculative_aggregation.residual(p, q).argmax() == 1
+    assert residual(p, q).argmax() == 1

@@ -1,230 +1,231 @@
-"""DRAGON's connection over loopback: what arrives, what is noticed, what is left when it is closed."""
+"""One connection and how its end is told; and the link that keeps one and leaves a dead cloud alone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from waiting import PATIENCE, until
 
-from ondevice.dragon import messages
-from ondevice.dragon.live import frames
-from ondevice.dragon.live.connection import Connection, Lost, connect, listen
-from ondevice.dragon.messages import End, Heartbeat
+from ondevice.dragon.live import link as link_module
+from ondevice.dragon.live.link import Link
+from ondevice.dragon.live.wire import Connection, Lost, Refused, connect, listening
+from ondevice.dragon.messages import VERSION, Draft, End, Hello, Message, Target
 
-BEAT = 0.02
+HELLO = Hello(VERSION, "base", "m", "t", 8)
+MESSAGES: list[Message] = [Target("s", 0, i, i, True) for i in range(50)]
 
 
 @contextlib.asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
-    """Both ends of a connection."""
-    came: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-    over = asyncio.Event()
+async def pair(
+    handle: Callable[[Connection], Awaitable[None]], *, beat: float = 0.05, silence: float = PATIENCE
+) -> AsyncIterator[Connection]:
+    """This side's connection to one that is handled so."""
+    async with listening(handle, HELLO, beat=beat, silence=silence) as port:
+        connection = await connect("127.0.0.1", port, HELLO, beat=beat, silence=silence)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
+
+async def echo(connection: Connection) -> None:
+    with contextlib.suppress(Lost):
+        while True:
+            message, _ = await connection.receive()
+            connection.send(message)
+
+
+def test_messages_come_in_order_and_are_counted():
+    async def run() -> None:
+        async with pair(echo) as connection:
+            sizes = [connection.send(message) for message in MESSAGES]
+            back = [await connection.receive() for _ in MESSAGES]
+            assert [message for message, _ in back] == MESSAGES and [size for _, size in back] == sizes
+            assert connection.sent == connection.received == sum(sizes) and connection.peer == HELLO
+            assert await until(lambda: connection.rtt is not None) and 0 < connection.rtt < 1
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_before_closing_still_comes():
+    async def run() -> list[Message]:
+        found: list[Message] = []
+        ended = asyncio.Event()
+
+        async def handle(connection: Connection) -> None:
+            with contextlib.suppress(Lost):
+                while True:
+                    found.append((await connection.receive())[0])
+            ended.set()
+
+        async with listening(handle, HELLO) as port:
+            connection = await connect("127.0.0.1", port, HELLO)
+            for message in MESSAGES:
+                connection.send(message)
+            await connection.close()
+            await ended.wait()
+        return found
+
+    assert asyncio.run(run()) == MESSAGES
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "ended"])
+def test_the_other_side_s_end_is_told(how: str):
     async def handle(connection: Connection) -> None:
-        came.set_result(connection)
-        await over.wait()
+        connection.send(MESSAGES[0])
+        await asyncio.sleep(0.05)
+        if how == "closed":
+            await connection.close()
+        elif how == "dropped":
+            connection.drop("away")
 
-    server = await listen(handle, beat=BEAT, silence=PATIENCE)
-    one = await connect("127.0.0.1", server.sockets[0].getsockname()[1], beat=BEAT, silence=PATIENCE)
-    other = await came
-    try:
-        yield one, other
-    finally:
-        await one.close()
-        await other.close()
-        over.set()
-        server.close()
-        await asyncio.sleep(0)
-
-
-@contextlib.asynccontextmanager
-async def speaking(*pieces: bytes, close: bool = False, silence: float = PATIENCE) -> AsyncIterator[Connection]:
-    """A connection to a peer that says these bytes, and then nothing."""
-    over = asyncio.Event()
-
-    async def opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for piece in pieces:
-            writer.write(piece)
-        if not close:
-            await over.wait()
-        writer.close()
-
-    server = await asyncio.start_server(opened, "127.0.0.1", 0)
-    connection = await connect("127.0.0.1", server.sockets[0].getsockname()[1], beat=BEAT, silence=silence)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-        over.set()
-        server.close()
-        await asyncio.sleep(0)
-
-
-def frame(number: int, message: messages.Message) -> bytes:
-    return frames.pack(number.to_bytes(4, "big") + messages.encode(message))
-
-
-def end(position: int) -> End:
-    return End("s", position)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run it, with nothing left behind."""
-
-    async def whole() -> None:
-        await test()
-        assert await until(lambda: len(asyncio.all_tasks()) == 1)
-
-    asyncio.run(whole())
-
-
-def test_messages_come_in_order_and_heartbeats_are_not_seen():
-    async def test() -> None:
-        async with pair() as (one, other):
-            for position in range(100):
-                one.send(end(position))
-            await asyncio.sleep(0.1)  # some heartbeats
-            one.send(end(100))
-            other.send(end(7))
-            assert [await other.receive() for _ in range(101)] == [end(position) for position in range(101)]
-            assert await one.receive() == end(7)
-            assert one.sent >= 101 * len(frame(0, end(100))) - 101 and other.received <= one.sent
-
-    run(test)
-
-
-def test_the_round_trip_is_measured_while_nothing_else_is_said():
-    async def test() -> None:
-        async with pair() as (one, other):
-            hearing = [asyncio.create_task(each.receive()) for each in (one, other)]
-            assert await until(lambda: one.rtt is not None and 0 <= one.rtt < 0.1)
-            for task in hearing:
-                task.cancel()
-            await asyncio.gather(*hearing, return_exceptions=True)
-
-    run(test)
-
-
-def test_silence_is_noticed_in_its_time():
-    async def test() -> None:
-        async with speaking(silence=0.3) as connection:
-            start = time.perf_counter()
-            with pytest.raises(Lost, match=r"nothing was heard for 0\.3 s"):
-                await connection.receive()
-            assert time.perf_counter() - start > 0.25
-
-    run(test)
-
-
-def test_the_peer_s_end_is_noticed():
-    async def test() -> None:
-        async with speaking(frame(0, end(1)), close=True) as connection:
-            assert await connection.receive() == end(1)
+    async def run() -> None:
+        async with pair(handle) as connection:
+            assert (await connection.receive())[0] == MESSAGES[0]
             with pytest.raises(Lost, match="the other side has closed the connection"):
                 await connection.receive()
+            connection.send(MESSAGES[1])  # nothing happens
+            await connection.close()
+            await connection.close()
 
-    run(test)
+    asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "pieces, reason",
-    [
-        ([frame(0, end(0)), frame(2, end(2))], "message 1 did not come in its turn"),
-        ([frame(0, end(0)), frame(0, end(0))], "message 1 did not come in its turn"),
-        ([frame(0, end(0)), frame(1, end(1))[:-3]], "ended within a frame"),
-        ([frame(0, end(0)), b"DRG\x63 and so on"], "speaks version 99"),
-        ([frame(0, end(0)), b"GET / HTTP/1.1"], "begins with DRG"),
-        ([frame(0, end(0)), frames.pack(b"\0\0\0\1\x91\xa4none")], "No message of version 2"),
-        ([frame(0, end(0)), frames.pack(b"\0")], "did not come in its turn"),
-    ],
-    ids=["missing", "twice", "cut", "version", "stranger", "no message", "short"],
-)
-def test_damage_ends_the_connection(pieces: list[bytes], reason: str):
-    async def test() -> None:
-        async with speaking(*pieces, close=True) as connection:
-            assert await connection.receive() == end(0)
-            with pytest.raises(Lost, match=reason):
+def test_a_peer_that_does_not_answer_pings_is_lost():
+    """Its event loop stands still; TCP goes on."""
+
+    async def run() -> None:
+        ready, over = asyncio.Event(), asyncio.Event()
+
+        async def handle(connection: Connection) -> None:
+            connection._socket.transport.pause_reading()  # nothing comes in any more
+            ready.set()
+            await over.wait()
+            connection.drop("over")
+
+        async with listening(handle, HELLO, silence=PATIENCE) as port:
+            connection = await connect("127.0.0.1", port, HELLO, beat=0.05, silence=0.3)
+            await ready.wait()
+            with pytest.raises(Lost, match=r"nothing was heard for 0\.3 s"):
                 await connection.receive()
+            await connection.close()
+            over.set()
 
-    run(test)
-
-
-def test_a_stranger_is_known():
-    async def test() -> None:
-        for pieces, strange in (([b"GET / HTTP/1.1"], True), ([frame(0, end(0)), b"GET / HTTP/1.1"], False)):
-            async with speaking(*pieces, close=True) as connection:
-                with pytest.raises(Lost, match="begins with DRG"):
-                    while True:
-                        await connection.receive()
-                assert connection.stranger == strange
-
-    run(test)
-
-
-def test_another_version_at_first_is_no_damage():
-    async def test() -> None:
-        async with speaking(b"DRG\x63 and so on") as connection:
-            with pytest.raises(frames.OtherVersion, match="speaks version 99 of the protocol, this one 2"):
-                await connection.receive()
-
-    run(test)
-
-
-def test_a_closed_connection_sends_nothing_and_can_be_closed_again():
-    async def test() -> None:
-        async with pair() as (one, other):
-            await one.close()
-            sent = one.sent
-            one.send(end(1))
-            assert one.sent == sent
-            await one.close()
-            with pytest.raises(Lost):
-                await other.receive()
-
-    run(test)
-
-
-def test_what_was_sent_before_closing_arrives():
-    async def test() -> None:
-        async with pair() as (one, other):
-            for _ in range(200):
-                one.send(messages.Failure(None, "x" * 900))
-            await one.close()
-            assert len([await other.receive() for _ in range(200)]) == 200
-
-    run(test)
+    asyncio.run(run())
 
 
 def test_nobody_there():
-    async def test() -> None:
-        async with speaking() as connection:
-            port = connection._writer.get_extra_info("peername")[1]
-        with pytest.raises(Lost, match=f"nobody answers at 127.0.0.1:{port}"):
-            await connect("127.0.0.1", port, beat=BEAT, silence=PATIENCE)
+    async def run() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Lost, match=rf"nobody answers at 127\.0\.0\.1:{port} within 0\.2 s"):
+            await connect("127.0.0.1", port, HELLO, silence=0.2)
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(Lost, match=rf"nobody answers at 127\.0\.0\.1:{port} \("):
+            await connect("127.0.0.1", port, HELLO, silence=5.0)
 
-    run(test)
-
-
-@pytest.mark.parametrize("beat, silence", [(0.0, 1.0), (2.0, 1.0), (1.0, 1.0), (float("nan"), 1.0)])
-def test_a_peer_beats_more_often_than_it_is_given_up(beat: float, silence: float):
-    async def test() -> None:
-        with pytest.raises(ValueError, match="A peer beats more often"):
-            Connection(None, None, beat=beat, silence=silence)  # type: ignore[arg-type]
-
-    run(test)
+    asyncio.run(run())
 
 
-def test_a_message_that_cannot_be_sent_is_refused_and_takes_no_number():
-    async def test() -> None:
-        async with pair() as (one, other):
-            with pytest.raises(ValueError):
-                one.send(End("", 1))
-            one.send(end(3))
-            assert await other.receive() == end(3)
-            assert not isinstance(end(3), Heartbeat)
+# The link
 
-    run(test)
+
+class Cloud:
+    """Opens connections, or fails with what it is told. opened: how often it was tried."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.opened, self.port = 0, 0
+
+    async def open(self, within: float) -> Connection:
+        self.opened += 1
+        if self.error is not None:
+            raise self.error
+        return await connect("127.0.0.1", self.port, HELLO)
+
+
+@contextlib.asynccontextmanager
+async def linked(patience: float = 0.2) -> AsyncIterator[tuple[Cloud, Link]]:
+    cloud = Cloud()
+    async with listening(echo, HELLO) as cloud.port:
+        link = Link(cloud.open, patience)
+        try:
+            yield cloud, link
+        finally:
+            await link.close()
+
+
+def soon(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def test_a_connection_is_kept_and_messages_reach_their_sessions():
+    async def run() -> None:
+        async with linked() as (cloud, link):
+            one, two = link.join("one"), link.join("two")
+            for _ in range(3):
+                connection = await link.connected(soon(1))
+            for session in ("two", "one", "nobody's", "two"):
+                connection.send(End(session, 1))
+            assert [(await two.get())[0], (await one.get())[0], (await two.get())[0]] == [
+                End("two", 1), End("one", 1), End("two", 1)
+            ]  # fmt: skip
+            link.leave("two")
+            connection.drop("away")
+            lost, _ = await one.get()
+            assert isinstance(lost, Lost) and two.empty() and link.connection is None
+            await link.connected(soon(1))
+            assert cloud.opened == 2
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_an_absent_cloud_is_tried_until_the_time_is_over_and_then_left_alone(monkeypatch: pytest.MonkeyPatch):
+    async def run() -> None:
+        async with linked() as (cloud, link):
+            cloud.error = Lost("nobody answers")
+            with pytest.raises(Lost, match="nobody answers"):
+                await link.connected(soon(0.2))
+            tried = cloud.opened
+            assert 2 <= tried <= 6 and link.resting == "nobody answers"
+            for _ in range(10):
+                with pytest.raises(Lost, match="nobody answers"):
+                    await link.connected(soon(10))  # at once
+            assert cloud.opened <= tried + 1
+            assert await until(lambda: cloud.opened >= tried + 3)  # in the background, ever more rarely
+            assert link._pause > 2 * 0.05
+            cloud.error = None
+            assert await until(lambda: not link.resting)
+            assert link.connection is not None and await link.connected(soon(1)) is link.connection
+            link.went_well()
+            assert link._pause == 0.05
+
+    monkeypatch.setattr(link_module, "_LEAST", 0.05)
+    asyncio.run(run())
+
+
+def test_a_cloud_that_does_not_fit_is_not_tried_again():
+    async def run() -> None:
+        async with linked() as (cloud, link):
+            cloud.error = Refused("Both sides have other models.")
+            with pytest.raises(Refused, match="other models"):
+                await link.connected(soon(10))
+            assert cloud.opened == 1
+
+    asyncio.run(run())
+
+
+def test_a_large_message_comes_whole():
+    async def run() -> None:
+        async with pair(echo) as connection:
+            large = Draft("s", 0, 0, 1, bytes(range(256)) * 64, -1.0)
+            connection.send(large)
+            assert (await connection.receive())[0] == large
+
+    asyncio.run(run())

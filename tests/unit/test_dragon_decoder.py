@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.dragon.aggregation import Floats, target
-from ondevice.dragon.live.decoder import Decoder, Drafted, Interrupted, Template, greedy, sampled
+from ondevice.dragon.live.decoder import Decoder, Interrupted, Template, next_together
 from ondevice.dragon.live.kv_store import KVStore
-from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
@@ -52,6 +51,13 @@ def lm(kind: str = "llama", dtype: torch.dtype = torch.float64) -> CausalLM:
 
 def side(of: CausalLM | None = None, **options: Any) -> Decoder:
     return Decoder(of or lm(), PREFIXES, SUFFIX, SCORES, **options)
+
+
+def greedily(decoder: Decoder, count: int) -> list[int]:
+    """Commit the likeliest token so many times."""
+    for _ in range(count):
+        decoder.commit(int(decoder.next_distribution().argmax()))
+    return decoder.tokens
 
 
 @torch.inference_mode()
@@ -90,8 +96,9 @@ def test_the_mixture_is_that_of_brute_force(
     of, store = lm(kind, dtype), None
     if stored:
         store = KVStore(tmp_path, of, shapes.byte_tokenizer(), "{document}{query}")
-        side(of, store=store)
+        list(side(of, store=store).pieces())
     decoder = side(of, store=store)
+    list(decoder.pieces())
     assert store is None or (store.hits, store.misses) == (3, 3)
     for token in (7, 50, 7, 2, 33):
         assert_next(decoder, bound)
@@ -142,8 +149,7 @@ def test_a_distribution_asked_for_twice_is_computed_once() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_rollback_other_tokens_give_what_a_fresh_decoder_gives(kind: str) -> None:
     decoder = side(lm(kind))
-    for _ in decoder.lookahead(6, greedy):
-        pass
+    greedily(decoder, 6)
     decoder.next_distribution()
     decoder.rollback(2)
     kept = decoder.tokens.copy()
@@ -315,38 +321,65 @@ def test_an_interruption_where_nothing_runs_stops_the_next_call_and_no_other() -
     assert_next(decoder)
 
 
-# Lookahead
+# Documents in pieces, sessions in one forward
 
 
-def test_greedy_drafts_are_the_likeliest_tokens_of_the_mixture() -> None:
+def test_greedy_tokens_are_the_likeliest_of_the_mixture() -> None:
     decoder, tokens = side(), list[int]()
     for _ in range(5):
         tokens.append(int(by_hand(lm(), tokens).argmax()))
-    assert [draft.token for draft in decoder.lookahead(5, greedy)] == tokens == decoder.tokens
+    assert greedily(decoder, 5) == tokens
 
 
-def test_sampled_drafts_are_draws_with_the_numbers_of_their_positions() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("ondevice.dragon.live.decoder._PIECE", 4)
+    forwards, decoder = counted(monkeypatch, lm(kind)), side(lm(kind))
+    assert not forwards
+    query = [] if kind == "mistral" else [3, 3]  # all documents' next token, twice
+    assert list(decoder.pieces()) == [4, 3, 2, 4, 4, 2, *query]
+    assert forwards == [*((1, n) for n in (4, 3, 2, 4, 4, 2)), *((3, 1) for _ in query)]
+    assert list(decoder.pieces()) == []
+    assert_next(decoder)
+
+
+def test_pieces_that_were_not_done_are_done_with_the_first_distribution() -> None:
     decoder = side()
-    drafts = list(decoder.lookahead(6, sampled(5, Stream.CLOUD)))
-    expected = list[int]()
-    for position, draft in enumerate(drafts):
-        probabilities = by_hand(lm(), expected)
-        expected.append(int(sample(probabilities, uniforms(5, Stream.CLOUD, position, 1)[0])))
-        assert draft.position == position and np.abs(np.exp(draft.log_probs) - probabilities).max() < 1e-12
-    assert [draft.token for draft in drafts] == expected
-    assert [draft.token for draft in side().lookahead(6, sampled(6, Stream.CLOUD))] != expected
-    assert [draft.token for draft in side().lookahead(6, sampled(5, Stream.DEVICE))] != expected
+    next(decoder.pieces())
+    assert_next(decoder)
 
 
-def test_a_draft_comes_before_the_work_on_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    forwards = counted(monkeypatch, lm())
-    drafts = side().lookahead(2, greedy)
-    assert forwards == []
-    assert next(drafts).position == 0
-    assert forwards == [(1, len(prefix) + len(SUFFIX)) for prefix in PREFIXES]  # no store: document and query in one
-    assert next(drafts).position == 1
-    assert forwards[3:] == [(3, 1)]
-    assert next(drafts, None) is None and len(forwards) == 4
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_decoders_of_unlike_documents_share_a_forward(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    others = [([[3, 5]], [7, 8], [0.0]), ([[40, 2, 2, 9], [1], [5, 6, 7]], [30], [1.0, 0.0, -1.0])]
+    decoders = [side(lm(kind), bare=[1]), *(Decoder(lm(kind), *one, bare=[1]) for one in others)]
+    fresh = [side(lm(kind), bare=[1]), *(Decoder(lm(kind), *one, bare=[1]) for one in others)]
+    for decoder, twin, n in zip(decoders, fresh, (1, 4, 2), strict=True):
+        assert not decoder.in_line
+        for token in greedily(decoder, n):
+            twin.commit(token)
+        assert decoder.in_line and decoder.rows == len(decoder._prefixes)
+    forwards = counted(monkeypatch, lm(kind))
+    for _ in range(3):
+        next_together(decoders)
+        for decoder, twin in zip(decoders, fresh, strict=True):
+            assert np.abs(decoder.next_distribution() - twin.next_distribution()).max() < 1e-10
+            assert np.abs(decoder.prior - twin.prior).max() < 1e-10
+            token = int(decoder.next_distribution().argmax())
+            decoder.commit(token), twin.commit(token)
+    assert forwards.count((10, 1)) == 3
+    decoders[0].rollback(2)
+    assert not decoders[0].in_line or decoders[0].position == 2
+    decoders[0].commit(41), fresh[0].rollback(2), fresh[0].commit(41)
+    next_together(decoders)
+    assert np.abs(decoders[0].next_distribution() - fresh[0].next_distribution()).max() < 1e-10
+    assert lm(kind).model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_takes_no_mask_of_ours_shares_no_forward() -> None:
+    decoder = side(lm("mistral"))
+    greedily(decoder, 1)
+    assert not decoder.in_line
 
 
 def counted(patch: pytest.MonkeyPatch, of: CausalLM) -> list[tuple[int, ...]]:
@@ -368,35 +401,12 @@ def test_stored_documents_take_the_query_in_one_forward_where_the_model_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: list[tuple[int, int]]
 ) -> None:
     store = KVStore(tmp_path, lm(kind), shapes.byte_tokenizer(), "{document}{query}")
-    side(lm(kind), store=store)
+    side(lm(kind), store=store).next_distribution()
     forwards = counted(monkeypatch, lm(kind))
     decoder = side(lm(kind), store=store)
-    assert forwards == []
-    decoder.commit(greedy(0, decoder.next_distribution()))
+    greedily(decoder, 1)
     decoder.next_distribution()
     assert forwards == expected
-
-
-def test_a_rejection_between_two_drafts_changes_what_follows() -> None:
-    decoder = side()
-    drafts = decoder.lookahead(4, greedy)
-    next(drafts), next(drafts)
-    decoder.rollback(1)
-    decoder.commit(41)
-    third = next(drafts)
-    assert third.position == 2 and third.token == int(by_hand(lm(), [decoder.tokens[0], 41]).argmax())
-
-
-def test_the_choice_gets_position_and_distribution() -> None:
-    seen = list[tuple[int, Floats]]()
-
-    def choose(position: int, log_probs: Floats) -> int:
-        seen.append((position, log_probs))
-        return 3
-
-    found = list(side().lookahead(2, choose))
-    assert found == [Drafted(position, 3, log_probs) for position, log_probs in seen]
-    assert [position for position, _ in seen] == [0, 1]
 
 
 # Ends
@@ -404,10 +414,9 @@ def test_the_choice_gets_position_and_distribution() -> None:
 
 def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
     decoder = side(end=(2, 6))
-    tokens = iter([8, 6, 9])
-    drafts = list(decoder.lookahead(3, lambda position, log_probs: next(tokens)))
-    assert [draft.token for draft in drafts] == [8, 6] and decoder.ended
-    for call in (decoder.next_distribution, lambda: decoder.commit(4)):
+    decoder.commit(8), decoder.commit(6)
+    assert decoder.ended
+    for call in (decoder.next_distribution, decoder.require_open, lambda: decoder.commit(4)):
         with pytest.raises(ValueError, match="ended with token 6 at position 1"):
             call()
     decoder.rollback(1)
@@ -426,9 +435,11 @@ def test_the_context_ends_with_its_longest_document() -> None:
     decoder = side()
     room = CONTEXT - len(PREFIXES[2]) - len(SUFFIX) + 1
     assert decoder.room == room
-    drafts = list(decoder.lookahead(99, greedy))
-    assert len(drafts) == room and decoder.room == 0 and not decoder.ended
-    assert np.abs(np.exp(drafts[-1].log_probs) - by_hand(lm(), decoder.tokens[:-1])).max() < 1e-12
+    greedily(decoder, room - 1)
+    assert decoder.room == 1
+    assert np.abs(np.exp(decoder.next_distribution()) - by_hand(lm(), decoder.tokens)).max() < 1e-12
+    decoder.commit(4)
+    assert decoder.room == 0 and not decoder.ended
     for call in (decoder.next_distribution, lambda: decoder.commit(4)):
         with pytest.raises(ValueError, match=f"context of {CONTEXT} tokens is full at position {room}"):
             call()
@@ -477,8 +488,6 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
         decoder.rollback(1)
     with pytest.raises(ValueError, match="cannot be rolled back to -1"):
         decoder.rollback(-1)
-    with pytest.raises(ValueError, match="at least one token, not 0"):
-        decoder.lookahead(0, greedy)
     with pytest.raises(ValueError, match="another model"):
         side(lm("opt"), store=KVStore(tmp_path, lm(), shapes.byte_tokenizer(), "{document}{query}"))
     assert decoder.tokens == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,7 @@ import pytest
 from ondevice.dragon import first_token
 from ondevice.dragon.experiments import CRCG, DRAGON, Question, added
 from ondevice.dragon.first_token import METHODS, fetch_ms, first_tokens, summary
-from ondevice.dragon.live.connection import Lost
-from ondevice.dragon.live.device import Answer, Asked
-from ondevice.dragon.messages import End, Failure, Fetch, Message, Texts
+from ondevice.dragon.live.answer import Answer, Asked
 
 ASKED = Asked(k=3, limit=5, temperature=0.0, seed=7)
 QUESTIONS = [Question("one", "What is 1?", ""), Question("two", "What is 2?", "")]
@@ -35,78 +32,32 @@ class Relay:
 # Methods
 
 
-@dataclass
-class Asking:
-    """A device that notes what it is asked. port: of the cloud, 0 for none."""
-
-    node: Any = None
-    port: int = 0
-    pace: float = 0.0
-    prefill: float = 0.0
-
-    def answer(self, query: str, asked: Asked) -> Any:
-        return self, query, asked
-
-    async def open(self, first: Message) -> Any:
-        raise Refused(first)
-
-
-class Refused(Exception):
-    """Holds what a connection was opened for, or a decoder was made of."""
-
-
-@pytest.fixture
-def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
-    """A device with a cloud; those that the methods make are of its kind."""
-    monkeypatch.setattr(first_token, "Device", Asking)
-    node = SimpleNamespace(
-        documents=SimpleNamespace(best=lambda query, k: (["own"], [1.0])), longest=512, weight_temperature=1.0,
-        template=SimpleNamespace(prefix=lambda tokenizer, text: [len(text)] * 300, suffix=lambda tokenizer, query: [0]),
-        tokenizer=SimpleNamespace(decode=lambda tokens, **options: "", bos_token_id=None), end=None, store=None,
-        lm=SimpleNamespace(context=1000), lock=threading.Lock(),
-    )  # fmt: skip
-    return Asking(node, port=5, pace=0.2, prefill=0.7)
-
-
 @pytest.mark.parametrize(
-    ("name", "port", "changed"),
+    ("name", "how", "changed"),
     [
-        (DRAGON, 5, {}),
-        (first_token.ON_CLOUD, 5, {"mode": "cloud-only"}),
-        (CRCG, 0, {}),
-        (first_token.AS_MANY, 0, {"k": 6}),  # those of both sides
+        (DRAGON, "answer", {}),
+        (first_token.ON_CLOUD, "answer", {"mode": "cloud-only"}),
+        (CRCG, "alone", {}),
+        (first_token.AS_MANY, "alone", {"k": 6}),  # those of both sides
+        (first_token.TEXT, "texts", {}),
+        (first_token.ROWS, "rows", {}),
     ],
 )
-def test_what_is_asked_of_which_device(name: str, port: int, changed: dict[str, Any], asking: Asking):
-    device, query, asked = METHODS[name](asking, "q", ASKED)  # type: ignore[misc, arg-type]
-    assert (query, asked) == ("q", replace(ASKED, **changed))
-    assert device == replace(asking, port=port)  # at the same pace, with the same prefill
+def test_what_is_asked_of_which_device(name: str, how: str, changed: dict, monkeypatch: pytest.MonkeyPatch):
+    calls = list[Any]()
 
+    def noted(kind: str) -> Any:
+        return lambda device, query, asked, **options: calls.append((kind, query, asked, options))
 
-@pytest.mark.parametrize(("name", "what"), [(first_token.TEXT, "text"), (first_token.ROWS, "rows")])
-def test_what_is_fetched_from_the_cloud(name: str, what: str, asking: Asking):
-    with pytest.raises(Refused) as refused:
-        METHODS[name](asking, "q", ASKED)  # type: ignore[arg-type]
-    (fetch,) = refused.value.args
-    assert isinstance(fetch, Fetch) and (fetch.query, fetch.k, fetch.what) == ("q", 3, what)
-    with pytest.raises(ValueError, match="needs a cloud"):
-        METHODS[name](replace(asking, port=0), "q", ASKED)  # type: ignore[arg-type]
-
-
-def test_all_text_is_in_one_context_and_not_cut_to_a_budget(asking: Asking, monkeypatch: pytest.MonkeyPatch):
-    """Cut to the 256 tokens of section 7.3 it would read less than the other methods."""
-
-    def decoder(lm: Any, prefixes: Any, *arguments: Any, **options: Any) -> Any:
-        raise Refused(prefixes)
-
-    async def opened(first: Message) -> Cloud:
-        return Cloud([(Texts("s", ("public",), (2.0,)), 0.0)])
-
-    monkeypatch.setattr(asking, "open", opened, raising=False)
-    monkeypatch.setattr(first_token.centralised, "Decoder", decoder)
-    with pytest.raises(Refused) as refused:
-        METHODS[first_token.TEXT](asking, "q", ASKED)  # type: ignore[arg-type]
-    assert refused.value.args == ([(6,) * 300 + (3,) * 300],)  # one prompt, the more relevant document first
+    device = SimpleNamespace(answer=lambda query, asked: noted("answer")(None, query, asked))
+    monkeypatch.setattr(first_token, "METHODS", None)
+    monkeypatch.setattr(first_token, "alone", noted("alone"))
+    for kind in ("texts", "rows"):
+        monkeypatch.setattr(first_token.centralised, f"fetched_{kind}", noted(kind))
+    METHODS[name](device, "q", ASKED)  # type: ignore[arg-type]
+    # all text is in one context and not cut: with the 256 tokens of section 7.3 it would read less than the others
+    options = {"aggregation": "context", "budget": None} if how == "texts" else {}
+    assert calls == [(how, "q", replace(ASKED, **changed), options)]
 
 
 def test_six_methods_of_six_names():
@@ -191,66 +142,30 @@ def test_a_summary_is_of_one_setting_method_and_delay_in_the_order_of_the_rows()
 # Fetching
 
 
-@dataclass
-class Cloud:
-    """A device whose cloud answers a fetch with each of these messages in turn, after so many seconds each."""
+def test_a_fetch_is_timed_from_the_question_to_the_texts(monkeypatch: pytest.MonkeyPatch):
+    now, asked, closed, relay = [0.0], list[Any](), list[int](), Relay()
 
-    answers: list[tuple[Message | Exception, float]]
-    now: float = 0.0
-    fetched: list[Any] = field(default_factory=list)
-    closed: int = 0
-    sent: int = 0
-    received: int = 0
-    rtt: float = 0.0
+    class Asking:
+        def __init__(self, device: Any, begin: Any) -> None:
+            asked.append((begin.query, begin.k))
+            self.began = now[0]
 
-    def send(self, message: Message) -> None: ...
+        def close(self) -> None:
+            closed.append(1)
+            now[0] += 10.0
 
-    async def open(self, first: Message) -> Cloud:
-        self.fetched.append(first)
-        self.now += 0.005  # to connect
-        return self
+    async def fetched(asking: Asking, what: str) -> None:
+        assert what == "text"
+        now[0] += (0.9, 0.1, 0.2)[len(closed)]
 
-    async def receive(self) -> Message:
-        message, seconds = self.answers.pop(0)
-        self.now += seconds
-        if isinstance(message, Exception):
-            raise message
-        return message
+    def run(work: Any) -> Any:
+        with pytest.raises(StopIteration) as ended:
+            work.send(None)
+        return ended.value.value
 
-    async def close(self) -> None:
-        self.closed += 1
-        self.now += 10.0
-
-
-TEXTS = Texts("fetch", ("text",), (1.0,))
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`clock(cloud)`: time is the cloud's."""
-    return lambda cloud: monkeypatch.setattr(first_token, "time", SimpleNamespace(perf_counter=lambda: cloud.now))
-
-
-def test_a_fetch_is_timed_from_connecting_to_the_texts(clock: Any):
-    cloud, relay = Cloud([(TEXTS, 0.9), (TEXTS, 0.1), (TEXTS, 0.2)]), Relay()
-    clock(cloud)
-    assert fetch_ms(cloud, relay, "q", 4, 0.3) == pytest.approx(205.0)  # type: ignore[arg-type]
-    assert relay.links == [added(0.3)]
-    assert [(one.query, one.k, one.what) for one in cloud.fetched] == [("q", 4, "text")] * 3
-    assert cloud.closed == 3
-
-
-@pytest.mark.parametrize(
-    ("came", "error", "said"),
-    [
-        (Failure(None, "it gives no documents"), ValueError, "The cloud refuses: it gives no documents"),
-        (End("fetch", 0), ValueError, "An? End came in the place of texts"),
-        (Lost("the other side is gone"), Lost, "gone"),
-    ],
-)
-def test_what_is_no_texts_is_an_error_and_the_connection_is_closed(came: Any, error: Any, said: str, clock: Any):
-    cloud = Cloud([(TEXTS, 0.1), (came, 0.1)])
-    clock(cloud)
-    with pytest.raises(error, match=said):
-        fetch_ms(cloud, Relay(), "q", 4, 0.0)  # type: ignore[arg-type]
-    assert cloud.closed == 2
+    monkeypatch.setattr(first_token, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(first_token, "Asking", Asking)
+    monkeypatch.setattr(first_token.centralised, "fetched", fetched)
+    device = SimpleNamespace(run=run, connect=lambda: None)
+    assert fetch_ms(device, relay, "q", 4, 0.3) == pytest.approx(200.0)  # type: ignore[arg-type]
+    assert relay.links == [added(0.3)] and asked == [("q", 4)] * 3 and len(closed) == 3

@@ -312,17 +312,15 @@ def test_pieces_keep_their_paragraphs_place(tmp_path: Path):
     assert sorted(source.place for source in found.sources) == [1, 2, 2, 2, 2, 2]
 
 
-def test_answers_can_cite_their_documents(tmp_path: Path):
+def test_passages_have_their_sources(tmp_path: Path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("rain falls\n\nsnow is white")
     found = library.documents(str(tmp_path))
-    texts, scores, sources = found.cited("snow", 1)
-    assert (texts, scores) == found.best("snow", 1) and sources == [Source("deep/a.txt", 2)]
-    assert str(sources[0]) == "deep/a.txt:2" and found.places("snow", 1)[0] == [found.texts.index("snow is white")]
-    with pytest.raises(ValueError, match="no sources to cite"):
-        Documents(found.texts, found.index).cited("snow", 1)
+    (place,), scores = found.places("snow", 1)
+    assert ([found.texts[place]], scores) == found.best("snow", 1) == (["snow is white"], scores)
+    assert found.sources[place] == Source("deep/a.txt", 2) and str(found.sources[place]) == "deep/a.txt:2"
     with pytest.raises(ValueError, match="1 sources of 2 documents"):
-        Documents(found.texts, found.index, sources)
+        Documents(found.texts, found.index, found.sources[:1])
 
 
 # What is kept

@@ -39,10 +39,10 @@ class Side:
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(WORDS[token] if token < len(WORDS) else f"w{token}" for token in tokens)
 
-    def decoder(self, query: str, k: int) -> Decoder:
+    def decoder(self, query: str, k: int) -> tuple[Decoder, list]:
         self.asked.append((query, k))
         self.made.append(Decoder(self))
-        return self.made[-1]
+        return self.made[-1], []
 
 
 @dataclass

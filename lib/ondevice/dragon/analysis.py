@@ -15,7 +15,7 @@ import pandas as pd
 from ondevice.dragon import printed
 from ondevice.dragon.cost import Costs, aggregation_times, latency_difference, latency_per_token, speedup
 from ondevice.dragon.scheduler import Scheduler, Stay
-from ondevice.dragon.side import Action, Decode, Done, Message
+from ondevice.dragon.side import Action, Decode, Done, Message, Rules
 from ondevice.dragon.simulator import (
     CLOUD,
     DEVICE,
@@ -39,8 +39,10 @@ PAIRS = ((0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8))  # (α^l, α^r) of Figu
 class _Recorder(_Simulation):
     """The simulation, which also notes what each side and link did when."""
 
-    def __init__(self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int) -> None:
-        super().__init__(world, aggregator, schedulers, seed)
+    def __init__(
+        self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int, rules: Rules | None
+    ) -> None:
+        super().__init__(world, aggregator, schedulers, seed, rules)
         self.now = 0.0
         self.bars: list[dict] = []
         self.running: list[dict | None] = [None, None]
@@ -74,14 +76,15 @@ class _Recorder(_Simulation):
 
 
 def timeline(
-    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0
-) -> tuple[Run, pd.DataFrame]:
+    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0,
+    rules: Rules | None = None,
+) -> tuple[Run, pd.DataFrame]:  # fmt: skip
     """A simulated run and its bars: what (decode, draft, target, switch), side, to, position, begin_s, end_s, outcome.
 
     to: the receiver of a message, empty for a decode. outcome, of decodes: accepted, rejected, void (of a rejected
     prefix) or stopped. Only the side that does not aggregate sends drafts. Arguments as of `simulate`.
     """
-    recorder = _Recorder(world, aggregator, schedulers or (Stay(), Stay()), seed)
+    recorder = _Recorder(world, aggregator, schedulers or (Stay(), Stay()), seed, rules)
     run = recorder.run()
     accepted = np.asarray(world.accepted, bool)
     epochs = np.cumsum(np.vstack([np.zeros((1, 2), int), ~accepted]), axis=0)  # of valid drafts, by position
@@ -150,12 +153,12 @@ class Pipelines(NamedTuple):
     tokens: pd.DataFrame
 
 
-def pipelines(tokens: int = 6, costs: Costs = EXAMPLE) -> Pipelines:
+def pipelines(tokens: int = 6, costs: Costs = EXAMPLE, rules: Rules | None = None) -> Pipelines:
     """Figure 4: all drafts accepted, and all rejected. formula_s: Eq. 7's steady state. Unlike the paper's drawing, the
-    device, which aggregates, sends no drafts: nobody would read them."""
+    device, which aggregates, sends no drafts: nobody would read them. rules: as of `Side`."""
     bars, rows = [], []
     for case, accepted in (("all accepted", True), ("all rejected", False)):
-        run, found = timeline(world_of(costs, np.full((tokens, 2), accepted)))
+        run, found = timeline(world_of(costs, np.full((tokens, 2), accepted)), rules=rules)
         bars.append(found.assign(case=case))
         since = np.diff(run.decided, prepend=0.0)
         steady = latency_per_token(costs, float(accepted))

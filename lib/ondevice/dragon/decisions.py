@@ -12,6 +12,7 @@ from ondevice.dragon.messages import Begin
 from ondevice.dragon.scheduler import Greedy, Lagging, Scheduler, Stay
 from ondevice.dragon.side import Decide, Draft
 from ondevice.dragon.speculative_aggregation import (
+    Aggregation,
     Stream,
     aggregate,
     aggregate_shared,
@@ -46,11 +47,15 @@ def drafts(begin: Begin, stream: Stream) -> Choose:
     return draw
 
 
-def decision(begin: Begin, priors: Mapping[int, Floats]) -> Decide:
+def decision(
+    begin: Begin, priors: Mapping[int, Floats], *, target: Callable[..., Floats] = target,
+    aggregate: Callable[..., Aggregation] = aggregate,
+) -> Decide:  # fmt: skip
     """How the aggregator decides: the target token from both drafts and what was sent of their distributions.
 
     The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.
-    priors: by position, [V] of this side's model without documents.
+    priors: by position, [V] of this side's model without documents. target, aggregate: the functions of `aggregation`
+    and `speculative_aggregation`, or an experiment's.
     It raises Undecidable where a draft cannot have been drawn from its distribution.
     """
 
@@ -73,10 +78,18 @@ def decision(begin: Begin, priors: Mapping[int, Floats]) -> Decide:
         else:
             numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
             p_local, p_remote = (codec.decode(payload, len(prior)) for payload in sent)
+            _require_drawn(local.token, p_local)
+            _require_drawn(remote.token, p_remote)
             found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
         return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 
     return checked
+
+
+def _require_drawn(token: int, p: Floats) -> None:
+    """Raise ValueError on a draft that cannot have been drawn from p [V]: the target would be distributed otherwise."""
+    if not (0 <= token < len(p) and p[token] > 0):
+        raise ValueError(f"Token {token} has probability 0; it was not drawn from this distribution.")
 
 
 def mover(begin: Begin, rtt: float) -> Scheduler:

@@ -26,7 +26,8 @@ from ondevice.corpus.excerpts import Passage, passages
 from ondevice.corpus.prompts import pick, quotation, tasks
 from ondevice.dragon.cost import Costs, speedup
 from ondevice.dragon.live import library
-from ondevice.dragon.live.device import Answer, Asked, Device
+from ondevice.dragon.live.answer import Answer, Asked
+from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.kv_store import KVStore
 from ondevice.dragon.live.node import TEMPLATE, Node
 from ondevice.dragon.simulator import DEVICE, World, simulate
@@ -115,7 +116,7 @@ def long_pool(tokens: int, most: int) -> list[str]:
 
 @contextlib.contextmanager
 def cloud_process(
-    model: str, documents: Path, store: Path, paces: Paces = Paces(), silence: float = 8.0, longest: int = 512
+    model: str, documents: Path, store: Path, paces: Paces = Paces(), longest: int = 512
 ) -> Iterator[int]:
     """`python -m ondevice.dragon cloud` with the first half of the documents; yields its port.
 
@@ -124,7 +125,7 @@ def cloud_process(
     command = [
         sys.executable, "-m", "ondevice.dragon", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends", "--model",
         model, "--documents", str(documents), "--part", "1/2", "--store", str(store), "--pace-ms",
-        str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill), "--silence", str(silence),
+        str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
         "--weight-temperature", str(WEIGHTS), "--gives-documents",
         "--longest", str(longest), "--whole", "--index", str(store.with_name("index")),
     ]  # fmt: skip
@@ -164,25 +165,23 @@ def this_side(model: str, documents: Path, store: Path | None, longest: int = 51
 
 @contextlib.contextmanager
 def both(
-    model: str, folder: Path, delay: float, *, paces: Paces = Paces(), patience: float = 5.0, silence: float = 8.0,
+    model: str, folder: Path, delay: float, *, paces: Paces = Paces(), patience: float = 30.0,
     documents: str = "passages.jsonl", longest: int = 512,
 ) -> Iterator[tuple[Device, Relay]]:  # fmt: skip
     """The device, in this process, and the relay to the cloud, in another one: (device, relay).
 
     folder: holds the documents' file; each side keeps its stored rows in a folder of its own in it. delay: added,
-    seconds. patience, silence: as of `Device`. longest: tokens of a document.
+    seconds. patience: as of `Device`, by default so long that no method goes on alone. longest: tokens of a document.
     """
     path = folder / documents
     up, down = added(delay)
     with (
-        cloud_process(model, path, folder / "cloud", paces, silence, longest) as port,
+        cloud_process(model, path, folder / "cloud", paces, longest) as port,
         this_side(model, path, folder / "device", longest) as node,
         Relay("127.0.0.1", port, up, down) as relay,
+        Device(node, port=relay.port, pace=paces.device, prefill=paces.device_prefill, patience=patience) as device,
     ):
-        yield Device(
-            node, port=relay.port, pace=paces.device, prefill=paces.device_prefill, patience=patience, silence=silence,
-            beat=silence / 8,
-        ), relay  # fmt: skip
+        yield device, relay
 
 
 @contextlib.contextmanager
@@ -198,7 +197,7 @@ def _node(model: str, documents: Path, part: str, store: Path | None, longest: i
     lm = CausalLM(loaded.model)
     kept = None if store is None else KVStore(store, lm, loaded.tokenizer, TEMPLATE.text)
     texts = library.documents(str(documents), part, private=True)  # folders of experiments do not last
-    return Node(lm, loaded.tokenizer, texts, weight_temperature=WEIGHTS, store=kept, longest=longest)
+    return Node(lm, loaded.tokenizer, texts, weight_temperature=WEIGHTS, store=kept, longest=longest, name=model)
 
 
 def after(tokens: int, act: Callable[[], object]) -> Callable[[int], None]:
@@ -253,7 +252,8 @@ def latencies(
             for turn in range(rounds):
                 for question in asked:
                     for name, how in methods.items():
-                        answer = _alone(device, question, how) if name == CRCG else device.answer(question.query, how)
+                        query = question.query
+                        answer = alone(device, query, how) if name == CRCG else device.answer(query, how)
                         about = {"method": name, "delay_ms": 1000 * delay, "pace": pace, "question": question.name}
                         rows.append({**about, "round": turn, **account(answer)})
                         answers.append((about, answer))
@@ -272,9 +272,10 @@ def account(answer: Answer) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _alone(device: Device, question: Question, how: Asked) -> Answer:
-    """The device by itself, at its pace."""
-    return Device(device.node, pace=device.pace, prefill=device.prefill).answer(question.query, how)
+def alone(device: Device, query: str, how: Asked) -> Answer:
+    """CRCG on the device: it by itself, at its pace."""
+    with Device(device.node, pace=device.pace, prefill=device.prefill) as single:
+        return single.answer(query, how)
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ondevice.dragon.experiments import CRCG, DRAGON, Question, added
+from ondevice.dragon.experiments import CRCG, DRAGON, Question, added, alone
 from ondevice.dragon.live import centralised
-from ondevice.dragon.live.device import Answer, Asked, Device, waited
-from ondevice.dragon.messages import Failure, Fetch, Texts
+from ondevice.dragon.live.answer import Answer, Asked, request
+from ondevice.dragon.live.asking import Asking
+from ondevice.dragon.live.device import Device
 from ondevice.network.relay import Relay
 
 TEXT, ROWS, ON_CLOUD, AS_MANY = "DRCG/Text", "DRCG/KV", "CRCG/Cloud", "CRCG/Device, as many documents"
 Method = Callable[[Device, str, Asked], Answer]
-
-
-def _alone(device: Device, query: str, asked: Asked) -> Answer:
-    return Device(device.node, pace=device.pace, prefill=device.prefill).answer(query, asked)
-
-
-def _fetched(how: Callable[..., Coroutine[Any, Any, Answer]], **options: object) -> Method:
-    return lambda device, query, asked: waited(how(device, query, asked, **options))
 
 
 def _with(**changes: object) -> Method:
@@ -38,11 +30,13 @@ def _replaced(asked: Asked, changes: Mapping[str, object]) -> Asked:
 
 METHODS: dict[str, Method] = {
     DRAGON: _with(),
-    CRCG: _alone,
+    CRCG: lambda device, query, asked: alone(device, query, asked),
     ON_CLOUD: _with(mode="cloud-only"),
-    TEXT: _fetched(centralised.fetched_texts, aggregation="context", budget=None),
-    ROWS: _fetched(centralised.fetched_rows),
-    AS_MANY: lambda device, query, asked: _alone(device, query, _replaced(asked, {"k": 2 * asked.k})),
+    TEXT: lambda device, query, asked: centralised.fetched_texts(
+        device, query, asked, aggregation="context", budget=None
+    ),
+    ROWS: lambda device, query, asked: centralised.fetched_rows(device, query, asked),
+    AS_MANY: lambda device, query, asked: alone(device, query, _replaced(asked, {"k": 2 * asked.k})),
 }  # all documents of both sides: DRCG/Text prefills them from text; all others have stored rows
 
 
@@ -81,24 +75,20 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fetch_ms(device: Device, relay: Relay, query: str, k: int, delay: float, rounds: int = 3) -> float:
-    """Median milliseconds to connect, ask for k documents as text, and have them. Raises ValueError where refused."""
+    """Median milliseconds to ask for k documents as text and have them, on the connection that is kept.
+
+    Raises ValueError where refused.
+    """
     up, down = added(delay)
     relay.set(up=up, down=down)
 
     async def once() -> float:
-        start = time.perf_counter()
-        connection = await device.open(Fetch("fetch", query, k, "text"))
+        asking = Asking(device, request(query, Asked(k=k)))
         try:
-            message = await connection.receive()
-            if isinstance(message, Failure):
-                raise ValueError(f"The cloud refuses: {message.reason}")
-            if not isinstance(message, Texts):
-                raise ValueError(f"A {type(message).__name__} came in the place of texts.")
-            return time.perf_counter() - start
+            await centralised.fetched(asking, "text")
+            return time.perf_counter() - asking.began
         finally:
-            await connection.close()
+            asking.close()
 
-    async def all_of_them() -> list[float]:
-        return [await once() for _ in range(rounds)]
-
-    return 1000 * float(np.median(waited(all_of_them())))
+    device.connect()
+    return 1000 * float(np.median([device.run(once()) for _ in range(rounds)]))

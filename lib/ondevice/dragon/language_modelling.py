@@ -114,7 +114,8 @@ def evaluate(
     """
     _require_alike(retrieved)
     _require_counts(len(retrieved[0].passages), counts)
-    document_weights([0.0], temperature)  # raises where it is none
+    if not 0 < temperature < np.inf:
+        raise ValueError(f"A temperature is positive and finite, not {temperature}.")
     if budget < 1:
         raise ValueError(f"A context has a budget of at least one token, not {budget}.")
     fronts = _Fronts(model, tokenizer)

@@ -6,14 +6,14 @@ rule is computed from the two distributions, not drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from ondevice.dragon import codec
-from ondevice.dragon.aggregation import share, target
+from ondevice.dragon.aggregation import Floats, share, target
 from ondevice.dragon.live.node import Node
 from ondevice.dragon.speculative_aggregation import acceptance, divergence, shared_acceptance
 
@@ -25,21 +25,23 @@ FUNCTION_WORDS = frozenset(_PLAIN.split())
 
 
 def compare(
-    device: Node, cloud: Node, queries: Sequence[str], k: int = 2, limit: int = 24, cap: int | None = codec.CAP
-) -> pd.DataFrame:
+    device: Node, cloud: Node, queries: Sequence[str], k: int = 2, limit: int = 24, cap: int | None = codec.CAP, *,
+    target: Callable[..., Floats] = target, acceptance: Callable[..., float] = acceptance,
+) -> pd.DataFrame:  # fmt: skip
     """A row a token and side: query, position, token, word, side, eta, tv, lost, bytes and a column of each rule.
 
     eta: the side's share of the target. tv: total variation between what the two sides draw from. lost: that by which
     the receiver's idea of this side's distribution differs from it, after `bytes`. cap None: no codec. Rules: whether
     the greedy drafts agree with the target; Algorithm 1 as printed; with the resample of the side that does not
     aggregate, here this one, always taken (gamma 1); with shared randomness.
+    target, acceptance: the functions of `aggregation` and `speculative_aggregation`, or an experiment's.
     Raises ValueError without queries.
     """
     if not queries:
         raise ValueError("There are no queries to compare both sides on.")
     rows = []
     for number, query in enumerate(tqdm(queries, desc="lockstep", leave=False)):
-        sides = {"device": device.decoder(query, k), "cloud": cloud.decoder(query, k)}
+        sides = {"device": device.decoder(query, k)[0], "cloud": cloud.decoder(query, k)[0]}
         weights = {name: decoder.log_weight for name, decoder in sides.items()}
         while sides["device"].position < limit and not sides["device"].ended:
             whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}

@@ -7,19 +7,20 @@ over each give one ValueError. Nothing is pickled, and no type comes from the pe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import isfinite
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import fields
 
 from ondevice.dragon.codec import CAP, LARGEST, SMALLEST
 
-VERSION = 2  # of the schema and of the codes in it; raised with every change
+VERSION = 3  # of the schema and of the codes in it; raised with every change
 MOST = 64  # documents of a side that a baseline sends at once
 PIECE = 2**19  # bytes of a document's rows in one message; with all else in it below a frame's limit
 _TEXTS = 2**19  # bytes of all texts of one message
-_IDS = 2**17  # token ids of all candidates of one message
 
 Mode = Literal["speculative", "shared", "token-wise", "sequence-wise", "cloud-only"]
 Side = Literal["device", "cloud"]
@@ -43,10 +44,16 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """A record. Raises ValueError on a number that is not finite, when made and when read."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name in _numbers(type(self)):
             for one in _floats(getattr(self, name)):
                 if not isfinite(one):
                     raise ValueError(f"{name} takes finite numbers, not {one}.")
+
+
+@cache
+def _numbers(kind: type[_Message]) -> tuple[str, ...]:
+    """The fields that may hold floats."""
+    return tuple(field.name for field in fields(kind) if "float" in str(field.type))
 
 
 def _floats(value: object) -> Iterator[float]:
@@ -59,18 +66,13 @@ def _floats(value: object) -> Iterator[float]:
 
 
 class Hello(_Message, frozen=True):
-    """The first message of the side that connects. model, tokenizer: digests, equal on both sides; vocabulary: V."""
+    """Who a side is, shown in the handshake. name: of its model; model, tokenizer: digests; vocabulary: V.
+
+    All but the name are equal on both sides, or they cannot work together.
+    """
 
     version: Count
-    model: Digest
-    tokenizer: Digest
-    vocabulary: Positive
-
-
-class Welcome(_Message, frozen=True):
-    """The answer, with the same about the side that listens."""
-
-    version: Count
+    name: Name
     model: Digest
     tokenizer: Digest
     vocabulary: Positive
@@ -113,8 +115,8 @@ class Draft(_Message, frozen=True):
     epoch: Count
     position: Count
     token: Count
-    distribution: Distribution
-    log_weight: float
+    distribution: Distribution = b""
+    log_weight: float = 0.0
     pace: Natural = 0.0
 
 
@@ -162,23 +164,27 @@ class End(_Message, frozen=True):
     position: Count
 
 
-class Heartbeat(_Message, frozen=True):
-    """That the sender lives. All in seconds.
-
-    sent: the sender's clock. echo: the `sent` last heard from the receiver, 0 where none was; held: how long ago that
-    came. So the receiver's round trip is now - echo - held, whatever the sender's clock shows.
-    """
-
-    sent: float
-    echo: float = 0.0
-    held: Natural = 0.0
-
-
 class Failure(_Message, frozen=True):
-    """The sender gives up: a session, or with session None the connection. reason: one sentence, with no text of it."""
+    """The sender gives a session up. reason: one sentence, with no text of it."""
 
-    session: Name | None
+    session: Name
     reason: Reason
+
+
+class Cited(_Message, frozen=True):
+    """A document that the sender decodes with. file, place: as of `node.Source`; weight: its share of the side's h."""
+
+    file: Annotated[str, Meta(max_length=1024)]
+    place: Count
+    weight: Share
+
+
+class Sources(_Message, frozen=True):
+    """What the cloud's part of an answer comes from, best first, and its log h; sent once, when it is known."""
+
+    session: Name
+    cited: Annotated[tuple[Cited, ...], Meta(max_length=MOST)]
+    log_weight: float
 
 
 # Of the baselines (section 7.2)
@@ -230,77 +236,53 @@ class Rows(_Message, frozen=True):
     data: Annotated[bytes, Meta(min_length=1, max_length=PIECE)]
 
 
-class Propose(_Message, frozen=True):
-    """Asks for RAG-Sequence: each side answers once from each of its documents, then scores what both have answered.
-
-    begin: the request. Of its mode only `shared` counts, as the noise of what is drawn.
-    """
-
-    begin: Begin
-
-
-class Candidates(_Message, frozen=True):
-    """The sender's answers, different from each other; an end token is part of one."""
-
-    session: Name
-    sequences: Annotated[
-        tuple[Annotated[tuple[Count, ...], Meta(min_length=1)], ...], Meta(min_length=1, max_length=MOST)
-    ]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        total = sum(map(len, self.sequences))
-        if total > _IDS:
-            raise ValueError(f"Candidates have at most {_IDS} tokens in all, not {total}.")
-
-
-class Scores(_Message, frozen=True):
-    """How likely each candidate is after each of the sender's D documents.
-
-    log_probs: [C][D], log p(candidate | document), of the device's candidates and then of the cloud's that are not
-    among them. log_weights: [D], the documents' relevance over the temperature, not normalised.
-    """
-
-    session: Name
-    log_probs: Annotated[tuple[tuple[float, ...], ...], Meta(min_length=1, max_length=2 * MOST)]
-    log_weights: Annotated[tuple[float, ...], Meta(min_length=1, max_length=MOST)]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for row in self.log_probs:
-            if len(row) != len(self.log_weights):
-                raise ValueError(f"{len(self.log_weights)} documents give as many scores, not {len(row)}.")
-
-
-Message = (
-    Hello | Welcome | Begin | Draft | Target | Switch | Resume | End | Heartbeat | Failure
-    | Fetch | Texts | Rows | Propose | Candidates | Scores
-)  # fmt: skip
+Message = Begin | Draft | Target | Switch | Resume | End | Failure | Sources | Fetch | Texts | Rows
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Message)
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_T = TypeVar("_T")
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | Hello) -> bytes:
     """The bytes of a message. Raises ValueError on one that the receiver would refuse."""
     try:
         found = _ENCODER.encode(message)
     except (OverflowError, TypeError, UnicodeError) as error:
         raise ValueError(f"A {type(message).__name__} cannot be sent: {error}") from None
-    decode(found)
+    (hello if isinstance(message, Hello) else decode)(found)
     return found
 
 
 def decode(body: bytes) -> Message:
     """The message of these bytes. Raises ValueError on all that is none."""
+    return _decoded(_DECODER, body)
+
+
+def hello(body: bytes) -> Hello:
+    """The same of the handshake."""
+    return _decoded(_HELLO, body)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
     try:
-        return _DECODER.decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ValueError(f"No message of version {VERSION}: {error}") from None
 
 
-def check_peer(ours: Hello | Welcome, theirs: Hello | Welcome) -> None:
-    """Raise ValueError that names the first of version, tokenizer, vocabulary and model that differs."""
-    for name in ("version", "tokenizer", "vocabulary", "model"):
-        mine, other = getattr(ours, name), getattr(theirs, name)
-        if mine != other:
-            raise ValueError(f"The other side has the {name} {other!r}, this one {mine!r}; they cannot work together.")
+_NEEDED = "They must have the same; give both the same --model."
+
+
+def check_peer(cloud: Hello, device: Hello) -> None:
+    """Raise ValueError, in words that both sides' users know, where the two cannot work together."""
+    if cloud.version != device.version:
+        raise ValueError(
+            f"The cloud speaks version {cloud.version} of the protocol, the device version {device.version}; install "
+            "the same version on both."
+        )
+    if cloud.name != device.name:
+        raise ValueError(f"The cloud has the model {cloud.name}, the device {device.name}. {_NEEDED}")
+    for what in ("tokenizer", "vocabulary", "model"):
+        if getattr(cloud, what) != getattr(device, what):
+            kind = "weights" if what == "model" else what
+            raise ValueError(f"Both sides have a model {cloud.name}, but not the same {kind}. {_NEEDED}")

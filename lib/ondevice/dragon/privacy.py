@@ -2,9 +2,11 @@
 
 The documents themselves, their scores and their rows of keys and values leave it never. What does:
 
+- In the handshake, which model it has: its name and the digests of weights and tokenizer.
 - The query, in every session: the cloud retrieves with it. Nobody who must hide the query can use a cloud.
 - Target tokens, wherever the device aggregates: the answer is written by both sides, so the cloud knows it. An answer
-  may quote the device's documents; then the quotation is known too, and no mode can prevent that but answering alone.
+  may quote the device's documents; then the quotation is known too, unless a guard is set (`live.guard`), which goes on
+  alone before so long a run has left.
 - The device's drafts, their distributions and log h, only where the aggregator is on the cloud or may move there. A
   distribution depends on the private documents, and a draft may quote them even where the answer does not.
 
@@ -20,12 +22,7 @@ import pandas as pd
 
 from ondevice.dragon.messages import Begin
 
-_ALWAYS = {
-    "Hello": ("version", "model", "tokenizer", "vocabulary"),
-    "Begin": Begin.__struct_fields__,
-    "Heartbeat": ("sent", "echo", "held"),
-    "End": ("session", "position"),
-}
+_ALWAYS = {"Begin": Begin.__struct_fields__, "End": ("session", "position")}
 _RESUMES = {"Resume": ("session", "epoch", "position", "aggregates")}
 _DECIDES = {"Target": ("session", "epoch", "position", "token", "accepted")}
 _DRAFTS = {"Draft": ("session", "epoch", "position", "token", "distribution", "log_weight", "pace")}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice.dragon.scheduler import Scheduler, Stay
-from ondevice.dragon.side import Action, Decide, Decode, Draft, Emit, Message, Send, Side, Switch, Target
+from ondevice.dragon.side import Action, Decide, Decode, Draft, Emit, Message, Rules, Send, Side, Switch, Target
 from ondevice.network.link import PERFECT, Line, Link
 
 Bools = NDArray[np.bool_]
@@ -138,29 +138,34 @@ class Run:
 
 
 def simulate(
-    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0
-) -> Run:
+    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0,
+    rules: Rules | None = None,
+) -> Run:  # fmt: skip
     """Run one session.
 
     aggregator: the side that aggregates first. schedulers: the device's and the cloud's, new ones for each session;
-    None: it stays. seed: of jitter and losses. Raises ValueError on an aggregator that is no side.
+    None: it stays. seed: of jitter and losses. rules: of both sides, as of
+    `Side`. Raises ValueError on an aggregator that is no side.
     """
     if aggregator not in (DEVICE, CLOUD):
         raise ValueError(f"The aggregator starts on side 0 (device) or 1 (cloud), not {aggregator}.")
-    return _Simulation(world, aggregator, schedulers or (Stay(), Stay()), seed).run()
+    return _Simulation(world, aggregator, schedulers or (Stay(), Stay()), seed, rules).run()
 
 
 class _Simulation:
     """The event loop. An event is (time, number, side, what happens there); numbers keep equal times in order."""
 
-    def __init__(self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int) -> None:
+    def __init__(
+        self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int,
+        rules: Rules | None = None,
+    ) -> None:  # fmt: skip
         accepted = np.asarray(world.accepted, bool)
         self.drafts = (2 * np.arange(len(accepted))[:, None] + ~accepted).tolist()
         self.paces, self.preempts = world.paces(), world.preempts
         self.lines = Line(world.up, seed, "up"), Line(world.down, seed, "down")
         self.sides = [
             Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator, limit=len(accepted),
-                 lookahead=world.lookahead, scheduler=schedulers[side])
+                 lookahead=world.lookahead, scheduler=schedulers[side], rules=rules)
             for side in (DEVICE, CLOUD)
         ]  # fmt: skip
         self.events: list[tuple[float, int, int, Decode | Message]] = []

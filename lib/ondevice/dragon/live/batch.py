@@ -7,12 +7,18 @@ Where all sequences are equally long there is neither mask nor ids, as in a sess
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from numpy.typing import ArrayLike
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ondevice.causal_lm import probe, support
 from ondevice.causal_lm.rows import Rows
@@ -194,6 +200,106 @@ class Batch:
         mask = mask.repeat(1, 1, n, 1)
         mask[..., -n:] += torch.full((n, n), least, dtype=mask.dtype, device=mask.device).triu(1)
         return mask
+
+
+# Several batches in one forward
+
+
+class _Layer(CacheLayerMixin):
+    """One layer of several batches' rows: what attention gets are lists, a batch an item."""
+
+    is_sliding = False
+
+    def __init__(self, batches: Sequence[Batch], index: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self._batches, self._index = batches, index
+        self._sizes = [len(batch.members) for batch in batches]
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the batches' rows allocate for all layers at once."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object) -> Any:
+        """Append each batch's part; returns ([keys of each], [values of each])."""
+        parts = zip(self._batches, key_states.split(self._sizes), value_states.split(self._sizes), strict=True)
+        found = [batch._rows.append(self._index, keys, values) for batch, keys, values in parts]
+        return tuple(zip(*found, strict=True))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As of the longest; masks are each batch's own."""
+        return max(batch._rows.length for batch in self._batches) + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Of the longest."""
+        return max(batch._rows.length for batch in self._batches)
+
+    def get_max_length(self) -> int:
+        """-1: it grows."""
+        return -1
+
+
+_JOINED = "ondevice_joined"
+
+
+def _attend(
+    module: torch.nn.Module, query: torch.Tensor, key: Any, value: Any, mask: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Each batch's rows attend to its own keys, under its own mask, which `batches` has in the place of one."""
+    if isinstance(key, torch.Tensor):  # another thread's forward of the same model
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    masks = options.pop("batches")
+    parts = zip(query.split([len(keys) for keys in key]), key, value, masks, strict=True)
+    found = [sdpa_attention_forward(module, q, k, v, own, **options)[0] for q, k, v, own in parts]
+    return torch.cat(found), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_JOINED, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_JOINED, sdpa_mask)
+
+
+def joins(lm: CausalLM) -> bool:
+    """Whether several batches of this model can share a forward."""
+    return lm.model.config._attn_implementation in ("sdpa", _JOINED) and refusal(lm) is None
+
+
+@contextlib.contextmanager
+def _joined(lm: CausalLM) -> Iterator[None]:
+    config = lm.model.config
+    config._attn_implementation = _JOINED
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+@torch.inference_mode()
+def extend_together(batches: Sequence[Batch], tokens: Sequence[int]) -> list[torch.Tensor]:
+    """Commit one token to each batch, in one forward; returns each one's logits [D, V].
+
+    All are of one model, of which `joins` is true, and in line. A failed call leaves them as they were.
+    """
+    lm, positions, masks = batches[0].lm, [], []
+    for batch in batches:
+        batch._rows.length = max(batch.ends) + batch.length
+        columns = batch._rows.length + 1
+        if columns - min(batch._rows.pads) > lm.context:
+            raise ValueError(f"{columns} tokens are more than the context of {lm.context}.")
+        batch._rows.reserve(columns)
+        positions.append(batch._rows.length - batch._pads)
+        masks.append(batch._mask(1, columns) if any(batch._rows.pads) else None)
+    sizes = [len(batch.members) for batch in batches]
+    ids = torch.tensor(list(tokens), device=lm.model.device).repeat_interleave(torch.tensor(sizes))
+    cache = Cache(layers=[_Layer(batches, index) for index in range(lm.layers)])
+    whole = torch.zeros(len(ids), 1, 1, 1, dtype=lm.model.dtype, device=ids.device)  # given, so that none is made
+    with _joined(lm):
+        logits = lm.model(
+            input_ids=ids[:, None], position_ids=torch.cat(positions)[:, None], attention_mask=whole, batches=masks,
+            past_key_values=cache, use_cache=True, return_dict=True,
+        ).logits[:, -1]  # fmt: skip
+    for batch, token in zip(batches, tokens, strict=True):
+        for member in batch.members:
+            member.filled([token])
+    return list(logits.split(sizes))
 
 
 _refusals: WeakKeyDictionary[CausalLM, str | None] = WeakKeyDictionary()

@@ -11,56 +11,38 @@ Of the device's, the query alone goes to the cloud. The cloud's documents come t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 import numpy as np
 import torch
 
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import decisions, messages
-from ondevice.dragon.live import alone
+from ondevice.dragon import messages
+from ondevice.dragon.live.answer import Answer, Asked, request
+from ondevice.dragon.live.asking import Asking, OnToken
 from ondevice.dragon.live.batch import Member
-from ondevice.dragon.live.connection import Connection, Lost
 from ondevice.dragon.live.decoder import Decoder
-from ondevice.dragon.live.device import Answer, Asked, Device, request
+from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.node import Node
-from ondevice.dragon.messages import PIECE, End, Failure, Fetch, Message, Rows, Texts
-from ondevice.dragon.speculative_aggregation import Stream
+from ondevice.dragon.live.shelf import Ids, prefixes
+from ondevice.dragon.live.wire import Lost
+from ondevice.dragon.messages import PIECE, Begin, End, Failure, Fetch, Message, Rows, Texts
 
 if TYPE_CHECKING:
     from ondevice.dragon.live.kv_store import KVStore
 
 Aggregation = Literal["context", "output"]
 BUDGET = 256  # tokens of documents in one context (section 7.3)
-
-_T = TypeVar("_T")
-_U = TypeVar("_U")
-_M = TypeVar("_M", bound=Message)
-Ids = tuple[int, ...]
+What = Literal["text", "rows"]
 
 
-async def device_only(
+def fetched_texts(
     device: Device, query: str, asked: Asked | None = None, *, aggregation: Aggregation = "context",
-    budget: int | None = BUDGET, on_token: Callable[[int], None] | None = None,
-) -> Answer:  # fmt: skip
-    """CRCG on the device: its own k documents. Arguments and errors as of `fetched_texts`, but for the cloud's."""
-    _check(aggregation, budget)
-    async with Request(device, query, asked, on_token) as request:
-        own = await beside(request.own, request.stop)
-        await request.generate(lambda: _decoder(request, own, aggregation, budget))
-    return request.answer
-
-
-async def fetched_texts(
-    device: Device, query: str, asked: Asked | None = None, *, aggregation: Aggregation = "context",
-    budget: int | None = BUDGET, on_token: Callable[[int], None] | None = None,
+    budget: int | None = BUDGET, on_token: OnToken | None = None,
 ) -> Answer:  # fmt: skip
     """DRCG/Text: the cloud's k documents come as text and are prefilled, beside the device's own k.
 
@@ -71,24 +53,37 @@ async def fetched_texts(
     Raises ValueError on a request that cannot be and on a cloud that refuses, and Lost where there is none: a baseline
     that went on alone would be another one.
     """
-    _check(aggregation, budget)
-    async with Request(device, query, asked, on_token, cloud=True) as request:
-        own, fetched = await together(beside(request.own, request.stop), request.fetch_texts())
-        await request.generate(lambda: _decoder(request, own + fetched, aggregation, budget))
-    return request.answer
+    if aggregation not in ("context", "output"):
+        raise ValueError(f"Documents are aggregated by `context` or `output`, not by {aggregation!r}.")
+    if budget is not None and budget < 1:
+        raise ValueError(f"A context has a budget of at least one token, not {budget}.")
+    return device.run(_generated(device, query, asked, "text", aggregation, budget, on_token))
 
 
-async def fetched_rows(
-    device: Device, query: str, asked: Asked | None = None, *, on_token: Callable[[int], None] | None = None
-) -> Answer:
+def fetched_rows(
+    device: Device, query: str, asked: Asked | None = None, *, on_token: OnToken | None = None
+) -> Answer:  # fmt: skip
     """DRCG/KV: the keys and values of the cloud's k documents come in the model's dtype; output aggregation.
 
     Raises as `fetched_texts`, and ValueError on rows that are not of this model.
     """
-    async with Request(device, query, asked, on_token, cloud=True) as request:
-        own, fetched = await together(beside(request.own, request.stop), request.fetch_rows())
-        await request.generate(lambda: _decoder(request, own + fetched, "output", None))
-    return request.answer
+    return device.run(_generated(device, query, asked, "rows", "output", None, on_token))
+
+
+async def _generated(
+    device: Device, query: str, asked: Asked | None, what: What, aggregation: Aggregation, budget: int | None,
+    on_token: OnToken | None,
+) -> Answer:  # fmt: skip
+    begin = request(query, asked or Asked())
+    asking = Asking(device, begin, on_token)
+    try:
+        own = asyncio.wrap_future(device.node.engine.call(lambda: _own(device.node, begin)))
+        found = await fetched(asking, what)
+        documents = await own + found
+        await asking.generate(lambda: _decoder(device.node, begin, documents, aggregation, budget))
+    finally:
+        asking.close()
+    return asking.answer
 
 
 @dataclass(frozen=True)
@@ -111,117 +106,65 @@ class Documents:
         )
 
 
-class Request:
-    """One answer of a baseline on its way: what all of them do on the device. An asynchronous context manager.
-
-    cloud: whether one is needed. Raises ValueError on a request that cannot be, before anything is sent.
-    """
-
-    def __init__(
-        self, device: Device, query: str, asked: Asked | None, on_token: Callable[[int], None] | None,
-        *, cloud: bool = False,
-    ) -> None:  # fmt: skip
-        asked = asked or Asked()
-        if cloud and not device.port:
-            raise ValueError("This baseline needs a cloud, and the device has none.")
-        if cloud and asked.k > messages.MOST:
-            raise ValueError(f"This baseline takes at most {messages.MOST} documents of a side, not {asked.k}.")
-        self.device, self.node, self.begin = device, device.node, request(query, asked)
-        self.answer, self.on_token, self.stop = Answer(), on_token, threading.Event()
-        self.began = time.perf_counter()
-        self._closing: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.stop.set()
-        if self._closing is not None:
-            await self._closing
-        self.answer.text = str(self.node.tokenizer.decode(self.answer.tokens, skip_special_tokens=True))
-
-    def own(self) -> Documents:
-        """The device's k best."""
-        texts, scores = self.node.documents.best(self.begin.query, self.begin.k)
-        found = prefixes(self.node, texts)
-        return Documents(found, scores, stored=found)
-
-    async def fetch_texts(self) -> Documents:
-        """The cloud's k best, from their texts."""
-        async with self.connected(Fetch(self.begin.session, self.begin.query, self.begin.k, "text")) as connection:
-            found = await received(connection, Texts)
-        return Documents(prefixes(self.node, found.texts), list(found.scores))
-
-    async def fetch_rows(self) -> Documents:
-        """The cloud's k best, with their rows."""
-        taken = list[tuple[Ids, float, tuple[torch.Tensor, torch.Tensor]]]()
-        async with self.connected(Fetch(self.begin.session, self.begin.query, self.begin.k, "rows")) as connection:
-            shapes = await beside(lambda: _shapes(self.node), self.stop)  # while the rows are on their way
-            documents = 1
-            while (document := len(taken)) < documents:
-                first = await received(connection, Rows)
-                documents = documents if document else first.documents
-                _require_rows(first, self.node.lm, shapes, document, documents, self.begin.k)
-                data = bytearray(first.data)
-                for piece in range(1, first.pieces):
-                    more = await received(connection, Rows)
-                    if more != msgspec.structs.replace(first, tokens=(), piece=piece, data=more.data):
-                        raise Lost(f"piece {piece} of document {document} did not come in its turn")
-                    data += more.data
+async def fetched(asking: Asking, what: What) -> Documents:
+    """The cloud's k best, as text or with their rows; one round trip on the connection that is kept."""
+    device, begin, node = asking.device, asking.begin, asking.node
+    if device.link is None:
+        raise ValueError("This baseline needs a cloud, and the device has none.")
+    if begin.k > messages.MOST:
+        raise ValueError(f"This baseline takes at most {messages.MOST} documents of a side, not {begin.k}.")
+    queue = device.link.join(begin.session)
+    loop = asyncio.get_running_loop()
+    asking.connection = await device.link.connected(loop.time() + device.patience)
+    asking.answer.connections += 1
+    asking.send(Fetch(begin.session, begin.query, begin.k, what))
+    taken = list[tuple[Ids, float, tuple[torch.Tensor, torch.Tensor] | None]]()
+    shapes: tuple[_Shape, _Shape] | None = None
+    data, first = bytearray(), cast("Rows | None", None)
+    while not isinstance(message := await _heard(queue, asking), End):
+        if isinstance(message, Texts) and what == "text" and not taken:
+            taken = [(*one, None) for one in zip(prefixes(node, message.texts), message.scores, strict=True)]
+        elif isinstance(message, Rows) and what == "rows":
+            if shapes is None:
+                shapes = await asyncio.wrap_future(node.engine.call(lambda: _shapes(node)))
+            if first is None:
+                _require_rows(message, node.lm, shapes, len(taken), begin.k)
+                first, data = message, bytearray()
+            elif message != msgspec.structs.replace(first, tokens=(), piece=-(-len(data) // PIECE), data=message.data):
+                raise Lost(f"piece {-(-len(data) // PIECE)} of document {len(taken)} did not come in its turn")
+            data += message.data
+            if message.piece == first.pieces - 1:
                 taken.append((first.tokens, first.score, _tensors(first, data)))
-        ids, scores, rows = zip(*taken, strict=True)
-        return Documents(list(ids), list(scores), dict(zip(ids, rows, strict=True)))
-
-    @contextlib.asynccontextmanager
-    async def connected(self, first: Message) -> AsyncIterator[Connection]:
-        """A connection to the cloud, which is closed while the answer goes on, as that may take a while.
-
-        first: sent with the greeting.
-        """
-        connection = await self.device.open(first)
-        self.answer.connections += 1
-        try:
-            yield connection
-            connection.send(End(self.begin.session, 0))
-        finally:
-            self._closing = asyncio.create_task(self._close(connection))
-
-    async def generate(self, build: Callable[[], Decoder]) -> None:
-        """Generate the answer in a thread. build: makes the decoder, there."""
-        loop = asyncio.get_running_loop()
-        await beside(lambda: self._generate(build, loop), self.stop)
-        await asyncio.sleep(0)  # the last token is emitted
-
-    def emitted(self, token: int, seconds: float) -> None:
-        """The next token, known `seconds` after the question."""
-        self.answer.tokens.append(token)
-        self.answer.times.append(seconds)
-        if self.on_token is not None:
-            self.on_token(token)
-
-    def _generate(self, build: Callable[[], Decoder], loop: asyncio.AbstractEventLoop) -> None:
-        begin, lock = self.begin, self.node.lock
-        with lock:
-            decoder = build()
-        choose = decisions.drafts(begin, Stream.DEVICE)
-        for found in alone.generate(
-            decoder, choose, begin.limit, lock=lock, stop=self.stop, cap=begin.cap, pace=self.device.pace,
-            prefill=self.device.prefill,
-        ):  # fmt: skip
-            seconds = time.perf_counter() - self.began
-            self.answer.prefilled = self.answer.prefilled or seconds
-            loop.call_soon_threadsafe(self.emitted, found.token, seconds)
-
-    async def _close(self, connection: Connection) -> None:
-        await connection.close()
-        answer = self.answer
-        answer.sent, answer.received = answer.sent + connection.sent, answer.received + connection.received
-        answer.rtt = connection.rtt
+                first = None
+        else:
+            raise Lost(f"a {type(message).__name__} came in the place of {what}")
+    if first is not None or not taken:
+        raise Lost(f"the cloud ended before all {what} was there")
+    ids, scores, rows = zip(*taken, strict=True)
+    known = {one: row for one, row in zip(ids, rows, strict=True) if row is not None}
+    return Documents(list(ids), list(scores), known)
 
 
-def prefixes(node: Node, texts: Sequence[str]) -> list[Ids]:
-    """Ids of each document's prompt up to its end, cut as the node cuts them."""
-    return [tuple(node.template.prefix(node.tokenizer, text)[: node.longest]) for text in texts]
+async def _heard(queue: asyncio.Queue[tuple[Message | Lost, int]], asking: Asking) -> Message:
+    """The next message. Raises ValueError where the cloud refuses, and Lost."""
+    try:
+        async with asyncio.timeout(asking.device.silence):
+            found, size = await queue.get()
+    except TimeoutError:
+        raise Lost(f"the cloud was silent for {asking.device.silence:g} s") from None
+    asking.answer.received += size
+    if isinstance(found, Failure):
+        raise ValueError(f"The cloud refuses: {found.reason}")
+    if isinstance(found, Lost):
+        raise found
+    return found
+
+
+def _own(node: Node, begin: Begin) -> Documents:
+    """The device's k best."""
+    texts, scores = node.documents.best(begin.query, begin.k)
+    found = prefixes(node, texts)
+    return Documents(found, scores, stored=found)
 
 
 def in_one_context(
@@ -244,42 +187,6 @@ def in_one_context(
         prefix = documents.prefixes[index]
         ids += prefix[1:] if prefix[:1] == (begin,) else prefix
     return ids[: room if budget is None else min(budget, room)]
-
-
-async def beside(work: Callable[[], _T], stop: threading.Event) -> _T:
-    """Work in a thread. When the caller is cancelled, `stop` is set, and the thread is waited for."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.wait({working})
-        return working.result()
-    finally:
-        while not working.done():
-            stop.set()
-            with contextlib.suppress(asyncio.CancelledError):  # one more: the first is on its way already
-                await asyncio.wait({working})
-        if not working.cancelled():
-            working.exception()  # taken note of, where the caller does not wait for the result any more
-
-
-async def together(first: Coroutine[Any, Any, _T], second: Coroutine[Any, Any, _U]) -> tuple[_T, _U]:
-    """Both results; where one fails, the other is given up, and is over when the error comes out."""
-    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def received(connection: Connection, kind: type[_M]) -> _M:
-    """The next message. Raises ValueError where the cloud refuses, and Lost on a message of another kind."""
-    message = await connection.receive()
-    if isinstance(message, Failure):
-        raise ValueError(f"The cloud refuses: {message.reason}")
-    if not isinstance(message, kind):
-        raise Lost(f"a {type(message).__name__} came in the place of {kind.__name__}")
-    return message
 
 
 class _Source:
@@ -305,9 +212,10 @@ class _Source:
             self._store.fill(session, ids)
 
 
-def _decoder(request: Request, documents: Documents, aggregation: Aggregation, budget: int | None) -> Decoder:
+def _decoder(
+    node: Node, begin: Begin, documents: Documents, aggregation: Aggregation, budget: int | None
+) -> Decoder:  # fmt: skip
     """A decoder of these documents; retrieval is over."""
-    node, begin = request.node, request.begin
     suffix = node.template.suffix(node.tokenizer, begin.query)
     if aggregation == "context":
         first = node.tokenizer.bos_token_id
@@ -320,30 +228,22 @@ def _decoder(request: Request, documents: Documents, aggregation: Aggregation, b
     )  # fmt: skip
 
 
-def _check(aggregation: str, budget: int | None) -> None:
-    if aggregation not in ("context", "output"):
-        raise ValueError(f"Documents are aggregated by `context` or `output`, not by {aggregation!r}.")
-    if budget is not None and budget < 1:
-        raise ValueError(f"A context has a budget of at least one token, not {budget}.")
-
-
 _Shape = tuple[int, int, int, int]
 
 
 def _shapes(node: Node) -> tuple[_Shape, _Shape]:
     """Of the keys and values of one token, found by one forward: what fetched rows have to be like."""
     session = node.lm.start(1)
-    with node.lock:
-        session.prefill([0])
+    session.prefill([0])
     keys, values = (tuple(rows.shape) for rows in session.exported())
     return cast(_Shape, keys), cast(_Shape, values)
 
 
 def _require_rows(
-    rows: Rows, lm: CausalLM, shapes: tuple[_Shape, _Shape], document: int, documents: int, k: int
+    rows: Rows, lm: CausalLM, shapes: tuple[_Shape, _Shape], document: int, k: int
 ) -> None:
     """Raise ValueError unless this is the first piece of a document's rows, as this model has them."""
-    if (rows.document, rows.documents, rows.piece) != (document, documents, 0) or not 0 < documents <= k:
+    if (rows.document, rows.piece) != (document, 0) or not document < rows.documents <= k:
         where = f"piece {rows.piece} of document {rows.document} of {rows.documents}"
         raise ValueError(f"The cloud has sent {where} in the place of document {document} of at most {k}.")
     dtype = getattr(torch, rows.dtype)

@@ -1,4 +1,4 @@
-"""The cloud: listens, answers each device's sessions, and keeps those whose connection was lost for a while."""
+"""The cloud: listens, takes its part in devices' sessions, and keeps those whose connection was lost for a while."""
 
 from __future__ import annotations
 
@@ -6,43 +6,46 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats
-from ondevice.dragon.live.connection import Connection, Lost, listen
-from ondevice.dragon.live.drafting import Drafted, Drafting
+from ondevice.dragon.live import shelf, wire
+from ondevice.dragon.live.decoder import Decoder
 from ondevice.dragon.live.node import Node
 from ondevice.dragon.live.player import Player
-from ondevice.dragon.live.remote import Remote
-from ondevice.dragon.live.shelf import Shelf
-from ondevice.dragon.messages import (
-    Begin,
-    End,
-    Failure,
-    Fetch,
-    Hello,
-    Message,
-    Propose,
-    Resume,
-    Welcome,
-    check_peer,
-)
+from ondevice.dragon.live.wire import Connection, Lost
+from ondevice.dragon.messages import Begin, Draft, End, Failure, Fetch, Message, Resume, Sources
 from ondevice.dragon.side import Side
 from ondevice.dragon.speculative_aggregation import Stream
 
 _LOG = logging.getLogger(__name__)
-MOST = 64  # sessions at a time
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What devices may ask for; more is refused with a sentence.
+
+    sessions: at a time. k: documents of a session. tokens: of an answer. memory: bytes of keys and values of all
+    sessions, at most; with the model, the documents and their index that bounds the process.
+    """
+
+    sessions: int = 64
+    k: int = 16
+    tokens: int = 1024
+    memory: int = 2**31
 
 
 @dataclass(eq=False)
 class _Session:
     """One device's, while it lasts. connection: the one it is on now; forgotten: when it is given up without one."""
 
-    name: str
+    begin: Begin
     player: Player
-    connection: Connection | None = None
+    cost: int
+    connection: Connection | None
     forgotten: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
@@ -50,201 +53,167 @@ class Cloud:
     """The listening side. `async with Cloud(node).listening() as port` serves until the context ends.
 
     pace, prefill: seconds that a token and the first one take at least, to imitate other hardware. keep: seconds for
-    which a session without a connection is kept. beat, silence: as of `Connection`. longest: most tokens of an answer;
-    more is refused.
+    which a session without a connection is kept. beat, silence: as of `wire.Connection`.
     gives_documents: whether devices may have documents, as the centralised baselines need it.
     """
 
     def __init__(
         self, node: Node, *, pace: float = 0.0, prefill: float = 0.0, keep: float = 60.0, beat: float = 1.0,
-        silence: float = 8.0, longest: int = 4096, gives_documents: bool = False,
+        silence: float = 8.0, limits: Limits | None = None, gives_documents: bool = False,
     ) -> None:  # fmt: skip
-        self.node, self.pace, self.prefill = node, pace, prefill
-        self.keep, self.beat, self.silence = keep, beat, silence
-        self.longest, self.gives_documents = longest, gives_documents
+        self.node, self.pace, self.prefill, self.keep = node, pace, prefill, keep
+        self.beat, self.silence, self.limits, self.gives_documents = beat, silence, limits or Limits(), gives_documents
         self._sessions: dict[str, _Session] = {}
-        self._remotes = 0  # devices for which this side generates alone
-        self._handlers: set[asyncio.Task[None]] = set()
-        self._stopping: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def listening(
         self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[int]:
-        """Serve at this address; yields the port. Raises ValueError as `connection.listen` does."""
-        _ = self.node.hello  # digests take a moment: not while the first device waits
-        server = await listen(self._handle, host, port, tls=tls, beat=self.beat, silence=self.silence)
+        """Serve at this address; yields the port. Raises ValueError as `wire.listening` does."""
         try:
-            yield server.sockets[0].getsockname()[1]
+            async with wire.listening(
+                self._handle, self.node.hello, host, port, tls=tls, beat=self.beat, silence=self.silence
+            ) as opened:
+                yield opened
         finally:
-            server.close()
-            for task in list(self._handlers):
-                task.cancel()
-            await asyncio.gather(*self._handlers, return_exceptions=True)
             for session in list(self._sessions.values()):
-                await self._forget(session)
-            await asyncio.gather(*self._stopping)
+                self._forget(session)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _handle(self, connection: Connection) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._handlers.add(task)
-        task.add_done_callback(self._handlers.discard)
-        session: _Session | None = None
         try:
-            async with asyncio.timeout(self.silence):  # who beats its heart but asks for nothing gets no more
-                await self._greet(connection)
-                first = await connection.receive()
-            if isinstance(first, Begin) and first.mode in ("cloud-only", "sequence-wise"):
-                await self._generate(connection, first)
-                return
-            if isinstance(first, Fetch | Propose):
-                await self._shelve(connection, first)
-                return
-            session = await self._joined(connection, first)
-            await self._follow(session, connection)
-        except (Lost, TimeoutError) as lost:
+            while True:
+                message, _ = await connection.receive()
+                self._take(connection, message)
+        except Lost as lost:
             _LOG.info("A connection was lost: %s.", lost)
-        except asyncio.CancelledError:  # the cloud closes
-            _LOG.info("A connection ended with the cloud.")
-        except (ValueError, RuntimeError) as error:
-            reason = str(error) or type(error).__name__
-            connection.send(Failure(session.name if session else None, reason[:1000]))
-            _LOG.warning("A connection was refused: %s", reason)
         finally:
-            if session is not None:
-                self._left(session, connection)
-            with contextlib.suppress(asyncio.CancelledError):
-                await connection.close()
+            for session in list(self._sessions.values()):
+                if session.connection is connection:
+                    self._left(session)
 
-    async def _greet(self, connection: Connection) -> None:
-        hello = await connection.receive()
-        if not isinstance(hello, Hello):
-            raise ValueError(f"A connection begins with Hello, not with {type(hello).__name__}.")
-        ours = self.node.hello
-        welcome = Welcome(ours.version, ours.model, ours.tokenizer, ours.vocabulary)
-        connection.send(welcome)
-        check_peer(welcome, hello)
-
-    async def _generate(self, connection: Connection, begin: Begin) -> None:
-        self._check(begin)
-        self._remotes += 1
+    def _take(self, connection: Connection, message: Message) -> None:
+        """A message of one of the connection's sessions; those of sessions that are over are dropped."""
+        session = self._sessions.get(message.session)
         try:
-            await Remote(self.node, begin, connection, self.pace, self.prefill).run()
-        finally:
-            self._remotes -= 1
+            if isinstance(message, Begin):
+                if session is not None:  # the device has not heard of it, and begins again
+                    self._forget(session)
+                self._begun(connection, message)
+            elif isinstance(message, Fetch):
+                self._require(message.k, 1, message.query)
+                if not self.gives_documents:
+                    raise ValueError("This cloud does not give its documents away.")
+                self._beside(shelf.send(self.node, message, connection))
+            elif isinstance(message, Resume):
+                self._resumed(connection, session, message)
+            elif isinstance(message, End | Failure):
+                if session is not None:
+                    self._forget(session)
+            elif session is not None and session.connection is connection:
+                try:
+                    session.player.received(message)
+                except ValueError as error:  # something between the two is missing; the device resumes
+                    connection.drop(str(error))
+        except ValueError as error:
+            connection.send(Failure(message.session, str(error)[:1000]))
+            _LOG.warning("A session was refused: %s", error)
 
-    async def _shelve(self, connection: Connection, first: Fetch | Propose) -> None:
-        self._check(first.begin if isinstance(first, Propose) else None)
-        self._remotes += 1
-        try:
-            await Shelf(self.node, first, connection, self.gives_documents, self.pace, self.prefill).run()
-        finally:
-            self._remotes -= 1
+    def _require(self, k: int, limit: int, query: str) -> int:
+        """The session's cost. Raises ValueError, in a sentence for the device's user, on what is over the limits."""
+        limits, cost = self.limits, self.node.cost(k, query, limit)
+        if len(self._sessions) >= limits.sessions:
+            raise ValueError(f"The cloud has {limits.sessions} sessions already.")
+        if limit > limits.tokens:
+            raise ValueError(f"An answer has at most {limits.tokens} tokens here, not {limit}.")
+        if k > limits.k:
+            raise ValueError(f"A session has at most {limits.k} documents here, not {k}.")
+        taken = sum(session.cost for session in self._sessions.values())
+        if taken + cost > limits.memory:
+            raise ValueError(f"The cloud's memory for sessions, {limits.memory / 1e6:.0f} MB, is taken.")
+        return cost
 
-    async def _joined(self, connection: Connection, first: Message) -> _Session:
-        """A new session, or one that goes on."""
-        if isinstance(first, Begin):
-            known = self._sessions.get(first.session)
-            if known is not None:  # the device has not heard of it, and begins again
-                await self._forget(known)
-            return self._begun(connection, first)
-        if not isinstance(first, Resume):
-            raise ValueError(f"A session begins with Begin or Resume, not with {type(first).__name__}.")
-        session = self._sessions.get(first.session)
-        if session is None:
-            raise ValueError(f"There is no session {first.session!r}; it may have been given up.")
-        if session.forgotten is not None:
-            session.forgotten.cancel()
-            session.forgotten = None
-        before, session.connection = session.connection, connection
-        if before is not None:  # it was half open: the device has given it up
-            session.player.detach()
-            await before.close()
-        connection.send(session.player.resumption)
-        session.player.resume(connection, first)
-        return session
-
-    def _check(self, begin: Begin | None) -> None:
-        if len(self._sessions) + self._remotes >= MOST:
-            raise ValueError(f"The cloud has {MOST} sessions already.")
-        if begin is not None and begin.limit > self.longest:
-            raise ValueError(f"An answer has at most {self.longest} tokens here, not {begin.limit}.")
-
-    def _begun(self, connection: Connection, begin: Begin) -> _Session:
-        self._check(begin)
+    def _begun(self, connection: Connection, begin: Begin) -> None:
+        cost = self._require(begin.k, begin.limit, begin.query)
         priors: dict[int, Floats] = {}
         machine = Side(
             begin.session, decisions.decision(begin, priors), aggregates=begin.aggregator == "cloud",
             limit=begin.limit, end=self.node.end, lookahead=decisions.lookahead(begin),
-            scheduler=decisions.mover(begin, begin.rtt),
+            alone=begin.mode in ("cloud-only", "sequence-wise"), scheduler=decisions.mover(begin, begin.rtt),
         )  # fmt: skip
-        player = Player(machine, priors)
-        player.attach(connection)
-        session = self._sessions[begin.session] = _Session(begin.session, player, connection)
-        player.start(lambda drafted, failed: self._drafting(begin, drafted, failed))
-        return session
-
-    def _drafting(
-        self, begin: Begin, drafted: Callable[[Drafted], None], failed: Callable[[Exception], None]
-    ) -> Drafting:
-        node = self.node
-        return Drafting(
-            lambda: node.decoder(begin.query, begin.k, begin.temperature), decisions.drafts(begin, Stream.CLOUD),
-            drafted, failed, lock=node.lock, cap=begin.cap, pace=self.pace,
-            prefill=self.prefill,
-        )  # fmt: skip
-
-    async def _follow(self, session: _Session, connection: Connection) -> None:
-        """Pass the device's messages on until it ends the session, or the session cannot go on."""
-        pumping = asyncio.create_task(_pump(session, connection))
-        failing = asyncio.create_task(_failure(session.player))
-        try:
-            await asyncio.wait({pumping, failing}, return_when=asyncio.FIRST_COMPLETED)
-            if failing.done():
-                await self._forget(session)
-                raise ValueError(str(session.player.failure) or type(session.player.failure).__name__)
-            pumping.result()
-            await self._forget(session)
-        finally:
-            pumping.cancel()
-            failing.cancel()
-            await asyncio.gather(pumping, failing, return_exceptions=True)
-
-    def _left(self, session: _Session, connection: Connection) -> None:
-        """The session's connection has gone; give it up later, unless it has another one by now."""
-        if self._sessions.get(session.name) is not session or session.connection is not connection:
-            return
-        session.connection = None
-        session.player.detach()
+        held: list[Draft] = []
+        player = Player(machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append,
+                        emitted=_streamed(begin, connection) if begin.mode == "cloud-only" else _nothing)  # fmt: skip
+        session = self._sessions[begin.session] = _Session(begin, player, cost, connection)
         loop = asyncio.get_running_loop()
-        session.forgotten = loop.call_later(self.keep, lambda: asyncio.ensure_future(self._forget(session)))
 
-    async def _forget(self, session: _Session) -> None:
-        if self._sessions.get(session.name) is session:
-            del self._sessions[session.name]
+        def build() -> Decoder:
+            decoder, cited = self.node.decoder(begin.query, begin.k, begin.temperature)
+            found = Sources(begin.session, tuple(cited), decoder.log_weight)
+            loop.call_soon_threadsafe(connection.send, found)
+            return decoder
+
+        if not machine.alone:
+            player.send = connection.send
+        player.start(self.node.engine, build, decisions.drafts(begin, Stream.CLOUD), begin.cap)
+        self._beside(self._watch(session, held))
+
+    async def _watch(self, session: _Session, held: list[Draft]) -> None:
+        """Until it has ended, or cannot go on. What was generated alone is sent here, where it was held back."""
+        player, begin = session.player, session.begin
+        await player.ended.wait()
+        if self._sessions.get(begin.session) is not session or session.connection is None:
+            return
+        if player.failure is not None:
+            reason = str(player.failure) or type(player.failure).__name__
+            session.connection.send(Failure(begin.session, reason[:1000]))
+            self._forget(session)
+        elif player.machine.alone:
+            for draft in held if begin.mode == "sequence-wise" else ():
+                session.connection.send(draft)
+            session.connection.send(End(begin.session, len(player.machine.tokens)))
+
+    def _resumed(self, connection: Connection, session: _Session | None, message: Resume) -> None:
+        if session is None or session.player.machine.alone:
+            raise ValueError(f"There is no session {message.session!r}; it may have been given up.")
         if session.forgotten is not None:
             session.forgotten.cancel()
-        session.player.ended.set()
-        stopping = asyncio.ensure_future(asyncio.to_thread(session.player.drafting.stop))
-        self._stopping.add(stopping)
-        stopping.add_done_callback(self._stopping.discard)
-        await asyncio.shield(stopping)  # whoever waits may be cancelled, but the thread ends
+            session.forgotten = None
+        before, session.connection = session.connection, connection
+        if before is not None and before is not connection:  # it was half open: the device has given it up
+            before.drop("the session goes on over another connection")
+        connection.send(session.player.resumption)
+        session.player.resume(connection.send, message)
+
+    def _left(self, session: _Session) -> None:
+        """The session's connection has gone; give it up later, unless it has another one by then."""
+        session.connection = session.player.send = None
+        if session.player.machine.alone:
+            self._forget(session)
+        else:
+            loop = asyncio.get_running_loop()
+            session.forgotten = loop.call_later(self.keep, self._forget, session)
+
+    def _forget(self, session: _Session) -> None:
+        if self._sessions.get(session.begin.session) is session:
+            del self._sessions[session.begin.session]
+        if session.forgotten is not None:
+            session.forgotten.cancel()
+        session.player.stop()
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-async def _pump(session: _Session, connection: Connection) -> None:
-    """Until the device says that it is over. Raises Lost."""
-    while not isinstance(message := await connection.receive(), End | Failure):
-        if session.connection is not connection:
-            raise Lost("the session goes on over another connection")
-        try:
-            session.player.received(message)
-        except ValueError as error:  # something between the two is missing; the device resumes
-            raise Lost(str(error)) from None
+def _nothing(position: int, token: int) -> None:
+    """A token that the device is not told here."""
 
 
-async def _failure(player: Player) -> None:
-    """Wait until the session cannot go on."""
-    await player.ended.wait()
-    if player.failure is None:
-        await asyncio.Event().wait()  # it has ended well: the device says so
+def _streamed(begin: Begin, connection: Connection) -> Any:
+    """CRCG on the cloud: each token as it is drawn."""
+    return lambda position, token: connection.send(Draft(begin.session, 0, position, token))

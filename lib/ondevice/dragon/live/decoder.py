@@ -15,15 +15,14 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
 from ondevice.causal_lm.tree import integers
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, mixture
-from ondevice.dragon.decisions import Choose
-from ondevice.dragon.live.batch import Batch, Member, refusal
+from ondevice.dragon.live.batch import Batch, Member, extend_together, joins, refusal
 from ondevice.dragon.live.kv_store import KVStore
-from ondevice.dragon.speculative_aggregation import Stream, sample, uniforms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _AHEAD = 128  # rows allocated beyond the prompt; what needs more grows by itself
+_PIECE = 128  # tokens of a forward: so long do other sessions wait
 _DOCUMENT, _QUERY = "{document}", "{query}"
 
 
@@ -54,15 +53,6 @@ class Template:
         """Ids of what follows the document."""
         before, _, after = self.text.partition(_DOCUMENT)[2].partition(_QUERY)
         return list(tokenizer(before + query + after, add_special_tokens=False).input_ids)
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """A token that a side chose by itself. log_probs: [V] float64, the side's distribution that it was chosen from."""
-
-    position: int
-    token: int
-    log_probs: Floats
 
 
 class Decoder:
@@ -100,9 +90,14 @@ class Decoder:
         _require_room(lm, prefixes, suffix)
         if store is not None and store.lm is not lm:
             raise ValueError("The store holds the rows of another model than the decoder's.")
-        self._log_weights, self.log_weight = document_weights(scores, temperature), log_weight(scores, temperature)
-        if len(self._log_weights) != len(prefixes):
-            raise ValueError(f"{len(prefixes)} documents need as many scores, not {len(self._log_weights)}.")
+        values = np.asarray(scores, float)
+        if values.shape != (len(prefixes),):
+            raise ValueError(f"{len(prefixes)} documents need as many scores, not {values.size}.")
+        if not 0 < temperature < np.inf:
+            raise ValueError(f"A temperature is positive and finite, not {temperature}.")
+        if not np.isfinite(values / temperature).all():
+            raise ValueError(f"Scores over the temperature {temperature:g} are finite, not {values.tolist()}.")
+        self._log_weights, self.log_weight = document_weights(values, temperature), log_weight(values, temperature)
         if not 0 < sampling_temperature < np.inf:
             raise ValueError(f"The sampling temperature is positive and finite, not {sampling_temperature}.")
         self.lm, self.tokens, self._end = lm, list[int](), frozenset(end)
@@ -111,10 +106,7 @@ class Decoder:
         self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in rows], list(map(int, suffix))
         self._longest = max(map(len, prefixes)) + len(suffix)
         self._members, self._batch = self._started()
-        if store is not None:  # without one, a document is prefilled with the query, in one forward
-            for prefix, member in zip(self._prefixes, self._members, strict=True):
-                if prefix:  # without a document there may be none
-                    store.fill(member, prefix)
+        self._store = store
         self._next: Floats | None = None
         self.prior: Floats | None = None  # [V] the next token's without documents, after `next_distribution`
 
@@ -136,18 +128,49 @@ class Decoder:
         """
         return self.lm.context - self._longest + 1 - self.position
 
+    @property
+    def rows(self) -> int:
+        """Sequences of a forward."""
+        return len(self._members)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether one token, the same for all, is what the model has not seen: then `next_together` can serve."""
+        if self._batch is None or not self.tokens or self._next is not None or not joins(self.lm):
+            return False
+        return all(self._known(index) == len(self._suffix) + self.position - 1 for index in range(self.rows))
+
+    def pieces(self) -> Iterator[int]:
+        """Prefill the documents and the most of a query that many share, a piece at a time; yields each one's tokens.
+
+        So others can work between two. What is not done so, `next_distribution` does at once.
+        """
+        for prefix, member in zip(self._prefixes, self._members, strict=True):
+            while member.length < len(prefix):
+                before = member.length
+                if self._store is not None and not before:
+                    self._store.fill(member, prefix)
+                if member.length == before:  # no store, or one that does not have it
+                    member.prefill(prefix[before : before + _PIECE])
+                yield member.length - before
+        step = max(1, _PIECE // self.rows)
+        while self._batch is not None and len(self._suffix) - self._batch.length > step:
+            done = self._batch.length
+            self._batch.prefill(self._suffix[done : done + step])
+            yield step * self.rows
+
     def next_distribution(self) -> Floats:
         """[V] float64: log probabilities of the next token, the mixture over the documents (Eqs. 1 and 2).
 
         Raises ValueError after an end token and at the context's end, and Interrupted (see `interrupt`).
         """
-        self._require_open()
+        self.require_open()
         try:
             if self._next is None:
-                rows = (self._logits().cpu().double() / self._temperature).log_softmax(-1).numpy()
-                documents = len(self._log_weights)
-                self._next = mixture(rows[:documents], self._log_weights)
-                self.prior = np.exp(rows[documents]) if len(rows) > documents else None
+                for _ in self.pieces():
+                    pass
+                self._mix(self._logits())
+            assert self._next is not None
             return self._next
         finally:
             self._stop.clear()
@@ -164,7 +187,7 @@ class Decoder:
 
         Raises ValueError for an id that the model does not have, after an end token, and at the context's end.
         """
-        self._require_open()
+        self.require_open()
         token = int(token)
         if not 0 <= token < self.lm.vocabulary:
             raise ValueError(f"Token {token} is not in the model's {self.lm.vocabulary}.")
@@ -181,25 +204,6 @@ class Decoder:
         self._next = None
         for prefix, member in zip(self._prefixes, self._members, strict=True):
             member.rollback(min(member.length, len(prefix) + len(self._suffix) + position))
-
-    def lookahead(self, count: int, choose: Choose) -> Iterator[Drafted]:
-        """Up to `count` drafts, fewer where the text or the context ends; each is committed when it is yielded.
-
-        Work on a draft begins when it is asked for. Between two, the caller may roll back and commit: the next draft
-        follows what is then committed. Raises ValueError on a count below 1.
-        """
-        if count < 1:
-            raise ValueError(f"A lookahead is at least one token, not {count}.")
-        return self._drafts(count, choose)
-
-    def _drafts(self, count: int, choose: Choose) -> Iterator[Drafted]:
-        for _ in range(count):
-            if self.ended or self.room < 1:
-                return
-            log_probs = self.next_distribution()
-            draft = Drafted(self.position, int(choose(self.position, log_probs)), log_probs)
-            self.commit(draft.token)
-            yield draft
 
     def _started(self) -> tuple[list[Member], Batch | None]:
         """A sequence for each document, and the batch that extends all of them, if there is one."""
@@ -222,25 +226,35 @@ class Decoder:
         each = zip(self._members, self._prefixes, lacks, strict=True)  # also where a prefix has still to be computed
         return torch.stack([member.prefill((prefix + common)[-lack:]) for member, prefix, lack in each])
 
-    def _require_open(self) -> None:
+    def _known(self, index: int) -> int:
+        """Tokens after its document that a sequence has seen."""
+        return self._members[index].length - len(self._prefixes[index])
+
+    def _mix(self, logits: torch.Tensor) -> None:
+        """logits: [D, V], or [D + 1, V] with those without documents last."""
+        rows = (logits.cpu().double() / self._temperature).log_softmax(-1).numpy()
+        documents = len(self._log_weights)
+        self._next = mixture(rows[:documents], self._log_weights)
+        self.prior = np.exp(rows[documents]) if len(rows) > documents else None
+
+    def require_open(self) -> None:
+        """Raise ValueError after an end token and at the context's end."""
         if self.ended:
             raise ValueError(f"The text has ended with token {self.tokens[-1]} at position {self.position - 1}.")
         if self.room < 1:
             raise ValueError(f"The context of {self.lm.context} tokens is full at position {self.position}.")
 
 
-def greedy(position: int, log_probs: Floats) -> int:
-    """The likeliest token; of equals the one with the lowest id. A `Choose`."""
-    return int(log_probs.argmax())
-
-
-def sampled(seed: int, stream: Stream) -> Choose:
-    """Draws from the distribution with the random number of that seed, stream and position."""
-
-    def choose(position: int, log_probs: Floats) -> int:
-        return int(sample(np.exp(log_probs), uniforms(seed, stream, position, 1)[0]))
-
-    return choose
+def next_together(decoders: Sequence[Decoder]) -> None:
+    """Compute the next distribution of decoders that are `in_line`, of one model, in one forward."""
+    batches, tokens = [], []
+    for decoder in decoders:
+        assert decoder._batch is not None
+        decoder._stop.clear()  # of a forward that is over: this one is others' too
+        batches.append(decoder._batch)
+        tokens.append(decoder.tokens[-1])
+    for decoder, logits in zip(decoders, extend_together(batches, tokens), strict=True):
+        decoder._mix(logits)
 
 
 def _require_room(lm: CausalLM, prefixes: Sequence[Sequence[int]], suffix: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm import CausalLM, support
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.dragon.aggregation import document_weights
 from ondevice.dragon.live.decoder import Decoder, Template
+from ondevice.dragon.live.engine import Engine
 from ondevice.dragon.live.kv_store import KVStore, tokenizer_digest, weights_digest
-from ondevice.dragon.messages import VERSION, Hello
+from ondevice.dragon.messages import VERSION, Cited, Hello
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,13 +76,6 @@ class Documents:
         found, scores = self.places(query, k)
         return [self.texts[place] for place in found], scores
 
-    def cited(self, query: str, k: int) -> tuple[list[str], list[float], list[Source]]:
-        """The same with the texts' sources. Raises ValueError too where the documents have none."""
-        if not self.sources:
-            raise ValueError("These documents have no sources to cite.")
-        found, scores = self.places(query, k)
-        return [self.texts[place] for place in found], scores, [self.sources[place] for place in found]
-
     def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """The same as indices into `texts`."""
         if k < 1:
@@ -99,7 +93,7 @@ class Node:
     weight_temperature: what scores are divided by before documents are weighed; both sides need the same.
     store: where documents' rows are kept; without one each query prefills its documents.
     longest: most tokens of a document in a prompt; what is beyond is cut off.
-    lock: held while the model runs, as several sessions share it.
+    name: of the model, as users know it. engine: runs the model, for all sessions of this side.
     """
 
     lm: CausalLM
@@ -109,12 +103,14 @@ class Node:
     weight_temperature: float = 1.0
     store: KVStore | None = None
     longest: int = 512
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    name: str = "unnamed"
+    engine: Engine = field(default_factory=Engine, repr=False)
 
     @cached_property
     def hello(self) -> Hello:
-        """What the other side must have alike."""
-        return Hello(VERSION, weights_digest(self.lm.model), tokenizer_digest(self.tokenizer), self.lm.vocabulary)
+        """Who this side is; what the other one must have alike."""
+        digests = weights_digest(self.lm.model), tokenizer_digest(self.tokenizer)
+        return Hello(VERSION, self.name, *digests, self.lm.vocabulary)
 
     @property
     def end(self) -> int | None:
@@ -122,13 +118,27 @@ class Node:
         found = self.tokenizer.eos_token_id
         return None if found is None else int(found)
 
-    def decoder(self, query: str, k: int, temperature: float = 1.0) -> Decoder:
-        """A decoder of the k best documents for the query. temperature: of the next token; 0 is greedy: as with 1.
+    def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[Decoder, list[Cited]]:
+        """A decoder of the k best documents for the query, and what they are, where they have sources.
 
-        Raises ValueError as `Documents.best` and `Decoder` do.
+        temperature: of the next token; 0 is greedy: as with 1. Raises ValueError as `Documents.best` and `Decoder` do.
         """
-        texts, scores = self.documents.best(query, k)
-        return self.decoder_of(texts, scores, query, temperature)
+        places, scores = self.documents.places(query, k)
+        decoder = self.decoder_of([self.documents.texts[place] for place in places], scores, query, temperature)
+        if not self.documents.sources:
+            return decoder, []
+        weights = np.exp(document_weights(np.asarray(scores), self.weight_temperature))
+        found = [self.documents.sources[place] for place in places]
+        return decoder, [Cited(one.file[-1024:], one.place, float(w)) for one, w in zip(found, weights, strict=True)]
+
+    def cost(self, k: int, query: str, limit: int) -> int:
+        """Most bytes of keys and values that a session of k documents takes."""
+        config = support.text_config(self.lm.model)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        tokens = min(self.lm.context, self.longest + len(query.encode()) + limit)  # a token has a byte or more
+        one = 2 * self.lm.layers * heads * width * self.lm.model.dtype.itemsize
+        return (k + 1) * tokens * one
 
     def decoder_of(
         self, texts: Sequence[str], scores: Sequence[float], query: str, temperature: float = 1.0

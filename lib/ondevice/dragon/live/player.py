@@ -1,57 +1,70 @@
-"""One session on one side, live: carries out what the state machine says, on a decoder and a connection."""
+"""One session on one side, live: carries out what the state machine says, on an engine and over a connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ondevice.dragon import messages, side
 from ondevice.dragon.aggregation import Floats
-from ondevice.dragon.decisions import Undecidable
-from ondevice.dragon.live.connection import Connection
-from ondevice.dragon.live.drafting import Drafted, Drafting
-from ondevice.dragon.messages import Message, Resume
+from ondevice.dragon.decisions import Choose, Undecidable
+from ondevice.dragon.live.decoder import Decoder
+from ondevice.dragon.live.engine import Drafted, Drafting, Engine
+from ondevice.dragon.live.guard import Guard
+from ondevice.dragon.messages import Draft, Message, Resume, Switch, Target
 from ondevice.dragon.side import Action, Decode, Done, Emit, RollBack, Send, Side
 
 
-class Player:
-    """Lives in the event loop; `drafting` works in its thread and reports here.
+class Quotation(Exception):
+    """A message was held back by the guard."""
 
-    emitted: called with each decided token's position and id. ended: set when the output has ended, or cannot go on.
-    failure: why it cannot, or None. While there is no connection nothing is sent: `resume` makes up for it.
+
+class Player:
+    """Lives in the event loop; the engine reports here from its thread.
+
     priors: by position, of this side's drafts that are not decided; `decisions.decision` reads it.
-    moves: of the aggregator, so far: Switch messages sent and received. waste: drafts that became void, so far.
+    emitted: called with each decided token's position and id. drew: with each draft of this side. changed: when its
+        undecided drafts have changed. guard: stops what would quote from leaving; the session fails then.
+    pace, prefill: seconds that a token and the first one take at least, to imitate other hardware.
+    ended: set when the output has ended, or cannot go on. failure: why it cannot, or None. While `send` is None
+    nothing is sent: `resume` makes up for it. progress: when this side last had something new from the other one, or
+    began to wait for it. moves: of the aggregator, Switch messages sent and received.
     """
 
     def __init__(
-        self,
-        machine: Side,
-        priors: dict[int, Floats],
-        emitted: Callable[[int, int], None] = lambda position, token: None,
-    ) -> None:
-        self.machine, self.priors, self.emitted = machine, priors, emitted
+        self, machine: Side, priors: dict[int, Floats], *, emitted: Callable[[int, int], None] = lambda *_: None,
+        drew: Callable[[Draft], None] = lambda _: None, changed: Callable[[], None] = lambda: None,
+        guard: Guard | None = None, pace: float = 0.0, prefill: float = 0.0,
+    ) -> None:  # fmt: skip
+        for seconds in (pace, prefill):
+            if not 0 <= seconds < float("inf"):
+                raise ValueError(f"A pace is in seconds a token, not {seconds}.")
+        self.machine, self.priors, self.emitted, self.drew, self.changed = machine, priors, emitted, drew, changed
+        self.guard, self.pace, self.prefill = guard, pace, prefill
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
-        self.accepted = [0, 0]  # of this side's drafts: decided, accepted
+        self.broken: Exception | None = None  # what this side's own model or documents failed with
+        self._told: dict[bool, dict[int, int]] = {True: {}, False: {}}  # by position, the targets and last drafts sent
+        self.send: Callable[[Message], object] | None = None
         self.moves = 0
+        self.decoder: Decoder | None = None  # as soon as it is built
+        self.prefilled: float | None = None  # when the first distribution was there, by the loop's clock
         self._drafting: Drafting | None = None
-        self._connection: Connection | None = None
+        self._late: Drafted | None = None  # a draft that came when it could not go on
         self._loop = asyncio.get_running_loop()
+        self.progress = self._loop.time()
 
-    def start(self, drafting: Callable[[Callable[[Drafted], None], Callable[[Exception], None]], Drafting]) -> None:
-        """Begin to draft. drafting: makes it, from what to call with drafts and with a failure."""
-        self._drafting = drafting(
-            lambda draft: self._post(self._drew, draft), lambda error: self._post(self._failed, error)
-        )
+    def start(self, engine: Engine, build: Callable[[], Decoder], choose: Choose, cap: int) -> None:
+        """Begin to draft. build: makes the decoder, in the engine's thread."""
+
+        def built() -> Decoder:
+            self.decoder = build()
+            return self.decoder
+
+        self._drafting = Drafting(
+            engine, built, choose, lambda draft: self._post(self._drew, draft),
+            lambda error: self._post(self._broke, error), cap,
+        )  # fmt: skip
         self._act(self.machine.start(self._loop.time()))
-
-    def attach(self, connection: Connection) -> None:
-        """Send on this connection from now on."""
-        self._connection = connection
-
-    def detach(self) -> None:
-        """The connection is lost."""
-        self._connection = None
 
     @property
     def resumption(self) -> Resume:
@@ -59,35 +72,52 @@ class Player:
         machine = self.machine
         return Resume(machine.session, machine.epoch, len(machine.tokens), machine.aggregates)
 
-    def resume(self, connection: Connection, peer: Resume) -> None:
+    def resume(self, send: Callable[[Message], object], peer: Resume) -> None:
         """Go on over a new connection with a peer that is so far. Raises ValueError where both sides aggregate."""
         lost = self.machine.resume(peer.position, peer.aggregates)
-        self._connection = connection
+        if isinstance(self.failure, Quotation):  # what is lost may be the quotation
+            return
+        self.send = send
         for message in lost:
-            connection.send(_wire(message))
+            send(message)
 
     def received(self, message: Message) -> None:
         """A message of the session. Raises ValueError on one that no peer of this kind sends."""
-        if not isinstance(message, messages.Draft | messages.Target | messages.Switch):
+        if not isinstance(message, Draft | Target | Switch):
             raise ValueError(f"A {type(message).__name__} has no place in a session that runs.")
+        self.progress = self._loop.time()
         try:
-            self.moves += isinstance(message, messages.Switch)
-            self._act(self.machine.received(self._loop.time(), _local(message)))
+            self.moves += isinstance(message, Switch)
+            self._act(self.machine.received(self._loop.time(), message))
         except Undecidable as error:  # the drafts are spent: resuming would not bring them back
-            self._failed(error)
+            self.fail(error)
+
+    def go_alone(self) -> None:
+        """Without the other side from here on."""
+        self.send, self.failure, self.guard = None, None, None
+        self.ended.clear()
+        self._act(self.machine.go_alone(self._loop.time()))
+        if self._late is not None:
+            self._due(self._late)
+
+    def waits(self) -> float:
+        """Seconds for which all that this side could do has waited for the other one; 0 while it works itself."""
+        return self._loop.time() - self.progress if self.machine.own and not self.ended.is_set() else 0.0
 
     def stop(self) -> None:
-        """End the thread, soon; `ended` is set. Waits for the thread: call it outside the event loop, or at the end."""
+        """Leave the engine; `ended` is set."""
         self.ended.set()
         if self._drafting is not None:
             self._drafting.stop()
 
-    @property
-    def drafting(self) -> Drafting:
-        """Raises ValueError before `start`."""
-        if self._drafting is None:
-            raise ValueError("The session has not begun.")
-        return self._drafting
+    def fail(self, error: Exception) -> None:
+        """It cannot go on."""
+        self.failure = self.failure or error
+        self.ended.set()
+
+    def _broke(self, error: Exception) -> None:
+        self.broken = error
+        self.fail(error)
 
     def _post(self, call: Callable[..., None], what: object) -> None:
         try:
@@ -95,60 +125,75 @@ class Player:
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
 
-    def _drew(self, draft: Drafted) -> None:
-        if self.ended.is_set():
-            return
-        order, now = draft.order, self._loop.time()
-        self.priors[order.position] = draft.prior
-        try:
-            actions = self.machine.drafted(
-                now, order.epoch, order.position, draft.token, draft.distribution, draft.log_weight
-            )
-            self._act(actions)
-        except ValueError as error:  # the peer's draft, which is only looked at now
-            self._failed(error)
+    def _drew(self, found: Drafted) -> None:
+        due = (self.machine.began or 0.0) + (self.pace if found.order.position else self.prefill)
+        if due > self._loop.time():
+            self._loop.call_at(due, self._due, found)
+        else:
+            self._due(found)
 
-    def _failed(self, error: Exception) -> None:
-        self.failure = self.failure or error
-        self.ended.set()
+    def _due(self, found: Drafted) -> None:
+        if self.ended.is_set():
+            self._late = found
+        if self.ended.is_set() or not self.machine.awaits(found.order.epoch, found.order.position):
+            return
+        order, machine, now = found.order, self.machine, self._loop.time()
+        self.prefilled = self.prefilled or now
+        if not machine.own:
+            self.progress = now  # from now on it is the other side's turn
+        if found.prior is not None:
+            self.priors[order.position] = found.prior
+        what = order.epoch, order.position, found.token, found.distribution, found.log_weight
+        self.drew(Draft(machine.session, *what, pace=now - (machine.began or now)))
+        try:
+            self._act(machine.drafted(now, *what))
+        except ValueError as error:  # the peer's draft, which is only looked at now
+            self.fail(error)
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self.moves += isinstance(action.message, side.Switch)
-                if self._connection is not None:
-                    self._connection.send(_wire(action.message))
+                self._sends(action.message)
             elif isinstance(action, Decode):
-                self.drafting.decode(action)
+                assert self._drafting is not None
+                self._drafting.decode(action)
             elif isinstance(action, RollBack):
-                self.drafting.roll_back(action.position)
+                assert self._drafting is not None
+                self._drafting.roll_back(action.position)
             elif isinstance(action, Emit):
                 self.priors.pop(action.position, None)
                 self.emitted(action.position, action.token)
             elif isinstance(action, Done):
                 self.ended.set()
+        if self._drafting is not None:
+            self._drafting.decided(len(self.machine.own))
+        self.changed()
 
+    def _sends(self, message: Message) -> None:
+        if self.guard is not None and any(map(self.guard.quotes, self._known_with(message, self.guard.length))):
+            self.send = None
+            self.fail(Quotation("the answer began to quote this device's documents"))
+        self.moves += isinstance(message, Switch)
+        if self.send is not None:
+            self.send(message)
 
-def _wire(message: side.Message) -> Message:
-    """The struct of the same name and fields."""
-    if isinstance(message, side.Switch):
-        drafts = tuple(messages.Draft(*_fields(draft)) for draft in message.drafts)
-        return messages.Switch(message.session, message.epoch, message.position, drafts, message.profile)
-    kind = messages.Draft if isinstance(message, side.Draft) else messages.Target
-    return kind(*_fields(message))
+    def _known_with(self, message: Message, length: int) -> Iterator[list[int]]:
+        """The texts that the other side can put together once it has this message, each up to one of its new tokens.
 
-
-def _local(message: messages.Draft | messages.Target | messages.Switch) -> side.Message:
-    if isinstance(message, messages.Switch):
-        drafts = tuple(side.Draft(*_values(draft)) for draft in message.drafts)
-        return side.Switch(message.session, message.epoch, message.position, drafts, message.profile)
-    kind = side.Draft if isinstance(message, messages.Draft) else side.Target
-    return kind(*_values(message))
-
-
-def _fields(message: side.Draft | side.Target) -> tuple:
-    return tuple(getattr(message, name) for name in message.__slots__)
-
-
-def _values(message: messages.Draft | messages.Target) -> tuple:
-    return tuple(getattr(message, name) for name in message.__struct_fields__)
+        That is what is decided and drafted; and what came from this side alone, rejected drafts among it.
+        """
+        machine = self.machine
+        if isinstance(message, Target):
+            new, text = {message.position: message.token}, machine.tokens
+        else:
+            drafts = message.drafts if isinstance(message, Switch) else (message,)
+            new = {draft.position: draft.token for draft in drafts if isinstance(draft, Draft)}
+            text = machine.tokens + [draft.token for draft in machine.own]
+        targets, drafted = self._told[True], self._told[False]
+        (targets if isinstance(message, Target) else drafted).update(new)
+        views = drafted, targets | drafted, drafted | targets
+        for position in new:
+            yield text[: position + 1]
+            for end in range(position, position + length):
+                for told in views:
+                    yield [told[place] for place in range(end - length + 1, end + 1) if place in told]

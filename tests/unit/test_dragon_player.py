@@ -1,0 +1,76 @@
+"""What the guard holds back: quotations in drafts, targets and both together, now and when a connection comes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from ondevice.dragon.live.guard import Guard
+from ondevice.dragon.live.player import Player, Quotation
+from ondevice.dragon.messages import Draft, Message, Resume, Target
+from ondevice.dragon.side import Side
+
+SECRET = [11, 12, 13, 14, 15, 16]
+
+
+def guarded(aggregates: bool, work: Any) -> list[Message]:
+    """What a player sends that guards runs of three tokens; `work` gets it and a function that drafts."""
+
+    async def run() -> list[Message]:
+        sent: list[Message] = []
+        machine = Side("s", lambda local, remote, position: (local.token, True, False), aggregates=aggregates, limit=9)
+        player = Player(machine, {}, guard=Guard([SECRET], 3))
+        player._drafting = Mock()
+        player._act(machine.start(0.0))
+        work(player, lambda token: player._act(machine.drafted(0.0, machine.epoch, machine.next, token)), sent)
+        return sent
+
+    return asyncio.run(run())
+
+
+def test_a_draft_that_ends_a_run_does_not_leave():
+    def work(player: Player, draft: Any, sent: list[Message]) -> None:
+        player.send = sent.append
+        for token in (5, 12, 13, 14, 15):
+            draft(token)
+        assert isinstance(player.failure, Quotation) and player.ended.is_set()
+
+    assert [message.token for message in guarded(False, work)] == [5, 12, 13]  # type: ignore[union-attr]
+
+
+def test_what_was_held_back_without_a_connection_stays_when_one_comes():
+    def work(player: Player, draft: Any, sent: list[Message]) -> None:
+        for token in (12, 13, 14):
+            draft(token)
+        player.resume(sent.append, Resume("s", 0, 0, True))
+
+    assert guarded(False, work) == []
+
+
+@pytest.mark.parametrize("token", [14, 5])
+def test_a_rejected_draft_and_what_follows_it_are_a_run_too(token: int):
+    """12 is told and rejected for 7; then 13 and 14 would be read behind it."""
+
+    def work(player: Player, draft: Any, sent: list[Message]) -> None:
+        player.send = sent.append
+        draft(12)
+        player.received(Target("s", 1, 0, 7, False))
+        draft(13)
+        draft(token)
+        assert (player.failure is not None) == (token == 14)
+
+    sent = guarded(False, work)
+    assert [one.token for one in sent if isinstance(one, Draft)] == [12, 13, *([] if token == 14 else [token])]
+
+
+def test_a_target_that_ends_a_run_does_not_leave():
+    def work(player: Player, draft: Any, sent: list[Message]) -> None:
+        player.send = sent.append
+        for position, token in enumerate((12, 13, 14)):
+            draft(token)
+            player.received(Draft("s", position, position, 9))
+
+    assert [message.token for message in guarded(True, work)] == [12, 13]  # type: ignore[union-attr]

@@ -1,0 +1,123 @@
+"""What a person sees of an answer."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from ondevice.dragon.live import terminal
+from ondevice.dragon.live.answer import Answer
+from ondevice.dragon.messages import Cited
+
+WORDS = ["It ", "rains", ". ", "Snow ", "is ", "white.", "\n", "caf\ufffd", "é"]
+
+
+class Words:
+    """A tokenizer; of a character of two tokens, the first one alone is no text."""
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(WORDS[token] for token in tokens).replace("\ufffdé", "é")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_comes_with_each_token_and_whole_characters():
+    out = io.StringIO()
+    stream = terminal.Stream(Words(), out)  # type: ignore[arg-type]
+    seen = []
+    for token in (0, 1, 7, 8):
+        stream.token(token)
+        stream.drafts([3, 4])
+        seen.append(out.getvalue())
+    assert seen == ["It ", "It rains", "It rains", "It rainscafé"]
+    stream.end()
+    assert out.getvalue() == "It rainscafé\n"
+
+
+def screen(written: str, width: int = 80) -> list[str]:
+    """The lines of a terminal that gets this."""
+    lines, column, place = [""], 0, 0
+    while place < len(written):
+        if written.startswith("\x1b[", place):
+            end = next(i for i in range(place + 2, len(written)) if written[i].isalpha())
+            number, kind = written[place + 2 : end], written[end]
+            if kind == "K":
+                lines[-1] = lines[-1][:column]
+            elif kind == "D":
+                column -= int(number)
+            place = end + 1
+            continue
+        if written[place] == "\n":
+            lines.append("")
+            column = 0
+        else:
+            lines[-1] = lines[-1][:column] + written[place] + lines[-1][column + 1 :]
+            column += 1
+            assert column <= width
+        place += 1
+    return lines
+
+
+def test_drafts_are_shown_until_they_are_decided_or_replaced():
+    out = Terminal()
+    stream = terminal.Stream(Words(), out)  # type: ignore[arg-type]
+    stream.token(0)
+    stream.drafts([1, 2, 6, 3])
+    assert screen(out.getvalue()) == ["It rains.  Snow "]
+    stream.token(1)
+    stream.drafts([2])
+    assert screen(out.getvalue()) == ["It rains. "]
+    stream.token(3)
+    stream.drafts([])
+    assert screen(out.getvalue()) == ["It rainsSnow "]
+    stream.drafts([3] * 100)  # more than the line holds
+    stream.end()
+    assert screen(out.getvalue()) == ["It rainsSnow ", ""]
+
+
+def answer(**more: object) -> Answer:
+    return Answer(
+        tokens=[0, 1, 2, 3, 4, 5], times=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], device=[3, 1], cloud=[3, 3],
+        sources=[("device", Cited("a.txt", 3, 0.75)), ("cloud", Cited("b.md", 1, 1.0))], share=0.4, sent=180,
+        received=900, left={"Begin": 80, "Target": 100}, connections=1, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_notes_after_an_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Answer, "leaning", property(lambda self: [0.9, 0.9, None, 0.2, 0.1, 0.3]))
+    assert terminal.notes(answer(), Words()) == [  # type: ignore[arg-type]
+        "Sources:",
+        "  a.txt:3 (device, 30 %)",
+        "  b.md:1 (cloud, 60 %)",
+        "From this device's documents: It rains.",
+        "Left this device: 180 bytes (Begin 80, Target 100); came: 900.",
+        "6 tokens, first after 100 ms, then 100 ms each. Drafts accepted: device 1 of 3, cloud 3 of 3.",
+    ]
+
+
+def test_an_answer_alone_says_so():
+    alone = Answer(tokens=[0, 1], times=[0.1, 0.2], alone_from=0, reason="nobody answers",
+                   sources=[("device", Cited("a.txt", 3, 0.75))])  # fmt: skip
+    assert terminal.notes(alone, Words()) == [  # type: ignore[arg-type]
+        "The device answered alone: nobody answers.", "Sources:", "  a.txt:3 (device, 75 %)",
+        "Nothing left this device.", "2 tokens, first after 100 ms, then 100 ms each.",
+    ]  # fmt: skip
+    assert terminal.notes(answer(alone_from=4, reason="it was silent"), Words())[0] == (  # type: ignore[arg-type]
+        "Alone from token 4: it was silent."
+    )
+
+
+def test_a_line_of_json_has_all_of_it():
+    line = terminal.as_json("Rain?", answer(alone_from=0, reason="it was silent", text="It rains."), Words())  # type: ignore
+    found = json.loads(line)
+    assert "\n" not in line and found["query"] == "Rain?" and found["text"] == "It rains."
+    assert found["sources"][0] == {"side": "device", "file": "a.txt", "paragraph": 3, "weight": 0.75}
+    assert found["statements"] == [
+        {"text": "It rains.", "device_share": 1.0}, {"text": "Snow is white.", "device_share": 1.0},
+    ]  # fmt: skip
+    assert found["left"] == {"Begin": 80, "Target": 100} and found["alone_from"] == 0

@@ -31,7 +31,7 @@ help:
 	@echo "make clean       remove runs/ and caches (not .venv, not the cache of corpus and tables)"
 	@echo "Variables: see the head of the Makefile."
 
-$(READY): pyproject.toml .ci/setup
+$(READY): pyproject.toml requirements.lock .ci/setup
 	@bash .ci/setup $(TORCH_ARGS)
 	@touch $@
 

@@ -92,6 +92,9 @@ class Fixed:
         order = np.argsort(-np.asarray(self.scores), kind="stable")[:k]
         return np.asarray(self.scores)[order][None], order[None]
 
+    def ceiling(self, query: str) -> float:
+        return 1.0
+
 
 def node(documents: dict[str, float], lm: CausalLM = LM, end: bool = False, **options: Any) -> Node:
     found = Documents(list(documents), Fixed(list(documents.values())))

@@ -237,6 +237,9 @@ class Only:
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((1, 1), int), np.zeros((1, 1), int)
 
+    def ceiling(self, query: str) -> float:
+        return 1.0
+
 
 @cache
 def lm() -> CausalLM:

@@ -141,8 +141,7 @@ def _node(options: argparse.Namespace) -> Node:
     found, _ = documents.read(options, loaded.tokenizer)
     lm = CausalLM(loaded.model)
     store = KVStore(options.store, lm, loaded.tokenizer, TEMPLATE.text) if options.store else None
-    return Node(lm, loaded.tokenizer, found, weight_temperature=options.weight_temperature, store=store,
-                longest=options.longest, name=options.model)  # fmt: skip
+    return Node(lm, loaded.tokenizer, found, store=store, longest=options.longest, name=options.model)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,7 +204,6 @@ def _parser() -> argparse.ArgumentParser:
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     documents.add(parser)
     parser.add_argument("--store", type=writable, help="folder for documents' keys and values")
-    parser.add_argument("--weight-temperature", type=positive, default=1.0, help="of scores; the same on both sides")
     parser.add_argument("--threads", type=count, default=1, help="of PyTorch")
     parser.add_argument("--pace-ms", type=seconds, default=0.0, help="least time of a token, as on slower hardware")
     parser.add_argument("--prefill-ms", type=seconds, default=0.0, help="the same of the first token")

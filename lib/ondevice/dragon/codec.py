@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 CAP = 512  # bytes a distribution: "0.5 KB"
-SMALLEST = 16  # bytes: one token of any vocabulary fits
+SMALLEST = 8  # bytes: one token of any vocabulary fits
 LARGEST = 2**14  # bytes: K fits into two of them, as a token takes two bits at least
 LEAST = 3  # level of the least token that is kept: finer levels keep fewer tokens, coarser ones are far off
 _GREATEST = 2**16  # level: sums of 2^16 squares are exact in float64
@@ -53,7 +53,7 @@ def encode(probabilities: ArrayLike, cap: int = CAP, prior: ArrayLike | None = N
     """At most `cap` bytes of [V] probabilities, which sum to 1 within 1e-3.
 
     prior: [V], about the receiver's; without it the likeliest tokens are kept. Of equal ones those of the lowest ids.
-    Raises ValueError on what is no distribution and on a cap outside [16, 16384].
+    Raises ValueError on what is no distribution and on a cap outside [8, 16384].
     """
     if not SMALLEST <= cap <= LARGEST:
         raise ValueError(f"A distribution's cap is from {SMALLEST} to {LARGEST} bytes, not {cap}.")
@@ -118,7 +118,7 @@ def read(payload: bytes, vocabulary: int) -> Kept:
 
 def _checked(probabilities: ArrayLike) -> Floats:
     p = np.asarray(probabilities, float)
-    if p.ndim != 1 or not 0 < p.size < 2**31:
+    if p.ndim != 1 or not 0 < p.size <= 2**30:
         raise ValueError(f"A distribution has the shape [V], not {list(p.shape)}.")
     total, least = float(p.sum()), float(p.min())
     if not (least >= 0 and abs(total - 1) <= _TOLERANCE):

@@ -17,7 +17,7 @@ from msgspec.structs import fields
 
 from ondevice.dragon.codec import CAP, LARGEST, SMALLEST
 
-VERSION = 3  # of the schema and of the codes in it; raised with every change
+VERSION = 4  # of the schema and of the codes in it; raised with every change
 MOST = 64  # documents of a side that a baseline sends at once
 PIECE = 2**19  # bytes of a document's rows in one message; with all else in it below a frame's limit
 _TEXTS = 2**19  # bytes of all texts of one message

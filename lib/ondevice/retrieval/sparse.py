@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ class SparseIndex:
             ids[row] = best(everything, k)
             scores[row] = everything[ids[row]]
         return scores, ids
+
+    def ceiling(self, query: str) -> float:
+        """What no text's score reaches: the sum of all the query's words' idf, unknown words' too."""
+        ends, known = self.bm25.scores["indptr"], self.bm25.vocab_dict
+        places = [known.get(word) for word in words(query)]
+        counts = [0 if place is None else int(ends[place + 1] - ends[place]) for place in places]
+        return sum(math.log1p((self.size - count + 0.5) / (count + 0.5)) for count in counts)
 
     def _scores(self, query: str) -> np.ndarray:
         known = [word for word in words(query) if word in self.bm25.vocab_dict]

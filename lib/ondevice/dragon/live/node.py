@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = Template(f"{PASSAGE}{{document}}{USER}{{query}}{ASSISTANT}")  # as the bundled models were trained
+WEIGHT_TEMPERATURE = 1 / 32  # of relevance, chosen on the validation split (record `relevance`)
 
 
 class Search(Protocol):
@@ -32,6 +33,9 @@ class Search(Protocol):
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """(scores [q, k], positions [q, k]) of the best documents, best first."""
+
+    def ceiling(self, query: str) -> float:
+        """What no score of the query reaches."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,10 @@ class Documents:
             raise ValueError(f"There are {len(self.sources)} sources of {len(self.texts)} documents.")
 
     def best(self, query: str, k: int) -> tuple[list[str], list[float]]:
-        """The k most relevant texts and their scores, best first; all where there are fewer than k.
+        """The k most relevant texts and their relevance, best first; all where there are fewer than k.
 
-        Raises ValueError on k below 1 and on a query without text.
+        Relevance is the score over its ceiling, the share of the query that a text covers: scores of two corpora cannot
+        be compared, as a word's weight grows with the number of texts. Raises ValueError on k below 1 and on a query without text.
         """
         found, scores = self.places(query, k)
         return [self.texts[place] for place in found], scores
@@ -83,14 +88,15 @@ class Documents:
         if not query.strip():
             raise ValueError("The query is empty.")
         scores, found = self.index.search([query], min(k, len(self.texts)))
-        return [int(place) for place in found[0]], [float(score) for score in scores[0]]
+        most = self.index.ceiling(query) or 1.0  # 0 of a query without words
+        return [int(place) for place in found[0]], [float(score) / most for score in scores[0]]
 
 
 @dataclass(eq=False)
 class Node:
     """One side, before and between sessions.
 
-    weight_temperature: what scores are divided by before documents are weighed; both sides need the same.
+    weight_temperature: what relevance is divided by before documents are weighed; both sides need the same.
     store: where documents' rows are kept; without one each query prefills its documents.
     longest: most tokens of a document in a prompt; what is beyond is cut off.
     name: of the model, as users know it. engine: runs the model, for all sessions of this side.
@@ -100,7 +106,7 @@ class Node:
     tokenizer: PreTrainedTokenizerBase
     documents: Documents
     template: Template = TEMPLATE
-    weight_temperature: float = 1.0
+    weight_temperature: float = WEIGHT_TEMPERATURE
     store: KVStore | None = None
     longest: int = 512
     name: str = "unnamed"

@@ -1,35 +1,158 @@
 """What DRAGON's verdicts rest on: `make record PAPER=dragon` makes all of it; it goes on where it was stopped.
 
-By `python -m ondevice.evidence.record dragon --only NAME` one record at a time: `latency` (Figures 7 and 8, Table 1; two
-processes and a relay, times of this machine). With `--share i/n` n processes share its work.
+One record at a time: `python -m ondevice.evidence.record dragon --only NAME`, and n processes share its work with
+`--share i/n`. Without a clock and in float32, so the same on every machine but for near-ties: `relevance` (how the two
+sides' scores compare, validation split), `found`, `temperatures` and `windows` (Figure 6), `answers` and `lockstep`
+(greedy answers by who holds them), `membership` (the attack). Of this machine: `latency` (Figures 7 and 8, Table 1).
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from tqdm import tqdm
 
-from ondevice.dragon import pair
+from ondevice import corpus, models
+from ondevice.causal_lm.scoring import score
+from ondevice.corpus.answers import hit
+from ondevice.corpus.excerpts import passages
+from ondevice.corpus.prompts import pick
+from ondevice.dragon import language_modelling, lockstep, membership, pair, study
+from ondevice.dragon.language_modelling import TEMPERATURES, Fronts, read_window, token_wise
 from ondevice.dragon.live.answer import Answer
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, GREEDY, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice.dragon.windows import Retrieved, retrieve, windows
 from ondevice.dragon.world import Question, world
 from ondevice.evidence import Recorder, machine_name
+from ondevice.retrieval import SparseIndex
+from ondevice.speculation.prompts import digest
 
 BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
+
+# Relevance, answers and acceptance: questions
+
+WEIGHED = 60  # questions of every holder, validation split
+ASKED = 75  # of every holder, test split
+LONGEST = 40  # tokens of an answer
+
+
+def weighed(nodes: Mapping[str, Node], question: Question, split: str) -> list[dict[str, Any]]:
+    """A row a side and document, best first: score, ceiling, and the answer's log-probabilities after it alone."""
+    rows = list[dict[str, Any]]()
+    for side, node in nodes.items():
+        tokenizer, documents = node.tokenizer, node.documents
+        answer = [*tokenizer(question.answer, add_special_tokens=False).input_ids, node.end]
+        suffix = node.template.suffix(tokenizer, question.query)
+        scores, places = documents.index.search([question.query], 2)
+        prefixes = [[*node.template.prefix(tokenizer, documents.texts[place])[: node.longest], *suffix]
+                    for place in places[0]]  # fmt: skip
+        for rank, found in enumerate(score(node.lm.model, prefixes, [answer] * len(prefixes))):
+            rows.append({
+                "split": split, "question": question.name, "holder": question.holder, "side": side, "rank": rank,
+                "score": float(scores[0][rank]), "ceiling": documents.index.ceiling(question.query),
+                "log_probs": " ".join(f"{one:.5f}" for one in found.log_probs),
+            })  # fmt: skip
+    return rows
+
+
+def answered(
+    nodes: Mapping[str, Node], question: Question, method: str, **hooks: Callable[..., Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A greedy answer as a row, and DRAGON's tokens as rows of `lockstep`. hooks: as of `lockstep.answer`."""
+    tokens, margin, rows = lockstep.answer(nodes, question.query, method, GREEDY.k, LONGEST, **hooks)
+    tokenizer = nodes["device"].tokenizer
+    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+    about = {"question": question.name, "holder": question.holder}
+    return (
+        {**about, "method": method, "tokens": len(tokens), "answer_sha": digest(tokens), "margin": margin,
+         "right": hit(text, question.answer)},
+        [{**about, "position": number // 2, "word": str(tokenizer.decode([row["token"]])), **row}
+         for number, row in enumerate(rows)],
+    )  # fmt: skip
+
+
+# Figure 6: windows
+
+PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
+WINDOWS, HELD_OUT = 96, 48  # of the test and the validation split
+FOUND = 16  # passages of a window
+
+
+def retrieved(split: str, count: int) -> list[Retrieved]:
+    """Windows of a split with the best passages of the train split."""
+    everything = passages(corpus.documents("train"), corpus.tokenizer())
+    chosen = sorted(everything, key=lambda one: pick(one.text, "dragon passages", 2**62))[:PASSAGES]
+    index = SparseIndex.build([one.text for one in chosen])
+    return retrieve(windows(corpus.documents(split), corpus.tokenizer(), count), chosen, index, FOUND)
+
+
+def found_rows(split: str, number: int, one: Retrieved) -> list[dict[str, Any]]:
+    """A window and its passages, by which `window_again` makes it without the index."""
+    return [{"split": split, "window": number, "name": one.window.name, "start": one.window.start, "rank": rank,
+             "title": passage.title, "place": passage.place, "score": float(scored)}
+            for rank, (passage, scored) in enumerate(zip(one.passages, one.scores, strict=True))]  # fmt: skip
+
+
+def window_again(found: pd.DataFrame) -> Retrieved:
+    """The window of these rows of the record `found`, all of one window, from the corpus."""
+    first = found.iloc[0]
+    of_split = {document.name: document for document in corpus.documents(str(first["split"]))}
+    train = {document.name: document for document in corpus.documents("train") if document.name in set(found["title"])}
+    tokenizer = corpus.tokenizer()
+    window = next(one for one in windows([of_split[first["name"]]], tokenizer) if one.start == first["start"])
+    ranked = found.sort_values("rank")
+    places = zip(ranked["title"], ranked["place"], strict=True)
+    shown = tuple(passages([train[title]], tokenizer)[place] for title, place in places)
+    return Retrieved(window, shown, ranked["score"].to_numpy(float))
+
+
+def window_rows(
+    loaded: models.Loaded, name: str, number: int, one: Retrieved, temperature: float, **options: Any
+) -> list[dict[str, Any]]:
+    """Every method on a window. options: as of `language_modelling.methods`."""
+    fronts = Fronts(loaded.model, loaded.tokenizer)
+    found = language_modelling.methods(loaded.model, fronts, one, temperature, **options)
+    return [{"model": name, "window": number, "method": method, "documents": documents, "cap": cap, "nats": nats,
+             "tokens": len(one.window.scored), "read": read}
+            for method, documents, cap, nats, read in found]  # fmt: skip
+
+
+def temperature_rows(loaded: models.Loaded, name: str, number: int, one: Retrieved, split: str) -> list[dict[str, Any]]:
+    """Nats of a window by temperature, uncut."""
+    read = read_window(loaded.model, Fronts(loaded.model, loaded.tokenizer), one)
+    return [{"split": split, "model": name, "window": number, "temperature": temperature,
+             "nats": token_wise(read, slice(FOUND), temperature)} for temperature in TEMPERATURES]  # fmt: skip
+
+
+# The attack
+
+ATTACKED = 10  # questions of every holder
+CANDIDATES = 1000
+
+
+def attacked(nodes: Mapping[str, Node], question: Question, pool: Sequence[str]) -> list[dict[str, Any]]:
+    """Who was in the device's context, by mode and cap: a row each."""
+    members = nodes["device"].documents.best(question.query, GREEDY.k)[0]
+    shown = membership.candidates(question.query, members, pool, CANDIDATES)
+    rows = membership.attack(nodes["device"], nodes["cloud"], question.query, shown, GREEDY.k, GREEDY.limit)
+    return [{"question": question.name, "holder": question.holder, **row} for row in rows]
+
+
+# Latency (Figures 7 and 8, Table 1)
+
 EACH = 20  # questions of every holder in Figures 7 and 8
 LEAST = 12  # tokens of their reference answers
 DELAYS = (0, 50, 100, 150, 200, 250, 300)  # ms, added
 UNPACED, IMPOSED, FIRST = "unpaced", "imposed", "first tokens"
 PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST}
 
-
-# Latency (Figures 7 and 8, Table 1)
 
 
 def latencies(
@@ -82,40 +205,120 @@ def _ms(seconds: Sequence[float]) -> str:
     return " ".join(f"{1000 * one:.1f}" for one in seconds)
 
 
-def record_latency(which: int, of: int, paces: Sequence[str]) -> Recorder:
-    """Record what is missing of every `of`th question, one pace after the other."""
-    parameters = {"questions of a holder": EACH, "tokens of references": LEAST, "delays": DELAYS, "documents": GREEDY.k,
-                  "tokens": GREEDY.limit, "lookahead": GREEDY.lookahead, "cap": GREEDY.cap, "threads": 1}  # fmt: skip
-    recorder = Recorder("dragon", "latency", ["pace", "question"], parameters, [BASE], machine=machine_name())
-    asked, missing = world().first(EACH, LEAST), 0
+# The recording
+
+
+def recorder(name: str) -> Recorder:
+    """Of one record."""
+    known: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
+        "relevance": (["question"], {"questions of a holder": WEIGHED, "documents": GREEDY.k}, [BASE]),
+        "answers": (["question", "method"], {"questions of a holder": ASKED, "tokens": LONGEST}, [BASE]),
+        "lockstep": (["question"], {"questions of a holder": ASKED, "tokens": LONGEST}, [BASE]),
+        "found": (["split", "window"], {"passages": PASSAGES, "windows": [HELD_OUT, WINDOWS]}, []),
+        "temperatures": (["model", "window"], {"passages": PASSAGES, "windows": HELD_OUT}, [BASE, SMALL]),
+        "windows": (["model", "window"], {"passages": PASSAGES, "windows": WINDOWS}, [BASE, SMALL]),
+        "membership": (["question"], {"questions of a holder": ATTACKED, "candidates": CANDIDATES,
+                                      "documents": GREEDY.k, "tokens": GREEDY.limit}, [BASE]),
+        "latency": (["pace", "question"], {"questions of a holder": EACH, "tokens of references": LEAST,
+                                           "delays": DELAYS, "documents": GREEDY.k, "tokens": GREEDY.limit,
+                                           "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}, [BASE]),
+    }  # fmt: skip
+    keys, parameters, used = known[name]
+    machine = machine_name() if name == "latency" else ""
+    return Recorder("dragon", name, keys, {**parameters, "threads": 1}, used, machine=machine)
+
+
+def record_questions(which: int, of: int, split: str, name: str) -> bool:
+    """relevance, answers with lockstep, or membership; whether nothing is missing."""
+    kept = {one: recorder(one) for one in ({"answers": ["answers", "lockstep"]}.get(name, [name]))}
+    counts = {"relevance": (WEIGHED, 4), "answers": (ASKED, 0), "membership": (ATTACKED, LEAST)}
+    asked = world(split).first(*counts[name])
+    with tempfile.TemporaryDirectory(prefix="dragon-") as place:
+        nodes = pair.nodes(BASE, pair.write(Path(place), world(split)))
+        pool = [f"{one.title}\n{one.text}" for one in passages(corpus.documents("train"), corpus.tokenizer())
+                ][::4] if name == "membership" else []  # fmt: skip
+        for question in tqdm(asked[which::of], desc=name):
+            if name == "answers":
+                for method in lockstep.METHODS:
+                    if (question.name, method) not in kept["answers"].done:
+                        row, tokens = answered(nodes, question, method)
+                        kept["answers"].add([row])
+                        kept["lockstep"].add(tokens) if tokens else None
+            elif (question.name,) not in kept[name].done:
+                kept[name].add(weighed(nodes, question, split) if name == "relevance" else attacked(nodes, question, pool))
+    for one in kept.values():
+        one.checkpoint()
+    units = {(one.name, method) for one in asked for method in lockstep.METHODS} if name == "answers" else {
+        (one.name,) for one in asked}  # fmt: skip
+    return units <= recorder(name).done
+
+
+def record_windows(which: int, of: int) -> bool:
+    """found, temperatures and windows; whether nothing is missing."""
+    shown = {split: retrieved(split, count) for split, count in (("validation", HELD_OUT), ("test", WINDOWS))}
+    kept = {name: recorder(name) for name in ("found", "temperatures", "windows")}
+    for split, those in shown.items():
+        for number, one in enumerate(those):
+            if which == 0:
+                kept["found"].add(found_rows(split, number, one))
+    for name in (BASE, SMALL):
+        loaded = models.load(name)
+        for number, one in enumerate(tqdm(shown["validation"], desc=f"temperatures, {name}")):
+            if (name, number) not in kept["temperatures"].done:
+                kept["temperatures"].add(temperature_rows(loaded, name, number, one, "validation"))
+        chosen = study.temperature(kept["temperatures"].rows(), name)
+        for number, one in enumerate(tqdm(shown["test"], desc=f"windows, {name}")):
+            if number % of == which and (name, number) not in kept["windows"].done:
+                caps = language_modelling.CAPS
+                kept["windows"].add(window_rows(loaded, name, number, one, chosen, caps=caps))
+    for one in kept.values():
+        one.checkpoint()
+    return {(name, number) for name in (BASE, SMALL) for number in range(WINDOWS)} <= recorder("windows").done
+
+
+def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
+    """Of every `of`th question, one pace after the other; whether nothing is missing."""
+    kept, asked = recorder("latency"), world().first(EACH, LEAST)
     for pace in paces:
-        mine = [one for one in asked[which::of] if (pace, one.name) not in recorder.done]
-        if mine:
-            with tempfile.TemporaryDirectory(prefix="dragon-") as name:
-                folder = pair.write(Path(name), world())
-                with pair.both(BASE, folder, paces=PACES[pace]) as (device, relay):
-                    for question in mine:  # stored rows are made, and both sides have run
-                        for warm in methods(pace, 0, DELAYS) if question is mine[0] else (DRAGON, AS_MANY):
-                            pair.method(warm, pair.replace(GREEDY, limit=2))(device, question.query)
-                    for question in tqdm(mine, desc=f"latency, {pace}"):
-                        recorder.add(latencies(device, relay, question, pace))
-        recorder.checkpoint()
-        missing += sum((pace, one.name) not in recorder.done for one in asked)
-    return recorder
+        mine = [one for one in asked[which::of] if (pace, one.name) not in kept.done]
+        if not mine:
+            continue
+        with tempfile.TemporaryDirectory(prefix="dragon-") as place:
+            folder = pair.write(Path(place), world())
+            with pair.both(BASE, folder, paces=PACES[pace]) as (device, relay):
+                for question in mine:  # stored rows are made, and both sides have run
+                    for warm in methods(pace, 0, DELAYS) if question is mine[0] else (DRAGON, AS_MANY):
+                        pair.method(warm, pair.replace(GREEDY, limit=2))(device, question.query)
+                for question in tqdm(mine, desc=f"latency, {pace}"):
+                    kept.add(latencies(device, relay, question, pace))
+        kept.checkpoint()
+    return {(pace, one.name) for pace in PACES for one in asked} <= recorder("latency").done
+
+
+RECORDS: dict[str, list[str]] = {
+    "relevance": ["relevance"], "answers": ["answers", "lockstep"], "windows": ["found", "temperatures", "windows"],
+    "membership": ["membership"], "latency": ["latency"],
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a record is written once nothing of it is missing."""
     parser = argparse.ArgumentParser(prog="make record PAPER=dragon", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=["latency"], choices=["latency"])
+    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
     parser.add_argument("--share", default="1/1", help="i/n: this process takes every n-th unit of work")
     parser.add_argument("--pace", nargs="+", default=list(PACES), choices=list(PACES), help="of latency")
     options = parser.parse_args(argv)
     which, of = (int(part) for part in options.share.split("/"))
     torch.set_num_threads(1)
-    recorder = record_latency(which - 1, of, options.pace)
-    if all((pace, one.name) in recorder.done for pace in PACES for one in world().first(EACH, LEAST)):
-        print(recorder.finish())
+    for name in options.only:
+        if name == "latency":
+            whole = record_latency(which - 1, of, options.pace)
+        elif name == "windows":
+            whole = record_windows(which - 1, of)
+        else:
+            whole = record_questions(which - 1, of, "validation" if name == "relevance" else "test", name)
+        if whole:
+            print(*(recorder(one).finish() for one in RECORDS[name]), sep="\n")
 
 
 if __name__ == "__main__":

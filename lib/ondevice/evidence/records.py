@@ -136,6 +136,10 @@ class Recorder:
         if time.monotonic() - self._last >= self.every:
             self.checkpoint()
 
+    def rows(self) -> pd.DataFrame:
+        """All that is recorded so far."""
+        return pd.concat([*self._stored(), *self.fresh], ignore_index=True)
+
     def checkpoint(self) -> None:
         """Write what was added since the last one; after kill -9, no more than that is lost."""
         if self.fresh:

@@ -5,12 +5,15 @@ Formulas are of `cost`; what is simulated runs `side`'s state machine. The devic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from ondevice.dragon import printed
 from ondevice.dragon.cost import Costs, aggregation_times, latency_difference, latency_per_token, speedup
@@ -28,9 +31,17 @@ from ondevice.dragon.simulator import (
     simulate,
 )
 from ondevice.network.link import Link
+from ondevice.plotting import COLOURS
 
 EXAMPLE = Costs(**printed.EXAMPLE)
 PAIRS = ((0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8))  # (α^l, α^r) of Figure 3; the paper does not state its own
+
+
+_OUTCOMES = {"accepted": "sky", "rejected": "red", "void": "yellow", "stopped": "grey", "": "black"}
+_MESSAGES = {"draft": ("purple", "-", 0.7), "target": ("black", "-", 0.9), "switch": ("green", "--", 2.2)}
+_LANES = {"cloud": 1.0, "device": 0.0}
+_BAR = 0.26  # height of a lane
+_LONG = 0.018  # of the time axis, from which a bar has room for its position
 
 
 # A run's bars
@@ -96,6 +107,38 @@ def timeline(
     return run, pd.DataFrame(recorder.bars).drop(columns="epoch")
 
 
+def draw(axis: Axes, bars: pd.DataFrame) -> None:
+    """Bars of `timeline`: decodes in two lanes, messages as lines between them from sending to arrival."""
+    room = bars["end_s"] - bars["begin_s"] > _LONG * bars["end_s"].max()
+    for bar, wide in zip(bars.to_dict("records"), room, strict=True):
+        lanes = _LANES[bar["side"]], _LANES.get(bar["to"], 0.0)
+        if bar["what"] == "decode":
+            look: dict[str, Any] = dict(color=COLOURS[_OUTCOMES[bar["outcome"]]], alpha=0.9 if bar["outcome"] else 0.25)
+            look |= dict(edgecolor="white", lw=0.5) if wide else dict(lw=0)
+            axis.barh(lanes[0], bar["end_s"] - bar["begin_s"], _BAR, left=bar["begin_s"], **look)
+            if wide:
+                middle = (bar["begin_s"] + bar["end_s"]) / 2
+                axis.text(middle, lanes[0], str(bar["position"]), ha="center", va="center", fontsize=7)
+        else:
+            colour, line, width = _MESSAGES[bar["what"]]
+            inward = (lanes[1] - lanes[0]) * _BAR / 2
+            axis.plot([bar["begin_s"], bar["end_s"]], [lanes[0] + inward, lanes[1] - inward], color=COLOURS[colour],
+                      ls=line, lw=width, alpha=0.8)  # fmt: skip
+    axis.set_yticks([*_LANES.values()], [*_LANES])
+    axis.set_ylim(-0.3, 1.3)
+    axis.grid(axis="y", visible=False)
+
+
+def handles(bars: pd.DataFrame) -> list[Any]:
+    """What a legend of `draw` says."""
+    outcomes, sent = set(bars.loc[bars["what"] == "decode", "outcome"]), set(bars["what"])
+    patches = [Patch(color=COLOURS[colour], alpha=0.9 if outcome else 0.25, label=f"decode, {outcome or 'not given'}")
+               for outcome, colour in _OUTCOMES.items() if outcome in outcomes]  # fmt: skip
+    lines = [Line2D([], [], color=COLOURS[colour], ls=line, lw=width, label=f"{what} sent")
+             for what, (colour, line, width) in _MESSAGES.items() if what in sent]  # fmt: skip
+    return [*patches, *lines]
+
+
 def world_of(costs: Costs, accepted: Bools, *, token_wise: bool = False) -> World:
     """The simulator's world of these costs, device local, without a bound on how far a side drafts ahead."""
     return World(
@@ -126,6 +169,7 @@ def time_per_token(costs: Costs, accepted: Bools, aggregator: int = DEVICE, *, t
 def difference_curves(
     decode_local: Sequence[float], pairs: Iterable[tuple[float, float]] = PAIRS, decode_remote: float = 0.5,
     rtt: float = 0.3, *, every: int = 1, tokens: int = 400, seed: int = 0,
+    difference: Callable[..., float] = latency_difference,
 ) -> pd.DataFrame:  # fmt: skip
     """Figure 3: decode_local, alpha_l, alpha_r, delta_z (all seconds or rates), kind (analytic, simulated).
 
@@ -135,7 +179,7 @@ def difference_curves(
     rows = []
     for (alpha_l, alpha_r), (number, local) in product(pairs, enumerate(decode_local)):
         costs = Costs(local, decode_remote, rtt / 2, rtt / 2)
-        rows.append((local, alpha_l, alpha_r, latency_difference(costs, alpha_l, alpha_r), "analytic"))
+        rows.append((local, alpha_l, alpha_r, difference(costs, alpha_l, alpha_r), "analytic"))
         if number % every == 0:
             flags = at_rates(tokens, alpha_l, alpha_r, seed)
             found = time_per_token(costs, flags, DEVICE) - time_per_token(costs, flags, CLOUD)
@@ -172,7 +216,7 @@ def pipelines(tokens: int = 6, costs: Costs = EXAMPLE, rules: Rules | None = Non
 
 def speedups(
     decode_local: Sequence[float], rtts: Sequence[float], acceptance: Sequence[float], *, simulated: bool = False,
-    acceptance_local: float = 0.5, tokens: int = 400, seed: int = 0,
+    acceptance_local: float = 0.5, tokens: int = 400, seed: int = 0, speedup: Callable[..., float] = speedup,
 ) -> pd.DataFrame:  # fmt: skip
     """Figure 5: decode_local, rtt (both over c_dec^r), alpha_r, speedup, kind, over token-wise aggregation.
 
@@ -195,27 +239,29 @@ def speedups(
 
 
 def waiting_times(
-    costs: Costs = EXAMPLE, rates: tuple[float, float] = (0.7, 0.7), tokens: int = 2000, seed: int = 0
-) -> pd.DataFrame:
+    costs: Costs = EXAMPLE, rates: tuple[float, float] = (0.7, 0.7), tokens: int = 2000, seed: int = 0,
+    times: Callable[..., list[float]] = aggregation_times, latency: Callable[..., float] = latency_per_token,
+    rules: Rules | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """Table 1, a row a case: local, remote (accepted, rejected), formula, steady_form, cases, and seconds:
 
     steady_s, simulated_steady_s: the case again and again, by Eq. 7's form and simulated. formula_s, simulated_s: mean
     after such an aggregation, `cases` of which are among random ones of these rates (device, cloud), by the formula
-    with φ and simulated. largest_gap_s: between these two, of one waiting time. Raises ValueError where a case does not
-    occur.
+    with φ and simulated. largest_gap_s: between these two, of one waiting time. times, latency, rules: the functions of
+    `cost` and `side`, or an experiment's. Raises ValueError where a case does not occur.
     """
     flags = independent(tokens, *rates, seed)
-    formula = np.diff(aggregation_times(costs, flags[:, 0].tolist(), flags[:, 1].tolist()))[:-1]
-    found = np.diff(simulate(world_of(costs, flags)).decided)
+    formula = np.diff(times(costs, flags[:, 0].tolist(), flags[:, 1].tolist()))[:-1]
+    found = np.diff(simulate(world_of(costs, flags), rules=rules).decided)
     rows = []
     for local, remote, with_phi, steady in printed.waiting_formulas().itertuples(index=False):
         case = local == "accepted", remote == "accepted"
         here = (flags[:-1] == case).all(1)
         if not here.any():
             raise ValueError(f"With acceptance {rates} no draft pair of {tokens} is {local}, {remote}.")
-        again = simulate(world_of(costs, np.tile(case, (20, 1)))).decided
+        again = simulate(world_of(costs, np.tile(case, (20, 1))), rules=rules).decided
         rows.append((
-            local, remote, with_phi, steady, int(here.sum()), latency_per_token(costs, float(case[1])),
+            local, remote, with_phi, steady, int(here.sum()), latency(costs, float(case[1])),
             again[-1] - again[-2], formula[here].mean(), found[here].mean(), np.abs(formula - found)[here].max(),
         ))  # fmt: skip
     columns = "local remote formula steady_form cases steady_s simulated_steady_s formula_s simulated_s largest_gap_s"

@@ -30,8 +30,8 @@ CAP = 512  # bytes a distribution: "0.5 KB"
 SMALLEST = 8  # bytes: one token of any vocabulary fits
 LARGEST = 2**14  # bytes: K fits into two of them, as a token takes two bits at least
 LEAST = 3  # level of the least token that is kept: finer levels keep fewer tokens, coarser ones are far off
-_GREATEST = 2**16  # level: sums of 2^16 squares are exact in float64
-_FOREGONE = 3.0  # nats of error of the prior that count for the choice of tokens, at most
+GREATEST = 2**16  # level: sums of 2^16 squares are exact in float64
+FOREGONE = 3.0  # nats of error of the prior that count for the choice of tokens, at most
 _NONE = 255  # the tail's code where there is none
 _TOLERANCE = 1e-3  # of the sum of what is encoded; a softmax in float32 is within 1e-5
 _HEADER = struct.Struct(">BBH")
@@ -58,11 +58,11 @@ def encode(probabilities: ArrayLike, cap: int = CAP, prior: ArrayLike | None = N
     if not SMALLEST <= cap <= LARGEST:
         raise ValueError(f"A distribution's cap is from {SMALLEST} to {LARGEST} bytes, not {cap}.")
     p = _checked(probabilities)
-    ranked = _ranked(p, cap, None if prior is None else _checked(prior))
-    low, high, best = 1, len(ranked) + 1, _Coded.of(p, ranked[:1])
-    tried = min(len(ranked), cap)
+    order = ranked(p, cap, None if prior is None else _checked(prior))
+    low, high, best = 1, len(order) + 1, _Coded.of(p, order[:1])
+    tried = min(len(order), cap)
     while high - low > 1 + low // 64:  # the last 1 percent of tokens is not looked for
-        found = _Coded.of(p, ranked[:tried])
+        found = _Coded.of(p, order[:tried])
         if found.size() <= cap:
             low, best = tried, found
         else:
@@ -106,12 +106,12 @@ def read(payload: bytes, vocabulary: int) -> Kept:
     widths = np.concatenate([np.full(count, rice), unary[count:] + golomb])
     begin = int(ones[-1]) + 1
     end = begin + int(widths.sum())
-    if end > len(bits) or len(bits) - end >= 8 or bits[end:].any() or widths[count:].max() > _GREATEST.bit_length():
+    if end > len(bits) or len(bits) - end >= 8 or bits[end:].any() or widths[count:].max() > GREATEST.bit_length():
         raise ValueError(f"An encoded distribution of {len(payload)} bytes is damaged: its bits are {end}.")
     binary = _from_binary(bits[begin:end], widths)
     ids = np.cumsum((unary[:count] << rice) + binary[:count] + 1) - 1
     levels = binary[count:] + (1 << widths[count:]) - (1 << golomb) + LEAST
-    if ids[-1] >= vocabulary or levels.max() > _GREATEST:
+    if ids[-1] >= vocabulary or levels.max() > GREATEST:
         raise ValueError(f"An encoded distribution has token {ids[-1]}, level {levels.max()}; V is {vocabulary}.")
     return Kept(ids, levels**2, 0.0 if tail == _NONE else 2.0 ** (-tail / 16))
 
@@ -126,7 +126,7 @@ def _checked(probabilities: ArrayLike) -> Floats:
     return p
 
 
-def _ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
+def ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
     """The ids that may be kept, those first whose loss would cost most: the likeliest, or the prior's worst errors."""
     least, most = 2.0**-10, 4 * cap
     while np.count_nonzero(p >= least) < most and least > 1e-12:
@@ -138,9 +138,15 @@ def _ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
     top = ids[:cap]
     scale = max(1 - p[top].sum(), 1e-9) / max(1 - prior[top].sum(), 1e-9)  # of the prior in the tail, roughly
     error = np.abs(np.log(p[ids] / np.maximum(scale * prior[ids], 1e-30)))
-    cost = p[ids] * np.minimum(error, _FOREGONE)
+    cost = p[ids] * np.minimum(error, FOREGONE)
     cost[0] = np.inf  # a draft may need it, and a message has a token
     return ids[np.argsort(-cost, kind="stable")]
+
+
+def rooted(p: Floats) -> Integers:
+    """[K] levels of the kept probabilities: their square roots on a scale of the message's own, from LEAST up."""
+    unit = np.partition(p, len(p) // 50)[len(p) // 50]  # the few below it are rounded up
+    return np.clip(np.rint(np.sqrt(p / unit) * LEAST), LEAST, GREATEST).astype(np.int64)
 
 
 class _Coded(NamedTuple):
@@ -157,8 +163,7 @@ class _Coded(NamedTuple):
     def of(cls, p: Floats, chosen: Integers) -> _Coded:
         ids = np.sort(chosen)
         values = p[ids]
-        unit = np.partition(values, len(values) // 50)[len(values) // 50]  # the few below it are rounded up
-        levels = np.clip(np.rint(np.sqrt(values / unit) * LEAST), LEAST, _GREATEST).astype(np.int64) - LEAST
+        levels = rooted(values) - LEAST
         gaps = np.diff(ids, prepend=-1) - 1
         about = int(gaps.mean()).bit_length()  # the best Rice order is next to log2 of the mean gap
         rice, gap_bits = min(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from ondevice.dragon.messages import Begin
 from ondevice.dragon.scheduler import Greedy, Lagging, Scheduler, Stay
 from ondevice.dragon.side import Decide, Draft
 from ondevice.dragon.speculative_aggregation import (
-    Aggregation,
     Stream,
     aggregate,
     aggregate_shared,
@@ -30,63 +30,67 @@ class Undecidable(ValueError):
     """Two drafts that no honest peer sends: nothing can be decided from them, now or after a new connection."""
 
 
-def drafts(begin: Begin, stream: Stream) -> Choose:
-    """How a side draws its draft at a position from its own distribution: log probabilities [V] that sum to 1.
+def draft(begin: Begin, stream: Stream, position: int, log_probs: Floats) -> int:
+    """The token that a side drafts from its own distribution: log probabilities [V] that sum to 1.
 
     stream: the side's, DEVICE or CLOUD.
     """
+    if begin.temperature == 0:
+        return int(log_probs.argmax())
+    p = np.exp(log_probs)
+    if begin.mode == "shared":
+        return int(choose(p, gumbels(begin.seed, position, len(p))))
+    return int(sample(p, uniforms(begin.seed, stream, position, 1)[0]))
 
-    def draw(position: int, log_probs: Floats) -> int:
-        if begin.temperature == 0:
-            return int(log_probs.argmax())
-        p = np.exp(log_probs)
-        if begin.mode == "shared":
-            return int(choose(p, gumbels(begin.seed, position, len(p))))
-        return int(sample(p, uniforms(begin.seed, stream, position, 1)[0]))
 
-    return draw
+def drafts(begin: Begin, stream: Stream) -> Choose:
+    """How a side draws its drafts: `draft` in one session."""
+    return partial(draft, begin, stream)
+
+
+def decide(
+    begin: Begin, local: Draft, remote: Draft, position: int, prior: Floats
+) -> tuple[int, bool, bool]:
+    """The target token, and whether the local and the remote draft are accepted.
+
+    The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.
+    prior: [V] of this side's model without documents. Raises ValueError on a draft that its distribution cannot give.
+    """
+    sent = local.distribution, remote.distribution
+    mixed = target(*(codec.filled(payload, prior) for payload in sent), local.log_weight, remote.log_weight)
+    if begin.temperature == 0:
+        token = int(mixed.argmax())
+        return token, local.token == token, remote.token == token
+    if begin.mode == "shared":
+        found = aggregate_shared(local.token, remote.token, mixed, gumbels(begin.seed, position, len(prior)))
+    else:
+        drawn_from = [codec.decode(payload, len(prior)) for payload in sent]
+        require_drawn(local.token, drawn_from[0])
+        require_drawn(remote.token, drawn_from[1])
+        numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
+        found = aggregate(local.token, remote.token, *drawn_from, mixed, numbers, begin.gamma_remote)
+    return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 
 
 def decision(
-    begin: Begin, priors: Mapping[int, Floats], *, target: Callable[..., Floats] = target,
-    aggregate: Callable[..., Aggregation] = aggregate,
-) -> Decide:  # fmt: skip
-    """How the aggregator decides: the target token from both drafts and what was sent of their distributions.
+    begin: Begin, priors: Mapping[int, Floats], decide: Callable[..., tuple[int, bool, bool]] = decide
+) -> Decide:
+    """How the aggregator decides. priors: by position, [V] of this side's model without documents.
 
-    The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.
-    priors: by position, [V] of this side's model without documents. target, aggregate: the functions of `aggregation`
-    and `speculative_aggregation`, or an experiment's.
-    It raises Undecidable where a draft cannot have been drawn from its distribution.
+    decide: the function above, or an experiment's. It raises Undecidable where a draft cannot have been drawn from its
+    distribution.
     """
 
     def checked(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
         try:
-            return decide(local, remote, position)
+            return decide(begin, local, remote, position, priors[position])
         except ValueError as error:
             raise Undecidable(str(error)) from None
-
-    def decide(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
-        prior, sent = priors[position], (local.distribution, remote.distribution)
-        whole_local, whole_remote = (codec.filled(payload, prior) for payload in sent)
-        mixed = target(whole_local, whole_remote, local.log_weight, remote.log_weight)
-        if begin.temperature == 0:
-            token = int(mixed.argmax())
-            return token, local.token == token, remote.token == token
-        if begin.mode == "shared":
-            noise = gumbels(begin.seed, position, len(prior))
-            found = aggregate_shared(local.token, remote.token, mixed, noise)
-        else:
-            numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
-            p_local, p_remote = (codec.decode(payload, len(prior)) for payload in sent)
-            _require_drawn(local.token, p_local)
-            _require_drawn(remote.token, p_remote)
-            found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
-        return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 
     return checked
 
 
-def _require_drawn(token: int, p: Floats) -> None:
+def require_drawn(token: int, p: Floats) -> None:
     """Raise ValueError on a draft that cannot have been drawn from p [V]: the target would be distributed otherwise."""
     if not (0 <= token < len(p) and p[token] > 0):
         raise ValueError(f"Token {token} has probability 0; it was not drawn from this distribution.")

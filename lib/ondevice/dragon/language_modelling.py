@@ -11,7 +11,7 @@ the text follows the end token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,11 +91,12 @@ def live(read: Read, count: int, temperature: float, cap: int = codec.CAP) -> fl
 
 def methods(
     model: PreTrainedModel, fronts: Fronts, one: Retrieved, temperature: float, counts: Sequence[int] = COUNTS,
-    caps: Sequence[int] = (codec.CAP,),
+    caps: Sequence[int] = (codec.CAP,), live: Callable[..., float] = live,
 ) -> Iterator[tuple[str, int, int, float, int]]:  # fmt: skip
     """Every method on a window: (method, documents, bytes of the cap or 0, nats, tokens that the model read).
 
-    caps: of `DRAGON` at the greatest count; at the others it has the system's. With n documents:
+    caps: of `DRAGON` at the greatest count; at the others it has the system's. live: the function above, or an
+    experiment's. With n documents:
 
     - `DRAGON`: the system that runs. `DRAGON, uncut`: all n distributions mixed, as they are.
     - `CRCG/..., output`: those of one side's half. `RAG-Sequence`: the window's n likelihoods mixed.
@@ -188,11 +189,6 @@ def read_window(model: PreTrainedModel, fronts: Fronts, one: Retrieved) -> Read:
     found = torch.stack(chosen).float().log_softmax(-1).cpu()
     log_probs = found[:, torch.arange(n), torch.tensor(scored)].double().numpy()
     return Read(log_probs, found.exp().numpy(), np.array(scored), one.scores, np.array(lengths) + n)
-
-
-def best_temperature(losses: dict[float, float]) -> float:
-    """The temperature of the least loss on windows of the validation split."""
-    return min(losses, key=losses.__getitem__)
 
 
 def _normal(p: np.ndarray) -> Floats:

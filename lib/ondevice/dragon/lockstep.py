@@ -42,8 +42,10 @@ class Step:
     prior: Floats
 
 
-def step(sides: Mapping[str, Decoder], cap: int | None = codec.CAP) -> Step:
-    """What both sides tell each other at their next position. cap None: no codec."""
+def step(
+    sides: Mapping[str, Decoder], cap: int | None = codec.CAP, filled: Callable[..., Floats] = codec.filled
+) -> Step:
+    """What both sides tell each other at their next position. cap None: no codec. filled: of `codec`, or another."""
     whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
     weights = {name: decoder.log_weight for name, decoder in sides.items()}
     prior = np.asarray(sides["device"].prior)
@@ -51,25 +53,26 @@ def step(sides: Mapping[str, Decoder], cap: int | None = codec.CAP) -> Step:
         return Step(whole, whole, weights, dict.fromkeys(sides, 0), whole, prior)
     coded = {name: codec.encode(p, cap, sides[name].prior) for name, p in whole.items()}
     p = {name: codec.decode(one, len(prior)) for name, one in coded.items()}
-    told = {name: codec.filled(one, prior) for name, one in coded.items()}
+    told = {name: filled(one, prior) for name, one in coded.items()}
     return Step(p, told, weights, {name: len(one) for name, one in coded.items()}, whole, prior)
 
 
 def answer(
     nodes: Mapping[str, Node], query: str, method: str = DRAGON, k: int = 2, limit: int = 40, *,
     target: Callable[..., Floats] = target, acceptance: Callable[..., float] = acceptance,
+    filled: Callable[..., Floats] = codec.filled,
 ) -> tuple[list[int], float, list[dict[str, Any]]]:  # fmt: skip
     """A greedy answer of a method: (tokens, least margin of the likeliest token over the next, rows of its tokens).
 
-    rows: of DRAGON, a token and side each, as of `accepted`. target, acceptance: the functions of `aggregation` and
-    `speculative_aggregation`, or an experiment's.
+    rows: of DRAGON, a token and side each, as of `accepted`. target, acceptance, filled: the functions of
+    `aggregation`, `speculative_aggregation` and `codec`, or an experiment's.
     """
     names = {ON_DEVICE: ("device",), ON_CLOUD: ("cloud",), NONE: ("device",)}.get(method, ("device", "cloud"))
     sides = {name: nodes[name].decoder(query, k)[0] for name in names}
     tokens, margin, rows = list[int](), 1.0, list[dict[str, Any]]()
     while len(tokens) < limit and not any(decoder.ended for decoder in sides.values()):
         if len(names) == 2:
-            now = step(sides, codec.CAP if method == DRAGON else None)
+            now = step(sides, codec.CAP if method == DRAGON else None, filled)
             p = target(now.told["device"], now.told["cloud"], now.log_weight["device"], now.log_weight["cloud"])
         else:
             (alone,) = sides.values()
@@ -86,7 +89,9 @@ def answer(
     return tokens, margin, rows
 
 
-def accepted(now: Step, mixed: Floats, token: int, acceptance: Callable[..., float] = acceptance) -> list[dict[str, Any]]:
+def accepted(
+    now: Step, mixed: Floats, token: int, acceptance: Callable[..., float] = acceptance
+) -> list[dict[str, Any]]:
     """A row a side: eta, tv, lost, bytes and the acceptance of its draft by each rule.
 
     eta: the side's share of the target. tv: total variation between what the two sides draw from. lost: that by which

@@ -142,7 +142,8 @@ def candidate_log_probs(
 ) -> Iterator[tuple[list[int], Singles]]:
     """Batches of like length: B indices of passages, and [B, n, V] log p(. | passage, query, tokens so far), in nats.
 
-    Each passage stands alone in its prompt. Raises ValueError where there are no tokens and where a prompt does not fit into the context.
+    Each passage stands alone in its prompt. Raises ValueError without tokens, and where a prompt with them does not fit
+    into the context.
     """
     if not len(tokens):
         raise ValueError("There is no token to compute a probability of.")
@@ -232,12 +233,13 @@ def standing(scores: Floats, members: NDArray[np.bool_]) -> tuple[int, int, floa
 
 def attack(
     device: Node, cloud: Node, query: str, candidates: Sequence[str], k: int = 2, limit: int = 20, seed: int = 0,
-    caps: Sequence[int] = CAPS,
+    caps: Sequence[int] = CAPS, from_tokens: Evidence = from_tokens, from_noise: Evidence = from_noise,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """How the device's k passages stand among the candidates, by what crossed: a row a mode, cap and use of the query.
 
     Columns: mode, cap (bytes; 0 where no distribution crosses), with_query (whether relevance, as a log prior, is
     added), top1, best_rank, auc (`standing`), tokens (that the evidence is of), candidates (N).
+    from_tokens, from_noise: the functions above, or an experiment's.
     Raises ValueError where one of the device's passages is not among the candidates.
     """
     members = {device.documents.texts[place] for place in device.documents.places(query, k)[0]}

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 
 from ondevice.dragon import codec
 from ondevice.dragon.aggregation import target
@@ -41,14 +40,11 @@ def peaked(vocabulary: int, seed: int, sharpness: float = 3.0) -> np.ndarray:
     return found / found.sum()
 
 
-def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> pd.DataFrame:
-    """Microseconds on this machine, medians: part, us. Parts: aggregate, encode, decode, mixture.
-
-    aggregate: Algorithm 1 on full distributions. The other parts are what this system adds to it.
-    """
+def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> dict[str, list[float]]:
+    """Seconds on this machine by part, once warm: aggregate, which is Algorithm 1, mixture, encode and decode."""
     p, q = peaked(vocabulary, 0), peaked(vocabulary, 1)
     mixed, payload = target(p, q, 0.0, 0.0), codec.encode(p)
-    numbers = [uniforms(seed, Stream.AGGREGATION, 0) for seed in range(repeats)]
+    numbers = [uniforms(seed, Stream.AGGREGATION, 0) for seed in range(repeats + 1)]
     local, remote = sample(p, [n[0] for n in numbers]), sample(q, [n[1] for n in numbers])
     parts: dict[str, Callable[[int], object]] = {
         "aggregate": lambda i: aggregate(local[i], remote[i], p, q, mixed, numbers[i]),
@@ -56,9 +52,7 @@ def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> pd.DataFrame:
         "encode": lambda i: codec.encode(p),
         "decode": lambda i: codec.decode(payload, vocabulary),
     }
-    found = {name: [_seconds(part, i) for i in range(repeats)] for name, part in parts.items()}
-    return pd.DataFrame([(name, 1e6 * float(np.median(seconds))) for name, seconds in found.items()],
-                        columns=["part", "us"])  # fmt: skip
+    return {name: [_seconds(act, i) for i in range(repeats + 1)][1:] for name, act in parts.items()}
 
 
 def _seconds(part: Callable[[int], object], i: int) -> float:

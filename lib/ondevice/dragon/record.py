@@ -3,7 +3,8 @@
 One record at a time: `python -m ondevice.evidence.record dragon --only NAME`, and n processes share its work with
 `--share i/n`. Without a clock and in float32, so the same on every machine but for near-ties: `relevance` (how the two
 sides' scores compare, validation split), `found`, `temperatures` and `windows` (Figure 6), `answers` and `lockstep`
-(greedy answers by who holds them), `membership` (the attack). Of this machine: `latency` (Figures 7 and 8, Table 1).
+(greedy answers by who holds them), `schedules` (Figure 9), `membership` (the attack). Of this machine: `latency`
+(Figures 7 and 8, Table 1).
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from ondevice import corpus, models
+from ondevice import corpus, evidence, models
 from ondevice.causal_lm.scoring import score
 from ondevice.corpus.answers import hit
 from ondevice.corpus.excerpts import passages
 from ondevice.corpus.prompts import pick
-from ondevice.dragon import language_modelling, lockstep, membership, pair, study
+from ondevice.dragon import language_modelling, lockstep, membership, pair, replays, study
 from ondevice.dragon.language_modelling import TEMPERATURES, Fronts, read_window, token_wise
 from ondevice.dragon.live.answer import Answer
 from ondevice.dragon.live.node import Node
-from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, GREEDY, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, FETCHED, GREEDY, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice.dragon.printed import Recording
+from ondevice.dragon.simulator import Bools
 from ondevice.dragon.windows import Retrieved, retrieve, windows
 from ondevice.dragon.world import Question, world
 from ondevice.evidence import Recorder, machine_name
@@ -131,17 +134,35 @@ def temperature_rows(loaded: models.Loaded, name: str, number: int, one: Retriev
              "nats": token_wise(read, slice(FOUND), temperature)} for temperature in TEMPERATURES]  # fmt: skip
 
 
+# Figure 9: schedules
+
+
+def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording) -> list[dict[str, Any]]:
+    """Every strategy on a sequence, simulated."""
+    return [{"setting": setting, "sequence": number, **row} for row in replays.totals(decisions, paces, number)]
+
+
 # The attack
 
-ATTACKED = 10  # questions of every holder
-CANDIDATES = 1000
+ATTACKED = 8  # questions of every holder
+CANDIDATES, FEW = 1000, 60
 
 
-def attacked(nodes: Mapping[str, Node], question: Question, pool: Sequence[str]) -> list[dict[str, Any]]:
-    """Who was in the device's context, by mode and cap: a row each."""
+def pool(count: int) -> list[str]:
+    """Passages that candidates are the nearest of: a fourth of the train split's, or for few both sides' documents."""
+    if count == FEW:
+        return [*world().device, *world().cloud]
+    return [f"{one.title}\n{one.text}" for one in passages(corpus.documents("train"), corpus.tokenizer())[::4]]
+
+
+def attacked(
+    nodes: Mapping[str, Node], question: Question, among: Sequence[str], count: int, **evidence: Any
+) -> list[dict[str, Any]]:
+    """Who was in the device's context, by mode and cap: a row each. among: of `pool`. evidence: as of `attack`."""
     members = nodes["device"].documents.best(question.query, GREEDY.k)[0]
-    shown = membership.candidates(question.query, members, pool, CANDIDATES)
-    rows = membership.attack(nodes["device"], nodes["cloud"], question.query, shown, GREEDY.k, GREEDY.limit)
+    shown = membership.candidates(question.query, members, among, count)
+    sides = nodes["device"], nodes["cloud"]
+    rows = membership.attack(*sides, question.query, shown, GREEDY.k, GREEDY.limit, **evidence)
     return [{"question": question.name, "holder": question.holder, **row} for row in rows]
 
 
@@ -150,25 +171,27 @@ def attacked(nodes: Mapping[str, Node], question: Question, pool: Sequence[str])
 EACH = 20  # questions of every holder in Figures 7 and 8
 LEAST = 12  # tokens of their reference answers
 DELAYS = (0, 50, 100, 150, 200, 250, 300)  # ms, added
-UNPACED, IMPOSED, FIRST = "unpaced", "imposed", "first tokens"
-PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST}
+UNPACED, IMPOSED, FIRST, FETCH = "unpaced", "imposed", "first tokens", "fetch"
+PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST, FETCH: pair.Paces()}
 
 
 
 def latencies(
-    device: pair.Device, relay: pair.Relay, question: Question, pace: str, delays: Sequence[int] = DELAYS
-) -> list[dict[str, object]]:
+    device: pair.Device, relay: pair.Relay, question: Question, pace: str, delays: Sequence[int] = DELAYS,
+    only: Sequence[str] = (),
+) -> list[dict[str, object]]:  # fmt: skip
     """A question by each method at each delay, in turn: rows of the record.
 
     The device alone does not depend on the delay: it answers at the first and the last one. DRAGON answers twice in the
-    middle, the second time as `DRAGON again`, which is the floor below which no difference is read.
+    middle, the second time as `DRAGON again`, which is the floor below which no difference is read. only: some methods.
     """
     rows = []
     for delay in delays:
         up, down = pair.added(delay / 1000)
         relay.set(up=up, down=down)
-        for name in methods(pace, delay, delays):
-            asked = pair.replace(GREEDY, limit=3) if pace == FIRST or name in (TEXT, ROWS, AS_MANY, ON_CLOUD) else GREEDY
+        for name in only or methods(pace, delay, delays):
+            short = pace == FIRST or name in (TEXT, ROWS, AS_MANY, ON_CLOUD)
+            asked = pair.replace(GREEDY, limit=3) if short else GREEDY
             answer = pair.method(name, asked)(device, question.query)
             rows.append({"pace": pace, "question": question.name, "holder": question.holder, "delay_ms": delay,
                          "method": name, **account(answer)})  # fmt: skip
@@ -177,8 +200,8 @@ def latencies(
 
 def methods(pace: str, delay: int, delays: Sequence[int]) -> list[str]:
     """Those that answer at a delay. Baselines that only Figure 8 has give their first tokens, unpaced."""
-    if pace == FIRST:
-        return [DRAGON, CRCG]
+    if pace in (FIRST, FETCH):
+        return [DRAGON, CRCG] if pace == FIRST else [FETCHED]
     ends = delay in (delays[0], delays[-1])
     first = [TEXT, ROWS, ON_CLOUD, AS_MANY] if pace == UNPACED and delay in (0, 100, 300) else []
     again = [AGAIN] if delay == delays[len(delays) // 2] else []
@@ -194,8 +217,9 @@ def account(answer: Answer) -> dict[str, object]:
     letters = {(True, True): "b", (True, False): "d", (False, True): "c", (False, False): "n"}
     decisions = answer.decisions
     return {
-        "tokens": len(answer.tokens), "alone": answer.alone_from is not None, "prefilled": _ms([answer.prefilled or 0.0]),
-        "times": _ms(answer.times), "decided": "".join(letters[one[1], one[2]] for one in decisions),
+        "tokens": len(answer.tokens), "alone": answer.alone_from is not None,
+        "prefilled": _ms([answer.prefilled or 0.0]), "times": _ms(answer.times),
+        "decided": "".join(letters[one[1], one[2]] for one in decisions),
         "device": _ms([one[3] for one in decisions]), "cloud": _ms([one[4] for one in decisions]), "sent": answer.sent,
         "received": answer.received,
     }  # fmt: skip
@@ -217,8 +241,9 @@ def recorder(name: str) -> Recorder:
         "found": (["split", "window"], {"passages": PASSAGES, "windows": [HELD_OUT, WINDOWS]}, []),
         "temperatures": (["model", "window"], {"passages": PASSAGES, "windows": HELD_OUT}, [BASE, SMALL]),
         "windows": (["model", "window"], {"passages": PASSAGES, "windows": WINDOWS}, [BASE, SMALL]),
-        "membership": (["question"], {"questions of a holder": ATTACKED, "candidates": CANDIDATES,
+        "membership": (["question", "candidates"], {"questions of a holder": ATTACKED, "most": CANDIDATES,
                                       "documents": GREEDY.k, "tokens": GREEDY.limit}, [BASE]),
+        "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, []),
         "latency": (["pace", "question"], {"questions of a holder": EACH, "tokens of references": LEAST,
                                            "delays": DELAYS, "documents": GREEDY.k, "tokens": GREEDY.limit,
                                            "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}, [BASE]),
@@ -229,28 +254,39 @@ def recorder(name: str) -> Recorder:
 
 
 def record_questions(which: int, of: int, split: str, name: str) -> bool:
-    """relevance, answers with lockstep, or membership; whether nothing is missing."""
-    kept = {one: recorder(one) for one in ({"answers": ["answers", "lockstep"]}.get(name, [name]))}
-    counts = {"relevance": (WEIGHED, 4), "answers": (ASKED, 0), "membership": (ATTACKED, LEAST)}
-    asked = world(split).first(*counts[name])
+    """relevance, or answers with lockstep; whether nothing is missing."""
+    kept = {one: recorder(one) for one in RECORDS[name]}
+    asked = world(split).first(*((WEIGHED, 4) if name == "relevance" else (ASKED, 0)))
     with tempfile.TemporaryDirectory(prefix="dragon-") as place:
         nodes = pair.nodes(BASE, pair.write(Path(place), world(split)))
-        pool = [f"{one.title}\n{one.text}" for one in passages(corpus.documents("train"), corpus.tokenizer())
-                ][::4] if name == "membership" else []  # fmt: skip
         for question in tqdm(asked[which::of], desc=name):
-            if name == "answers":
-                for method in lockstep.METHODS:
-                    if (question.name, method) not in kept["answers"].done:
-                        row, tokens = answered(nodes, question, method)
-                        kept["answers"].add([row])
-                        kept["lockstep"].add(tokens) if tokens else None
-            elif (question.name,) not in kept[name].done:
-                kept[name].add(weighed(nodes, question, split) if name == "relevance" else attacked(nodes, question, pool))
+            for method in lockstep.METHODS if name == "answers" else ():
+                if (question.name, method) not in kept["answers"].done:
+                    row, tokens = answered(nodes, question, method)
+                    kept["answers"].add([row])
+                    if tokens:
+                        kept["lockstep"].add(tokens)
+            if name == "relevance" and (question.name,) not in kept[name].done:
+                kept[name].add(weighed(nodes, question, split))
     for one in kept.values():
         one.checkpoint()
-    units = {(one.name, method) for one in asked for method in lockstep.METHODS} if name == "answers" else {
-        (one.name,) for one in asked}  # fmt: skip
+    units = {(one.name,) for one in asked} if name == "relevance" else {
+        (one.name, method) for one in asked for method in lockstep.METHODS}  # fmt: skip
     return units <= recorder(name).done
+
+
+def record_membership(which: int, of: int) -> bool:
+    """The attack; whether nothing is missing."""
+    kept, asked = recorder("membership"), world().first(ATTACKED, LEAST)
+    with tempfile.TemporaryDirectory(prefix="dragon-") as place:
+        nodes = pair.nodes(BASE, pair.write(Path(place), world()))
+        for count in (FEW, CANDIDATES):
+            among = pool(count)
+            for question in tqdm(asked[which::of], desc=f"membership, {count}"):
+                if (question.name, count) not in kept.done:
+                    kept.add(attacked(nodes, question, among, count))
+    kept.checkpoint()
+    return {(one.name, count) for one in asked for count in (FEW, CANDIDATES)} <= recorder("membership").done
 
 
 def record_windows(which: int, of: int) -> bool:
@@ -258,9 +294,9 @@ def record_windows(which: int, of: int) -> bool:
     shown = {split: retrieved(split, count) for split, count in (("validation", HELD_OUT), ("test", WINDOWS))}
     kept = {name: recorder(name) for name in ("found", "temperatures", "windows")}
     for split, those in shown.items():
-        for number, one in enumerate(those):
+        for number, window in enumerate(those):
             if which == 0:
-                kept["found"].add(found_rows(split, number, one))
+                kept["found"].add(found_rows(split, number, window))
     for name in (BASE, SMALL):
         loaded = models.load(name)
         for number, one in enumerate(tqdm(shown["validation"], desc=f"temperatures, {name}")):
@@ -274,6 +310,17 @@ def record_windows(which: int, of: int) -> bool:
     for one in kept.values():
         one.checkpoint()
     return {(name, number) for name in (BASE, SMALL) for number in range(WINDOWS)} <= recorder("windows").done
+
+
+def record_schedules(which: int, of: int) -> bool:
+    """Figure 9's totals; needs the record `lockstep`. Whether nothing is missing."""
+    kept, settings = recorder("schedules"), replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
+    units = [(setting, number) for setting, (all_flags, _) in settings.items() for number in range(len(all_flags))]
+    for setting, number in tqdm(units[which::of], desc="schedules"):
+        if (setting, number) not in kept.done:
+            kept.add(schedule_rows(setting, number, settings[setting][0][number], settings[setting][1]))
+    kept.checkpoint()
+    return set(units) <= recorder("schedules").done
 
 
 def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
@@ -297,7 +344,7 @@ def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
 
 RECORDS: dict[str, list[str]] = {
     "relevance": ["relevance"], "answers": ["answers", "lockstep"], "windows": ["found", "temperatures", "windows"],
-    "membership": ["membership"], "latency": ["latency"],
+    "schedules": ["schedules"], "membership": ["membership"], "latency": ["latency"],
 }  # fmt: skip
 
 
@@ -310,11 +357,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     which, of = (int(part) for part in options.share.split("/"))
     torch.set_num_threads(1)
+    others = {"windows": record_windows, "schedules": record_schedules, "membership": record_membership}
     for name in options.only:
         if name == "latency":
             whole = record_latency(which - 1, of, options.pace)
-        elif name == "windows":
-            whole = record_windows(which - 1, of)
+        elif name in others:
+            whole = others[name](which - 1, of)
         else:
             whole = record_questions(which - 1, of, "validation" if name == "relevance" else "test", name)
         if whole:

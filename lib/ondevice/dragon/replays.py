@@ -8,12 +8,11 @@ aggregator takes the links' delay in both; one draft queue is sent, to the side 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from ondevice.dragon import printed
 from ondevice.dragon.analysis import timeline
@@ -24,8 +23,6 @@ from ondevice.dragon.simulator import (
     DEVICE,
     SIDES,
     Bools,
-    Pace,
-    Run,
     World,
     independent,
     oracle,
@@ -42,6 +39,8 @@ PERIOD, CASE_PERIOD = 20 * math.pi, 10 * math.pi  # seconds, of the sinusoid; Fi
 CASE_DELAY, CASE_TOKENS, CASE_LOOKAHEAD = 500.0, 15, 5
 SWAPPING = ((0.97, 0.4), (0.4, 0.97))  # acceptance (device, cloud) that changes places
 ORACLE = "Oracle"  # a lower bound, no strategy
+Setting = tuple[Sequence[Bools], printed.Recording]
+Row = dict[str, Any]
 STRATEGIES: dict[str, tuple[int, Callable[[float, int], tuple[Scheduler, Scheduler]] | None]] = {
     "Device": (DEVICE, None),
     "Cloud": (CLOUD, None),
@@ -103,96 +102,51 @@ def changing(
 # Figure 9
 
 
-def replay(
-    decisions: Sequence[Bools], device: Pace, cloud: Pace, delays_ms: Iterable[float] = DELAYS,
-    strategies: Sequence[str] = (*STRATEGIES, ORACLE), lookahead: int = LOOKAHEAD,
-) -> pd.DataFrame:  # fmt: skip
-    """Every strategy on every sequence: strategy, delay_ms, sequence, total_s, moves.
-
-    decisions: [tokens, 2] each. device, cloud: seconds a token, as of `World`. All strategies meet the same decisions
-    and the same seed of the jitter. Raises ValueError on an unknown strategy, and on no sequence.
+def settings(ours: Mapping[str, Sequence[Bools]], count: int = SEQUENCES, seed: int = 0) -> dict[str, Setting]:
+    """By name, decisions and paces: the paper's two, the authors' recorded decisions, our answers' by who holds them
+    with the authors' paces, and two where acceptance changes. ours: of `answered`.
     """
-    unknown = sorted(set(strategies) - {*STRATEGIES, ORACLE})
-    if unknown:
-        raise ValueError(f"There is no strategy {', '.join(unknown)}; there are {', '.join([*STRATEGIES, ORACLE])}.")
-    if not len(decisions):
-        raise ValueError("A replay needs at least one sequence of decisions.")
-    rows = []
-    for delay in delays_ms:
-        way = link(delay)
-        for number, flags in enumerate(decisions):
-            world = World(flags, device, cloud, way, way, lookahead)
-            rows += [(name, delay, number, *_total(name, world, round_trip(delay), number)) for name in strategies]
-    return pd.DataFrame(rows, columns=["strategy", "delay_ms", "sequence", "total_s", "moves"])
-
-
-def greedy_runs(count: int, delay_ms: float) -> list[Run]:
-    """The paper's rule on the first setting's sequences: whole runs, with the side of each decision."""
-    paces, way, rtt = printed.paces(printed.RECORDINGS[printed.QWEN]), link(delay_ms), round_trip(delay_ms)
-    worlds = [World(flags, paces.device, paces.cloud, way, way, LOOKAHEAD) for flags in drawn(count)]
-    return [simulate(world, DEVICE, (Greedy(rtt), Greedy(rtt)), seed) for seed, world in enumerate(worlds)]
-
-
-def _total(name: str, world: World, rtt: float, seed: int) -> tuple[float, int]:
-    if name == ORACLE:
-        best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda found: found.total)
-        return best.total, len(best.moves)
-    side, schedulers = STRATEGIES[name]
-    run = simulate(world, side, schedulers(rtt, seed) if schedulers else None, seed)
-    return run.total, run.moves
-
-
-def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `replay`, by strategy and delay_ms: n, total_s (mean), stderr_s, low, high (95 %, Student's t), moves, ratios.
-
-    over_static: of the means, to the better of Device and Cloud. over_static_each: mean over sequences of the ratio to
-    that sequence's better one. over_oracle: of the means. Raises ValueError unless Device, Cloud and the oracle are in.
-    """
-    missing = sorted({"Device", "Cloud", ORACLE} - set(table["strategy"]))
-    if missing:
-        raise ValueError(f"Ratios need the totals of {', '.join(missing)} too.")
-    wide = table.pivot(index=["delay_ms", "sequence"], columns="strategy", values="total_s")
-    rows = []
-    for name in dict.fromkeys(table["strategy"]):
-        for delay in dict.fromkeys(table["delay_ms"]):
-            part = table[(table["strategy"] == name) & (table["delay_ms"] == delay)]
-            of_delay = wide[wide.index.get_level_values("delay_ms") == delay]
-            static, best = of_delay[["Device", "Cloud"]], of_delay[ORACLE].mean()
-            mean, stderr, half = _interval(part["total_s"].to_numpy())
-            each = (of_delay[name] / static.min(axis=1)).mean()
-            rows.append((
-                name, delay, len(part), mean, stderr, mean - half, mean + half, part["moves"].mean(),
-                mean / static.mean().min(), each, mean / best,
-            ))  # fmt: skip
-    columns = "strategy delay_ms n total_s stderr_s low high moves over_static over_static_each over_oracle"
-    return pd.DataFrame(rows, columns=columns.split())
-
-
-def _interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean, standard error, half of the 95 % interval; of one value no interval."""
-    if len(values) < 2:
-        return float(values.mean()), 0.0, 0.0
-    stderr = float(stats.sem(values))
-    return float(values.mean()), stderr, float(stats.t.ppf(0.975, len(values) - 1)) * stderr
-
-
-def figure_9(count: int = SEQUENCES, delays_ms: Iterable[float] = DELAYS, seed: int = 0) -> pd.DataFrame:
-    """`summary` with `setting` in front: the paper's two, recorded acceptance, and two where it changes."""
-    delays = tuple(delays_ms)
     qwen, opt = (printed.paces(printed.RECORDINGS[model]) for model in (printed.QWEN, printed.OPT))
-    settings = {
+    even = printed.Recording(np.full(TOKENS, 0.1), 0.1)
+    return {
         f"drawn, {printed.QWEN}": (drawn(count, seed=seed), qwen),
         f"drawn, {printed.OPT}": (drawn(count, seed=seed), opt),
         f"recorded, {printed.QWEN}": (recorded(count), qwen),
         f"changing, {printed.QWEN}": (changing(count, seed=seed), qwen),
-        "changing, both 100 ms": (changing(count, seed=seed), printed.Recording(np.full(TOKENS, 0.1), 0.1)),
+        "changing, both 100 ms": (changing(count, seed=seed), even),
+        **{f"ours, {holder}": (decisions, qwen) for holder, decisions in ours.items()},
     }
-    parts = [
-        summary(replay(decisions, *paces, delays)).assign(setting=setting)
-        for setting, (decisions, paces) in settings.items()
-    ]
-    table = pd.concat(parts, ignore_index=True)
-    return table[["setting", *table.columns.drop("setting")]]
+
+
+def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str, list[Bools]]:
+    """By holder, decisions of our greedy answers, each from its start again up to TOKENS. tokens: record `lockstep`.
+
+    The first `count` answers of at least so many tokens.
+    """
+    found: dict[str, list[Bools]] = {}
+    for holder, rows in tokens.groupby("holder", sort=False):
+        wide = rows.pivot(index=["question", "position"], columns="side", values="greedy")
+        flags = [part[["device", "cloud"]].to_numpy() for _, part in wide.groupby("question", sort=False)]
+        long = [one for one in flags if len(one) >= least][:count]
+        found[str(holder)] = [replayed(one[:, 0], one[:, 1], TOKENS) for one in long]
+    return found
+
+
+def totals(flags: Bools, paces: printed.Recording, number: int, delays_ms: Iterable[float] = DELAYS) -> list[Row]:
+    """Every strategy on one sequence at each delay: strategy, delay_ms, total_s, moves.
+
+    flags: [tokens, 2]. number: the seed of the jitter; all strategies meet the same.
+    """
+    rows = list[Row]()
+    for delay in delays_ms:
+        world = World(flags, paces.device, paces.cloud, link(delay), link(delay), LOOKAHEAD)
+        for name, (side, schedulers) in STRATEGIES.items():
+            run = simulate(world, side, schedulers(round_trip(delay), number) if schedulers else None, number)
+            on_device = float((run.side == DEVICE).mean())
+            rows.append(dict(strategy=name, delay_ms=delay, total_s=run.total, moves=run.moves, on_device=on_device))
+        best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda found: found.total)
+        rows.append(dict(strategy=ORACLE, delay_ms=delay, total_s=best.total, moves=len(best.moves), on_device=np.nan))
+    return rows
 
 
 # Figure 10

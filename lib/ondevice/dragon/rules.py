@@ -1,19 +1,13 @@
 """DRAGON's claims: the rule that judges each, or the reason why it cannot be tested here.
 
-Where the paper gives a size, `reproduced` allows a factor of 1.5 on it, unless the rule says otherwise. Nulls in
-numbers are those of the stored exhibits. All rules were written before the first run of what they judge. These were
-changed after it, the values of the first run known, and before the run that is published:
+What is judged is the system that runs: 512 bytes a distribution, filled in by the receiver. The larger bundled model
+stands for Qwen2.5-1.5B, the small one for OPT-1.3B. Latency is the whole mix's of questions, by who holds the answer, a
+fourth each. Where the paper gives a size, `reproduced` allows a factor of 1.5 on it, unless the rule says otherwise. A
+null is what a trivial method gets in DRAGON's place: the cloud alone or the device alone.
 
-- c29 twice. It first compared the static sides with each other, which says nothing of schedules (150.7 and 152.8
-  percent); then it judged our schedule (58.9 and 26.1). A reader objected that the claim is about the paper's.
-- At a reader's objection, all of them stricter: c01 to c03 (the interval, too, has to be above 1), c06 (the context
-  has to cost nothing, if it is the number of documents), c13 (both DRDG, not the token-wise one alone), c31 and c35
-  (the other side, the other end), c34 (pairs that are not on one path).
-- c19 and c26 have the limits of the authors' own files, 15.285 and 1.00246, where they were rounded against them.
-- c21 was untested; it is judged by the sizes of c22 and c23.
-
-With these rules there were three runs, and nothing changed between; the third, on an idle machine, is published. The
-one before shared the machine with other programs: c15 was contradicted in it (1.63), after 0.99 and before 1.05.
+Bounds are those of the runs before there were records. What changed is that the whole interval has to lie within them;
+c01 is at 16 documents for DRAGON and baseline alike, so that it does not repeat c02 or c03; these three lost a second
+condition, an interval above 1, that their own bounds contain now.
 """
 
 from __future__ import annotations
@@ -22,6 +16,7 @@ from ondevice.evidence import Rule, Test, Untested
 from ondevice.evidence.rules import Above, All, AtLeast, AtMost, Below, Between, Both, Each, Equal, Less, Near, Over
 
 _ALONE = "the device alone"
+_CLOUD = "the cloud alone, mixing the outputs of its half"
 _DEVICE = "always aggregating on the device"
 _ZERO = Near(0, within=1e-9)
 _PACED = "the paper's paces imposed"
@@ -31,28 +26,14 @@ def _near(size: float) -> Test:
     return Near(size, factor=1.5)
 
 
-def _gain(size: float, of: str) -> Rule:
-    return Rule(
-        f"(fall of perplexity from no documents to DRAGON's with 16, low end of its 95 % interval), {of}",
-        "x the best baseline's, any number of documents",
-        Both(Each(_near(size), None), All(Above(1))),
-        Each(Above(1), None),
-        (0.8, 0.5),
-        "the best baseline itself",
-        (1.0, 1.0),
-    )
+def _gain(size: float, what: str) -> Rule:
+    return Rule(f"fall of perplexity from no documents to DRAGON's with 16, over {what}", "x", _near(size), Above(1),
+                0.8, _CLOUD)  # fmt: skip
 
 
-def _lower(percent: float, than: str, alone: float) -> Rule:
-    return Rule(
-        f"per-token latency below {than} at 300 ms, {_PACED}",
-        "percent",
-        AtLeast(percent - 10),
-        AtLeast(10),
-        -5.0,
-        _ALONE,
-        alone,
-    )
+def _lower(percent: float, than: str) -> Rule:
+    return Rule(f"per-token latency below {than} at 300 ms, {_PACED}", "percent", AtLeast(percent - 10), AtLeast(10),
+                -5.0, _ALONE)  # fmt: skip
 
 
 def _size(model: str, megabytes: float, wrong: float) -> Rule:
@@ -74,9 +55,9 @@ def _steady(seconds: float, wrong: float) -> Rule:
 
 
 RULES: dict[str, Rule | Untested] = {
-    "dragon-c01": _gain(1.9, "the model with the larger ratio (it repeats the larger of c02 and c03)"),
-    "dragon-c02": _gain(1.9, "our larger model for Qwen2.5-1.5B"),
-    "dragon-c03": _gain(1.4, "our smaller model for OPT-1.3B"),
+    "dragon-c01": _gain(1.9, "the best baseline's with 16, the model with the larger ratio"),
+    "dragon-c02": _gain(1.9, "the best baseline's with any number, our larger model for Qwen2.5-1.5B"),
+    "dragon-c03": _gain(1.4, "the best baseline's with any number, our smaller model for OPT-1.3B"),
     "dragon-c04": Rule(
         "share of all counts of documents, models and baselines in which DRAGON's perplexity is not "
         "higher by more than 0.1 percent",
@@ -84,6 +65,7 @@ RULES: dict[str, Rule | Untested] = {
         Equal(1),
         AtLeast(0.75),
         0.5,
+        _CLOUD,
     ),
     "dragon-c05": Rule(
         "perplexity of the paper's best baseline less DRAGON's, mean of the models, (2 documents, 16)",
@@ -91,6 +73,7 @@ RULES: dict[str, Rule | Untested] = {
         Both(Less(1, 0, Above(0), times=1.5), Each(None, Above(0))),
         Less(1, 0, Above(0)),
         (0.5, 0.1),
+        _CLOUD,
     ),
     # In the second the number of documents is the same.
     "dragon-c06": Rule(
@@ -124,11 +107,11 @@ RULES: dict[str, Rule | Untested] = {
         All(Near(1, within=0.02)),
         (1.0, 1.2),
     ),
-    "dragon-c10": _lower(49.5, "sequence-wise DRDG's", 0.1),
-    "dragon-c11": _lower(42.4, "token-wise DRDG's", 63.0),
+    "dragon-c10": _lower(49.5, "sequence-wise DRDG's"),
+    "dragon-c11": _lower(42.4, "token-wise DRDG's"),
     # The printed series have 1.11 and 1.08, token-wise DRDG's 1.86 and 1.20.
     "dragon-c12": Rule(
-        f"per-token latency at 300 ms over that at 0 ms, {_PACED}", "x", AtMost(1.25), AtMost(1.6), 2.2, _ALONE, 1.0
+        f"per-token latency at 300 ms over that at 0 ms, {_PACED}", "x", AtMost(1.25), AtMost(1.6), 2.2, _ALONE
     ),
     "dragon-c13": Rule(
         f"(token-wise, sequence-wise) DRDG's per-token latency at 300 ms over that at 0 ms, {_PACED}",
@@ -159,7 +142,6 @@ RULES: dict[str, Rule | Untested] = {
         AtMost(40),
         90.0,
         _ALONE,
-        0.0,
     ),
     "dragon-c17": Rule(
         f"DRAGON's TTFT, largest over delays, {_PACED}",
@@ -168,7 +150,6 @@ RULES: dict[str, Rule | Untested] = {
         AtMost(1.25),
         2.0,
         _ALONE,
-        1.0,
     ),
     "dragon-c18": Rule(
         "TTFT of DRCG/Text over DRAGON's, mean over delays, on this machine",
@@ -177,10 +158,9 @@ RULES: dict[str, Rule | Untested] = {
         Above(1.2),
         0.9,
         _ALONE,
-        11.0,
     ),
     "dragon-c19": Rule(
-        "TTFT of DRCG/KV over DRAGON's at 300 ms, on this machine", "x", Above(15.2), Above(1.2), 0.9, _ALONE, 35.0
+        "TTFT of DRCG/KV over DRAGON's at 300 ms, on this machine", "x", Above(15.2), Above(1.2), 0.9, _ALONE
     ),
     "dragon-c20": Untested("it compares two of the authors' models; ours differ in depth and width otherwise"),
     # Bytes decide its TTFT where the link is slow.
@@ -195,7 +175,7 @@ RULES: dict[str, Rule | Untested] = {
     "dragon-c23": _size("Qwen2.5-1.5B", 16, 3.0),
     "dragon-c24": Untested("retrieval from 21 million passages on a MacBook"),
     "dragon-c25": Rule(
-        "time to fetch two documents as text from the other process at (0, 300 ms of delay on each way)",
+        "time to fetch two documents as text from the other process at (0, 300 ms of delay on the way back)",
         "ms",
         Less(1, 0, Between(300, 750)),
         Less(1, 0, AtLeast(150)),
@@ -208,7 +188,6 @@ RULES: dict[str, Rule | Untested] = {
         AtMost(1.05),
         1.2,
         _DEVICE,
-        1.0,
     ),
     "dragon-c27": Rule(
         "saved over Device by the greedy rule at (100, 400 ms)",
@@ -217,7 +196,6 @@ RULES: dict[str, Rule | Untested] = {
         Less(1, 0, Above(0)),
         (5.0, 4.0),
         "a side drawn at random",
-        (-11.4, -8.7),
     ),
     "dragon-c28": Rule(
         "at 0 ms (the greedy rule's share of aggregations on the device, Cloud over Device, Random over Device)",
@@ -226,7 +204,6 @@ RULES: dict[str, Rule | Untested] = {
         Each(Above(0.9), None, None),
         (0.5, 1.0, 1.0),
         _DEVICE,
-        (1.0, 1.01, 1.005),
     ),
     "dragon-c29": Rule(
         "saved by the paper's greedy rule over the better static side at the largest delay where "

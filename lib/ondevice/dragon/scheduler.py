@@ -23,7 +23,7 @@ from ondevice.dragon.cost import Costs, should_move
 
 Moves = NDArray[np.bool_]
 LEVELS = 32  # of lag in a plan, from 0 to `top`
-_ROUNDS = 60  # of value iteration; the moves settle in 40
+ROUNDS = 60  # of value iteration; the moves settle in 40
 
 
 class Scheduler(Protocol):
@@ -206,13 +206,8 @@ def plan(trip: float, pace: float, rejected_b: float, rejected_o: float) -> Move
     the faster side's draft was accepted, and the lag, from 0 to `top(trip)`.
 
     trip: round trip, pace: of the faster side, both in paces of the slower; rejected_*: rates of the slower and faster
-    side. The optimum of the lag model in the mean, by relative value iteration. Raises ValueError on other rates.
+    side. The optimum of the lag model in the mean, by relative value iteration.
     """
-    for rate in (rejected_b, rejected_o):
-        if not 0 <= rate <= 1:
-            raise ValueError(f"A rate of rejection is from 0 to 1, not {rate}.")
-    if not (trip >= 0 and 0 <= pace <= 1):
-        raise ValueError(f"A round trip is not negative and the faster pace at most 1, not {trip} and {pace}.")
     lag = np.linspace(0, top(trip), LEVELS)
     after = np.empty((2, 2, 2, 2, LEVELS))  # lag at the next token, by place, drafts accepted, and next place
     for b in (0, 1):
@@ -229,7 +224,7 @@ def plan(trip: float, pace: float, rejected_b: float, rejected_o: float) -> Move
     chance = np.outer([rejected_b, 1 - rejected_b], [rejected_o, 1 - rejected_o])
     cost = rejected_b * lag
     value = np.zeros(2 * LEVELS)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         of = value[low] * (1 - part) + value[low + 1] * part
         new = np.einsum("bo,pbol->pl", chance, of.min(3)) + cost
         value = (new - new.min()).ravel()

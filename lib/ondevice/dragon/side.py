@@ -101,7 +101,7 @@ def queue(side: Side, now: float, draft: Draft) -> None:
     side.peer.append(draft)
 
 
-def aggregate(side: Side, now: float, actions: list[Action]) -> None:
+def settle(side: Side, now: float, actions: list[Action]) -> None:
     """Decide all positions of which both drafts are there, and move the aggregator where the scheduler says."""
     while side.aggregates and not side.done and side.own and side.peer:
         local, remote, position = side.own.popleft(), side.peer.popleft(), len(side.tokens)
@@ -152,7 +152,7 @@ class Rules(NamedTuple):
 
     draft_on: Callable[[Side, float, list[Action]], None] = draft_on
     queue: Callable[[Side, float, Draft], None] = queue
-    aggregate: Callable[[Side, float, list[Action]], None] = aggregate
+    settle: Callable[[Side, float, list[Action]], None] = settle
     follow: Callable[[Side, Target, list[Action]], None] = follow
 
 
@@ -214,7 +214,7 @@ class Side:
         if self.alone:
             self._take_own(actions)
         elif self.aggregates:
-            self.rules.aggregate(self, now, actions)
+            self.rules.settle(self, now, actions)
         else:
             actions.append(Send(draft))
         self.rules.draft_on(self, now, actions)
@@ -246,7 +246,7 @@ class Side:
             return actions
         if isinstance(message, Draft):
             self.rules.queue(self, now, message)
-            self.rules.aggregate(self, now, actions)
+            self.rules.settle(self, now, actions)
         elif message.position < len(self.tokens) or (isinstance(message, Switch) and message.position == self.took):
             return actions
         elif self.aggregates or message.position > len(self.tokens):
@@ -290,4 +290,4 @@ class Side:
         self.aggregates, self.took = True, switch.position
         self.peer_epoch, self.peer = switch.epoch, deque(switch.drafts)
         self.scheduler.adopt(switch.profile)
-        self.rules.aggregate(self, now, actions)
+        self.rules.settle(self, now, actions)

@@ -84,7 +84,7 @@ def answered(
 # Figure 6: windows
 
 PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
-WINDOWS, HELD_OUT = 96, 48  # of the test and the validation split
+WINDOWS, HELD_OUT = 64, 32  # of the test and the validation split
 FOUND = 16  # passages of a window
 
 
@@ -107,7 +107,8 @@ def window_again(found: pd.DataFrame) -> Retrieved:
     """The window of these rows of the record `found`, all of one window, from the corpus."""
     first = found.iloc[0]
     of_split = {document.name: document for document in corpus.documents(str(first["split"]))}
-    train = {document.name: document for document in corpus.documents("train") if document.name in set(found["title"])}
+    titles = set(found["title"])
+    train = {document.name: document for document in corpus.documents("train") if document.name in titles}
     tokenizer = corpus.tokenizer()
     window = next(one for one in windows([of_split[first["name"]]], tokenizer) if one.start == first["start"])
     ranked = found.sort_values("rank")
@@ -144,7 +145,7 @@ def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording)
 
 # The attack
 
-ATTACKED = 8  # questions of every holder
+ATTACKED = 4  # questions of every holder
 CANDIDATES, FEW = 1000, 60
 
 
@@ -336,8 +337,9 @@ def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
                 for question in mine:  # stored rows are made, and both sides have run
                     for warm in methods(pace, 0, DELAYS) if question is mine[0] else (DRAGON, AS_MANY):
                         pair.method(warm, pair.replace(GREEDY, limit=2))(device, question.query)
+                delays = DELAYS[::3] if pace in (FIRST, FETCH) else DELAYS
                 for question in tqdm(mine, desc=f"latency, {pace}"):
-                    kept.add(latencies(device, relay, question, pace))
+                    kept.add(latencies(device, relay, question, pace, delays))
         kept.checkpoint()
     return {(pace, one.name) for pace in PACES for one in asked} <= recorder("latency").done
 

@@ -21,7 +21,7 @@ from ondevice.dragon.pair import TW
 from ondevice.dragon.side import Rules
 from ondevice.dragon.simulator import World, simulate
 from ondevice.dragon.world import HOLDERS
-from ondevice.evidence import Estimate, derived
+from ondevice.evidence import Estimate, born, derived
 from ondevice.evidence.resampling import Resampled, resample
 
 Draws = NDArray[np.float64]
@@ -156,7 +156,7 @@ def decisions(row: Any) -> NDArray[np.bool_]:
 
 def costs(rows: pd.DataFrame, delay: float) -> Costs:
     """What a draft cost in the median, seconds, after the first one, and the links in the mean. delay: seconds."""
-    paces = {side: np.median([one for text in rows[side] for one in str(text).split()[1:]]) for side in ACCEPTED}
+    paces = {side: np.median([float(one) for text in rows[side] for one in str(text).split()[1:]]) for side in ACCEPTED}
     up = pair.BASE + pair.BASE_JITTER / 2
     return Costs(float(paces["device"]) / 1000, float(paces["cloud"]) / 1000, up, up + delay)
 
@@ -270,5 +270,5 @@ def by_word(tokens: pd.DataFrame, rule: str = "Algorithm 1") -> Resampled:
 def schedules(table: pd.DataFrame, column: str = "total_s", seed: int = 0) -> Resampled:
     """Seconds of names like `DRAGON 100`, by setting; requests are sequences. table: the record `schedules`."""
     names = table["strategy"] + " " + table["delay_ms"].astype(int).astype(str)
-    mine = derived(table.assign(task=table["setting"], request=table["sequence"], method=names), table)
+    mine = born(table.assign(task=table["setting"], request=table["sequence"], method=names), "replayed")
     return resample(mine, column, seed)

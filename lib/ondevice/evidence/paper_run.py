@@ -104,7 +104,8 @@ class PaperRun:
         tail = ", ".join([f"ours {ours}", *([f"n {n}"] if n else []), kind, *remarks])
         if len(head) + 1 + len(tail) <= _WIDTH:
             return f"{head} {tail}"
-        return "\n".join([head, *textwrap.wrap(tail, _WIDTH, initial_indent=" " * 13, subsequent_indent=" " * 13)])
+        first = textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 13)
+        return "\n".join([*first, *textwrap.wrap(tail, _WIDTH, initial_indent=" " * 13, subsequent_indent=" " * 13)])
 
     def leave(self, claim_id: str, why: str) -> str:
         """Record that a claim which has a rule is not tested in this run, and why."""

@@ -169,7 +169,7 @@ def message_or_refused(body: bytes) -> None:
     try:
         found = messages.decode(body)
     except ValueError as error:
-        assert str(error).startswith("No message of version 3: ")
+        assert str(error).startswith(f"No message of version {messages.VERSION}: ")
         return
     assert isinstance(found, messages.Message)
     assert messages.decode(messages.encode(found)) == found

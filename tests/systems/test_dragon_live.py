@@ -83,7 +83,7 @@ def nobody_s_port() -> Iterator[int]:
         (dict(model="another"), "Both sides have a model tables, but not the same weights."),
         (dict(tokenizer="letters"), "Both sides have a model tables, but not the same tokenizer."),
         (dict(vocabulary=4), "Both sides have a model tables, but not the same vocabulary."),
-        (dict(version=7), "The cloud speaks version 7 of the protocol, the device version 3; install the same"),
+        (dict(version=7), f"The cloud speaks version 7 of the protocol, the device version {messages.VERSION};"),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
 )
@@ -461,7 +461,7 @@ def test_a_cloud_that_is_back_is_used_again():
 def test_answers_share_a_connection_and_stream():
     async def run() -> None:
         connections: list[Connection] = []
-        cloud = Cloud(TableNode(1, 0.3), **QUICK)
+        cloud = Cloud(TableNode(1, 0.3, delay=0.001), **QUICK)  # the device's drafts wait for the cloud's
         handle = cloud._handle
         cloud._handle = lambda connection: (connections.append(connection), handle(connection))[1]
         async with cloud.listening() as port:

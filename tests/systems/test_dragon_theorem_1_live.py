@@ -11,7 +11,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -176,8 +175,8 @@ def without_epochs(monkeypatch) -> None:
 
 def without_weights(monkeypatch) -> None:
     """The decision takes both sides for equally relevant."""
-    decide = partial(decisions.decision, target=lambda p, q, w, v: decisions.target(p, q, 0.0, 0.0))
-    monkeypatch.setattr(decisions, "decision", decide)
+    right = decisions.target
+    monkeypatch.setattr(decisions, "target", lambda p, q, w, v: right(p, q, 0.0, 0.0))
 
 
 def without_resampling(monkeypatch) -> None:
@@ -188,7 +187,7 @@ def without_resampling(monkeypatch) -> None:
         found = take(local, remote, *rest)
         return found._replace(token=local, accepted_local=True, accepted_remote=local == remote)
 
-    monkeypatch.setattr(decisions, "decision", partial(decisions.decision, aggregate=kept))
+    monkeypatch.setattr(decisions, "aggregate", kept)
 
 
 @pytest.mark.parametrize("mistake, count", [(without_epochs, 120), (without_weights, 15), (without_resampling, 10)])

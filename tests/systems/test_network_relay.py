@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ import pytest
 from broken_relay import Burst, Corrupt, Cut, Drop, Relay, Repeat, Stall
 from waiting import PATIENCE, least_time, one_of, wait_for
 
-from ondevice.network import Line, Link, Sinusoid, Trace
+from ondevice.network.link import Line, Link, Sinusoid
 
 HOST = "127.0.0.1"
 DATA = bytes(range(256)) * 4
@@ -159,10 +158,9 @@ def test_a_change_does_not_overtake():
     assert target.data == b"".join(bytes([number]) * 50 for number in range(20))
 
 
-@pytest.mark.parametrize("delay", [Sinusoid(0.06, 0.05, 0.4), Trace((0.01, 0.11), 0.2)])
-def test_delays_that_change_with_time(delay):
+def test_delays_that_change_with_time():
     target = Recorder()
-    with Target(target) as server, Relay(HOST, server.port, Link(delay)) as relay:
+    with Target(target) as server, Relay(HOST, server.port, Link(Sinusoid(0.06, 0.05, 0.4))) as relay:
         sent, arrived = one_byte_each(relay, target, 45)
     took = arrived - sent
     assert 0.01 <= took.min() < 0.03 and took.max() > 0.09 and np.median(took) < 0.11
@@ -462,7 +460,7 @@ def test_a_block_that_raises_ends_the_relay():
 
 def test_the_relay_ends_with_a_killed_parent():
     code = (
-        "import time; from ondevice.network import Relay; relay = Relay('127.0.0.1', 9).__enter__();"
+        "import time; from ondevice.network.relay import Relay; relay = Relay('127.0.0.1', 9).__enter__();"
         "print(relay.port, relay._process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -501,18 +499,7 @@ def test_it_sleeps_when_there_is_nothing_to_do():
 
 def test_bad_relays_are_refused():
     before = psutil.Process().children()
-    with socket.create_server((HOST, 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"cannot listen on {HOST}:{port}: {os.strerror(errno.EADDRINUSE)}"):
-            Relay(HOST, 9, port=port).__enter__()
-    with pytest.raises(ValueError, match=r"cannot listen on no.such.host:0"):
-        Relay(HOST, 9, host="no.such.host").__enter__()
-    for port in (0, 65536, -1):
-        with pytest.raises(ValueError, match=f"port is from 1 to 65535, not {port}"):
-            Relay(HOST, port)
-    with pytest.raises(ValueError, match="from 0 to 65535, not 70000"):
-        Relay(HOST, 9, port=70000)
-    with pytest.raises(ValueError, match="delays that are numbers, Sinusoid or Trace"):
+    with pytest.raises(ValueError, match="delays that are numbers or a Sinusoid"):
         Relay(HOST, 9, Link(lambda now: now))
     with pytest.raises(ValueError, match="not running"):
         Relay(HOST, 9).set(up=Link())
@@ -553,6 +540,7 @@ def test_the_command_relays_until_it_is_interrupted(ends):
         (["--to", "127.0.0.1:99999"], "a port from 0 to 65535, not '127.0.0.1:99999'"),
         (["--to", "127.0.0.1"], "HOST:PORT with a port from 0 to 65535, not '127.0.0.1'"),
         (["--to", "127.0.0.1:9", "--listen", "192.0.2.1:80"], "cannot listen on 192.0.2.1:80"),
+        (["--to", "127.0.0.1:9", "--listen", "no.such.host:0"], "cannot listen on no.such.host:0"),
         (["--to", "127.0.0.1:9", "--latency", "3"], "unrecognized arguments: --latency 3"),
         ([], "--to"),
     ],

@@ -47,9 +47,9 @@ def test_one_hot_is_exact_and_takes_eight_bytes_at_most(vocabulary):
         p = np.zeros(vocabulary)
         p[token] = 1
         payload = encode(p, codec.SMALLEST)
-        assert len(payload) <= 9
+        assert len(payload) <= codec.SMALLEST == 8
         assert (decode(payload, vocabulary) == p).all()
-        assert filled(payload, np.full(vocabulary, 1 / vocabulary)) == pytest.approx(p)
+        assert (filled(payload, np.full(vocabulary, 1 / vocabulary)) == p).all()
 
 
 @pytest.mark.parametrize("vocabulary", [8_192, 151_936])
@@ -142,7 +142,7 @@ def test_what_is_no_distribution_is_refused(bad, said):
         encode(bad)
 
 
-@pytest.mark.parametrize("cap", [-1, 0, 15, 2**14 + 1])
+@pytest.mark.parametrize("cap", [-1, 0, 7, 2**14 + 1])
 def test_caps_out_of_bounds_are_refused(cap):
     with pytest.raises(ValueError, match=str(cap)):
         encode([1.0], cap)

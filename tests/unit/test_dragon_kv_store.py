@@ -83,7 +83,7 @@ def test_a_stored_prefix_gives_the_logits_of_a_fresh_prefill(
 ) -> None:
     opened(tmp_path, lm(kind, dtype)).session(DOCUMENT)
     store = opened(tmp_path, lm(kind, dtype))
-    session = store.session(DOCUMENT, capacity=40)
+    session = store.session(DOCUMENT)
     assert (store.hits, store.misses) == (1, 0)
     assert_right(session, bound=bound)
     session.rollback(len(DOCUMENT))  # a second query after the same document
@@ -130,25 +130,6 @@ def test_several_documents_are_read_into_one_batch(tmp_path: Path) -> None:
         for logits, document in zip(batch.extend(QUERY), documents, strict=True):
             assert float((logits - fresh(lm(), document + QUERY)[len(document) :]).abs().max()) < 1e-10
     assert (store.hits, store.misses) == (3, 3)
-
-
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_a_file_with_other_heads_is_made_anew_wherever_it_is_in_a_batch(tmp_path: Path, wrong: int) -> None:
-    def three(rows: torch.Tensor) -> torch.Tensor:
-        return rows.repeat(1, 2, 1, 1)[:, :3].contiguous()
-
-    store, documents = opened(tmp_path), [DOCUMENT, OTHERS[0]]
-    for document in documents:
-        store.session(document)
-    path = store.path(documents[wrong])
-    rewrite(path, lambda found: found | {"keys": three(found["keys"]), "values": three(found["values"])})
-    flip(path, -1)
-    batch = Batch(lm(), [len(document) for document in documents])
-    with pytest.warns(UserWarning, match="do not fit" if wrong else "have changed"):
-        for member, document in zip(batch.members, documents, strict=True):
-            store.fill(member, document)
-    for logits, document in zip(batch.extend(QUERY), documents, strict=True):
-        assert float((logits - fresh(lm(), document + QUERY)[len(document) :]).abs().max()) < 1e-10
 
 
 # The key
@@ -385,8 +366,6 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one byte, not 0"):
-        opened(tmp_path, cap=0)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="'file' is a file"):
         opened(tmp_path / "file")
@@ -396,10 +375,6 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         opened(tmp_path).session([3] * 65)
     with pytest.raises(ValueError, match="token 259"):
         opened(tmp_path).session([V])
-    (used,) = Batch(lm(), [1]).members
-    used.prefill([3])
-    with pytest.raises(ValueError, match="an empty session, not after 1 tokens"):
-        opened(tmp_path).fill(used, DOCUMENT)
     assert names(tmp_path) == {"file"}
 
 

@@ -1,4 +1,4 @@
-"""Figure 6's methods against sums by hand, one sequence a forward; the windows; the statistics on known numbers."""
+"""Figure 6's methods against sums by hand, one sequence a forward; the windows that they are computed on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from ondevice.dragon import codec
 from ondevice.dragon import language_modelling as lm
 from ondevice.dragon.windows import Retrieved, Window, retrieve, windows
 from ondevice.retrieval import SparseIndex
+from ondevice.shapes import byte_tokenizer
 from ondevice.training import language_model
 
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
 CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 160, 6, 8, 80, 3.0
-COUNTS = (2, 4)
+COUNTS, CAPS = (2, 4), (64, codec.CAP)
+COLUMNS = ["method", "documents", "cap", "nats", "read"]  # of a tuple of `methods`
 
 
 def text(seed: int, words: int) -> str:
@@ -52,14 +54,28 @@ def retrieved(tokenizer: Any) -> list[Retrieved]:
     return retrieve(found, passages, SparseIndex.build(passages), 6)
 
 
+def evaluated(
+    model: Any, tokenizer: Any, retrieved: list[Retrieved], counts: Sequence[int] = COUNTS, budget: int = BUDGET,
+    **options: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Every method on every window, with a budget of so many tokens."""
+    fronts = lm.Fronts(model, tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm, "BUDGET", budget)
+        found = [(*row, window) for window, one in enumerate(retrieved)
+                 for row in lm.methods(model, fronts, one, TEMPERATURE, counts, **options)]  # fmt: skip
+    return pd.DataFrame(found, columns=[*COLUMNS, "window"])
+
+
 @pytest.fixture(scope="module")
 def frame(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> pd.DataFrame:
-    return lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cap=64, budget=BUDGET)
+    return evaluated(model, tokenizer, retrieved, caps=CAPS)
 
 
-def nats(frame: pd.DataFrame, method: str, documents: int) -> np.ndarray:
-    chosen = frame[(frame["method"] == method) & (frame["documents"] == documents)].sort_values("window")
-    return chosen["nats"].to_numpy()
+def nats(frame: pd.DataFrame, method: str, documents: int, cap: int = 0) -> np.ndarray:
+    """[W]; cap: of DRAGON's."""
+    chosen = frame[(frame["method"] == method) & (frame["documents"] == documents) & (frame["cap"] == cap)]
+    return chosen.sort_values("window")["nats"].to_numpy()
 
 
 @torch.inference_mode()
@@ -147,16 +163,33 @@ def test_outputs_are_mixed_as_by_hand(
 def test_cut_distributions_are_mixed_as_by_hand(
     model: Any, tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
 ) -> None:
+    """Each side's weight is that of its half in one softmax over both halves' scores."""
     for place, one in enumerate(retrieved):
         prior, after = alone_and_after(model, tokenizer, one)
-        whole, every = weights_of(one.scores[:4]), np.zeros((SCORED, after.shape[-1]))
-        for part in (slice(2), slice(2, 4)):
-            side = np.tensordot(weights_of(one.scores[part]), after[part], axes=1)
-            both = zip(side, prior, strict=True)
-            every += whole[part].sum() * np.stack([codec.filled(codec.encode(p, 64, q), q) for p, q in both])
-        p = every[np.arange(SCORED), np.array(one.window.scored)]
-        assert nats(frame, lm.DRAGON, 4)[place] == pytest.approx(-np.log(p).sum(), abs=2e-2)
-    assert (nats(frame, lm.DRAGON, 4) != nats(frame, lm.WHOLE, 4)).all()
+        for n, cap in ((4, 64), (4, codec.CAP), (2, codec.CAP)):
+            whole, every = weights_of(one.scores[:n]), np.zeros((SCORED, after.shape[-1]))
+            for part in (slice(n // 2), slice(n // 2, n)):
+                side = np.tensordot(weights_of(one.scores[part]), after[part], axes=1)
+                both = zip(side, prior, strict=True)
+                every += whole[part].sum() * np.stack([codec.filled(codec.encode(p, cap, q), q) for p, q in both])
+            p = every[np.arange(SCORED), np.array(one.window.scored)]
+            assert nats(frame, lm.DRAGON, n, cap)[place] == pytest.approx(-np.log(p).sum(), abs=2e-2), (n, cap)
+    cut, uncut = np.abs([nats(frame, lm.DRAGON, 4, cap) - nats(frame, lm.WHOLE, 4) for cap in CAPS])
+    assert (uncut < cut).all()
+
+
+def test_an_experiments_way_to_mix_takes_the_place_of_dragons(
+    model: Any, tokenizer: Any, retrieved: list[Retrieved]
+) -> None:
+    seen = list[tuple[int, float, int]]()
+
+    def live(read: lm.Read, count: int, temperature: float, cap: int) -> float:
+        seen.append((count, temperature, cap))
+        return 7.0
+
+    found = evaluated(model, tokenizer, retrieved[:1], live=live, caps=CAPS)
+    assert seen == [(2, TEMPERATURE, codec.CAP), (4, TEMPERATURE, 64), (4, TEMPERATURE, codec.CAP)]
+    assert (found.loc[found["method"] == lm.DRAGON, "nats"] == 7).all()
 
 
 def test_contexts_hold_the_documents_they_should(
@@ -201,135 +234,53 @@ def test_equal_compute_reads_what_dragon_reads_until_documents_or_context_end(
     assert (reads[lm.NONE, 0] == 1 + QUERY + SCORED).all()
 
 
-def test_frame_is_tidy_and_a_second_run_is_the_same(
+def test_there_is_a_row_for_each_method_and_count_and_a_second_run_is_the_same(
     model: Any, tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
 ) -> None:
-    assert list(frame) == ["method", "documents", "window", "tokens", "nats", "read"]
-    assert not frame.duplicated(["method", "documents", "window"]).any() and np.isfinite(frame["nats"]).all()
-    assert frame.groupby(["method", "documents"]).size().eq(len(retrieved)).all()
-    again = lm.evaluate(model, tokenizer, retrieved, TEMPERATURE, COUNTS, cap=64, budget=BUDGET)
-    pd.testing.assert_frame_equal(again, frame)
+    keys = ["method", "documents", "cap"]
+    every = {lm.WHOLE, lm.CLOUD_OUTPUT, lm.DEVICE_OUTPUT, lm.SEQUENCE, *lm.PRINTED, lm.BEST_LAST, lm.UNCUT, lm.EQUAL}
+    expected = {(lm.NONE, 0, 0), (lm.DRAGON, 2, codec.CAP), (lm.DRAGON, 4, 64), (lm.DRAGON, 4, codec.CAP)}
+    assert set(frame[keys].itertuples(index=False, name=None)) == expected | {(m, n, 0) for m in every for n in COUNTS}
+    assert not frame.duplicated([*keys, "window"]).any() and np.isfinite(frame["nats"]).all()
+    assert frame.groupby(keys).size().eq(len(retrieved)).all()
+    pd.testing.assert_frame_equal(evaluated(model, tokenizer, retrieved, caps=CAPS), frame)
+
+
+def test_dragon_reads_a_document_alone_each_and_once_without(frame: pd.DataFrame) -> None:
+    reads = frame.groupby(["method", "documents"])["read"].first()
+    for n in COUNTS:
+        assert reads[lm.DRAGON, n] == reads[lm.WHOLE, n] + reads[lm.NONE, 0]
+        assert reads[lm.WHOLE, n] == reads[lm.CLOUD_OUTPUT, n] + reads[lm.DEVICE_OUTPUT, n]
 
 
 def test_a_context_never_passes_the_models_end(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
     long = [Retrieved(one.window, one.passages * 4, np.tile(one.scores, 4)) for one in retrieved]
-    found = lm.evaluate(model, tokenizer, long, TEMPERATURE, (24,), budget=10_000)
+    found = evaluated(model, tokenizer, long, (24,), budget=10_000)
     reads = found.set_index("method")["read"]
     assert (reads[[lm.DRCG, lm.UNCUT, lm.EQUAL]] == CONTEXT).all()
 
 
-def test_temperature_is_that_of_the_least_loss(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
-    found = lm.conditionals(model, tokenizer, retrieved)
-    assert found.log_probs.shape == (3, 6, SCORED) and found.alone.shape == (3, SCORED)
-    tried = (0.1, 1.0, 10.0, 100.0)
-    losses = []
-    for temperature in tried:
-        weights = torch.tensor(found.scores / temperature).softmax(-1).numpy()
-        losses.append(-np.log(np.einsum("wd,wdn->wn", weights, np.exp(found.log_probs))).sum())
-    assert lm.best_temperature(found, 6, tried) == tried[int(np.argmin(losses))]
-    assert len({round(loss, 6) for loss in losses}) == len(tried)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"counts": (3,)}, "3 cannot be halved"), ({"counts": (0,)}, "0 cannot be halved"),
-     ({"counts": (8,)}, "8 documents are asked for, but a window has 6"),
-     ({"budget": 0}, "not 0"), ({"temperature": 0.0}, "temperature"), ({"cap": 3}, "not 3")],
-)  # fmt: skip
-def test_bad_options(
-    model: Any, tokenizer: Any, retrieved: list[Retrieved], options: dict[str, Any], message: str
+def test_a_temperature_flattens_the_weights_of_documents(
+    model: Any, tokenizer: Any, retrieved: list[Retrieved]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        lm.evaluate(model, tokenizer, retrieved, **{"temperature": 1.0, "counts": (2,), **options})
+    """Both ways to mix, at temperatures from one document to all alike."""
+    read = lm.read_window(model, lm.Fronts(model, tokenizer), retrieved[0])
+    assert read.log_probs.shape == (7, SCORED) and read.whole.shape[:2] == (7, SCORED) and read.size.shape == (7,)
+    after = np.exp(read.log_probs[1:])
+    for temperature in (0.1, 1.0, 10.0, 100.0):
+        weights = torch.tensor(read.scores / temperature).softmax(-1).numpy()
+        assert lm.token_wise(read, slice(6), temperature) == pytest.approx(-np.log(weights @ after).sum())
+        assert lm.sequence_wise(read, slice(6), temperature) == pytest.approx(-np.log(weights @ after.prod(axis=1)))
+    assert lm.token_wise(read, slice(6), 0.1) != pytest.approx(lm.token_wise(read, slice(6), 100.0), rel=1e-3)
 
 
 def test_bad_windows(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
     first, one = retrieved[0].window, retrieved[0]
-    other = Window(first.name, first.start, first.text, first.query, first.scored[:-1])
-    with pytest.raises(ValueError, match="the same number of documents and of scored tokens"):
-        lm.conditionals(model, tokenizer, [one, Retrieved(other, one.passages, one.scores)])
-    with pytest.raises(ValueError, match="at least one; these have"):
-        lm.conditionals(model, tokenizer, [])
     long = Window(first.name, first.start, first.text, first.query * 30, first.scored)
     with pytest.raises(ValueError, match=f"more than the context of {CONTEXT}"):
-        lm.conditionals(model, tokenizer, [Retrieved(long, one.passages, one.scores)])
+        lm.read_window(model, lm.Fronts(model, tokenizer), Retrieved(long, one.passages, one.scores))
 
 
-def test_a_tokenizer_without_the_markers_is_refused(model: Any, retrieved: list[Retrieved]) -> None:
-    from ondevice.shapes import byte_tokenizer
-
+def test_a_tokenizer_without_the_markers_is_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="this tokenizer has no"):
-        lm.conditionals(model, byte_tokenizer(), retrieved)
-
-
-def table(columns: dict[tuple[str, int], np.ndarray], tokens: int = 64) -> pd.DataFrame:
-    """A frame with these nats [W] of each method and number of documents."""
-    rows = [
-        dict(method=method, documents=n, window=w, tokens=tokens, nats=value, read=1)
-        for (method, n), values in columns.items() for w, value in enumerate(values)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def test_differences_are_paired() -> None:
-    """Windows differ far more than methods: each interval holds the other's value, that of the difference is narrow."""
-    rng = np.random.default_rng(0)
-    hardness = 64 * rng.normal(2.5, 0.5, 80)
-    worse = hardness + 64 * rng.normal(0.02, 0.02, 80)
-    frame = table({(lm.NONE, 0): worse * 1.1, (lm.DRAGON, 2): hardness, (lm.DRCG, 2): worse})
-    found = lm.perplexities(frame, seed=1, resamples=800).set_index("method")
-    ours, theirs = found.loc[lm.DRAGON], found.loc[lm.DRCG]
-    assert ours.perplexity == pytest.approx(np.exp(hardness.sum() / (64 * 80)))
-    assert ours.low < theirs.perplexity < ours.high and theirs.low < ours.perplexity < theirs.high
-    assert theirs.difference == pytest.approx(theirs.perplexity - ours.perplexity)
-    assert 0 < theirs.difference_low < theirs.difference < theirs.difference_high < 1
-    spread = ours.perplexity * np.std(hardness / 64) / np.sqrt(80)  # the delta method
-    assert (ours.high - ours.low) / (2 * 1.96) == pytest.approx(spread, rel=0.15)
-    assert (ours[["difference", "difference_low", "difference_high"]] == 0).all()
-    assert np.isnan(found.loc[lm.NONE].difference)  # no DRAGON with 0 documents
-    to_none = lm.perplexities(frame, against=lm.NONE).set_index("method")
-    assert to_none.loc[lm.DRAGON].difference == pytest.approx(ours.perplexity - found.loc[lm.NONE].perplexity)
-    pd.testing.assert_frame_equal(lm.perplexities(frame, 3), lm.perplexities(frame.sample(frac=1, random_state=0), 3))
-
-
-def test_gain_ratio_of_the_papers_numbers() -> None:
-    """Qwen's of Figure 6 at 16 documents give the printed 1.9; a baseline that was better before counts if asked."""
-    nats_of = {
-        (lm.NONE, 0): 2.379821301, (lm.DRAGON, 2): 2.353580713, (lm.DRAGON, 16): 2.327968836, (lm.DRCG, 2): 2.34,
-        (lm.DRCG, 16): 2.352706432, (lm.CLOUD, 16): 2.354121685, (lm.DEVICE, 16): 2.36, (lm.UNCUT, 16): 2.2,
-    }  # fmt: skip
-    frame = table({key: np.full(20, 64 * value) for key, value in nats_of.items()})
-    found = lm.gain_ratio(frame)
-    assert (found.baseline, found.documents) == (lm.DRCG, 16)
-    assert found.value == pytest.approx((10.803 - 10.257) / (10.803 - 10.514), abs=0.01)
-    assert found.low == pytest.approx(found.value) == found.high  # all windows are alike
-    best = lm.gain_ratio(frame, own_best=True)
-    assert (best.baseline, best.documents) == (lm.DRCG, 2) and best.value < found.value
-    assert lm.gain_ratio(frame, (lm.UNCUT,)).value < 1
-
-
-def test_gain_ratio_interval_holds_draws_where_the_baseline_gains_nothing() -> None:
-    rng = np.random.default_rng(2)
-    base = 64 * rng.normal(2.5, 0.1, 30)
-    noise = rng.normal(0, 1, 30)
-    little = base - 64 * (0.01 + 0.1 * (noise - noise.mean()))  # on the whole it gains 0.01 nats, with an error of 0.02
-    columns = {(lm.NONE, 0): base, (lm.DRAGON, 16): base - 64 * 0.2, (lm.DRCG, 16): little}
-    found = lm.gain_ratio(table(columns))
-    assert found.low < found.value < found.high == np.inf
-    with pytest.raises(ValueError, match="gains nothing"):
-        lm.gain_ratio(table({**columns, (lm.DRCG, 16): base + 1}))
-    with pytest.raises(ValueError, match="needs no retrieval"):
-        lm.gain_ratio(table({(lm.DRAGON, 16): base, (lm.DRCG, 16): little}))
-    with pytest.raises(ValueError, match="with as many documents"):
-        lm.gain_ratio(table({**columns, (lm.DRAGON, 32): base}))
-
-
-def test_bad_frames() -> None:
-    base = np.full(4, 100.0)
-    whole = table({(lm.NONE, 0): base, (lm.DRAGON, 2): base})
-    with pytest.raises(ValueError, match=r"Not every window has a row of .*DRAGON"):
-        lm.perplexities(whole[:-1])
-    with pytest.raises(ValueError, match="two windows or more; there are 1"):
-        lm.perplexities(whole[whole["window"] == 0])
-    with pytest.raises(ValueError, match="no rows of 'DRDG'"):
-        lm.perplexities(whole, against="DRDG")
+        lm.Fronts(model, byte_tokenizer())

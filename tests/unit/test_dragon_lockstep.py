@@ -1,4 +1,4 @@
-"""Both sides token by token: every column against its definition, the text that is followed, means by rule and word."""
+"""Both sides token by token: every column against its definition, and the text that each method follows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from ondevice.dragon import codec, lockstep
+from ondevice.dragon.aggregation import target
 
-WORDS = ("the", " Cat", "<end>", " sat")
 END = 2
 # p(next token) of each side by the last token; none is first.
 DEVICE = {None: [0.5, 0.1, 0.0, 0.4], 3: [0.6, 0.2, 0.1, 0.1], 0: [0.2, 0.2, 0.5, 0.1]}
@@ -31,13 +31,6 @@ class Side:
     asked: list[tuple[str, int]] = field(default_factory=list)
     made: list[Decoder] = field(default_factory=list)
     prior: np.ndarray | None = None
-
-    @property
-    def tokenizer(self) -> Side:
-        return self
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(WORDS[token] if token < len(WORDS) else f"w{token}" for token in tokens)
 
     def decoder(self, query: str, k: int) -> tuple[Decoder, list]:
         self.asked.append((query, k))
@@ -78,104 +71,129 @@ class Decoder:
         self.tokens.append(int(token))
 
 
-def sides() -> tuple[Side, Side]:
-    return Side(DEVICE, float(np.log(SHARE / (1 - SHARE))) + 3), Side(CLOUD, 3.0)
+def nodes(device: Side | None = None, cloud: Side | None = None) -> dict[str, Side]:
+    ours = Side(DEVICE, float(np.log(SHARE / (1 - SHARE))) + 3)
+    return {"device": device or ours, "cloud": cloud or Side(CLOUD, 3.0)}
 
 
-def compared(*queries: str, between: tuple[Side, Side] | None = None, **options: Any) -> pd.DataFrame:
-    return lockstep.compare(*(between or sides()), list(queries) or ["q"], **options)  # type: ignore[arg-type]
+def answered(between: dict[str, Side], method: str = lockstep.DRAGON, **options: Any) -> tuple[list[int], float, Any]:
+    return lockstep.answer(between, "q", method, **options)  # type: ignore[arg-type]
+
+
+def told(between: dict[str, Side], tokens: Sequence[int], cap: int | None, token: int) -> pd.DataFrame:
+    """The rows of the next token after some, by side; the target is the mixture of what is told."""
+    decoders = {name: Decoder(side, list(tokens)) for name, side in between.items()}
+    now = lockstep.step(decoders, cap)  # type: ignore[arg-type]
+    mixed = target(*(now.told[name] for name in between), *(now.log_weight[name] for name in between))
+    return pd.DataFrame(lockstep.accepted(now, mixed, token)).set_index("side")
+
+
+# Answers
 
 
 def test_the_text_is_the_mixtures_greedy_one_up_to_the_end_token():
-    both = sides()
-    table = compared(between=both, cap=None)
-    assert table["token"].tolist() == np.repeat(LIKELIEST, 2).tolist()
-    assert table["position"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert table["side"].tolist() == ["device", "cloud"] * 3
-    assert table["word"].tolist() == np.repeat([WORDS[token] for token in LIKELIEST], 2).tolist()
-    assert [side.made[0].tokens for side in both] == [LIKELIEST, LIKELIEST]
+    between = nodes()
+    tokens, margin, rows = answered(between)
+    assert tokens == LIKELIEST and len(rows) == 6
+    assert [(row["side"], row["token"]) for row in rows] == [(s, t) for t in LIKELIEST for s in ("device", "cloud")]
+    assert [side.made[0].tokens for side in between.values()] == [LIKELIEST, LIKELIEST]
+    # .40 against .34 of token 0, .46 against .22, .38 against .36: of what the codec leaves of it, nearly
+    assert margin == pytest.approx(0.38 - 0.36, abs=0.02)
+    assert answered(nodes(), lockstep.WHOLE)[1] == pytest.approx(0.38 - 0.36)
 
 
-def test_the_limit_counts_tokens_and_each_query_begins_anew():
-    both = sides()
-    table = compared("first", "second", between=both, k=5, limit=2)
-    assert table["query"].tolist() == [0] * 4 + [1] * 4
-    assert table["position"].tolist() == [0, 0, 1, 1] * 2
-    assert [side.asked for side in both] == [[("first", 5), ("second", 5)]] * 2
+@pytest.mark.parametrize(
+    ("method", "tokens", "margin"),
+    [
+        (lockstep.WHOLE, LIKELIEST, 0.02),
+        (lockstep.ON_DEVICE, [0, END], 0.1),
+        (lockstep.ON_CLOUD, [1, 1], 0.1),
+        (lockstep.NONE, [END], 0.3),
+    ],
+)
+def test_what_each_method_follows(method: str, tokens: list[int], margin: float):
+    """Uncut, no method has rows; without documents both sides would have the same prior."""
+    prior = np.array([0.1, 0.2, 0.5, 0.2])
+    device = Side(DEVICE, float(np.log(SHARE / (1 - SHARE))), prior=prior)
+    between = nodes(device, Side({**CLOUD, 1: [0.1, 0.45, 0.35, 0.1]}, 0.0, prior=prior))
+    found, least, rows = answered(between, method, limit=3 if method == lockstep.WHOLE else 2)
+    assert found == tokens and least == pytest.approx(margin) and rows == []
+    asked = {name: bool(side.made) for name, side in between.items()}
+    assert asked == {"device": method != lockstep.ON_CLOUD, "cloud": method in (lockstep.WHOLE, lockstep.ON_CLOUD)}
+
+
+def test_the_limit_counts_tokens_and_the_sides_retrieve_k_documents():
+    between = nodes()
+    tokens, _, rows = answered(between, k=5, limit=2)
+    assert tokens == LIKELIEST[:2] and len(rows) == 4
+    assert [side.asked for side in between.values()] == [[("q", 5)]] * 2
+
+
+def test_experiments_functions_take_the_place_of_the_modules():
+    def reversed_target(local: np.ndarray, remote: np.ndarray, *weights: float) -> np.ndarray:
+        return target(local, remote, *weights[::-1])
+
+    assert answered(nodes(), target=reversed_target, limit=3)[0] == [*LIKELIEST[:2], 1]
+    rows = answered(nodes(), acceptance=lambda p, q, gamma: gamma, limit=1)[2]
+    assert [(row["Algorithm 1"], row["remote first"]) for row in rows] == [(0.5, 1.0)] * 2
+    rows = answered(nodes(), filled=lambda payload, prior: prior, limit=1)[2]
+    assert rows[0]["lost"] == pytest.approx(np.abs(np.array(DEVICE[None]) - 0.25).sum() / 2)
+
+
+# Acceptance
 
 
 def test_columns_are_what_they_are_called():
     """Each rule's acceptance by its definition, not by the functions that the table is made with."""
-    table = compared(cap=None)
-    for position, before in enumerate([None, *LIKELIEST[:-1]]):
+    greedy = set()
+    for position, token in enumerate(LIKELIEST):
+        before = [None, *LIKELIEST][position]
         device, cloud = np.array(DEVICE[before]), np.array(CLOUD[before])
-        mixed, found = SHARE * device + (1 - SHARE) * cloud, table[table["position"] == position].set_index("side")
+        mixed = SHARE * device + (1 - SHARE) * cloud
+        found = told(nodes(), LIKELIEST[:position], None, token)
         for side, p, eta in (("device", device, SHARE), ("cloud", cloud, 1 - SHARE)):
             row, overlap = found.loc[side], np.minimum(p, mixed).sum()
             ratios = [1 / sum(max(p[y] / p[x], mixed[y] / mixed[x]) for y in range(4)) for x in range(4) if p[x]]
             assert row["eta"] == pytest.approx(eta)
             assert row["tv"] == pytest.approx(np.abs(device - cloud).sum() / 2)
-            assert row["greedy"] == float(np.argmax(p) == LIKELIEST[position])
+            assert row["greedy"] == float(np.argmax(p) == token)
             assert row["Algorithm 1"] == pytest.approx((overlap + p @ mixed) / 2)
             assert row["remote first"] == pytest.approx(overlap)
             assert row["shared randomness"] == pytest.approx(sum(ratios))
             assert (row["lost"], row["bytes"]) == (pytest.approx(0), 0)
-    assert set(lockstep.RULES) < set(table.columns) and table["greedy"].nunique() == 2
+            greedy.add(row["greedy"])
+    assert set(lockstep.RULES) < set(found.columns) and greedy == {0.0, 1.0}
 
 
 def test_with_the_codec_drafts_are_of_what_is_sent_and_the_target_of_what_is_filled_in():
     flat, peaked, prior = np.full(200, 1 / 200), np.full(200, 0.5 / 199), np.linspace(1, 2, 200) / 300
     peaked[7] = 0.5
     whole = {"device": flat, "cloud": peaked / peaked.sum()}
-    between = Side({None: flat.tolist()}, 0.0, prior=prior), Side({None: peaked.tolist()}, 0.0, prior=prior)
-    table = compared(between=between, limit=1, cap=codec.SMALLEST).set_index("side")
+    between = {name: Side({None: p.tolist()}, 0.0, prior=prior) for name, p in whole.items()}
     coded = {side: codec.encode(p, codec.SMALLEST, prior) for side, p in whole.items()}
     p = {side: codec.decode(payload, 200) for side, payload in coded.items()}
-    told = {side: codec.filled(payload, prior) for side, payload in coded.items()}
+    filled = {side: codec.filled(payload, prior) for side, payload in coded.items()}
+    table = told(between, [], codec.SMALLEST, 7)
     for side, row in table.iterrows():
         assert row["bytes"] == len(coded[side])
-        assert row["lost"] == pytest.approx(np.abs(whole[side] - told[side]).sum() / 2)
+        assert row["lost"] == pytest.approx(np.abs(whole[side] - filled[side]).sum() / 2)
         assert row["tv"] == pytest.approx(np.abs(p["device"] - p["cloud"]).sum() / 2)
-        assert row["remote first"] == pytest.approx(np.minimum(p[side], (told["device"] + told["cloud"]) / 2).sum())
+        assert row["remote first"] == pytest.approx(np.minimum(p[side], (filled["device"] + filled["cloud"]) / 2).sum())
     assert (table["lost"] > 0.01).all() and table["lost"].nunique() == 2
+    (_, _, rows) = answered(between, limit=1)  # at the system's cap all 200 fit
+    assert [row["bytes"] for row in rows] == [len(codec.encode(p, codec.CAP, prior)) for p in whole.values()]
 
 
 def test_equal_sides_accept_what_can_be_accepted():
-    alike = Side(DEVICE, 1.0), Side(DEVICE, 1.0)
-    table = compared(between=alike, cap=None)
+    alike = nodes(Side(DEVICE, 1.0), Side(DEVICE, 1.0))
+    table = told(alike, [], None, 0)
     for column, value in {"eta": 0.5, "tv": 0, "greedy": 1, "remote first": 1, "shared randomness": 1}.items():
         assert table[column].to_numpy() == pytest.approx(value)
     assert (table["Algorithm 1"] < 1).all()  # the other side's resample is another draw
 
 
-# Means
-
-
-def test_rules_are_rows_and_sides_are_columns():
-    rows = [dict(side=side, **{rule: at + i + (side == "cloud") * 10 for at, rule in enumerate(lockstep.RULES)})
-            for i in (0, 0, 6) for side in ("cloud", "device")]  # fmt: skip
-    found = lockstep.by_rule(pd.DataFrame(rows))
-    assert found.index.tolist() == list(lockstep.RULES) and found.columns.tolist() == ["device", "cloud"]
-    assert found["device"].tolist() == [2, 3, 4, 5]
-    assert found["cloud"].tolist() == [12, 13, 14, 15]
-
-
-def said(*words: str, start: float = 1.0) -> pd.DataFrame:
-    """A token each, accepted 1, 2, 4, ... times by Algorithm 1, and minus as often by the other rule."""
-    values = start * 2.0 ** np.arange(len(words))
-    return pd.DataFrame({"word": words, "Algorithm 1": values, "greedy": -values})
-
-
 def test_function_words_and_punctuation_are_told_from_other_tokens():
-    table = said(" The", "cat", ",\n", " 7", "of", "then.")
-    plain, other = (1 + 4 + 16) / 3, (2 + 8 + 32) / 3  # "then." is no word of the list
-    assert lockstep.by_word(table) == pytest.approx((plain, other))
-    assert lockstep.by_word(table, "greedy") == pytest.approx((-plain, -other))
+    assert [lockstep.function_word(word) for word in (" The", "cat", ",\n", " 7", "of", "then.")] == [
+        True, False, True, False, True, False,  # "then." is no word of the list
+    ]  # fmt: skip
     assert "cat" not in lockstep.FUNCTION_WORDS and {"the", "of", "would"} <= lockstep.FUNCTION_WORDS
-
-
-@pytest.mark.parametrize("words", [(" the", "."), (" cat", "7"), ()])
-def test_tokens_of_one_kind_are_refused(words: tuple[str, ...]):
-    table = said(*words).astype({"word": str})
-    with pytest.raises(ValueError, match="all of one kind: ask for more"):
-        lockstep.by_word(table)

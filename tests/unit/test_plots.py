@@ -11,9 +11,6 @@ import pytest
 from matplotlib import pyplot as plt
 
 from ondevice import assets
-from ondevice.dragon import analysis, replays
-from ondevice.dragon import plots as dragon
-from ondevice.dragon import printed as dragon_printed
 from ondevice.grating import plots as grating
 from ondevice.grating import printed as grating_printed
 from ondevice.plotting import use_style
@@ -60,24 +57,8 @@ SAMPLES = by_hand("method seconds rss_mb anon_mb", (HF, 0, 0, 0), (HF, 5, 1200, 
 STANDS_FOR = {"Qwen2.5-1.5B": "pydocs-lm-base", "LLaMA3.2-1B": "pydocs-lm-small"}
 CROSSOVER = {rows("grating/beyond_03_hidden_reads")["disk"].iloc[0]: 110.0}
 ROUNDS = pd.DataFrame({"layer": range(1, 13), "statistic": np.linspace(0.1, 0.6, 12), "threshold": 0.3})
-CASES, SNAPSHOT = analysis.pipelines(), replays.case_study()
 # (figure of a table, the table, its columns that are drawn)
 FIGURES = {
-    "dragon fig_03": (dragon.difference, rows("dragon/fig_03_latency_difference"), "decode_local delta_z"),
-    "dragon fig_04": (lambda t: dragon.pipelines(t, CASES.tokens), CASES.bars, ""),
-    "dragon table_01": (dragon.waiting, rows("dragon/table_01_waiting_time"), "formula_s simulated_s"),
-    "dragon fig_05": (lambda t: dragon.speedup(*(t[t["kind"] == kind] for kind in ("analytic", "simulated"))),
-                      rows("dragon/fig_05_speedup"), ""),
-    "dragon fig_06": (lambda t: dragon.perplexity(t, dragon_printed.perplexity()), rows("dragon/fig_06_perplexity"),
-                      "perplexity"),
-    "dragon fig_07": (lambda t: dragon.per_token(t, dragon_printed.per_token()),
-                      rows("dragon/fig_07_per_token_latency"), "per_token_ms delay_ms"),
-    "dragon fig_08": (lambda t: dragon.ttft(t, dragon_printed.ttft()), rows("dragon/fig_08_ttft"), "ttft_ms"),
-    "dragon fig_09": (lambda t: dragon.scheduling(t, dragon_printed.scheduling()), rows("dragon/fig_09_scheduling"),
-                      "total_s over_oracle"),
-    "dragon fig_10": (lambda t: dragon.case_study(t, *SNAPSHOT[1:], dragon_printed.case_events(),
-                                                  dragon_printed.case_decisions()), SNAPSHOT.events, ""),
-    "dragon beyond_01": (dragon.validation, rows("dragon/beyond_01_simulator_and_live"), "measured_ms simulated_ms"),
     "grating fig_01": (grating.pipeline, STAGES, "latency_ms peak_mb"),
     "grating fig_02": (lambda t: grating.score_evolution(t, rows("grating/fig_02_score_evolution").assign(model="a")),
                        SCORES, "layer probability"),

@@ -164,12 +164,26 @@ def test_a_query_of_unknown_words_gets_zeros_in_order_of_the_texts():
     assert (scores == 0).all() and ids.tolist() == [[0, 1, 2, 3]] * 3
 
 
+def test_a_ceiling_is_the_sum_of_idf_and_no_text_reaches_it():
+    """A word counts as often as the query has it; an unknown one as rarer than any that is known."""
+    index = SparseIndex.build(["apple banana", "apple apple cherry", "date"])
+    apple, date, unknown = (math.log(1 + (3 - texts + 0.5) / (texts + 0.5)) for texts in (2, 1, 0))
+    assert index.ceiling("Apple, date!") == pytest.approx(apple + date)
+    assert index.ceiling("apple apple elderberry") == pytest.approx(2 * apple + unknown)
+    assert index.ceiling("?!") == 0
+    for times, share in ((1, 0.4), (1000, 0.9886)):
+        same = SparseIndex.build(["apple " * times, *["date"] * 9])
+        assert same.search(["apple apple"], 1)[0][0, 0] / same.ceiling("apple apple") == pytest.approx(share, abs=1e-4)
+
+
 def test_a_sparse_index_is_the_same_when_read_back(tmp_path):
     index = SparseIndex.build(TEXTS)
     index.save(tmp_path / "bm25")
     again = SparseIndex.load(tmp_path / "bm25")
     queries = ["along an axis", "a chart of data"]
     assert all(np.array_equal(a, b) for a, b in zip(index.search(queries, 6), again.search(queries, 6), strict=True))
+    ceilings = {one.ceiling(queries[0]) for one in (index, again, SparseIndex.of(index.arrays))}
+    assert len(ceilings) == 1 and ceilings.pop() > 0
     path = tmp_path / "bm25" / "data.csc.index.npy"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match="bm25 is no whole BM25 index"):

@@ -234,12 +234,13 @@ def standing(scores: Floats, members: NDArray[np.bool_]) -> tuple[int, int, floa
 def attack(
     device: Node, cloud: Node, query: str, candidates: Sequence[str], k: int = 2, limit: int = 20, seed: int = 0,
     caps: Sequence[int] = CAPS, from_tokens: Evidence = from_tokens, from_noise: Evidence = from_noise,
+    from_distributions: Callable[[int], Evidence] = from_distributions,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """How the device's k passages stand among the candidates, by what crossed: a row a mode, cap and use of the query.
 
     Columns: mode, cap (bytes; 0 where no distribution crosses), with_query (whether relevance, as a log prior, is
     added), top1, best_rank, auc (`standing`), tokens (that the evidence is of), candidates (N).
-    from_tokens, from_noise: the functions above, or an experiment's.
+    from_tokens, from_noise, from_distributions: the functions above, or an experiment's.
     Raises ValueError where one of the device's passages is not among the candidates.
     """
     members = {device.documents.texts[place] for place in device.documents.places(query, k)[0]}

@@ -138,9 +138,12 @@ def temperature_rows(loaded: models.Loaded, name: str, number: int, one: Retriev
 # Figure 9: schedules
 
 
-def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording) -> list[dict[str, Any]]:
-    """Every strategy on a sequence, simulated."""
-    return [{"setting": setting, "sequence": number, **row} for row in replays.totals(decisions, paces, number)]
+def schedule_rows(
+    setting: str, number: int, decisions: Bools, paces: Recording, **hooks: Any
+) -> list[dict[str, Any]]:
+    """Every strategy on a sequence, simulated. hooks: as of `replays.totals`."""
+    rows = replays.totals(decisions, paces, number, **hooks)
+    return [{"setting": setting, "sequence": number, **row} for row in rows]
 
 
 # The attack

@@ -18,11 +18,13 @@ from ondevice.dragon import printed
 from ondevice.dragon.analysis import timeline
 from ondevice.dragon.cost import Costs, latency_difference
 from ondevice.dragon.scheduler import Greedy, Lagging, Randomly, Scheduler
+from ondevice.dragon.side import Rules
 from ondevice.dragon.simulator import (
     CLOUD,
     DEVICE,
     SIDES,
     Bools,
+    Oracle,
     World,
     independent,
     oracle,
@@ -132,16 +134,20 @@ def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str,
     return found
 
 
-def totals(flags: Bools, paces: printed.Recording, number: int, delays_ms: Iterable[float] = DELAYS) -> list[Row]:
-    """Every strategy on one sequence at each delay: strategy, delay_ms, total_s, moves.
+def totals(
+    flags: Bools, paces: printed.Recording, number: int, delays_ms: Iterable[float] = DELAYS,
+    rules: Rules | None = None, oracle: Callable[..., Oracle] = oracle,
+) -> list[Row]:  # fmt: skip
+    """Every strategy on one sequence at each delay: strategy, delay_ms, total_s, moves, on_device.
 
-    flags: [tokens, 2]. number: the seed of the jitter; all strategies meet the same.
+    flags: [tokens, 2]. number: the seed of the jitter; all strategies meet the same. on_device: share of the decisions.
+    rules, oracle: the functions of `side` and `simulator`, or an experiment's.
     """
     rows = list[Row]()
     for delay in delays_ms:
         world = World(flags, paces.device, paces.cloud, link(delay), link(delay), LOOKAHEAD)
         for name, (side, schedulers) in STRATEGIES.items():
-            run = simulate(world, side, schedulers(round_trip(delay), number) if schedulers else None, number)
+            run = simulate(world, side, schedulers(round_trip(delay), number) if schedulers else None, number, rules)
             on_device = float((run.side == DEVICE).mean())
             rows.append(dict(strategy=name, delay_ms=delay, total_s=run.total, moves=run.moves, on_device=on_device))
         best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda found: found.total)

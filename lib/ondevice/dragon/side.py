@@ -147,6 +147,17 @@ def follow(side: Side, target: Target, actions: list[Action]) -> None:
     commit(side, target.position, target.token, target.accepted, actions)
 
 
+def take_over(side: Side, now: float, switch: Switch, actions: list[Action]) -> None:
+    """Aggregate from here on, with the other side's undecided drafts; this side's own are still in its queue."""
+    places = [(draft.epoch, draft.position) for draft in switch.drafts]
+    if places != [(switch.epoch, switch.position + i) for i in range(len(places))]:
+        raise ValueError(f"A switch at {switch.epoch}, {switch.position} came with drafts of {places}.")
+    side.aggregates, side.took = True, switch.position
+    side.peer_epoch, side.peer = switch.epoch, deque(switch.drafts)
+    side.scheduler.adopt(switch.profile)
+    settle(side, now, actions)
+
+
 class Rules(NamedTuple):
     """What a side does on what comes: the functions above, or an experiment's."""
 
@@ -154,6 +165,7 @@ class Rules(NamedTuple):
     queue: Callable[[Side, float, Draft], None] = queue
     settle: Callable[[Side, float, list[Action]], None] = settle
     follow: Callable[[Side, Target, list[Action]], None] = follow
+    take_over: Callable[[Side, float, Switch, list[Action]], None] = take_over
 
 
 RULES = Rules()
@@ -255,7 +267,7 @@ class Side:
         elif isinstance(message, Target):
             self.rules.follow(self, message, actions)
         else:
-            self._take_over(now, message, actions)
+            self.rules.take_over(self, now, message, actions)
         self.rules.draft_on(self, now, actions)
         return actions
 
@@ -281,13 +293,3 @@ class Side:
     def _take_own(self, actions: list[Action]) -> None:
         while self.own and not self.done:
             commit(self, len(self.tokens), self.own.popleft().token, True, actions)
-
-    def _take_over(self, now: float, switch: Switch, actions: list[Action]) -> None:
-        """Aggregate from here on."""
-        places = [(draft.epoch, draft.position) for draft in switch.drafts]
-        if places != [(switch.epoch, switch.position + i) for i in range(len(places))]:
-            raise ValueError(f"A switch at {switch.epoch}, {switch.position} came with drafts of {places}.")
-        self.aggregates, self.took = True, switch.position
-        self.peer_epoch, self.peer = switch.epoch, deque(switch.drafts)
-        self.scheduler.adopt(switch.profile)
-        self.rules.settle(self, now, actions)

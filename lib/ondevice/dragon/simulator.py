@@ -249,7 +249,7 @@ class Oracle(NamedTuple):
     moves: list[int]
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """What the future depends on, after a decision."""
 
     decided: float  # when the last token was
@@ -264,47 +264,45 @@ def oracle(world: World, aggregator: int = DEVICE) -> Oracle:
     No bound on lookahead, no jitter or loss, links of infinite bandwidth, decodes that stop at once: each of these only
     helps, so the total is a lower bound for every scheduler in the world as it is, and exact in a world without them
     (`Scripted` reaches it). All times grow with the times before, so of two states with the aggregator on the same
-    side, one that is later in everything is dropped; what is left is exact, not a heuristic. Raises ValueError as
-    `simulate`. Links must keep the order of sending by themselves.
+    side, one that is later in everything is dropped; what is left is exact, not a heuristic. Links must keep the order
+    of sending by themselves.
     """
-    if aggregator not in (DEVICE, CLOUD):
-        raise ValueError(f"The aggregator starts on side 0 (device) or 1 (cloud), not {aggregator}.")
     device, cloud = world.paces()
     ways, flags = (world.up.arrival, world.down.arrival), world.accepted.tolist()
-    first = _State(0.0, device[0], cloud[0], None)
+    first = State(0.0, device[0], cloud[0], None)
     after = [*zip(device, cloud, strict=True), (0.0, 0.0)][1:]  # paces of the position after each
-    front = [_decided(first, aggregator, ways, flags[0], after[0])]
+    front = [decided_on(first, aggregator, ways, flags[0], after[0])]
     fronts = [front, []] if aggregator == DEVICE else [[], front]
     for i in range(1, len(flags)):
         paces = after[i]
-        found: list[list[_State]] = [[], []]
+        found: list[list[State]] = [[], []]
         for side in (DEVICE, CLOUD):
             for state in fronts[side]:
-                found[side].append(_decided(state, side, ways, flags[i], paces))
+                found[side].append(decided_on(state, side, ways, flags[i], paces))
                 moved = state._replace(decided=ways[side](state.decided), trail=(i - 1, state.trail))
-                found[1 - side].append(_decided(moved, 1 - side, ways, flags[i], paces))
-        fronts = [_best(states) for states in found]
+                found[1 - side].append(decided_on(moved, 1 - side, ways, flags[i], paces))
+        fronts = [undominated(states) for states in found]
     ends = [(state.decided, state.trail) for state in fronts[DEVICE]]
     ends += [(ways[CLOUD](state.decided), state.trail) for state in fronts[CLOUD]]
     total, trail = min(ends, key=lambda end: end[0])
     return Oracle(total, list(_walk(trail))[::-1])
 
 
-def _decided(
-    state: _State, side: int, ways: Sequence[Callable[[float], float]], flags: Sequence[bool], paces: Sequence[float]
-) -> _State:
+def decided_on(
+    state: State, side: int, ways: Sequence[Callable[[float], float]], flags: Sequence[bool], paces: Sequence[float]
+) -> State:
     """The next token is decided on a side, as soon as it can be; paces: of the token after it."""
     drafted = [state.device, state.cloud]
     now = max(state.decided, drafted[side], ways[1 - side](drafted[1 - side]))
     known = (now, ways[DEVICE](now)) if side == DEVICE else (ways[CLOUD](now), now)
     # the decode after an accepted draft began with that draft, the one after a rejected one begins with the news
     device, cloud = ((drafted[s] if flags[s] else known[s]) + paces[s] for s in (DEVICE, CLOUD))
-    return _State(now, device, cloud, state.trail)
+    return State(now, device, cloud, state.trail)
 
 
-def _best(states: Iterable[_State]) -> list[_State]:
+def undominated(states: Iterable[State]) -> list[State]:
     """Those that no other one is as early as in everything."""
-    kept: list[_State] = []
+    kept: list[State] = []
     for state in sorted(states, key=lambda state: state[:3]):
         if not any(other.device <= state.device and other.cloud <= state.cloud for other in kept):
             kept.append(state)

@@ -40,28 +40,6 @@ class Sinusoid:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """A recorded delay: each value holds for `step` seconds, then the next one does; from the start again at the end.
-
-    Raises ValueError on no values, on values that are negative or not finite, and on a step that is not positive.
-    """
-
-    delays: tuple[float, ...]
-    step: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delays", tuple(self.delays))
-        wrong = [delay for delay in self.delays if not 0 <= delay < math.inf]
-        if wrong or not self.delays:
-            raise ValueError(f"A trace has delays, finite and not negative, not {wrong[0] if wrong else 'none'}.")
-        if not 0 < self.step < math.inf:
-            raise ValueError(f"A trace's step is positive and finite, not {self.step}.")
-
-    def __call__(self, now: float) -> float:
-        return self.delays[int(now // self.step) % len(self.delays)]
-
-
-@dataclass(frozen=True)
 class Link:
     """One direction, first in, first out.
 
@@ -83,10 +61,9 @@ class Link:
         for name, seconds in (("delay", delay), ("jitter", self.jitter), ("retransmission", self.retransmission)):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"A link's {name} is finite and not negative, not {seconds}.")
-        if not self.bandwidth > 0:
-            raise ValueError(f"A link's bandwidth is positive, not {self.bandwidth}.")
-        if not 0 <= self.loss <= 1:
-            raise ValueError(f"A link's loss is a probability from 0 to 1, not {self.loss}.")
+        if not self.bandwidth > 0 or not 0 <= self.loss <= 1:
+            wrong = f"{self.bandwidth}, {self.loss}"
+            raise ValueError(f"A link has a positive bandwidth and a loss from 0 to 1, not {wrong}.")
 
     def arrival(self, sent: float) -> float:
         """When it arrives, without jitter, loss, bandwidth and messages before it."""

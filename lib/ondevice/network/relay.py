@@ -20,11 +20,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any, Self
 
-from ondevice.network.link import PERFECT, SEGMENT, Direction, Line, Link, Sinusoid, Trace, Wire
+from ondevice.network.link import PERFECT, SEGMENT, Direction, Line, Link, Sinusoid, Wire
 
 LARGEST = 2**18  # bytes that are read at once
 WINDOW = 2**25  # bytes under way on a connection; then its sender waits, as with a full TCP window
@@ -36,23 +35,19 @@ class Relay:
     """The relay in a process of its own, so that it slows neither end; a context manager.
 
     up, down: the links from and to those who connect; their time 0 is the relay's start. seed: of jitter and losses.
-    port: 0 for any free one; `port` is the real one then. Raises ValueError on ports that are none or not free, and on
-    a delay that is neither a number nor a `Sinusoid` or `Trace`, which alone can be told to another process. A target
-    that cannot be reached is logged once, and connections are closed meanwhile.
+    port: where it listens, on loopback. Raises ValueError on a delay that is neither a number nor a `Sinusoid`, which
+    alone can be told to another process. A target that cannot be reached is logged once, and connections are closed
+    meanwhile.
     The process ends with the block, and with its parent, whatever ends that.
     """
 
     program = "from ondevice.network.relay import serve_parent; serve_parent()"
 
     def __init__(
-        self, target_host: str, target_port: int, up: Link = PERFECT, down: Link = PERFECT, *, seed: int = 0,
-        host: str = "127.0.0.1", port: int = 0,
-    ) -> None:  # fmt: skip
-        check_port(target_port, 1)
-        check_port(port)
-        self.port = port
-        target, listen = (target_host, target_port), (host, port)
-        self._start = _encode(dict(target=target, listen=listen, up=up, down=down, seed=seed))
+        self, target_host: str, target_port: int, up: Link = PERFECT, down: Link = PERFECT, *, seed: int = 0
+    ) -> None:
+        self.port, target, listen = 0, (target_host, target_port), ("127.0.0.1", 0)
+        self._start = _encode(target=target, listen=listen, up=up, down=down, seed=seed)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +77,7 @@ class Relay:
 
     def set(self, *, up: Link | None = None, down: Link | None = None) -> None:
         """Change the links at once, for bytes that are sent from now on. Raises ValueError as the constructor."""
-        self._ask(_encode({name: link for name, link in (("up", up), ("down", down)) if link}))
+        self._ask(_encode(**{name: link for name, link in (("up", up), ("down", down)) if link}))
 
     def _ask(self, request: str) -> int:
         """The port, as all answers have it."""
@@ -103,25 +98,19 @@ class Relay:
         return int(found["port"])
 
 
-def check_port(port: int, least: int = 0) -> None:
-    """Raises ValueError unless it is a port."""
-    if not least <= port < 2**16:
-        raise ValueError(f"A port is from {least} to 65535, not {port}.")
-
-
 # The words between Relay and its process: one JSON object a line
 
-_KINDS = {kind.__name__: kind for kind in (Link, Sinusoid, Trace)}
+_KINDS = {kind.__name__: kind for kind in (Link, Sinusoid)}
 
 
-def _encode(request: dict[str, Any]) -> str:
+def _encode(**request: Any) -> str:
     return json.dumps(request, default=_described)
 
 
 def _described(value: Any) -> dict[str, Any]:
-    if _KINDS.get(type(value).__name__) is not type(value):
-        raise ValueError(f"A relay takes delays that are numbers, Sinusoid or Trace, not {value!r}.")
-    return {"kind": type(value).__name__, **{field.name: getattr(value, field.name) for field in fields(value)}}
+    if type(value) not in _KINDS.values():
+        raise ValueError(f"A relay takes delays that are numbers or a Sinusoid, not {value!r}.")
+    return {"kind": type(value).__name__, **vars(value)}
 
 
 def _built(found: dict[str, Any]) -> Any:
@@ -135,8 +124,6 @@ class Server:
     """The relay itself, in the running event loop. Arguments as of `Relay`; target and listen are (host, port)."""
 
     def __init__(self, target: tuple[str, int], listen: tuple[str, int], up: Link, down: Link, seed: int = 0) -> None:
-        check_port(target[1], 1)
-        check_port(listen[1])
         self.target, self.listen, self.seed = target, listen, seed
         self.links: dict[Direction, Link] = {"up": up, "down": down}
         self.wires: dict[Direction, Wire] = {"up": Wire(), "down": Wire()}
@@ -146,7 +133,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.count = 0
-        self.unreachable = False
+        self.reached = True  # the target, the last time
 
     async def start(self) -> int:
         """Listen; the port. Raises ValueError where that is not possible."""
@@ -175,13 +162,7 @@ class Server:
         task = self.loop.create_task(connection.open())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        return connection.client
-
-    def log_target(self, error: OSError | None) -> None:
-        """Once, until it is reached again."""
-        if error is not None and not self.unreachable:
-            logging.getLogger(__name__).warning("The relay does not reach %s:%d: %s", *self.target, error)
-        self.unreachable = error is not None
+        return connection.flows["up"]
 
 
 class Connection:
@@ -192,31 +173,36 @@ class Connection:
         self.flows: dict[Direction, Flow] = {}
         for direction, link in server.links.items():
             self.flows[direction] = self.flow(Line(link, server.seed, direction, number, server.wires[direction]))
-        self.client = _End(self, outgoing=self.flows["up"], incoming=self.flows["down"])
-        self.target = _End(self, outgoing=self.flows["down"], incoming=self.flows["up"])
+        self.flows["up"].back, self.flows["down"].back = self.flows["down"], self.flows["up"]
 
     def flow(self, line: Line) -> Flow:
         return Flow(self, line)
 
     async def open(self) -> None:
-        """Connect to the target."""
+        """Connect to the target; that it is not reached is logged once, until it is."""
+        server, reached = self.server, True
         try:
-            await self.loop.create_connection(lambda: self.target, *self.server.target)
+            await self.loop.create_connection(lambda: self.flows["down"], *server.target)
         except OSError as error:
-            self.server.log_target(error)
+            reached = False
+            if server.reached:
+                logging.getLogger(__name__).warning("The relay does not reach %s:%d: %s", *server.target, error)
             self.close()
-        else:
-            self.server.log_target(None)
+        server.reached = reached
 
     def close(self, reset: bool = False) -> None:
         """Both ends, at once."""
         self.closed = True
         self.server.connections.discard(self)
-        for timer in [timer for flow in self.flows.values() for timer in flow.timers.values()]:
-            timer.cancel()
-        for end in (self.client, self.target):
-            if end.transport is not None:
-                _close(end.transport, reset)
+        for flow in self.flows.values():
+            for timer in flow.timers.values():
+                timer.cancel()
+            if flow.source is not None and reset:
+                with contextlib.suppress(OSError):
+                    flow.source.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                flow.source.abort()
+            elif flow.source is not None:
+                flow.source.close()
 
     def close_if_over(self) -> None:
         """Both ends have said their last word, and it has arrived."""
@@ -224,68 +210,57 @@ class Connection:
             self.close()
 
 
-def _close(transport: asyncio.Transport, reset: bool) -> None:
-    if reset:
-        with contextlib.suppress(OSError):
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        transport.abort()
-    else:
-        transport.close()
+class Flow(asyncio.BufferedProtocol):
+    """One direction of a connection: its source's socket, and what is under way, in the order of its arrival."""
 
-
-class _End(asyncio.BufferedProtocol):
-    """One of the two sockets of a connection: what it says goes out, what comes in is said to it."""
-
-    def __init__(self, connection: Connection, outgoing: Flow, incoming: Flow) -> None:
-        self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = self.outgoing.source = self.incoming.sink = transport
-        if self.connection.closed:
-            transport.abort()
-        else:
-            self.incoming.deliver()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.connection.server.buffer[: self.outgoing.piece]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.outgoing.send(bytes(self.connection.server.buffer[:nbytes]))
-
-    def eof_received(self) -> bool:
-        self.outgoing.end(self.outgoing.pass_end)
-        return True  # the other direction stays open
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = self.outgoing.source = self.incoming.sink = None
-        if not self.connection.closed:  # it was reset, or is gone
-            self.incoming.abandon()
-            self.outgoing.end(partial(self.connection.close, reset=True))
-
-    def pause_writing(self) -> None:
-        self.incoming.choked = True
-        self.incoming.regulate()
-
-    def resume_writing(self) -> None:
-        self.incoming.choked = False
-        self.incoming.deliver()
-
-
-class Flow:
-    """One direction of a connection: what is under way, in the order of its arrival."""
+    back: Flow  # the other direction, whose source is this one's sink
 
     def __init__(self, connection: Connection, line: Line) -> None:
         self.connection, self.line = connection, line
         self.loop, self.zero = connection.loop, connection.server.zero
         self.source: asyncio.Transport | None = None
-        self.sink: asyncio.Transport | None = None
         self.queue: deque[tuple[float, bytes, Callable[[], None] | None]] = deque()
         self.held = 0  # bytes in it
         self.sent = 0.0  # when the last of its bytes leaves the wire
         self.timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self.choked = self.ended = self.abandoned = False
+
+    @property
+    def sink(self) -> asyncio.Transport | None:
+        """Where the bytes go."""
+        return self.back.source
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.source = transport
+        if self.connection.closed:
+            transport.abort()
+        else:
+            self.back.deliver()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.connection.server.buffer[: self.piece]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.send(bytes(self.connection.server.buffer[:nbytes]))
+
+    def eof_received(self) -> bool:
+        self.end(self.pass_end)
+        return True  # the other direction stays open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.source = None
+        if not self.connection.closed:  # it was reset, or is gone
+            self.back.abandon()
+            self.end(partial(self.connection.close, reset=True))
+
+    def pause_writing(self) -> None:
+        self.back.choked = True
+        self.back.regulate()
+
+    def resume_writing(self) -> None:
+        self.back.choked = False
+        self.back.deliver()
 
     @property
     def piece(self) -> int:
@@ -312,9 +287,8 @@ class Flow:
 
     def abandon(self) -> None:
         """The sink is gone: what is under way arrives nowhere."""
-        self.abandoned = True
+        self.abandoned, self.held = True, 0
         self.queue.clear()
-        self.held = 0
 
     def put(self, data: bytes, action: Callable[[], None] | None = None) -> None:
         """On the link, and what to do behind it."""

@@ -94,10 +94,7 @@ def request(query: str, asked: Asked) -> Begin:
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     if not query.strip():
         raise ValueError("The query is empty.")
-    begin = Begin(
-        secrets.token_hex(8), seed, asked.mode, asked.k, query, asked.limit, asked.aggregator, asked.temperature,
-        asked.gamma_remote, asked.lookahead, asked.cap, asked.scheduler,
-    )  # fmt: skip
+    begin = Begin(session=secrets.token_hex(8), query=query, **{**vars(asked), "seed": seed})
     kinds = get_type_hints(Begin, include_extras=True)
     for name in Begin.__struct_fields__:
         value = getattr(begin, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,16 +13,16 @@ from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats, share
 from ondevice.dragon.live.answer import Answer
 from ondevice.dragon.live.decoder import Decoder
-from ondevice.dragon.live.guard import Guard
 from ondevice.dragon.live.link import Link
-from ondevice.dragon.live.node import Node
 from ondevice.dragon.live.player import Player
 from ondevice.dragon.live.wire import Connection, Lost, Refused
-from ondevice.dragon.messages import Begin, Cited, Draft, End, Failure, Message, Resume, Sources
-from ondevice.dragon.messages import Side as SideName
+from ondevice.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
 from ondevice.dragon.scheduler import Profiler
-from ondevice.dragon.side import Decide, Rules, Side
+from ondevice.dragon.side import Decide, Side
 from ondevice.dragon.speculative_aggregation import Stream
+
+if TYPE_CHECKING:
+    from ondevice.dragon.live.device import Device
 
 OnToken = Callable[[int], object]
 OnDrafts = Callable[[list[int]], object]
@@ -31,25 +31,11 @@ _MOST = 20  # connections of one session
 _ENDED = Lost("the output has ended")
 
 
-class Asker(Protocol):
-    """What of a `device.Device` an answer needs."""
-
-    node: Node
-    link: Link | None
-    patience: float
-    pace: float
-    prefill: float
-    silence: float
-    guard: Guard | None
-    decision: Callable[[Begin, Mapping[int, Floats]], Decide]
-    rules: Rules | None
-
-
 class Asking:
     """One answer on its way, in the device's loop."""
 
     def __init__(
-        self, device: Asker, begin: Begin, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
+        self, device: Device, begin: Begin, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
     ) -> None:
         self.device, self.node, self.begin, self.link = device, device.node, begin, device.link
         self.answer, self.on_token, self.on_drafts = Answer(), on_token, on_drafts
@@ -113,10 +99,10 @@ class Asking:
             by = self._loop.time() + self.device.patience - waited
             try:
                 if self.answer.connections == _MOST:
-                    raise _GivenUp(f"the connection was lost {_MOST} times, at last because {reason}")
+                    raise GivenUp(f"the connection was lost {_MOST} times, at last because {reason}")
                 await self._joined(link, player, by)
                 await self._follow(link, player)
-            except _GivenUp as given_up:
+            except GivenUp as given_up:
                 return str(given_up)
             except Refused as refused:
                 if not self._heard:
@@ -124,8 +110,6 @@ class Asking:
                 return str(refused)
             except Lost as lost:
                 player.send, reason = None, str(lost)
-                if isinstance(lost, _Nobody):
-                    return reason
         link.went_well()
         return ""
 
@@ -133,11 +117,9 @@ class Asking:
         """Begin the session over the link's connection, or go on with it."""
         begin, queue = self.begin, link.join(self.begin.session)
         try:
-            connection = self.connection = await link.connected(by)
-        except Lost as lost:
-            raise _Nobody(str(lost)) from None
-        self.answer.connections += 1
-        self._known = self._loop.time()
+            connection = await self._connected(link, by)
+        except Lost as lost:  # the patience is at its end
+            raise GivenUp(str(lost)) from None
         while not queue.empty():  # of the connection before
             queue.get_nowait()
         if self._heard:
@@ -149,8 +131,14 @@ class Asking:
             player.machine.scheduler.rtt = rtt
         player.resume(self.send, Resume(begin.session, 0, 0, begin.aggregator == "cloud"))
 
+    async def _connected(self, link: Link, by: float | None = None) -> Connection:
+        connection = self.connection = await link.connected(by)
+        self.answer.connections += 1
+        self._known = self._loop.time()
+        return connection
+
     async def _follow(self, link: Link, player: Player) -> None:
-        """Pass the cloud's messages on until the output has ended. Raises Lost and _GivenUp."""
+        """Pass the cloud's messages on until the output has ended. Raises Lost and GivenUp."""
         while not player.ended.is_set():
             waits = self._known if player.send is None else player.progress if player.machine.own else None
             message = await self._next(link, waits)
@@ -162,14 +150,14 @@ class Asking:
                 elif not isinstance(message, End):
                     player.received(message)
             except ValueError as error:  # something between the two is missing; beginning from Resume mends it
-                if self.connection is not None:
-                    self.connection.drop(str(error))
+                assert self.connection is not None
+                self.connection.drop(str(error))
                 raise Lost(str(error)) from None
 
     async def _next(self, link: Link, since: float | None) -> Message | None:
         """The session's next message; None where it is worth looking again.
 
-        since: when the waiting for it began; None: this side works itself. Raises Lost, and _GivenUp where the
+        since: when the waiting for it began; None: this side works itself. Raises Lost, and GivenUp where the
         patience is at its end or the cloud gives up.
         """
         now = self._loop.time()
@@ -177,7 +165,7 @@ class Asking:
         if left <= 0:
             reason = f"the cloud was silent for {self.device.patience:g} s"
             link.rest(reason)
-            raise _GivenUp(reason)
+            raise GivenUp(reason)
         try:
             async with asyncio.timeout(left):
                 found, size = await link.join(self.begin.session).get()
@@ -189,7 +177,7 @@ class Asking:
         if isinstance(found, Lost):
             raise found
         if isinstance(found, Failure):
-            raise _GivenUp(found.reason)
+            raise GivenUp(found.reason)
         self._heard, self._known = True, self._loop.time()
         if isinstance(found, Sources):
             self.answer.sources += [("cloud", cited) for cited in found.cited]
@@ -222,7 +210,7 @@ class Asking:
         if len(tokens) == self.begin.limit or (tokens and tokens[-1] == self.node.end):
             return
         self._goes_alone(len(tokens), reason)
-        await self._until_its_end(self._played(self._alone(tokens), {}, tokens))
+        await self._until_its_end(self._played(self._alone(tokens), {}))
 
     def _alone(self, tokens: list[int]) -> Side:
         begin = self.begin
@@ -257,10 +245,10 @@ class Asking:
     async def _listen(self, link: Link) -> None:
         """CRCG on the cloud: take its tokens as they come."""
         try:
-            await self._begun(link)
+            await self.begun(link, self.begin)
             while (draft := await self._draft(link, len(self.answer.tokens))) is not None:
                 self._emitted(draft.position, draft.token)
-        except (Lost, _GivenUp) as error:
+        except (Lost, GivenUp) as error:
             await self.by_itself(str(error))
 
     async def _sequence_wise(self, link: Link) -> None:
@@ -273,44 +261,42 @@ class Asking:
         )  # fmt: skip
         reason = ""
         try:
-            await self._begun(link)
-            while True:
-                draft = await self._draft(link, len(theirs), player)
-                if draft is None:
-                    break
+            await self.begun(link, self.begin)
+            while (draft := await self._draft(link, len(theirs), player)) is not None:
                 theirs.append(draft)
-        except (Lost, _GivenUp) as error:
+        except (Lost, GivenUp) as error:
             reason = str(error)
         await self._until_its_end(player)
         if reason:
             self._goes_alone(0, reason)
-            for draft, _ in mine:
-                self._emitted(draft.position, draft.token)
+            for own, _ in mine:
+                self._emitted(own.position, own.token)
             return
-        for (draft, prior), remote in zip(mine, theirs, strict=False):
-            priors[draft.position] = prior
-            assert player.decoder is not None
-            own = msgspec.structs.replace(draft, log_weight=player.decoder.log_weight)
-            token, _, _ = decide(own, remote, draft.position)
-            self._emitted(draft.position, token)
+        for (own, prior), remote in zip(mine, theirs, strict=False):
+            priors[own.position] = prior
+            token, _, _ = decide(own, remote, own.position)
+            self._emitted(own.position, token)
             if token == self.node.end:
                 return
 
-    async def _begun(self, link: Link) -> None:
+    async def begun(self, link: Link, message: Begin | Fetch) -> None:
+        """Send a session's first message. Raises Lost."""
         link.join(self.begin.session)
-        self.connection = await link.connected(self._loop.time() + self.device.patience)
-        self.answer.connections += 1
-        self.send(self.begin)
-        self._known = self._loop.time()
+        await self._connected(link)
+        self.send(message)
 
-    async def _draft(self, link: Link, expected: int, beside: Player | None = None) -> Draft | None:
-        """The cloud's next draft; None where there are no more. beside: who works meanwhile, so nothing is waited for.
-        """
+    async def heard(self, link: Link, beside: Player | None = None) -> Message:
+        """The session's next message. beside: who works meanwhile: nothing is waited for. Raises Lost and GivenUp."""
         message = None
         while message is None:
             works = beside is not None and not beside.ended.is_set()
             self._known = self._loop.time() if works else self._known
             message = await self._next(link, self._known)
+        return message
+
+    async def _draft(self, link: Link, expected: int, beside: Player | None = None) -> Draft | None:
+        """The cloud's next draft; None where there are no more."""
+        message = await self.heard(link, beside)
         if isinstance(message, End):
             return None
         if not isinstance(message, Draft) or message.position != expected or expected >= self.begin.limit:
@@ -320,28 +306,18 @@ class Asking:
     # What all of them do
 
     def _played(
-        self, machine: Side, priors: dict[int, Floats], tokens: list[int] | None = None, *,
-        build: Callable[[], Decoder] | None = None, **hooks: Any,
-    ) -> Player:  # fmt: skip
-        """A player that has begun. tokens: what the decoder begins behind."""
-        begin, device = self.begin, self.device
-
-        def built() -> Decoder:
-            if build is not None:
-                return build()
-            decoder, cited = self.node.decoder(begin.query, begin.k, begin.temperature)
-            found: list[tuple[SideName, Cited]] = [("device", one) for one in cited]
-            self._loop.call_soon_threadsafe(self.answer.sources.extend, found)
-            for token in (tokens or [])[:-1]:
-                decoder.commit(token)
-            return decoder
-
+        self, machine: Side, priors: dict[int, Floats], build: Callable[[], Decoder] | None = None, **hooks: Any
+    ) -> Player:
+        """A player that has begun."""
+        device, hooks = self.device, {"emitted": self._emitted, "changed": self._changed, **hooks}
         player = self.player = Player(
-            machine, priors, guard=device.guard, pace=device.pace,
-            prefill=device.prefill, **{"emitted": self._emitted, "changed": self._changed, **hooks},
-        )  # fmt: skip
-        player.start(self.node.engine, built, decisions.drafts(begin, Stream.DEVICE), begin.cap)
+            machine, priors, found=self._found, guard=device.guard, pace=device.pace, prefill=device.prefill, **hooks
+        )
+        player.start(self.node, self.begin, Stream.DEVICE, build)
         return player
+
+    def _found(self, cited: list[Cited]) -> None:
+        self.answer.sources += [("device", one) for one in cited]
 
     def _emitted(self, position: int, token: int) -> None:
         self.answer.tokens.append(token)
@@ -365,9 +341,5 @@ def _undecided(local: Draft, remote: Draft, position: int) -> tuple[int, bool, b
     raise AssertionError("A side by itself aggregates nothing.")
 
 
-class _GivenUp(Exception):
+class GivenUp(Exception):
     """The cloud cannot go on with this session."""
-
-
-class _Nobody(Lost):
-    """The patience is at its end."""

@@ -97,6 +97,14 @@ class Member(Session):
         first, second = self._rows.window(empty.view(shapes[0]), empty.view(shapes[1]), n)
         return first[:, 0], second[:, 0]
 
+    @torch.inference_mode()
+    def put(self, ids: Sequence[int], *rows: torch.Tensor) -> None:
+        """Commit these tokens with copies of their keys and values [layers, heads, n, width]. Errors as of `window`."""
+        keys, values = ((one.shape[1], one.shape[3]) for one in rows)
+        for view, one in zip(self.window(len(ids), keys, values), rows, strict=True):
+            view.copy_(one)
+        self.filled(ids)
+
     def filled(self, ids: Sequence[int]) -> None:
         """Commit these tokens: their rows have been written to the window."""
         self._rows.length += len(ids)
@@ -282,8 +290,6 @@ def extend_together(batches: Sequence[Batch], tokens: Sequence[int]) -> list[tor
     for batch in batches:
         batch._rows.length = max(batch.ends) + batch.length
         columns = batch._rows.length + 1
-        if columns - min(batch._rows.pads) > lm.context:
-            raise ValueError(f"{columns} tokens are more than the context of {lm.context}.")
         batch._rows.reserve(columns)
         positions.append(batch._rows.length - batch._pads)
         masks.append(batch._mask(1, columns) if any(batch._rows.pads) else None)

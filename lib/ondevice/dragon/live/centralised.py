@@ -1,9 +1,8 @@
-"""Centralised RAG on the device: its own documents alone (CRCG), or those of the cloud too (DRCG/Text, DRCG/KV).
+"""Centralised RAG on the device with the cloud's documents: as text (DRCG/Text), or with their rows (DRCG/KV).
 
-Documents are put together in one of two ways (section 2). Context: all in one prompt, as the paper's baselines do, best
-first and cut to a budget. Output: each in a prompt of its own and the distributions mixed, which is what DRAGON
-computes, here on one side. Rows that are fetched serve output aggregation alone: keys and values depend on all that
-stands before them, so those of two documents that were computed apart are not those of the two in one prompt.
+Texts are put together in one prompt, best first, as the paper's baselines do (section 2). Rows serve output aggregation
+alone, each document in a prompt of its own: keys and values depend on all that stands before them, so those of two
+documents that were computed apart are not those of the two in one prompt.
 
 Of the device's, the query alone goes to the cloud. The cloud's documents come to the device, as ids where not as text.
 """
@@ -12,260 +11,226 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 import torch
 
-from ondevice.causal_lm import CausalLM
 from ondevice.dragon import messages
 from ondevice.dragon.live.answer import Answer, Asked, request
-from ondevice.dragon.live.asking import Asking, OnToken
+from ondevice.dragon.live.asking import Asking, GivenUp
 from ondevice.dragon.live.batch import Member
 from ondevice.dragon.live.decoder import Decoder
-from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.node import Node
-from ondevice.dragon.live.shelf import Ids, prefixes
-from ondevice.dragon.live.wire import Lost
-from ondevice.dragon.messages import PIECE, Begin, End, Failure, Fetch, Message, Rows, Texts
+from ondevice.dragon.live.wire import Connection, Lost
+from ondevice.dragon.messages import PIECE, Begin, End, Failure, Fetch, Rows, Texts
 
 if TYPE_CHECKING:
-    from ondevice.dragon.live.kv_store import KVStore
+    from ondevice.dragon.live.device import Device
 
-Aggregation = Literal["context", "output"]
-BUDGET = 256  # tokens of documents in one context (section 7.3)
-What = Literal["text", "rows"]
-
-
-def fetched_texts(
-    device: Device, query: str, asked: Asked | None = None, *, aggregation: Aggregation = "context",
-    budget: int | None = BUDGET, on_token: OnToken | None = None,
-) -> Answer:  # fmt: skip
-    """DRCG/Text: the cloud's k documents come as text and are prefilled, beside the device's own k.
-
-    asked: of it count k, limit, temperature, seed, cap, and the mode `shared`. With output aggregation the device's own
-    documents come from its store, where it has one.
-    budget: tokens of documents in one context, with the template's before each; None takes all as far as the model's
-    context reaches, which is as much as output aggregation reads. What query and answer need is always left free.
-    Raises ValueError on a request that cannot be and on a cloud that refuses, and Lost where there is none: a baseline
-    that went on alone would be another one.
-    """
-    if aggregation not in ("context", "output"):
-        raise ValueError(f"Documents are aggregated by `context` or `output`, not by {aggregation!r}.")
-    if budget is not None and budget < 1:
-        raise ValueError(f"A context has a budget of at least one token, not {budget}.")
-    return device.run(_generated(device, query, asked, "text", aggregation, budget, on_token))
-
-
-def fetched_rows(
-    device: Device, query: str, asked: Asked | None = None, *, on_token: OnToken | None = None
-) -> Answer:  # fmt: skip
-    """DRCG/KV: the keys and values of the cloud's k documents come in the model's dtype; output aggregation.
-
-    Raises as `fetched_texts`, and ValueError on rows that are not of this model.
-    """
-    return device.run(_generated(device, query, asked, "rows", "output", None, on_token))
-
-
-async def _generated(
-    device: Device, query: str, asked: Asked | None, what: What, aggregation: Aggregation, budget: int | None,
-    on_token: OnToken | None,
-) -> Answer:  # fmt: skip
-    begin = request(query, asked or Asked())
-    asking = Asking(device, begin, on_token)
-    try:
-        own = asyncio.wrap_future(device.node.engine.call(lambda: _own(device.node, begin)))
-        found = await fetched(asking, what)
-        documents = await own + found
-        await asking.generate(lambda: _decoder(device.node, begin, documents, aggregation, budget))
-    finally:
-        asking.close()
-    return asking.answer
+Ids = tuple[int, ...]
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # [layers, heads, n, width] each
 
 
 @dataclass(frozen=True)
 class Documents:
     """Documents for one query. prefixes: ids of each one's prompt up to its end. scores: [D] relevance.
 
-    rows: keys and values, each [layers, heads, n, width], of the prefixes that were fetched with them.
-    stored: prefixes whose rows the device's store may keep.
+    rows: of the prefixes that were fetched with them.
     """
 
     prefixes: list[Ids]
     scores: list[float]
-    rows: Mapping[Ids, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    stored: Collection[Ids] = ()
-
-    def __add__(self, other: Documents) -> Documents:
-        stored = [*self.stored, *other.stored]
-        return Documents(
-            self.prefixes + other.prefixes, self.scores + other.scores, {**self.rows, **other.rows}, stored
-        )
+    rows: dict[Ids, KeysValues] = field(default_factory=dict)
 
 
-async def fetched(asking: Asking, what: What) -> Documents:
+# The device
+
+
+def fetched_texts(
+    device: Device, query: str, asked: Asked | None = None, *, aggregation: Literal["context"] = "context",
+    budget: None = None,
+) -> Answer:  # fmt: skip
+    """DRCG/Text: the cloud's k documents come as text, and are prefilled in one context with the device's own k.
+
+    asked: of it count k, limit, temperature, seed, cap, and the mode `shared`. aggregation, budget: as they are, for
+    callers that name them: all documents count, as far as the model's context reaches.
+    Raises ValueError on a request that cannot be and on a cloud that refuses, and Lost where there is none: a baseline
+    that went on alone would be another one.
+    """
+    return device.run(_generated(device, query, asked, "text"))
+
+
+def fetched_rows(device: Device, query: str, asked: Asked | None = None) -> Answer:
+    """DRCG/KV: the keys and values of the cloud's k documents come in the model's dtype; output aggregation.
+
+    Raises as `fetched_texts`, and ValueError on rows that are not of this model.
+    """
+    return device.run(_generated(device, query, asked, "rows"))
+
+
+async def _generated(device: Device, query: str, asked: Asked | None, what: Literal["text", "rows"]) -> Answer:
+    node, asking = device.node, Asking(device, request(query, asked or Asked()))
+    try:
+        own = asyncio.wrap_future(node.engine.call(lambda: _best(node, asking.begin)))
+        theirs = await fetched(asking, what)
+        made = _of_texts if what == "text" else _of_rows
+        await asking.generate(partial(made, asking, await own, theirs))
+    finally:
+        asking.close()
+    return asking.answer
+
+
+async def fetched(asking: Asking, what: Literal["text", "rows"]) -> Documents:
     """The cloud's k best, as text or with their rows; one round trip on the connection that is kept."""
-    device, begin, node = asking.device, asking.begin, asking.node
-    if device.link is None:
+    begin, node, taken, data = asking.begin, asking.node, Documents([], [], {}), bytearray()
+    if asking.link is None:
         raise ValueError("This baseline needs a cloud, and the device has none.")
     if begin.k > messages.MOST:
         raise ValueError(f"This baseline takes at most {messages.MOST} documents of a side, not {begin.k}.")
-    queue = device.link.join(begin.session)
-    loop = asyncio.get_running_loop()
-    asking.connection = await device.link.connected(loop.time() + device.patience)
-    asking.answer.connections += 1
-    asking.send(Fetch(begin.session, begin.query, begin.k, what))
-    taken = list[tuple[Ids, float, tuple[torch.Tensor, torch.Tensor] | None]]()
-    shapes: tuple[_Shape, _Shape] | None = None
-    data, first = bytearray(), cast("Rows | None", None)
-    while not isinstance(message := await _heard(queue, asking), End):
-        if isinstance(message, Texts) and what == "text" and not taken:
-            taken = [(*one, None) for one in zip(prefixes(node, message.texts), message.scores, strict=True)]
-        elif isinstance(message, Rows) and what == "rows":
-            if shapes is None:
-                shapes = await asyncio.wrap_future(node.engine.call(lambda: _shapes(node)))
-            if first is None:
-                _require_rows(message, node.lm, shapes, len(taken), begin.k)
-                first, data = message, bytearray()
-            elif message != msgspec.structs.replace(first, tokens=(), piece=-(-len(data) // PIECE), data=message.data):
-                raise Lost(f"piece {-(-len(data) // PIECE)} of document {len(taken)} did not come in its turn")
-            data += message.data
-            if message.piece == first.pieces - 1:
-                taken.append((first.tokens, first.score, _tensors(first, data)))
-                first = None
-        else:
-            raise Lost(f"a {type(message).__name__} came in the place of {what}")
-    if first is not None or not taken:
-        raise Lost(f"the cloud ended before all {what} was there")
-    ids, scores, rows = zip(*taken, strict=True)
-    known = {one: row for one, row in zip(ids, rows, strict=True) if row is not None}
-    return Documents(list(ids), list(scores), known)
-
-
-async def _heard(queue: asyncio.Queue[tuple[Message | Lost, int]], asking: Asking) -> Message:
-    """The next message. Raises ValueError where the cloud refuses, and Lost."""
+    await asking.begun(asking.link, Fetch(begin.session, begin.query, begin.k, what))
+    first: Rows | None = None
     try:
-        async with asyncio.timeout(asking.device.silence):
-            found, size = await queue.get()
-    except TimeoutError:
-        raise Lost(f"the cloud was silent for {asking.device.silence:g} s") from None
-    asking.answer.received += size
-    if isinstance(found, Failure):
-        raise ValueError(f"The cloud refuses: {found.reason}")
-    if isinstance(found, Lost):
-        raise found
-    return found
+        while not isinstance(message := await asking.heard(asking.link), End):
+            if isinstance(message, Texts) and what == "text":
+                taken = Documents(node.prefixes(message.texts), list(message.scores))
+            elif isinstance(message, Rows) and what == "rows":
+                first = first or message
+                size = _require_next(node, message, first, len(taken.prefixes), -(-len(data) // PIECE))
+                data += message.data
+                if len(data) >= size:
+                    taken.prefixes.append(first.tokens)
+                    taken.scores.append(first.score)
+                    taken.rows[first.tokens] = tensors(first, data)
+                    first, data = None, bytearray()
+            else:
+                raise Lost(f"a {type(message).__name__} came in the place of {what}")
+    except GivenUp as given_up:
+        raise ValueError(f"The cloud refuses: {given_up}") from None
+    if first is not None or not taken.prefixes:
+        raise Lost(f"the cloud ended before all {what} was there")
+    return taken
 
 
-def _own(node: Node, begin: Begin) -> Documents:
-    """The device's k best."""
+def _best(node: Node, begin: Begin) -> Documents:
+    """The device's own."""
     texts, scores = node.documents.best(begin.query, begin.k)
-    found = prefixes(node, texts)
-    return Documents(found, scores, stored=found)
+    return Documents(node.prefixes(texts), scores)
 
 
-def in_one_context(
-    documents: Documents, query: Sequence[int], limit: int, budget: int | None, context: int, begin: int | None = None
-) -> list[int]:
-    """Ids of all documents in one prompt, best first, cut after `budget` tokens and where no room is left.
+def _of_rows(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
+    """Output aggregation; the device's documents come from its store, where it has one."""
+    node, begin = asking.node, asking.begin
+    store = _Fetched(node, theirs.rows)
+    return node.decoder_of(
+        own.prefixes + theirs.prefixes, own.scores + theirs.scores, begin.query, begin.temperature, store
+    )
 
-    query: ids after the documents. limit: tokens of the answer. begin: an id that only the first of them keeps.
-    Raises ValueError where query and answer leave no room for a document.
-    """
-    room = context - len(query) - (limit - 1)  # the last token is not given to the model any more
+
+def _of_texts(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
+    """All documents in one prompt. Raises ValueError where query and answer leave no room for them."""
+    node, begin = asking.node, asking.begin
+    query = len(node.template.suffix(node.tokenizer, begin.query))
+    room = node.lm.context - query - (begin.limit - 1)  # the last token is not given to the model any more
     if room < 1:
         raise ValueError(
-            f"A query of {len(query)} tokens and an answer of {limit} leave no room for documents in the context of "
-            f"{context}."
+            f"A query of {query} tokens and an answer of {begin.limit} leave no room for documents in the context of "
+            f"{node.lm.context}."
         )
-    order = np.argsort(-np.asarray(documents.scores), kind="stable")
-    ids = list(documents.prefixes[order[0]])
-    for index in order[1:]:
-        prefix = documents.prefixes[index]
-        ids += prefix[1:] if prefix[:1] == (begin,) else prefix
-    return ids[: room if budget is None else min(budget, room)]
+    prompt = in_one_context(own.prefixes + theirs.prefixes, own.scores + theirs.scores, node.tokenizer.bos_token_id)
+    return node.decoder_of([prompt[:room]], [0.0], begin.query, begin.temperature)
 
 
-class _Source:
-    """What stands in a decoder's store's place: rows of fetched documents, and of own ones from the device's store.
+def in_one_context(prefixes: Sequence[Ids], scores: Sequence[float], begin: int | None) -> Ids:
+    """Ids of all documents in one prompt, best first. begin: an id that only the first of them keeps."""
+    best, *others = sorted(range(len(scores)), key=lambda index: -scores[index])
+    ids = prefixes[best]
+    for index in others:
+        ids += prefixes[index][prefixes[index][:1] == (begin,) :]
+    return ids
 
-    A prefix that neither has is left to the decoder, which computes it with the query.
-    """
 
-    def __init__(self, node: Node, documents: Documents) -> None:
-        self.lm, self._store, self._documents = node.lm, node.store, documents
+class _Fetched:
+    """In the place of a decoder's store: rows that were fetched, and the device's own store for its documents."""
 
-    @torch.inference_mode()
+    def __init__(self, node: Node, rows: dict[Ids, KeysValues]) -> None:
+        self._own, self._rows = node.store, rows
+
     def fill(self, session: Member, prefix: Sequence[int]) -> None:
         """Commit the prefix to the empty session, where its rows are known."""
-        ids, documents = tuple(prefix), self._documents
-        if ids in documents.rows:
-            rows = documents.rows[ids]
-            places = session.window(len(ids), *((tensor.shape[1], tensor.shape[3]) for tensor in rows))
-            for place, tensor in zip(places, rows, strict=True):
-                place.copy_(tensor)
-            session.filled(ids)
-        elif self._store is not None and ids in documents.stored:
-            self._store.fill(session, ids)
+        if tuple(prefix) in self._rows:
+            session.put(prefix, *self._rows[tuple(prefix)])
+        elif self._own is not None:
+            self._own.fill(session, prefix)
 
 
-def _decoder(
-    node: Node, begin: Begin, documents: Documents, aggregation: Aggregation, budget: int | None
-) -> Decoder:  # fmt: skip
-    """A decoder of these documents; retrieval is over."""
-    suffix = node.template.suffix(node.tokenizer, begin.query)
-    if aggregation == "context":
-        first = node.tokenizer.bos_token_id
-        one = in_one_context(documents, suffix, begin.limit, budget, node.lm.context, first)
-        documents = Documents([tuple(one)], [0.0])
-    source = cast("KVStore", _Source(node, documents))  # a decoder asks of its store no more than `lm` and `fill`
-    return Decoder(
-        node.lm, documents.prefixes, suffix, documents.scores, temperature=node.weight_temperature,
-        sampling_temperature=begin.temperature or 1.0, store=source, end=() if node.end is None else (node.end,),
-    )  # fmt: skip
-
-
-_Shape = tuple[int, int, int, int]
-
-
-def _shapes(node: Node) -> tuple[_Shape, _Shape]:
-    """Of the keys and values of one token, found by one forward: what fetched rows have to be like."""
-    session = node.lm.start(1)
-    session.prefill([0])
-    keys, values = (tuple(rows.shape) for rows in session.exported())
-    return cast(_Shape, keys), cast(_Shape, values)
-
-
-def _require_rows(
-    rows: Rows, lm: CausalLM, shapes: tuple[_Shape, _Shape], document: int, k: int
-) -> None:
-    """Raise ValueError unless this is the first piece of a document's rows, as this model has them."""
-    if (rows.document, rows.piece) != (document, 0) or not document < rows.documents <= k:
-        where = f"piece {rows.piece} of document {rows.document} of {rows.documents}"
-        raise ValueError(f"The cloud has sent {where} in the place of document {document} of at most {k}.")
-    dtype = getattr(torch, rows.dtype)
-    wanted = [(layers, heads, len(rows.tokens), width) for layers, heads, _, width in shapes]
-    if [rows.keys, rows.values] != wanted or dtype != lm.model.dtype or not rows.tokens:
+def _require_next(node: Node, message: Rows, first: Rows, document: int, piece: int) -> int:
+    """The document's bytes. Raises Lost unless this is the next piece, and ValueError on rows of another model."""
+    tokens = first.tokens if not piece else ()
+    if message != msgspec.structs.replace(first, document=document, tokens=tokens, piece=piece, data=message.data):
+        raise Lost(f"piece {piece} of document {document} did not come in its turn")
+    shape, dtype = node.shape(len(first.tokens)), node.lm.model.dtype
+    if (first.keys, first.values, f"torch.{first.dtype}") != (shape, shape, str(dtype)):
         raise ValueError(
-            f"Fetched rows are {rows.dtype} of shapes {rows.keys} and {rows.values}; this model's are "
-            f"{lm.model.dtype} of {wanted[0]} and {wanted[1]}."
+            f"Fetched rows are {first.dtype} of shapes {first.keys} and {first.values}; this model's are {dtype} of "
+            f"{shape}."
         )
-    if len(rows.tokens) > lm.context:
-        raise ValueError(f"A fetched document of {len(rows.tokens)} tokens exceeds the context of {lm.context}.")
-    size = (math.prod(rows.keys) + math.prod(rows.values)) * dtype.itemsize
-    if rows.pieces != -(-size // PIECE):
-        raise ValueError(f"Rows of {size} bytes come in pieces of {PIECE}, not in {rows.pieces}.")
+    return 2 * math.prod(shape) * dtype.itemsize
 
 
-def _tensors(first: Rows, data: bytearray) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(first: Rows, data: bytearray) -> KeysValues:
     """Keys and values of these bytes. Raises ValueError where they are not as many as the shapes say."""
     dtype = getattr(torch, first.dtype)
-    split = math.prod(first.keys) * dtype.itemsize
-    size = split + math.prod(first.values) * dtype.itemsize
-    if len(data) != size:
-        raise ValueError(f"Fetched rows have {len(data)} bytes, not {size}.")
+    size = math.prod(first.keys) * dtype.itemsize
+    if len(data) != 2 * size:
+        raise ValueError(f"Fetched rows have {len(data)} bytes, not {2 * size}.")
     whole = torch.frombuffer(data, dtype=torch.uint8)  # views: the bytes are not copied
-    return whole[:split].view(dtype).view(first.keys), whole[split:].view(dtype).view(first.values)
+    return whole[:size].view(dtype).view(first.keys), whole[size:].view(dtype).view(first.values)
+
+
+# The cloud
+
+
+async def send(node: Node, asked: Fetch, connection: Connection) -> None:
+    """The node's k best documents for a query, as text or each as soon as its rows are there, then End."""
+    try:
+        work = node.engine.call(lambda: node.documents.best(asked.query, asked.k))
+        texts, scores = await asyncio.wrap_future(work)
+        if asked.what == "text":
+            connection.send(Texts(asked.session, tuple(texts), tuple(scores)))
+        else:
+            for number, (prefix, score) in enumerate(zip(node.prefixes(texts), scores, strict=True)):
+                rows = await asyncio.wrap_future(node.engine.call(partial(_exported, node, prefix)))
+                for message in pieces(asked.session, number, len(texts), score, prefix, *rows):
+                    connection.send(message)
+                    await asyncio.sleep(0)  # other sessions come between two pieces
+        connection.send(End(asked.session, len(texts)))
+    except (ValueError, RuntimeError) as error:
+        connection.send(Failure(asked.session, (str(error) or type(error).__name__)[:1000]))
+
+
+def _exported(node: Node, prefix: Ids) -> KeysValues:
+    """Rows of a prefix, from the store where the node has one."""
+    if node.store is not None:
+        return node.store.session(prefix).exported()
+    session = node.lm.start(len(prefix))
+    session.prefill(prefix)
+    return session.exported()
+
+
+def pieces(
+    session: str, document: int, documents: int, score: float, tokens: Ids, keys: torch.Tensor, values: torch.Tensor
+) -> Iterator[Rows]:
+    """The messages of one document's rows. keys, values: [layers, heads, n, width], on any device."""
+    data = b"".join(rows.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for rows in (keys, values))
+    dtype: Any = str(keys.dtype).removeprefix("torch.")
+    shapes: tuple[Any, Any] = tuple(keys.shape), tuple(values.shape)
+    count = -(-len(data) // PIECE)
+    for piece in range(count):
+        yield Rows(
+            session, document, documents, score, tokens if not piece else (), dtype, *shapes, piece, count,
+            data[piece * PIECE : (piece + 1) * PIECE],
+        )  # fmt: skip

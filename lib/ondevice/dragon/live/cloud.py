@@ -12,12 +12,11 @@ from typing import Any
 
 from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats
-from ondevice.dragon.live import shelf, wire
-from ondevice.dragon.live.decoder import Decoder
+from ondevice.dragon.live import centralised, wire
 from ondevice.dragon.live.node import Node
 from ondevice.dragon.live.player import Player
 from ondevice.dragon.live.wire import Connection, Lost
-from ondevice.dragon.messages import Begin, Draft, End, Failure, Fetch, Message, Resume, Sources
+from ondevice.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
 from ondevice.dragon.side import Side
 from ondevice.dragon.speculative_aggregation import Stream
 
@@ -107,7 +106,7 @@ class Cloud:
                 self._require(message.k, 1, message.query)
                 if not self.gives_documents:
                     raise ValueError("This cloud does not give its documents away.")
-                self._beside(shelf.send(self.node, message, connection))
+                self._beside(centralised.send(self.node, message, connection))
             elif isinstance(message, Resume):
                 self._resumed(connection, session, message)
             elif isinstance(message, End | Failure):
@@ -145,20 +144,21 @@ class Cloud:
             alone=begin.mode in ("cloud-only", "sequence-wise"), scheduler=decisions.mover(begin, begin.rtt),
         )  # fmt: skip
         held: list[Draft] = []
-        player = Player(machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append,
-                        emitted=_streamed(begin, connection) if begin.mode == "cloud-only" else _nothing)  # fmt: skip
+
+        def emitted(position: int, token: int) -> None:
+            if begin.mode == "cloud-only":  # each token as it is drawn
+                connection.send(Draft(begin.session, 0, position, token))
+
+        def found(cited: list[Cited]) -> None:
+            assert player.decoder is not None
+            connection.send(Sources(begin.session, tuple(cited), player.decoder.log_weight))
+
+        player = Player(machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append, emitted=emitted,
+                        found=found)  # fmt: skip
         session = self._sessions[begin.session] = _Session(begin, player, cost, connection)
-        loop = asyncio.get_running_loop()
-
-        def build() -> Decoder:
-            decoder, cited = self.node.decoder(begin.query, begin.k, begin.temperature)
-            found = Sources(begin.session, tuple(cited), decoder.log_weight)
-            loop.call_soon_threadsafe(connection.send, found)
-            return decoder
-
         if not machine.alone:
             player.send = connection.send
-        player.start(self.node.engine, build, decisions.drafts(begin, Stream.CLOUD), begin.cap)
+        player.start(self.node, begin, Stream.CLOUD)
         self._beside(self._watch(session, held))
 
     async def _watch(self, session: _Session, held: list[Draft]) -> None:
@@ -208,12 +208,3 @@ class Cloud:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _nothing(position: int, token: int) -> None:
-    """A token that the device is not told here."""
-
-
-def _streamed(begin: Begin, connection: Connection) -> Any:
-    """CRCG on the cloud: each token as it is drawn."""
-    return lambda position, token: connection.send(Draft(begin.session, 0, position, token))

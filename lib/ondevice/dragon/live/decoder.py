@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +13,8 @@ from numpy.typing import ArrayLike
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
-from ondevice.causal_lm.tree import integers
 from ondevice.dragon.aggregation import Floats, document_weights, log_weight, mixture
 from ondevice.dragon.live.batch import Batch, Member, extend_together, joins, refusal
-from ondevice.dragon.live.kv_store import KVStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,15 +42,22 @@ class Template:
     def prefix(self, tokenizer: PreTrainedTokenizerBase, document: str) -> list[int]:
         """Ids up to the document's end, with the begin token of a tokenizer that puts one."""
         text = self.text.partition(_DOCUMENT)[0] + document
-        ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)  # no warning of long texts
         begin = tokenizer.bos_token_id
-        marked = begin is not None and list(tokenizer(text).input_ids) == [begin, *ids]
+        marked = begin is not None and list(tokenizer("a").input_ids[:1]) == [begin]
         return [begin, *ids] if marked else ids
 
     def suffix(self, tokenizer: PreTrainedTokenizerBase, query: str) -> list[int]:
         """Ids of what follows the document."""
         before, _, after = self.text.partition(_DOCUMENT)[2].partition(_QUERY)
         return list(tokenizer(before + query + after, add_special_tokens=False).input_ids)
+
+
+class Store(Protocol):
+    """Where rows of documents are, as in `kv_store.KVStore`."""
+
+    def fill(self, session: Member, prefix: Sequence[int]) -> None:
+        """Commit the prefix to the empty session, or leave it to the decoder."""
 
 
 class Decoder:
@@ -62,16 +67,15 @@ class Decoder:
     scores: [D] relevance of each document. temperature: what scores are divided by. sampling_temperature: what each
         document's logits are divided by, before the mixture.
     store: where prefixes' rows are kept; without one they are computed.
-    end: ids after which nothing follows.
+    end: the id after which nothing follows, if there is one.
     bare: ids of a prompt without document, up to where its end would be, perhaps none: then `prior` is known beside
         each mixture.
-    tokens: what has been committed, the end token included; a position is an index into it.
+    tokens: what has been committed, the end token included; a position is an index into it. rows: of a forward.
     log_weight: the log of the side's h (Eq. 4): logsumexp of its scores / temperature. It is constant: scores are.
 
     `commit` and `rollback` are free; the model runs in `next_distribution` alone, on what it has not seen. An
     interrupted call leaves the decoder as it was. Only `interrupt` may be called while another call runs.
-    Raises ValueError without documents, on a temperature that is not positive, and where a document or its query does
-    not fit into the context.
+    Raises ValueError without documents, and where a document or its query does not fit into the context.
     """
 
     def __init__(
@@ -83,30 +87,25 @@ class Decoder:
         *,
         temperature: float = 1.0,
         sampling_temperature: float = 1.0,
-        store: KVStore | None = None,
-        end: Collection[int] = (),
+        store: Store | None = None,
+        end: int | None = None,
         bare: Sequence[int] | None = None,
     ) -> None:
         _require_room(lm, prefixes, suffix)
-        if store is not None and store.lm is not lm:
-            raise ValueError("The store holds the rows of another model than the decoder's.")
         values = np.asarray(scores, float)
-        if values.shape != (len(prefixes),):
-            raise ValueError(f"{len(prefixes)} documents need as many scores, not {values.size}.")
-        if not 0 < temperature < np.inf:
-            raise ValueError(f"A temperature is positive and finite, not {temperature}.")
-        if not np.isfinite(values / temperature).all():
-            raise ValueError(f"Scores over the temperature {temperature:g} are finite, not {values.tolist()}.")
         self._log_weights, self.log_weight = document_weights(values, temperature), log_weight(values, temperature)
-        if not 0 < sampling_temperature < np.inf:
-            raise ValueError(f"The sampling temperature is positive and finite, not {sampling_temperature}.")
-        self.lm, self.tokens, self._end = lm, list[int](), frozenset(end)
+        self.lm, self.tokens, self._end = lm, list[int](), end
         self._temperature, self._stop = sampling_temperature, threading.Event()
         rows = prefixes if bare is None else [*prefixes, bare]
-        self._prefixes, self._suffix = [list(map(int, prefix)) for prefix in rows], list(map(int, suffix))
+        self._prefixes, self._suffix = [list(prefix) for prefix in rows], list(suffix)
         self._longest = max(map(len, prefixes)) + len(suffix)
-        self._members, self._batch = self._started()
-        self._store = store
+        ends, more = [len(prefix) for prefix in rows], len(suffix) + _AHEAD
+        joint = len(rows) > 1 and refusal(lm) is None
+        self._batch = Batch(lm, ends, max(ends) + more, self._stop) if joint else None
+        self._members = self._batch.members if self._batch else [
+            Batch(lm, [end], end + more, self._stop).members[0] for end in ends
+        ]  # fmt: skip
+        self.rows, self._store = len(rows), store
         self._next: Floats | None = None
         self.prior: Floats | None = None  # [V] the next token's without documents, after `next_distribution`
 
@@ -118,7 +117,7 @@ class Decoder:
     @property
     def ended(self) -> bool:
         """Whether the last committed token is an end token."""
-        return bool(self.tokens) and self.tokens[-1] in self._end
+        return bool(self.tokens) and self.tokens[-1] == self._end
 
     @property
     def room(self) -> int:
@@ -129,23 +128,19 @@ class Decoder:
         return self.lm.context - self._longest + 1 - self.position
 
     @property
-    def rows(self) -> int:
-        """Sequences of a forward."""
-        return len(self._members)
-
-    @property
     def in_line(self) -> bool:
         """Whether one token, the same for all, is what the model has not seen: then `next_together` can serve."""
         if self._batch is None or not self.tokens or self._next is not None or not joins(self.lm):
             return False
-        return all(self._known(index) == len(self._suffix) + self.position - 1 for index in range(self.rows))
+        seen = len(self._suffix) + self.position - 1
+        return all(member.length == len(prefix) + seen for prefix, member in self._documents())
 
     def pieces(self) -> Iterator[int]:
         """Prefill the documents and the most of a query that many share, a piece at a time; yields each one's tokens.
 
         So others can work between two. What is not done so, `next_distribution` does at once.
         """
-        for prefix, member in zip(self._prefixes, self._members, strict=True):
+        for prefix, member in self._documents():
             while member.length < len(prefix):
                 before = member.length
                 if self._store is not None and not before:
@@ -167,8 +162,7 @@ class Decoder:
         self.require_open()
         try:
             if self._next is None:
-                for _ in self.pieces():
-                    pass
+                list(self.pieces())
                 self._mix(self._logits())
             assert self._next is not None
             return self._next
@@ -183,52 +177,36 @@ class Decoder:
         self._stop.set()
 
     def commit(self, token: int) -> None:
-        """Make this the next token of every document.
-
-        Raises ValueError for an id that the model does not have, after an end token, and at the context's end.
-        """
+        """Make this the next token of every document. Raises ValueError after an end token and at the context's end."""
         self.require_open()
-        token = int(token)
-        if not 0 <= token < self.lm.vocabulary:
-            raise ValueError(f"Token {token} is not in the model's {self.lm.vocabulary}.")
         self.tokens.append(token)
         self._next = None
 
     def rollback(self, position: int) -> None:
-        """Drop the tokens from `position` on. Raises ValueError where there is none such."""
-        if not 0 <= position <= self.position:
-            raise ValueError(f"A decoder at position {self.position} cannot be rolled back to {position}.")
+        """Drop the tokens from `position` on."""
         if position == self.position:
             return
         del self.tokens[position:]
         self._next = None
-        for prefix, member in zip(self._prefixes, self._members, strict=True):
+        for prefix, member in self._documents():
             member.rollback(min(member.length, len(prefix) + len(self._suffix) + position))
 
-    def _started(self) -> tuple[list[Member], Batch | None]:
-        """A sequence for each document, and the batch that extends all of them, if there is one."""
-        ends, more = [len(prefix) for prefix in self._prefixes], len(self._suffix) + _AHEAD
-        if len(ends) > 1 and refusal(self.lm) is None:
-            batch = Batch(self.lm, ends, max(ends) + more, self._stop)
-            return batch.members, batch
-        return [Batch(self.lm, [end], end + more, self._stop).members[0] for end in ends], None
+    def _documents(self) -> Iterable[tuple[list[int], Member]]:
+        return zip(self._prefixes, self._members, strict=True)
 
     def _logits(self) -> torch.Tensor:
         """Logits [D, V] after all that is committed; repeats the last token where the model has seen it already."""
         common = self._suffix + self.tokens
-        lacks = list[int]()
-        for prefix, member in zip(self._prefixes, self._members, strict=True):
-            if member.length == len(prefix) + len(common):
-                member.rollback(member.length - 1)
-            lacks.append(len(prefix) + len(common) - member.length)
-        if self._batch is not None and max(lacks) == min(lacks) <= len(common):
-            return self._batch.prefill(common[-lacks[0] :])
-        each = zip(self._members, self._prefixes, lacks, strict=True)  # also where a prefix has still to be computed
-        return torch.stack([member.prefill((prefix + common)[-lack:]) for member, prefix, lack in each])
-
-    def _known(self, index: int) -> int:
-        """Tokens after its document that a sequence has seen."""
-        return self._members[index].length - len(self._prefixes[index])
+        if self._batch is not None:
+            seen = min(self._batch.length, len(common) - 1)
+            self._batch.rollback(seen)
+            return self._batch.prefill(common[seen:])
+        found = []
+        for prefix, member in self._documents():
+            seen = min(member.length - len(prefix), len(common) - 1)
+            member.rollback(len(prefix) + seen)
+            found.append(member.prefill(common[seen:]))
+        return torch.stack(found)
 
     def _mix(self, logits: torch.Tensor) -> None:
         """logits: [D, V], or [D + 1, V] with those without documents last."""
@@ -261,19 +239,11 @@ def _require_room(lm: CausalLM, prefixes: Sequence[Sequence[int]], suffix: Seque
     """Raise ValueError, before any work, on what no session could begin with."""
     if not len(prefixes):
         raise ValueError("A side decodes with at least one document, not 0.")
-    if not len(suffix):
-        raise ValueError("The query is empty: its prompt has no token after the document.")
     for index, prefix in enumerate(prefixes):
-        size, ids = len(prefix), integers([*prefix, *suffix], f"The prompt with document {index}")
-        if not size:
-            raise ValueError(f"Document {index} is empty: its prompt has no token.")
-        if size > lm.context:
-            raise ValueError(f"Document {index} takes {size} tokens, more than the context of {lm.context}.")
-        if size + len(suffix) > lm.context:
+        if len(prefix) > lm.context:
+            raise ValueError(f"Document {index} takes {len(prefix)} tokens, more than the context of {lm.context}.")
+        if len(prefix) + len(suffix) > lm.context:
             raise ValueError(
-                f"The query takes {len(suffix)} tokens and has no room after document {index}'s {size} in the context "
-                f"of {lm.context}."
+                f"The query takes {len(suffix)} tokens and has no room after document {index}'s {len(prefix)} in the "
+                f"context of {lm.context}."
             )
-        if ids.min() < 0 or ids.max() >= lm.vocabulary:
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise ValueError(f"Document {index}'s prompt holds token {wrong}, not in the model's {lm.vocabulary}.")

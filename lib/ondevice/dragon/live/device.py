@@ -83,7 +83,7 @@ class Device:
     def connect(self) -> None:
         """Connect now, where there is a cloud. Raises Lost after the patience, and Refused."""
         if self.link is not None:
-            self.run(self._connected(self.link))
+            self.run(self.link.connected())
 
     def close(self) -> None:
         """End the connection and the thread. May be called twice."""
@@ -111,14 +111,9 @@ class Device:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _open(self, within: float) -> Connection:
-        silence = min(self.silence, max(0.05, within))
-        connection = await wire.connect(self.host, self.port, self.node.hello, tls=self.tls, beat=self.beat,
-                                        silence=silence)  # fmt: skip
-        connection.silence = self.silence
-        return connection
-
-    async def _connected(self, link: Link) -> Connection:
-        return await link.connected(asyncio.get_running_loop().time() + self.patience)
+        within = min(self.silence, max(0.05, within))
+        return await wire.connect(self.host, self.port, self.node.hello, tls=self.tls, within=within, beat=self.beat,
+                                  silence=self.silence)  # fmt: skip
 
     async def _ask(
         self, query: str, asked: Asked | None, on_token: OnToken | None, on_drafts: OnDrafts | None

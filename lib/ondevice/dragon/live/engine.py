@@ -216,9 +216,13 @@ class Drafting:
             if self.decoder is None:
                 decoder = self._build()
                 self._pieces, self.decoder = decoder.pieces(), decoder
-            if self._pieces is not None:
-                return self._prefilled(self._pieces)
-            return self._at_order(self.decoder)
+            if self._pieces is None:
+                return self._at_order(self.decoder)
+            size = next(self._pieces, 0)
+            self.used += size
+            if not size:  # the prompt behind the documents is the last one, with the first order
+                self._pieces = None
+            return False
         except Interrupted:  # of an order that became void
             return False
         except Exception as error:  # whatever it is, the session must hear of it
@@ -246,15 +250,6 @@ class Drafting:
                 return
             self._now = None
         self._drafted(Drafted(order, token, payload, decoder.log_weight, prior))
-
-    def _prefilled(self, pieces: Iterator[int]) -> bool:
-        """One piece; the prompt behind the documents is the last one, with the first order."""
-        size = next(pieces, None)
-        if size is None:
-            self._pieces = None
-        else:
-            self.used += size
-        return False
 
     def _at_order(self, decoder: Decoder) -> bool:
         with self._engine._changed:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,10 +31,11 @@ HIDDEN, LINK = "hidden", "links to folders or out of the folder"
 Progress = Callable[[int, int], object]  # files done, of how many
 
 _LOG = logging.getLogger(__name__)
-_FORMAT = 1  # raise it when what is read of a file changes
+_FORMAT = 2  # raise it when what is read of a file changes
 _SUM = 16  # bytes
 _SETTLED = 2 * 10**9  # ns after its last change, a file's times say whether it changed again; coarse clocks tick slower
 _Stamp = tuple[int, int, int]  # bytes, and the times of the last change of content and of the file's entry, ns
+_NONE: _Stamp = (-1, 0, 0)  # which no file has
 
 
 @dataclass
@@ -54,12 +56,9 @@ class Account:
         self.skipped.setdefault(reason, []).append(name)
 
 
-def documents(
-    source: str, part: str = "1/1", most: int | None = None, length: int = 64, *, splitter: Splitter | None = None,
-    index: Path | None = None, private: bool = False, progress: Progress | None = None,
-) -> Documents:  # fmt: skip
-    """Documents with a BM25 index: those of `read`."""
-    return read(source, part, most, length, splitter=splitter, index=index, private=private, progress=progress)[0]
+def documents(source: str, *which: Any, **options: Any) -> Documents:
+    """Those of `read`."""
+    return read(source, *which, **options)[0]
 
 
 def read(
@@ -80,26 +79,23 @@ def read(
     """
     which, of = _part(part)
     account, private = Account(), private and source != CORPUS
+    mode = 0o600 if private else 0o666
     if source != CORPUS and not Path(source).expanduser().exists():
         raise ValueError(f"There are no documents at {source!r}: neither a file, nor a folder, nor `{CORPUS}`.")
     place = _place(source, index, private)
-    texts = dict[str, Source]()
-    if source == CORPUS:
-        found = _corpus(length, splitter)
-    else:
-        found = _files(source, _Shelf(place, splitter, private), account, progress)
-    for file, passages_ in found:
-        account.files += 1
-        for number, text in passages_:
-            texts.setdefault(text, Source(file, number))
+    found = _corpus(length, splitter) if source == CORPUS else _files(source, splitter, place, mode, account, progress)
+    texts, names = dict[str, Source](), set[str]()
+    for name, number, text in found:
+        texts.setdefault(text, Source(name, number))
+        names.add(name)
     chosen = [text for number, text in sorted((_hash(text), text) for text in texts) if number % of == which][:most]
     if not chosen:
         raise ValueError(f"Part {part} of {source!r} has no document{f': {account}' if account.skipped else ''}.")
-    account.passages = len(chosen)
+    account.files, account.passages = len(names), len(chosen)
     settings = _digest(f"{part} {most} {length} {splitter.key if splitter else ''}".encode())
     made = (
         SparseIndex.build(chosen) if place is None
-        else kept_sparse_index(chosen, place / f"bm25-{settings}.npz", _mode(private))
+        else kept_sparse_index(chosen, place / f"bm25-{settings}.npz", mode)
     )  # fmt: skip
     return Documents(chosen, made, [texts[text] for text in chosen]), account
 
@@ -125,20 +121,25 @@ def require_apart(private: Path, public: Path) -> None:
 
 
 def _files(
-    source: str, shelf: _Shelf, account: Account, progress: Progress | None
-) -> Iterator[tuple[str, list[Placed]]]:
-    """(name, passages) of each file that has some; the names are relative to the folder."""
+    source: str, splitter: Splitter | None, place: Path | None, mode: int, account: Account, progress: Progress | None
+) -> Iterator[tuple[str, int, str]]:
+    """(name, place, text) of each passage; the names are relative to the folder."""
     root = Path(source).expanduser()
     base, files = (root, list(_walk(root, account))) if root.is_dir() else (root.parent, [root])
-    for number, file in enumerate(files, 1):
-        name = _name(file, base)
-        try:
-            yield name, shelf.passages(file, name)
-        except Skipped as why:
-            account.skip(why.reason, f"{name}: {why.detail}" if why.detail else name)
+    settings = _digest(f"{_FORMAT} {splitter.key if splitter else ''}".encode())
+    kept = place / f"passages-{settings}.msgpack" if place else None
+    old, new = _known(kept), dict[str, _File]()
+    for number, path in enumerate(files, 1):
+        name = _name(path, base)
+        file = new[name] = _read(path, old.get(name), splitter)
+        if file.reason:
+            account.skip(file.reason, f"{name}: {file.detail}" if file.detail else name)
+        for passage in file.passages:
+            yield name, *passage
         if progress is not None:
             progress(number, len(files))
-    shelf.keep()
+    if kept is not None and new != old:
+        _keep(kept, new, mode)
 
 
 def _walk(root: Path, account: Account) -> Iterator[Path]:
@@ -172,88 +173,56 @@ def _name(path: Path, base: Path) -> str:
 # What is kept of files
 
 
-class _Content(msgspec.Struct):
-    """Of a file: its passages, or why there are none."""
+class _File(msgspec.Struct):
+    """Of a file that had this size and these times: its passages, or why there are none."""
 
-    passages: list[Placed]
+    stamp: _Stamp
+    passages: list[Placed] = []
     reason: str = ""
     detail: str = ""
 
 
-class _Kept(msgspec.Struct):
-    """files: by name, their stamp and content. contents: by digest."""
-
-    files: dict[str, tuple[_Stamp, str]] = {}
-    contents: dict[str, _Content] = {}
-
-
-class _Shelf:
-    """Passages of files, from the last start's where a file has not changed.
-
-    A file is the same when its size and times are; else it is read, and its content may still be known.
-    """
-
-    def __init__(self, place: Path | None, splitter: Splitter | None, private: bool) -> None:
-        self._splitter, self._mode = splitter, _mode(private)
-        settings = _digest(f"{_FORMAT} {splitter.key if splitter else ''}".encode())
-        self._path = place / f"passages-{settings}.msgpack" if place else None
-        self._old, self._new = self._read(), _Kept()
-
-    def passages(self, file: Path, name: str) -> list[Placed]:
-        """Of one file. Raises Skipped."""
-        try:
-            stamp, digest, content = self._content(file, *self._old.files.get(name, (None, "")))
-        except OSError as error:
-            raise Skipped(UNREADABLE, error.strerror or "") from None
-        if content.reason != NO_PYPDF:  # it may be installed until the next start
-            self._new.files[name], self._new.contents[digest] = (stamp, digest), content
-        if content.reason:
-            raise Skipped(content.reason, content.detail)
-        return content.passages
-
-    def keep(self) -> None:
-        """Write what this start has found, where it differs from what was kept."""
-        if self._path is None or self._new == self._old:
-            return
-        data = msgspec.msgpack.encode(self._new)
-        try:
-            with assets.writing(self._path, self._mode) as temporary:
-                temporary.write_bytes(blake2b(data, digest_size=_SUM).digest() + data)
-        except OSError as error:
-            _LOG.warning("The documents could not be kept (%s).", error.strerror)
-
-    def _content(self, file: Path, known: _Stamp | None, digest: str) -> tuple[_Stamp, str, _Content]:
-        status = file.stat()
+def _read(path: Path, known: _File | None, splitter: Splitter | None) -> _File:
+    """A file, as it is known where its size and times are the same."""
+    stamp = _NONE
+    try:
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise Skipped(UNREADABLE, "no regular file")
-        stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if stamp == known and digest in self._old.contents:
-            return stamp, digest, self._old.contents[digest]
-        if time.time_ns() - status.st_mtime_ns < _SETTLED:
-            stamp = (-1, 0, 0)  # which no file has
-        data, suffix = file.read_bytes(), file.suffix.lower()
-        digest = _digest(suffix.encode(), data)
-        content = self._new.contents.get(digest) or self._old.contents.get(digest)
-        return stamp, digest, content or self._extracted(suffix, data)
+        there = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if known is not None and known.stamp == there:
+            return known
+        if time.time_ns() - status.st_mtime_ns > _SETTLED:
+            stamp = there
+        return _File(stamp, _split(blocks(path.suffix.lower(), path.read_bytes()), splitter))
+    except Skipped as why:  # pypdf may be installed until the next start
+        return _File(_NONE if why.reason == NO_PYPDF else stamp, [], why.reason, why.detail)
+    except OSError as error:
+        return _File(_NONE, [], UNREADABLE, error.strerror or "")
 
-    def _extracted(self, suffix: str, data: bytes) -> _Content:
-        try:
-            return _Content(_split(blocks(suffix, data), self._splitter))
-        except Skipped as why:
-            return _Content([], why.reason, why.detail)
 
-    def _read(self) -> _Kept:
-        try:
-            data = self._path.read_bytes() if self._path else None
-            if data is not None:
-                if blake2b(data[_SUM:], digest_size=_SUM).digest() != data[:_SUM]:
-                    raise ValueError("it is not whole")
-                return msgspec.msgpack.decode(data[_SUM:], type=_Kept)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            _LOG.warning("What was kept of the documents is ignored and made anew (%s).", error)
-        return _Kept()
+def _known(kept: Path | None) -> dict[str, _File]:
+    """What the last start has found, by name."""
+    try:
+        data = kept.read_bytes() if kept else None
+        if data is not None:
+            if blake2b(data[_SUM:], digest_size=_SUM).digest() != data[:_SUM]:
+                raise ValueError("it is not whole")
+            return msgspec.msgpack.decode(data[_SUM:], type=dict[str, _File])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        _LOG.warning("What was kept of the documents is ignored and made anew (%s).", error)
+    return {}
+
+
+def _keep(kept: Path, files: dict[str, _File], mode: int) -> None:
+    data = msgspec.msgpack.encode(files)
+    try:
+        with assets.writing(kept, mode) as temporary:
+            temporary.write_bytes(blake2b(data, digest_size=_SUM).digest() + data)
+    except OSError as error:
+        _LOG.warning("The documents could not be kept (%s).", error.strerror)
 
 
 def _place(source: str, index: Path | None, private: bool) -> Path | None:
@@ -261,30 +230,20 @@ def _place(source: str, index: Path | None, private: bool) -> Path | None:
     if index is None and private:
         return None
     folder = assets.cache_folder("dragon") if index is None else index.expanduser()
-    mode = 0o700 if private else 0o777
-    ours = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    named = source if source == CORPUS else os.path.realpath(Path(source).expanduser())
-    place = folder / _digest(os.fsencode(named))
-    folder.mkdir(mode, parents=True, exist_ok=True)
-    place.mkdir(mode, exist_ok=True)
+    place = folder / _digest(os.fsencode(source if source == CORPUS else os.path.realpath(Path(source).expanduser())))
+    place.mkdir(parents=True, exist_ok=True)
     if private:
-        for made in [folder, place] if ours else [place]:  # a folder with other things in it stays as it is
-            made.chmod(0o700)
+        place.chmod(0o700)
     return place
-
-
-def _mode(private: bool) -> int:
-    return 0o600 if private else 0o666
 
 
 # Texts
 
 
-def _corpus(length: int, splitter: Splitter | None) -> Iterator[tuple[str, list[Placed]]]:
-    found = dict[str, list[Placed]]()
+def _corpus(length: int, splitter: Splitter | None) -> Iterator[tuple[str, int, str]]:
     for passage in passages(corpus.documents("train"), corpus.tokenizer(), length):
-        found.setdefault(passage.title, []).extend(_split([(passage.place + 1, passage.text)], splitter))
-    yield from found.items()
+        for placed in _split([(passage.place + 1, passage.text)], splitter):
+            yield passage.title, *placed
 
 
 def _split(found: Iterable[Placed], splitter: Splitter | None) -> list[Placed]:

@@ -37,9 +37,13 @@ class Link:
         """It is over; what still comes for it is dropped."""
         self._hears.pop(session, None)
 
-    async def connected(self, by: float) -> Connection:
-        """The connection, made where there is none until the loop's time `by`. Raises Lost and Refused."""
+    async def connected(self, by: float | None = None) -> Connection:
+        """The connection, made where there is none until the loop's time `by`; None: as long as the patience lasts.
+
+        Raises Lost and Refused.
+        """
         loop, reason = asyncio.get_running_loop(), Lost("nobody answers in time")
+        by = loop.time() + self.patience if by is None else by
         async with self._opening:
             while self.connection is None:
                 if self.resting:

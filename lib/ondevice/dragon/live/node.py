@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ondevice.causal_lm import CausalLM, support
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
 from ondevice.dragon.aggregation import document_weights
-from ondevice.dragon.live.decoder import Decoder, Template
+from ondevice.dragon.live.decoder import Decoder, Store, Template
 from ondevice.dragon.live.engine import Engine
 from ondevice.dragon.live.kv_store import KVStore, tokenizer_digest, weights_digest
 from ondevice.dragon.messages import VERSION, Cited, Hello
@@ -20,22 +21,10 @@ from ondevice.dragon.messages import VERSION, Cited, Hello
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ondevice.retrieval import SparseIndex
+
 TEMPLATE = Template(f"{PASSAGE}{{document}}{USER}{{query}}{ASSISTANT}")  # as the bundled models were trained
 WEIGHT_TEMPERATURE = 1 / 32  # of relevance, chosen on the validation split (record `relevance`)
-
-
-class Search(Protocol):
-    """An index of ondevice.retrieval, or anything that searches like one."""
-
-    @property
-    def size(self) -> int:
-        """Documents."""
-
-    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(scores [q, k], positions [q, k]) of the best documents, best first."""
-
-    def ceiling(self, query: str) -> float:
-        """What no score of the query reaches."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +38,21 @@ class Source:
     file: str
     place: int
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.place}"
-
 
 @dataclass(frozen=True)
 class Documents:
-    """A side's own documents and their index. sources: of each text, or none.
-
-    Raises ValueError where there are no texts, and where the index or the sources are of others.
-    """
+    """A side's own documents and their index. sources: of each text, or none."""
 
     texts: Sequence[str]
-    index: Search
+    index: SparseIndex
     sources: Sequence[Source] = ()
-
-    def __post_init__(self) -> None:
-        if not len(self.texts):
-            raise ValueError("A side has at least one document, not 0.")
-        if self.index.size != len(self.texts):
-            raise ValueError(f"The index is of {self.index.size} documents, but there are {len(self.texts)}.")
-        if len(self.sources) not in (0, len(self.texts)):
-            raise ValueError(f"There are {len(self.sources)} sources of {len(self.texts)} documents.")
 
     def best(self, query: str, k: int) -> tuple[list[str], list[float]]:
         """The k most relevant texts and their relevance, best first; all where there are fewer than k.
 
         Relevance is the score over its ceiling, the share of the query that a text covers: scores of two corpora cannot
-        be compared, as a word's weight grows with the number of texts. Raises ValueError on k below 1 and on a query without text.
+        be compared, as a word's weight grows with the number of texts. Raises ValueError on k below 1 and on a query
+        without text.
         """
         found, scores = self.places(query, k)
         return [self.texts[place] for place in found], scores
@@ -130,30 +106,38 @@ class Node:
         temperature: of the next token; 0 is greedy: as with 1. Raises ValueError as `Documents.best` and `Decoder` do.
         """
         places, scores = self.documents.places(query, k)
-        decoder = self.decoder_of([self.documents.texts[place] for place in places], scores, query, temperature)
+        prefixes = self.prefixes([self.documents.texts[place] for place in places])
+        bare = self.template.prefix(self.tokenizer, "")
+        decoder = self.decoder_of(prefixes, scores, query, temperature, self.store, bare)
         if not self.documents.sources:
             return decoder, []
         weights = np.exp(document_weights(np.asarray(scores), self.weight_temperature))
         found = [self.documents.sources[place] for place in places]
         return decoder, [Cited(one.file[-1024:], one.place, float(w)) for one, w in zip(found, weights, strict=True)]
 
-    def cost(self, k: int, query: str, limit: int) -> int:
-        """Most bytes of keys and values that a session of k documents takes."""
+    def decoder_of(
+        self, prefixes: Sequence[Sequence[int]], scores: Sequence[float], query: str, temperature: float,
+        store: Store | None = None, bare: Sequence[int] | None = None,
+    ) -> Decoder:  # fmt: skip
+        """The same of documents that are given, as `prefixes`; store, bare: as of `Decoder`."""
+        return Decoder(
+            self.lm, prefixes, self.template.suffix(self.tokenizer, query), scores,
+            temperature=self.weight_temperature, sampling_temperature=temperature or 1.0, store=store,
+            end=self.end, bare=bare,
+        )  # fmt: skip
+
+    def prefixes(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Ids of each document's prompt up to its end, cut where it is too long."""
+        return [tuple(self.template.prefix(self.tokenizer, text)[: self.longest]) for text in texts]
+
+    def shape(self, tokens: int) -> tuple[int, int, int, int]:
+        """[layers, heads, tokens, width] of the keys of so many tokens, and of their values."""
         config = support.text_config(self.lm.model)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        tokens = min(self.lm.context, self.longest + len(query.encode()) + limit)  # a token has a byte or more
-        one = 2 * self.lm.layers * heads * width * self.lm.model.dtype.itemsize
-        return (k + 1) * tokens * one
+        return self.lm.layers, heads, tokens, width
 
-    def decoder_of(
-        self, texts: Sequence[str], scores: Sequence[float], query: str, temperature: float = 1.0
-    ) -> Decoder:
-        """The same of documents that are given."""
-        prefixes = [self.template.prefix(self.tokenizer, text)[: self.longest] for text in texts]
-        end = () if self.end is None else (self.end,)
-        return Decoder(
-            self.lm, prefixes, self.template.suffix(self.tokenizer, query), scores,
-            temperature=self.weight_temperature, sampling_temperature=temperature or 1.0, store=self.store, end=end,
-            bare=self.template.prefix(self.tokenizer, ""),
-        )  # fmt: skip
+    def cost(self, k: int, query: str, limit: int) -> int:
+        """Most bytes of keys and values that a session of k documents takes."""
+        tokens = min(self.lm.context, self.longest + len(query.encode()) + limit)  # a token has a byte or more
+        return (k + 1) * 2 * math.prod(self.shape(tokens)) * self.lm.model.dtype.itemsize

@@ -87,7 +87,7 @@ class Splitter:
             piece = text[start:end].strip()
             if self._before + _SLACK + len(piece) <= self.longest and piece.isascii():
                 return end  # no tokenizer makes more tokens of ASCII than there are letters
-            tokens = self._tokens(piece)
+            tokens = len(self.template.prefix(self.tokenizer, piece))
             if tokens <= self.longest or end == start + 1:
                 return end
             fit = (end - start) * (self.longest - self._before) // (tokens - self._before)
@@ -96,20 +96,7 @@ class Splitter:
     @cached_property
     def _before(self) -> int:
         """Tokens before a document."""
-        return self._tokens("")
-
-    @cached_property
-    def _begin(self) -> int:
-        """1 where the tokenizer puts a begin token, else 0."""
-        return len(self.template.prefix(self.tokenizer, "")) - self._ids("")
-
-    def _tokens(self, text: str) -> int:
-        """As many as `template.prefix` has, without the tokenizer's warning of long texts."""
-        return self._begin + self._ids(text)
-
-    def _ids(self, text: str) -> int:
-        text = self.template.text.partition("{document}")[0] + text
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        return len(self.template.prefix(self.tokenizer, ""))
 
 
 def _break(text: str, low: int, high: int) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats
-from ondevice.dragon.decisions import Choose, Undecidable
 from ondevice.dragon.live.decoder import Decoder
-from ondevice.dragon.live.engine import Drafted, Drafting, Engine
+from ondevice.dragon.live.engine import Drafted, Drafting
 from ondevice.dragon.live.guard import Guard
-from ondevice.dragon.messages import Draft, Message, Resume, Switch, Target
+from ondevice.dragon.live.node import Node
+from ondevice.dragon.messages import Begin, Cited, Draft, Message, Resume, Switch, Target
 from ondevice.dragon.side import Action, Decode, Done, Emit, RollBack, Send, Side
+from ondevice.dragon.speculative_aggregation import Stream
 
 
 class Quotation(Exception):
@@ -23,7 +25,8 @@ class Player:
 
     priors: by position, of this side's drafts that are not decided; `decisions.decision` reads it.
     emitted: called with each decided token's position and id. drew: with each draft of this side. changed: when its
-        undecided drafts have changed. guard: stops what would quote from leaving; the session fails then.
+        undecided drafts have changed. found: with the documents that the decoder is made of, where they have sources.
+    guard: stops what would quote from leaving; the session fails then.
     pace, prefill: seconds that a token and the first one take at least, to imitate other hardware.
     ended: set when the output has ended, or cannot go on. failure: why it cannot, or None. While `send` is None
     nothing is sent: `resume` makes up for it. progress: when this side last had something new from the other one, or
@@ -33,13 +36,11 @@ class Player:
     def __init__(
         self, machine: Side, priors: dict[int, Floats], *, emitted: Callable[[int, int], None] = lambda *_: None,
         drew: Callable[[Draft], None] = lambda _: None, changed: Callable[[], None] = lambda: None,
-        guard: Guard | None = None, pace: float = 0.0, prefill: float = 0.0,
+        found: Callable[[list[Cited]], None] = lambda _: None, guard: Guard | None = None, pace: float = 0.0,
+        prefill: float = 0.0,
     ) -> None:  # fmt: skip
-        for seconds in (pace, prefill):
-            if not 0 <= seconds < float("inf"):
-                raise ValueError(f"A pace is in seconds a token, not {seconds}.")
         self.machine, self.priors, self.emitted, self.drew, self.changed = machine, priors, emitted, drew, changed
-        self.guard, self.pace, self.prefill = guard, pace, prefill
+        self.found, self.guard, self.pace, self.prefill = found, guard, pace, prefill
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
         self.broken: Exception | None = None  # what this side's own model or documents failed with
@@ -53,16 +54,21 @@ class Player:
         self._loop = asyncio.get_running_loop()
         self.progress = self._loop.time()
 
-    def start(self, engine: Engine, build: Callable[[], Decoder], choose: Choose, cap: int) -> None:
-        """Begin to draft. build: makes the decoder, in the engine's thread."""
+    def start(self, node: Node, begin: Begin, stream: Stream, build: Callable[[], Decoder] | None = None) -> None:
+        """Begin to draft, behind the tokens that the machine has. build: makes another decoder than the node's."""
+        before = self.machine.tokens[:-1]
 
-        def built() -> Decoder:
-            self.decoder = build()
-            return self.decoder
+        def built() -> Decoder:  # in the engine's thread
+            decoder, cited = (build(), []) if build else node.decoder(begin.query, begin.k, begin.temperature)
+            for token in before:
+                decoder.commit(token)
+            self.decoder = decoder
+            self._post(self.found, cited)
+            return decoder
 
         self._drafting = Drafting(
-            engine, built, choose, lambda draft: self._post(self._drew, draft),
-            lambda error: self._post(self._broke, error), cap,
+            node.engine, built, decisions.drafts(begin, stream), lambda draft: self._post(self._drew, draft),
+            lambda error: self._post(self._broke, error), begin.cap,
         )  # fmt: skip
         self._act(self.machine.start(self._loop.time()))
 
@@ -89,7 +95,7 @@ class Player:
         try:
             self.moves += isinstance(message, Switch)
             self._act(self.machine.received(self._loop.time(), message))
-        except Undecidable as error:  # the drafts are spent: resuming would not bring them back
+        except decisions.Undecidable as error:  # the drafts are spent: resuming would not bring them back
             self.fail(error)
 
     def go_alone(self) -> None:

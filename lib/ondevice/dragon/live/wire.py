@@ -45,21 +45,18 @@ class Connection:
 
     A ping goes every `beat` seconds; after `silence` seconds without its answer the peer counts as gone, which is all
     that tells a half open connection. rtt: the least round trip of a ping so far, in seconds; None before the first.
-    sent, received: bytes of messages. peer: who the other side is.
     """
 
-    def __init__(self, socket: Any, peer: Hello, *, beat: float, silence: float) -> None:
-        self._socket, self.peer, self._beat, self.silence = socket, peer, beat, silence
+    def __init__(self, socket: Any, *, beat: float, silence: float) -> None:
+        self._socket, self._beat, self._silence = socket, beat, silence
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self.rtt: float | None = None
-        self.sent = self.received = 0
         self._why = ""
         self._tasks = [asyncio.create_task(self._sends()), asyncio.create_task(self._pings())]
 
     def send(self, message: Message) -> int:
         """Send after all that was sent before; returns the bytes. If the connection is closed, `receive` tells."""
         data = messages.encode(message)
-        self.sent += len(data)
         self._queue.put_nowait(data)
         return len(data)
 
@@ -73,7 +70,6 @@ class Connection:
         except ValueError as error:
             self.drop(str(error))
             raise Lost(str(error)) from None
-        self.received += len(data)
         return message, len(data)
 
     async def close(self) -> None:
@@ -102,25 +98,25 @@ class Connection:
         with contextlib.suppress(exceptions.ConnectionClosed):
             while True:
                 try:
-                    async with asyncio.timeout(self.silence):
+                    async with asyncio.timeout(self._silence):
                         trip = await (await self._socket.ping())
                 except TimeoutError:
-                    self._why = f"nothing was heard for {self.silence:g} s"
-                    self._socket.transport.abort()
+                    self.drop(f"nothing was heard for {self._silence:g} s")
                     return
                 self.rtt = trip if self.rtt is None else min(self.rtt, trip)
                 await asyncio.sleep(self._beat)
 
 
 async def connect(
-    host: str, port: int, hello: Hello, *, tls: ssl.SSLContext | None = None, beat: float = 1.0, silence: float = 8.0
-) -> Connection:
-    """Connect within `silence` seconds. Raises Lost where there is nobody, Refused by what no second try mends."""
+    host: str, port: int, hello: Hello, *, tls: ssl.SSLContext | None = None, within: float = 8.0, beat: float = 1.0,
+    silence: float = 8.0,
+) -> Connection:  # fmt: skip
+    """Connect within so many seconds. Raises Lost where there is nobody, Refused by what no second try mends."""
     where = f"{host}:{port}"
     try:
         address = f"[{host}]" if ":" in host else host
         socket = await _connect(
-            f"{'ws' if tls is None else 'wss'}://{address}:{port}/", ssl=tls, open_timeout=silence, proxy=None,
+            f"{'ws' if tls is None else 'wss'}://{address}:{port}/", ssl=tls, open_timeout=within, proxy=None,
             close_timeout=1.0, additional_headers={HEADER: _shown(hello)}, **_OPTIONS,
         )  # fmt: skip
     except exceptions.InvalidStatus as error:
@@ -135,16 +131,15 @@ async def connect(
     except (exceptions.InvalidHandshake, EOFError, ssl.SSLError, ConnectionResetError) as error:
         raise _unheard(where, tls, error) from None
     except TimeoutError:
-        raise Lost(f"nobody answers at {where} within {silence:g} s") from None
+        raise Lost(f"nobody answers at {where} within {within:g} s") from None
     except OSError as error:
         raise Lost(f"nobody answers at {where} ({error.strerror or error})") from None
     try:
-        peer = _read(socket.response.headers if socket.response else None)
-        check_peer(peer, hello)
+        check_peer(_read(socket.response.headers if socket.response else None), hello)
     except ValueError as error:
         socket.transport.abort()
         raise Refused(str(error)) from None
-    return Connection(socket, peer, beat=beat, silence=silence)
+    return Connection(socket, beat=beat, silence=silence)
 
 
 def _unheard(where: str, tls: ssl.SSLContext | None, error: Exception) -> ConnectionError:
@@ -184,8 +179,7 @@ async def listening(
         response.headers[HEADER] = _shown(hello)
 
     async def opened(socket: ServerConnection) -> None:
-        assert socket.request is not None
-        connection = Connection(socket, _read(socket.request.headers), beat=beat, silence=silence)
+        connection = Connection(socket, beat=beat, silence=silence)
         try:
             await handle(connection)
         finally:
@@ -225,11 +219,8 @@ def server_tls(certificate: Path, key: Path, authority: Path | None = None) -> s
 
     Raises ValueError on files that are no certificate and key.
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    _load(context, certificate, key)
-    if authority is not None:
-        _trust(context, authority)
-        context.verify_mode = ssl.CERT_REQUIRED
+    context = _tls(ssl.Purpose.CLIENT_AUTH, authority, certificate, key)
+    context.verify_mode = ssl.CERT_REQUIRED if authority is not None else ssl.CERT_NONE
     return context
 
 
@@ -238,25 +229,20 @@ def client_tls(authority: Path, certificate: Path | None = None, key: Path | Non
 
     certificate, key: our own, where the peer asks for one. Raises ValueError on files that are none.
     """
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    _trust(context, authority)
-    if certificate is not None:
-        _load(context, certificate, key or certificate)
+    return _tls(ssl.Purpose.SERVER_AUTH, authority, certificate, key or certificate)
+
+
+def _tls(purpose: ssl.Purpose, authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(purpose, cafile=authority)  # no other authority is trusted
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"{authority.name if authority else ''} holds no certificate: {error}.") from None
+    if certificate is not None and key is not None:
+        try:
+            context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"{certificate.name} and {key.name} are no certificate with its key: {error}.") from None
     return context
-
-
-def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"{certificate.name} and {key.name} are no certificate with its key: {error}.") from None
-
-
-def _trust(context: ssl.SSLContext, authority: Path) -> None:
-    try:
-        context.load_verify_locations(authority)
-    except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"{authority.name} holds no certificate: {error}.") from None
 
 
 def _loopback(host: str) -> bool:

@@ -1,0 +1,80 @@
+"""Every source cell of DRAGON's notebook acts: a wrong body put in its place changes what the cells behind it print."""
+
+import pytest
+from cells import Notebook
+
+from ondevice.run import Layout
+
+# By source cell: what stands there, what is put in its place, and the cell that shows it.
+EDITS = {
+    "mixture": ("eta_local * p_local +", "eta_local * p_remote +", "mixture-shown"),
+    "algorithm-1": ("verifying * p[draft] < p", "verifying * p[draft] > p", "algorithm-1-shown"),
+    "acceptance": ("gamma_side * np.minimum", "0.9 * gamma_side * np.minimum", "acceptance-shown"),
+    "shared": ("np.log(probabilities) + gumbel", "np.log(probabilities) - gumbel", "acceptance-shown"),
+    "kept": ("np.sqrt(p / unit)", "(p / unit)", "codec-shown"),
+    "filled": ("(1 - tail) * (kept.weights", "(kept.weights", "codec-shown"),
+    "drafting": ("ahead >= side.lookahead", "ahead >= 1", "figure-4"),
+    "settling": ("if not kept_remote:", "if kept_remote:", "figure-4"),
+    "committing": ("if not accepted:", "if accepted:", "figure-4"),
+    "taking-over": ("deque(switch.drafts)", "deque()", "figure-9-again"),
+    "numbers": (".random(count)", ".random(count) ** 9", "deciding-shown"),
+    "deciding": ("int(sample(p, uniforms(begin.seed, stream, position, 1)[0]))", "int(p.argmin())", "deciding-shown"),
+    "waiting": ("costs.send_local + costs.decode_remote + costs.send_remote", "costs.decode_remote", "table-1"),
+    "latency": ("costs.decode_remote + costs.round_trip)", "costs.decode_remote)", "table-1"),
+    "plan": ("cost = rejected_b * lag", "cost = 0 * lag", "plan-shown"),
+    "attack": ("(1 - ETA) * p_cloud + ETA * p_candidate", "p_cloud", "attack-again"),
+    "windows-live": ("weights[:, None] + read", "0 * weights[:, None] + read", "windows-again"),
+    "oracle-steps": ("now = max(state.decided, drafted[side], ", "now = max(state.decided, ", "figure-9-again"),
+    "oracle": ("(i - 1, state.trail)", "(i, state.trail)", "oracle-shown"),
+}  # fmt: skip
+SHORT = {"pairs": 2, "threads": 1, "questions_again": 1}
+SHOWN = {shown for _, _, shown in EDITS.values()} | {"answers-again"}
+SET_UP = {"parameters", "checked", "imports", "setup"}
+
+
+@pytest.fixture(scope="module")
+def dragon(tmp_path_factory):
+    book = Notebook(Layout().notebook("dragon"), SHORT)
+    kept = {*SET_UP, *SHOWN, *book.sources}
+    book.texts = {name: text if name in kept else "pass" for name, text in book.texts.items()}
+    book.texts["windows-again"] = book.texts["windows-again"].replace("chosen.items()", "list(chosen.items())[1:]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        names = list(book.texts)
+        last = max(SHOWN, key=names.index)
+        book.said = book.run(book.span(names[0], last), {"__name__": "__main__"})
+        failed = {name: text for name, text in book.said.items() if "Error: " in text}
+        assert not failed and last in book.said
+        yield book
+
+
+def again(book, cell, edit, shown):
+    old, new = edit
+    assert book.texts[cell].count(old) == 1
+    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
+    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+
+
+def test_every_source_cell_has_an_edit(dragon):
+    assert set(dragon.sources) == set(EDITS)
+
+
+@pytest.mark.parametrize("cell", EDITS)
+def test_a_wrong_body_changes_what_is_printed(dragon, cell):
+    *edit, shown = EDITS[cell]
+    assert again(dragon, cell, edit, shown).get(shown) != dragon.said[shown]
+
+
+@pytest.mark.parametrize(("cell", "sample"), [("mixture", "answers-again"), ("filled", "answers-again")])
+def test_a_sample_says_that_the_algorithm_was_edited(dragon, cell, sample):
+    assert "was the algorithm edited?" in again(dragon, cell, EDITS[cell][:2], sample)[sample]
+    assert "differ" not in dragon.said[sample]
+
+
+def test_the_devices_side_of_live_sessions_decides_with_the_cells(dragon):
+    """What the live cells hand to the device are the functions of the cells, which call each other."""
+    state = dragon.before["answers-again"]
+    assert all(function in state["rules"] for function in (state["draft_on"], state["settle"], state["take_over"]))
+    names = [state[name].__globals__ for name in ("decide", "settle")]
+    assert names[0] is names[1] and names[0]["target"] is state["target"]
+    assert "decide=decide" in Notebook(Layout().notebook("dragon"), {}).texts["live"]

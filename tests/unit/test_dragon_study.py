@@ -1,0 +1,327 @@
+"""What DRAGON's exhibits and claims are made of: by hand, on small records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import sem
+
+from ondevice.dragon import lockstep, pair, study
+from ondevice.dragon.simulator import World, simulate
+from ondevice.dragon.study import MIX, part
+from ondevice.dragon.world import HOLDERS
+from ondevice.evidence import born
+from ondevice.evidence.resampling import Resampled
+
+
+def recorded(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return born(pd.DataFrame(rows), "recorded")
+
+
+def answer(
+    times: list[float], decided: str = "", prefilled: float = 0.0, device: list[float] | None = None,
+    cloud: list[float] | None = None, **fields: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A row of the record `latency`, as it is read back."""
+    words = {name: " ".join(map(str, ms)) for name, ms in (("times", times), ("device", device or []),
+                                                           ("cloud", cloud or []))}  # fmt: skip
+    row = {"pace": "imposed", "question": "q", "holder": "both", "delay_ms": 100, "method": pair.DRAGON, "alone": False}
+    return {**row, "tokens": len(times), "prefilled": prefilled, "decided": decided, **words, **fields}
+
+
+def by_holder(ms: Mapping[str, list[list[float]]], **fields: Any) -> pd.DataFrame:
+    """Answers whose tokens are there at these times, by holder."""
+    rows = [answer(times, question=f"{holder}{n}", holder=holder, **fields)
+            for holder, answers in ms.items() for n, times in enumerate(answers)]  # fmt: skip
+    return study.latencies(recorded(rows))
+
+
+# What validation chooses
+
+
+def test_the_temperature_is_that_of_the_least_loss_of_a_model_on_validation_windows():
+    nats = {("a", 1.0): (5, 1), ("a", 2.0): (2, 3), ("a", 4.0): (9, 0), ("b", 1.0): (1, 1), ("b", 2.0): (9, 9)}
+    losses = recorded([{"split": "validation", "model": model, "temperature": temperature, "window": n, "nats": one}
+                       for (model, temperature), windows in nats.items() for n, one in enumerate(windows)])  # fmt: skip
+    assert (study.temperature(losses, "a"), study.temperature(losses, "b")) == (2.0, 1.0)
+    for splits, said in ((["test"], "test"), (["validation", "test"], "test and validation")):
+        wrong = losses.assign(split=np.resize(splits, len(losses)))
+        with pytest.raises(ValueError, match=f"chosen on the validation split, not on {said}"):
+            study.temperature(wrong, "a")
+
+
+def weighed(split: str = "validation") -> pd.DataFrame:
+    """Two questions of a holder each, with a document on either side; answers of two tokens and of one."""
+    chances = {("one", "both", "device"): ("0.5 0.25", 3.0), ("one", "both", "cloud"): ("0.1 0.05", 1.0),
+               ("two", "cloud", "device"): ("0.2", 0.0), ("two", "cloud", "cloud"): ("0.4", 2.0)}  # fmt: skip
+    return recorded([
+        {"split": split, "question": question, "holder": holder, "side": side, "rank": 0, "score": score,
+         "ceiling": 4.0, "log_probs": " ".join(str(np.log(float(p))) for p in said.split())}
+        for (question, holder, side), (said, score) in chances.items()
+    ])  # fmt: skip
+
+
+def test_relevance_weighs_both_sides_documents_by_eq_2():
+    forms = {"all alike": lambda scores, ceilings: 0 * scores, "shares": lambda scores, ceilings: 8 * scores / ceilings}
+    table = study.relevance(weighed(), forms)
+    odds, other = np.exp(8 * (3 - 1) / 4), np.exp(-8 * 2 / 4)
+    shares = {("all alike", "both"): 0.5, ("all alike", "cloud"): 0.5,
+              ("shares", "both"): odds / (1 + odds), ("shares", "cloud"): other / (1 + other)}  # fmt: skip
+    for (form, holder), share in shares.items():
+        answers = {"both": ([0.5, 0.25], [0.1, 0.05]), "cloud": ([0.2], [0.4])}[holder]
+        loss = -np.log(share * np.array(answers[0]) + (1 - share) * np.array(answers[1])).mean()
+        assert table.loc[form, ("share", holder)] == pytest.approx(share)
+        assert table.loc[form, ("loss", holder)] == pytest.approx(loss)
+    losses = table["loss"].drop(columns="all")
+    assert table["loss", "all"].tolist() == pytest.approx(losses.mean(axis=1).tolist())
+    assert list(table.index) == list(forms) and table.attrs["kind"] == "recorded"
+    with pytest.raises(ValueError, match="validation split, not on test"):
+        study.relevance(weighed("test"), forms)
+
+
+# Figure 6
+
+
+def windows(nats: Mapping[str, Any], tokens: int = 64) -> pd.DataFrame:
+    """Windows of one model with these nats [W] by name, as of `perplexities`."""
+    rows = []
+    for name, values in nats.items():
+        method, _, rest = name.partition(" #")
+        documents, _, cap = rest.partition(" at ")
+        bytes_ = int(cap or (512 if method == "DRAGON" else 0))
+        rows += [{"model": "m", "window": w, "method": method, "documents": int(documents), "cap": bytes_,
+                  "nats": value, "tokens": tokens, "read": 1} for w, value in enumerate(values)]  # fmt: skip
+    return recorded(rows)
+
+
+def test_perplexities_are_of_all_tokens_and_only_a_cap_of_its_own_has_a_name_of_its_own():
+    table = windows({"no retrieval #0": [128, 192], "DRAGON #16": [64, 192], "DRAGON #16 at 8": [128, 160]})
+    found = study.perplexities(table)
+    assert found.names == ["no retrieval 0", "DRAGON 16", "DRAGON 16 at 8"] and found.tasks == ["m"]
+    assert [found[name][0, 0] for name in found.names] == pytest.approx(np.exp([2.5, 2.0, 2.25]).tolist())
+    other = table.assign(tokens=np.where(table["window"] == 0, 32, 96))  # sums over sums
+    assert study.perplexities(other)["DRAGON 16"][0, 0] == pytest.approx(np.exp((64 + 192) / 128))
+
+
+def test_differences_of_perplexities_are_paired():
+    """Windows differ far more than methods: each interval holds the other's value, that of the difference is narrow."""
+    rng = np.random.default_rng(0)
+    hardness = 64 * rng.normal(2.5, 0.5, 80)
+    worse = hardness + 64 * rng.normal(0.02, 0.02, 80)
+    found = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), seed=1)
+    ours, theirs = (found.estimate(found[name][:, 0]) for name in ("DRAGON 2", "DRCG 2"))
+    assert ours.value == pytest.approx(np.exp(hardness.sum() / (64 * 80)))
+    assert ours.low < theirs.value < ours.high and theirs.low < ours.value < theirs.high
+    difference = found.estimate((found["DRCG 2"] - found["DRAGON 2"])[:, 0])
+    assert 0 < difference.low < difference.value < difference.high < 1
+    spread = ours.value * sem(hardness / 64)  # the delta method
+    assert (ours.high - ours.low) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
+    same = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), seed=1)
+    assert (same.values == found.values).all()
+
+
+# Latency
+
+
+def test_times_are_read_from_their_words():
+    row = study.latencies(recorded([answer([250.0, 300.5, 420.0], prefilled=200.0)])).iloc[0]
+    assert (row["ttft_ms"], row["between_ms"], row["total_ms"], row["steps"]) == (250, 170, 220, 2)
+    assert (row["method"], row["task"], row["request"]) == ("DRAGON 100", "both", "q")
+    short = study.latencies(recorded([answer([250.0], prefilled=200.0, method="DRDG/TW", delay_ms=0)])).iloc[0]
+    assert (short["between_ms"], short["total_ms"], short["steps"], short["method"]) == (0, 50, 1, "DRDG/TW 0")
+    assert study.latencies(recorded([answer([1.0])])).attrs["kind"] == "recorded"
+
+
+def test_time_a_token_is_sums_over_sums_by_holder_and_the_whole_mix_their_mean():
+    table = by_holder({"device": [[100, 110], [100, 200, 300, 400]], "cloud": [[100, 150]], "both": [[100, 130]],
+                       "neither": [[100, 120], [100, 140]]}, prefilled=100.0)  # fmt: skip
+    found = study.per_token(table, "imposed")
+    each = {"device": (10 + 300) / (1 + 3), "cloud": 50, "both": 30, "neither": (20 + 40) / 2}
+    assert {task: part(found, "DRAGON 100", task)[0] for task in found.tasks} == pytest.approx(each)
+    assert part(found, "DRAGON 100")[0] == pytest.approx(np.mean(list(each.values())))
+    first = study.first_token(table.assign(ttft_ms=range(6)), "imposed")
+    assert part(first, "DRAGON 100", "device")[0] == 0.5 and part(first, "DRAGON 100")[0] == pytest.approx(2.5)
+
+
+def test_another_pace_is_another_table():
+    rows = [answer([100, 110], question=f"{q}", pace=pace) for q in range(3) for pace in ("imposed", "unpaced")]
+    rows[1]["times"] = "100 990"
+    table = study.latencies(recorded(rows))
+    found = [study.per_token(table, pace, "between_ms")["DRAGON 100"][0, 0] for pace in ("imposed", "unpaced")]
+    assert found == pytest.approx([10, (890 + 10 + 10) / 3])
+
+
+def test_by_delay_parts_names_and_calls_the_average_the_whole_mix():
+    table = by_holder({holder: [[0, 10], [0, 10]] for holder in HOLDERS})
+    found = study.by_delay(study.per_token(table, "imposed"), "ms")
+    assert set(found.columns) == {"task", "ms", "low", "high", "method", "delay_ms"}
+    assert found["task"].tolist() == [*HOLDERS, MIX] and set(found["method"]) == {"DRAGON"}
+    assert found["delay_ms"].tolist() == [100.0] * 5 and found["ms"].tolist() == [10.0] * 5
+    assert found.attrs["kind"] == "recorded"
+
+
+def test_a_letter_says_whose_draft_was_accepted():
+    row = next(pd.DataFrame([answer([1.0], "bdcn")]).itertuples())
+    assert study.decisions(row).tolist() == [[True, True], [True, False], [False, True], [False, False]]
+
+
+def test_costs_are_medians_after_the_first_draft():
+    rows = pd.DataFrame([answer([1.0] * 4, "bbbb", device=[900, 10, 20, 90], cloud=[700, 1, 2, 3])])
+    found = study.costs(rows, 0.3)
+    assert (found.decode_local, found.decode_remote) == (0.02, 0.002)
+    assert found.send_remote - found.send_local == pytest.approx(0.3)
+    up, down = pair.added(0.3)  # the mean of the relay's links: the added delay with a jitter of a fifth around it
+    assert up.delay + up.jitter / 2 == pytest.approx(found.send_local)
+    assert down.delay + down.jitter / 2 == pytest.approx(found.send_remote)
+    assert down.jitter - up.jitter == pytest.approx(2 * 0.3 / 5)
+
+
+REJECTED, DEVICE_MS, CLOUD_MS = "dddddd", [20.0] * 6, [50.0] * 6
+ROUND = 50 + 100 + 2 * 5  # ms at a delay of 100
+
+
+def session(decided: str, step: float, method: str = pair.DRAGON, **fields: Any) -> list[dict[str, Any]]:
+    """Answers of two questions of each holder, a token every `step` ms from the first one on."""
+    times = (300 + step * np.arange(len(decided))).tolist()
+    return [answer(times, decided, device=DEVICE_MS[: len(decided)], cloud=CLOUD_MS[: len(decided)], method=method,
+                   holder=holder, question=f"{holder}{n}", **fields) for holder in HOLDERS for n in (0, 1)]  # fmt: skip
+
+
+def test_where_all_drafts_are_rejected_eq_7_saves_nothing():
+    rows = session(REJECTED, ROUND) + session(REJECTED, ROUND, pair.TW)
+    table = study.against_eq_7(study.latencies(recorded(rows)), "imposed")
+    assert table["holder"].tolist() == [*HOLDERS, MIX] and (table["delay_ms"] == 100).all()
+    for column in ("acceptance", "eq_7", "saved", "low", "high"):
+        assert table[column].to_numpy() == pytest.approx(0, abs=1e-9), column
+    assert table["measured_over_eq_7"].to_numpy() == pytest.approx(1)
+
+
+def test_eq_7_is_beside_what_was_saved_and_the_last_tokens_drafts_do_not_count():
+    rows = session("ccddcd", 105.0) + session(REJECTED, ROUND, pair.TW)  # 3 of 5, and nothing waits for the sixth
+    found = study.against_eq_7(study.latencies(recorded(rows)), "imposed").set_index("holder")
+    assert found["acceptance"].to_numpy() == pytest.approx(0.6)
+    assert found["eq_7"].to_numpy() == pytest.approx(100 * 0.6 * (ROUND - 50) / ROUND)
+    assert found["saved"].to_numpy() == pytest.approx(100 * (1 - 105 / ROUND))
+    assert found["measured_over_eq_7"].to_numpy() == pytest.approx(105 / (0.6 * 50 + 0.4 * ROUND))
+
+
+def test_waits_are_by_what_became_of_the_two_drafts_before():
+    rows = [*session("bdbd", ROUND), answer([300.0], "b", question="of one token", device=[9.0], cloud=[9.0])]
+    found = study.waits(study.latencies(recorded(rows)), "imposed", 100).set_index(["local", "remote", "holder"])
+    assert found["tokens"].to_dict() == {("accepted", "accepted", holder): 4 for holder in HOLDERS} | {
+        ("accepted", "rejected", holder): 2 for holder in HOLDERS}  # fmt: skip
+    assert found["measured_ms"].to_numpy() == pytest.approx(ROUND)
+    rejected = found.xs("rejected", level="remote")["formula_ms"]
+    assert rejected.to_numpy() == pytest.approx(ROUND)  # the device's next draft is there by then
+    assert (found.xs("accepted", level="remote")["formula_ms"] < ROUND).all()
+
+
+def row_of(**fields: Any) -> Any:
+    (found,) = study.latencies(recorded([answer(**fields)])).itertuples()
+    return found
+
+
+def test_a_session_is_simulated_from_its_decisions_paces_and_first_drafts():
+    """All accepted and the device slow: nothing is waited for, whatever the links do."""
+    slow = row_of(times=[200.0, 330.0, 460.0, 590.0], decided="bbbb", prefilled=200.0, device=[999, 130, 130, 130],
+                  cloud=[999, 9, 9, 9])  # fmt: skip
+    assert study.simulated(slow, 32) == pytest.approx(130)
+    fields = dict(decided="bdbn", prefilled=80.0, device=[999, 20, 30, 40], cloud=[999, 60, 50, 40], delay_ms=50)
+    one = row_of(times=[250.0, 300.0, 500.0, 600.0], **fields)
+    flags = np.array([[1, 1], [1, 0], [1, 1], [0, 0]], bool)
+    first = 0.25 - pair.BASE - pair.BASE_JITTER / 2 - 0.05  # the cloud's, when it left
+    world = World(flags, [0.08, 0.02, 0.03, 0.04], [first, 0.06, 0.05, 0.04], *pair.added(0.05), lookahead=4)
+    totals = [simulate(world, seed=seed).seen[-1] - 0.08 for seed in range(3)]
+    assert study.simulated(one, 4) == pytest.approx(1000 * np.mean(totals) / 3)
+    assert study.simulated(one, 1) > study.simulated(one, 4)
+    assert study.simulated(one, 4, seeds=1) == pytest.approx(1000 * totals[0] / 3)
+
+
+def test_simulated_and_live_are_of_whole_answers_of_both_sides_at_their_lookahead(monkeypatch: pytest.MonkeyPatch):
+    def simulated(row: Any, lookahead: int, rules: Any) -> float:
+        return 1000.0 * lookahead + row.delay_ms
+
+    monkeypatch.setattr(study, "simulated", simulated)
+    whole = dict(times=[10.0, 20.0, 40.0], decided="bbb", prefilled=10.0)
+    rows = [answer(**{**whole, "question": name, **fields}) for name, fields in {
+        "ours": {}, "wise": {"method": pair.TW}, "again": {"method": pair.AGAIN}, "other": {"method": pair.CRCG},
+        "alone": {"alone": True}, "cut": {"decided": "bb"}, "short": {"times": [10.0, 20.0], "decided": "bb"},
+    }.items()]  # fmt: skip
+    found = study.simulator_and_live(study.latencies(recorded(rows)))
+    assert found[["question", "method", "simulated_ms", "measured_ms"]].to_numpy().tolist() == [
+        ["ours", "DRAGON", 1000 * pair.GREEDY.lookahead + 100, 15], ["wise", "DRDG/TW", 1100, 15],
+    ]  # fmt: skip
+    assert found.attrs["kind"] == "recorded+simulated"
+
+
+# Answers, acceptance, schedules
+
+
+def tokens(rows: list[tuple[str, str, str, str, float]]) -> pd.DataFrame:
+    """Of the record `lockstep`: holder, question, side, word and every rule's acceptance."""
+    return recorded([
+        {"holder": holder, "question": question, "side": side, "word": word, **dict.fromkeys(lockstep.RULES, value)}
+        for holder, question, side, word, value in rows
+    ])  # fmt: skip
+
+
+def test_acceptance_is_of_all_tokens_of_a_holder_by_side_and_rule():
+    rows = [("both", "a", side, "x", one) for side in ("device", "cloud") for one in (0.0, 0.0, 1.0)]
+    rows += [("both", "b", side, "x", 1.0 if side == "cloud" else 0.5) for side in ("device", "cloud")]
+    table = tokens(rows).assign(greedy=0.25)
+    found = study.acceptance(table)
+    assert set(found.names) == {f"{side}, {rule}" for side in ("device", "cloud") for rule in lockstep.RULES}
+    assert part(found, "device, Algorithm 1", "both")[0] == pytest.approx(1.5 / 4)
+    assert part(found, "cloud, remote first", "both")[0] == pytest.approx(2 / 4)
+    assert part(found, "device, greedy", "both")[0] == pytest.approx(0.25)
+
+
+def test_function_words_are_compared_with_the_other_tokens_of_the_same_answers():
+    rows = [("both", "a", "cloud", " the", 1.0), ("both", "a", "cloud", ",", 0.5), ("both", "a", "device", "cat", 0.2),
+            ("both", "b", "cloud", " of", 0.0), ("both", "b", "cloud", "cat", 0.4), ("both", "b", "cloud", "9", 0.6),
+            ("both", "c", "cloud", "cat", 1.0)]  # an answer without a function word is left out  # fmt: skip
+    found = study.by_word(tokens(rows))
+    assert found["function words"][0, 0] == pytest.approx((1.0 + 0.5 + 0.0) / 3)
+    assert found["other"][0, 0] == pytest.approx((0.2 + 0.4 + 0.6) / 3)
+
+
+def test_shares_are_means_by_method_and_holder():
+    rows = [{"question": f"{holder}{n}", "holder": holder, "method": "DRAGON", "right": holder == "both" and n > 0}
+            for holder in ("both", "neither") for n in range(4)]  # fmt: skip
+    found = study.shares(recorded(rows), "right", "method")
+    assert [part(found, "DRAGON", task)[0] for task in ("both", "neither", MIX)] == [0.75, 0, 0.375]
+    table = study.of_tasks(found, {"DRAGON": {MIX: part(found, "DRAGON")}})
+    assert table.loc[0, ["name", "task", "value"]].tolist() == ["DRAGON", MIX, 0.375]
+    assert 0.1 < table["low"].item() < 0.375 < table["high"].item() <= 0.5 and table.attrs["kind"] == "recorded"
+    one = found.estimate(part(found, "DRAGON"))
+    assert study.ends(one) == (one.value, one.low, one.high)
+    assert study.told(one, 1) == f"0.4 [{one.low:.1f}, {one.high:.1f}]"
+
+
+def test_schedules_are_totals_by_strategy_and_delay():
+    totals = {"Device": 3.0, "Cloud": 5.0}
+    rows = [{"setting": setting, "sequence": n, "strategy": name, "delay_ms": delay, "total_s": totals[name] + n,
+             "on_device": 0.5 * n}
+            for setting, n, name, delay in itertools.product("st", (0, 1), totals, (0.0, 100.0))]  # fmt: skip
+    found = study.schedules(recorded(rows))
+    assert set(found.names) == {"Device 0", "Device 100", "Cloud 0", "Cloud 100"} and found.tasks == ["s", "t"]
+    assert part(found, "Cloud 100", "t")[0] == 5.5
+    assert part(study.schedules(recorded(rows), "on_device"), "Device 0", "s")[0] == 0.25
+
+
+MADE: dict[str, Callable[[], Resampled]] = {
+    "perplexities": lambda: study.perplexities(windows({"DRAGON #2": [1.0, 2.0]})),
+    "per_token": lambda: study.per_token(by_holder({"both": [[0, 1], [0, 2]]}), "imposed"),
+    "acceptance": lambda: study.acceptance(tokens([("both", q, "cloud", "x", 0.5) for q in "ab"])),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_the_kind_travels_with_the_data(make: Callable[[], Resampled]):
+    found = make()
+    assert found.kind == "recorded" and found.n == 2

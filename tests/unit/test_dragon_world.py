@@ -1,0 +1,91 @@
+"""Questions by who holds the answer: what lies on which side, and which questions are asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ondevice import corpus
+from ondevice.corpus.prompts import normal, quotation
+from ondevice.dragon import pair
+from ondevice.dragon.live import library
+from ondevice.dragon.world import HOLDERS, Question, World, world
+
+WHERE = {"device": (True, False), "cloud": (False, True), "both": (True, True), "neither": (False, False)}
+
+
+@pytest.fixture(scope="module")
+def tested() -> World:
+    return world("test")
+
+
+def sides_of(texts_of: World) -> dict[str, tuple[list[str], list[str]]]:
+    """By document, the texts of it on the device and in the cloud; each begins with its document's name."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for side, texts in enumerate((texts_of.device, texts_of.cloud)):
+        for text in texts:
+            found.setdefault(text.partition("\n")[0], ([], []))[side].append(text)
+    return found
+
+
+def test_what_is_kept_of_a_document_lies_where_its_answer_is_held(tested: World):
+    texts = sides_of(tested)
+    for question in tested.questions:
+        device, cloud = texts.get(question.name, ([], []))
+        assert (bool(device), bool(cloud)) == WHERE[question.holder], question
+        assert not (device and cloud) or device == cloud
+        if held := device or cloud:
+            assert any(normal(question.answer) in normal(text) for text in held), question
+
+
+def test_every_other_document_is_on_one_side_and_one_in_five_of_them_on_the_device(tested: World):
+    texts, asked = sides_of(tested), {question.name for question in tested.questions}
+    documents = corpus.documents("test")
+    assert set(texts) <= {document.name for document in documents}
+    fillers = [document for document in documents if document.name not in asked]
+    for document in fillers:
+        assert sorted(texts[document.name]) == [[], ["\n".join(quotation(document))]]
+    on_device = sum(bool(texts[document.name][0]) for document in fillers)
+    assert on_device / len(fillers) == pytest.approx(0.2, abs=0.025)
+
+
+def test_holders_are_a_fourth_each_and_no_text_is_on_a_side_twice(tested: World):
+    counts = Counter(question.holder for question in tested.questions)
+    assert set(counts) == set(HOLDERS) and min(counts.values()) > 0.2 * len(tested.questions)
+    for texts in (tested.device, tested.cloud):
+        assert len(set(texts)) == len(texts)
+    validation = {question.name for question in world("validation").questions}
+    assert not validation & {question.name for question in tested.questions}
+
+
+def asked(answers: dict[str, list[str]]) -> World:
+    """Questions of these holders with these answers, the holders one after the other."""
+    questions = [Question(f"{holder}{n}", "?", answer, holder) for holder in HOLDERS
+                 for n, answer in enumerate(answers[holder])]  # fmt: skip
+    return World(tuple(questions), (), ())
+
+
+def test_the_first_questions_are_as_many_of_each_holder_in_turn():
+    three = asked({holder: ["a", "b", "c"] for holder in HOLDERS})
+    assert [one.name for one in three.first(2)] == [f"{holder}{n}" for n in range(2) for holder in HOLDERS]
+    assert three.first(2)[:4] == three.first(1)
+    with pytest.raises(ValueError, match="A holder has 3 such questions, not 4"):
+        three.first(4)
+
+
+def test_short_answers_are_left_out_where_they_are_not_wanted():
+    long = "the sum of the elements along an axis of the array"
+    some = asked({"device": ["no", long, long], "cloud": [long], "both": [long, "no", long], "neither": [long, long]})
+    assert [one.name for one in some.first(1, least=5)] == ["device1", "cloud0", "both0", "neither0"]
+    with pytest.raises(ValueError, match="A holder has 1 such questions, not 2"):
+        some.first(2, least=5)
+
+
+def test_both_sides_documents_are_read_back_from_their_files(tmp_path: Path):
+    folder = pair.write(tmp_path, World((), ("one\ntext", "two"), ("three",)))
+    read = {side: library.documents(str(folder / f"{side}.jsonl"), private=True) for side in ("device", "cloud")}
+    assert {side: tuple(found.texts) for side, found in read.items()} == {
+        "device": ("one\ntext", "two"), "cloud": ("three",),
+    }  # fmt: skip

@@ -23,46 +23,35 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ondevice import corpus, models, retrieval
-from ondevice.dragon import codec, experiments, windows
+from ondevice import models
+from ondevice.dragon import codec, record
 from ondevice.dragon import language_modelling as lm
-from ondevice.dragon.aggregation import log_weight, target
+from ondevice.dragon.aggregation import document_weights, log_weight, target
 
-MODEL, PASSAGES, DOCUMENTS, TEMPERATURE = "pydocs-lm-base", 40_000, 16, 2.0
-CAPS = (16, 32, 64, 128, 256, 512, 1024, 4096)
+MODEL, TEMPERATURE = record.BASE, 2.0
+HALVES = slice(record.FOUND // 2), slice(record.FOUND // 2, record.FOUND)
 QWEN = 151_936
 
 Array = np.ndarray
 
 
-def singles(count: int) -> list[lm._Single]:
-    """Windows with all distributions."""
-    loaded = models.load(MODEL)
-    passages = experiments.train_passages(PASSAGES)
-    index = retrieval.SparseIndex.build([one.text for one in passages])
-    chosen = windows.windows(corpus.documents("test"), loaded.tokenizer, count)
-    fronts = lm._Fronts(loaded.model, loaded.tokenizer)
-    found = windows.retrieve(chosen, passages, index, DOCUMENTS)
-    return [lm._Single(loaded.model, fronts, one, whole=True) for one in found]
-
-
-def sides(single: lm._Single) -> tuple[list[Array], list[float], Array]:
+def sides(read: lm.Read) -> tuple[list[Array], list[float], Array]:
     """(the sides' distributions [n, V], their log weights, the prior [n, V])."""
-    assert single.whole is not None
-    halves = slice(DOCUMENTS // 2), slice(DOCUMENTS // 2, DOCUMENTS)
-    mixed = [lm._side(single.whole[1:][half], single.scores[half], TEMPERATURE) for half in halves]
-    prior = single.whole[0] / single.whole[0].sum(-1, keepdims=True)
-    return mixed, [log_weight(single.scores[half], TEMPERATURE) for half in halves], prior.astype(float)
+    weights = [np.exp(document_weights(read.scores[half], TEMPERATURE)) for half in HALVES]
+    mixed = [np.tensordot(of, read.whole[1:][half].astype(float), 1) for of, half in zip(weights, HALVES, strict=True)]
+    prior = read.whole[0].astype(float)
+    whole = [p / p.sum(-1, keepdims=True) for p in (*mixed, prior)]
+    return whole[:2], [log_weight(read.scores[half], TEMPERATURE) for half in HALVES], whole[2]
 
 
-def show(found: list[lm._Single]) -> None:
+def show(found: list[lm.Read]) -> None:
     """The first part."""
     print("   cap   prior known   bytes   tokens   perplexity   accepted   encode ms   fill ms")
-    for cap, known in [(0, False), *((cap, known) for cap in CAPS for known in (True, False))]:
+    for cap, known in [(0, False), *((cap, known) for cap in lm.CAPS for known in (True, False))]:
         nats, sizes, kept, accepted, encoding, filling = [], [], [], [], [], []
-        for single in found:
-            mixed, heights, prior = sides(single)
-            for place, token in enumerate(single.targets):
+        for read in found:
+            mixed, heights, prior = sides(read)
+            for place, token in enumerate(read.tokens):
                 told, drawn = [], []
                 for side in mixed:
                     p, before = side[place], prior[place]
@@ -96,7 +85,7 @@ def timed(run: Callable[[], object], repeats: int = 50) -> float:
     return float(np.median(found))
 
 
-def show_wide(found: list[lm._Single]) -> None:
+def show_wide(found: list[lm.Read]) -> None:
     """The second part."""
     mixed, _, prior = sides(found[0])
     ids = np.random.default_rng(1).permutation(QWEN)[: prior.shape[1]]
@@ -118,7 +107,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{MODEL}, {options.windows} windows, numpy {np.__version__}, one thread; measured here")
-    found = singles(options.windows)
+    loaded = models.load(MODEL)
+    fronts = lm.Fronts(loaded.model, loaded.tokenizer)
+    found = [lm.read_window(loaded.model, fronts, one) for one in record.retrieved("test", options.windows)]
     show(found)
     show_wide(found)
 

@@ -1,8 +1,8 @@
 """How many devices a cloud serves at once: 20 against one, and what a greedy one does to another's first token.
 
 Answers are the command's own, of two documents of each side by Algorithm 1, all of 24 tokens: questions whose answers
-end before are left out. The cloud is a process with a core of
-its own; so is this one, in which all devices share a model, as 20 phones would not. Ratios are of one run, A B A B.
+end before are left out. The cloud is a process with a core of its own, behind the paper's network without added delay;
+so is this one, in which all devices share a model, as 20 phones would not. Ratios are of one run, A B A B.
 
     python tests/benchmarks/bench_dragon_sessions.py
 """
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ondevice.dragon import experiments
-from ondevice.dragon.live import library
+from ondevice.dragon import pair
 from ondevice.dragon.live.answer import Asked
 from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.node import Node
-from ondevice.evidence.exhibits import machine_name
+from ondevice.dragon.world import world
+from ondevice.evidence import machine_name
 
-MODEL, DEVICES, ROUNDS = "pydocs-lm-base", 20, 5
+MODEL, DEVICES, ROUNDS, QUESTIONS = "pydocs-lm-base", 20, 5, 9  # the last: of every holder
 ASKED = Asked(limit=24, seed=1)
 ALONE = Asked(limit=8, seed=1, mode="cloud-only")  # so that no neighbour is held up by the devices' model here
 GREEDY = Asked(k=16, limit=200, seed=1, mode="cloud-only")
@@ -73,16 +73,9 @@ async def measure(port: int, node: Node, queries: list[str]) -> None:
 
 
 def main() -> None:
-    queries = [question.query for question in experiments.questions(34, least=24)]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        library.write(folder / "passages.jsonl", experiments.pool(400))
-        path = folder / "passages.jsonl"
-        with (
-            experiments.cloud_process(MODEL, path, folder / "cloud") as port,
-            experiments.this_side(MODEL, path, folder / "device") as node,
-        ):
-            asyncio.run(measure(port, node, queries))
+    queries = [question.query for question in world().first(QUESTIONS, least=24)]
+    with tempfile.TemporaryDirectory() as name, pair.both(MODEL, pair.write(Path(name), world())) as (device, relay):
+        asyncio.run(measure(relay.port, device.node, queries))
 
 
 if __name__ == "__main__":

@@ -58,10 +58,13 @@ def expected() -> np.ndarray:
     return found
 
 
-def ask_all(cloud: CloudProcess, asked: Asked, count: int, seed: int = 0, cuts: int = 0) -> list[Answer]:
+def ask_all(
+    cloud: CloudProcess, asked: Asked, count: int, seed: int = 0, cuts: int = 0, delay: float = 0.0
+) -> list[Answer]:
     """So many answers over links of random delay, each with a seed of its own.
 
-    cuts: so many connections of each answer are cut, at a byte that every answer comes to.
+    cuts: so many connections of each answer are cut, at a byte that every answer comes to. delay: seconds more to the
+    cloud, so that it drafts on after a rejection that it has not heard of, on a busy machine, too.
     """
     coins = random.Random(seed)
 
@@ -79,7 +82,7 @@ def ask_all(cloud: CloudProcess, asked: Asked, count: int, seed: int = 0, cuts: 
 
         return [answer for found in await asyncio.gather(*map(some, relays)) for answer in found]
 
-    links = Link(0.0, jitter=0.006), Link(0.0, jitter=0.003)
+    links = Link(delay, jitter=0.006), Link(0.0, jitter=0.003)
     with contextlib.ExitStack() as stack:
         relays = [stack.enter_context(Relay("127.0.0.1", cloud.port, *links, seed=seed + n)) for n in range(AT_ONCE)]
         found = asyncio.run(run(relays))
@@ -193,6 +196,6 @@ def without_resampling(monkeypatch) -> None:
 @pytest.mark.parametrize("mistake, count", [(without_epochs, 120), (without_weights, 15), (without_resampling, 10)])
 def test_a_mistake_is_rejected(cloud, expected, monkeypatch, mistake: Callable, count: int):
     mistake(monkeypatch)
-    counts = texts(ask_all(cloud, ASKED, count, seed=90))
+    counts = texts(ask_all(cloud, ASKED, count, seed=90, delay=0.02))
     print(f"{mistake.__name__}: {counts.sum()} texts, p = {probability(counts, expected):.1e}")
     assert probability(counts, expected) < OTHER

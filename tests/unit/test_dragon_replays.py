@@ -247,8 +247,10 @@ def test_an_experiments_rules_and_oracle_make_the_totals():
         if side.next == len(side.tokens):
             draft_on(side, now, actions)
 
-    plain, wise = (replays.totals(flags, paces, 0, [300.0], rules=rules, oracle=lambda world, side: Oracle(1.0 + side, []))
-                   for rules in (None, Rules(draft_on=one_ahead)))  # fmt: skip
+    def first(world: World, side: int) -> Oracle:
+        return Oracle(1.0 + side, [])
+
+    plain, wise = (replays.totals(flags, paces, 0, [300.0], rules, first) for rules in (None, Rules(one_ahead)))
     assert plain[-1]["total_s"] == wise[-1]["total_s"] == 1.0  # of both beginnings the better one
     assert all(two["total_s"] > 1.5 * one["total_s"] for one, two in zip(plain[:2], wise[:2], strict=True))
 

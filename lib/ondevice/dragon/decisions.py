@@ -57,18 +57,19 @@ def decide(
     prior: [V] of this side's model without documents. Raises ValueError on a draft that its distribution cannot give.
     """
     sent = local.distribution, remote.distribution
-    mixed = target(*(codec.filled(payload, prior) for payload in sent), local.log_weight, remote.log_weight)
+    p_local, p_remote = (codec.filled(payload, prior) for payload in sent)
+    mixed = target(p_local, p_remote, local.log_weight, remote.log_weight)
     if begin.temperature == 0:
         token = int(mixed.argmax())
         return token, local.token == token, remote.token == token
     if begin.mode == "shared":
         found = aggregate_shared(local.token, remote.token, mixed, gumbels(begin.seed, position, len(prior)))
     else:
-        drawn_from = [codec.decode(payload, len(prior)) for payload in sent]
-        require_drawn(local.token, drawn_from[0])
-        require_drawn(remote.token, drawn_from[1])
+        p_local, p_remote = (codec.decode(payload, len(prior)) for payload in sent)
+        require_drawn(local.token, p_local)
+        require_drawn(remote.token, p_remote)
         numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
-        found = aggregate(local.token, remote.token, *drawn_from, mixed, numbers, begin.gamma_remote)
+        found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
     return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
 
 

@@ -84,7 +84,7 @@ def answered(
 # Figure 6: windows
 
 PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
-WINDOWS, HELD_OUT = 64, 32  # of the test and the validation split
+WINDOWS, HELD_OUT = 48, 32  # of the test and the validation split
 FOUND = 16  # passages of a window
 
 
@@ -311,8 +311,8 @@ def record_windows(which: int, of: int) -> bool:
             if number % of == which and (name, number) not in kept["windows"].done:
                 caps = language_modelling.CAPS
                 kept["windows"].add(window_rows(loaded, name, number, one, chosen, caps=caps))
-    for one in kept.values():
-        one.checkpoint()
+    for each in kept.values():
+        each.checkpoint()
     return {(name, number) for name in (BASE, SMALL) for number in range(WINDOWS)} <= recorder("windows").done
 
 

@@ -32,6 +32,7 @@ from ondevice.dragon.simulator import (
     replayed,
     simulate,
 )
+from ondevice.dragon.world import placed
 from ondevice.network.link import Link, Sinusoid
 
 TOKENS, SEQUENCES, LOOKAHEAD = 99, 50, 10
@@ -123,12 +124,13 @@ def settings(ours: Mapping[str, Sequence[Bools]], count: int = SEQUENCES, seed: 
 def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str, list[Bools]]:
     """By holder, decisions of our greedy answers, each from its start again up to TOKENS. tokens: record `lockstep`.
 
-    The first `count` answers of at least so many tokens.
+    The first `count` answers of at least so many tokens, in the order of `World.questions`.
     """
     found: dict[str, list[Bools]] = {}
     for holder, rows in tokens.groupby("holder", sort=False):
         wide = rows.pivot(index=["question", "position"], columns="side", values="greedy")
-        flags = [part[["device", "cloud"]].to_numpy() for _, part in wide.groupby("question", sort=False)]
+        parts = dict(list(wide.groupby("question")))
+        flags = [parts[name][["device", "cloud"]].to_numpy() for name in sorted(map(str, parts), key=placed)]
         long = [one for one in flags if len(one) >= least][:count]
         found[str(holder)] = [replayed(one[:, 0], one[:, 1], TOKENS) for one in long]
     return found

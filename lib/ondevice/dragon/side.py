@@ -155,7 +155,7 @@ def take_over(side: Side, now: float, switch: Switch, actions: list[Action]) -> 
     side.aggregates, side.took = True, switch.position
     side.peer_epoch, side.peer = switch.epoch, deque(switch.drafts)
     side.scheduler.adopt(switch.profile)
-    settle(side, now, actions)
+    side.rules.settle(side, now, actions)
 
 
 class Rules(NamedTuple):

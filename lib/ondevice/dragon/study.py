@@ -64,7 +64,7 @@ def temperature(losses: pd.DataFrame, model: str) -> float:
     """
     _require_validation(losses)
     nats = losses[losses["model"] == model].groupby("temperature")["nats"].sum()
-    return float(nats.index[nats.argmin()])
+    return float(nats.index[int(nats.argmin())])
 
 
 def relevance(found: pd.DataFrame, forms: Mapping[str, Any]) -> pd.DataFrame:
@@ -85,7 +85,8 @@ def relevance(found: pd.DataFrame, forms: Mapping[str, Any]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["form", "holder", "loss", "share"])
     wide = table.pivot_table(index="form", columns="holder", values=["loss", "share"], sort=False)[["loss", "share"]]
     wide = wide.reindex(columns=[(value, holder) for value in ("loss", "share") for holder in HOLDERS])
-    wide.insert(0, ("loss", "all"), wide["loss"].mean(axis="columns"))
+    losses: pd.DataFrame = wide["loss"]  # type: ignore[assignment]
+    wide.insert(0, ("loss", "all"), losses.mean(axis=1))
     return derived(wide, found)
 
 

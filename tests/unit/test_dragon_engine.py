@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from waiting import wait_for
 
+from ondevice.dragon.live import engine as engine_module
 from ondevice.dragon.live import engine as module
 from ondevice.dragon.live.decoder import Interrupted
 from ondevice.dragon.live.engine import Drafted, Drafting, Engine
@@ -221,3 +222,13 @@ def test_calls_come_between_turns_and_bring_their_errors():
     with pytest.raises(KeyError):
         engine.call(lambda: {}["nothing"]).result(60)
     wait_for(lambda: session.done and engine._thread is None)
+
+
+def test_freed_memory_goes_back_after_some_sessions(monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(engine_module, "trim", lambda: trimmed.append(True))
+    engine = Engine()
+    for number in range(2 * engine_module._SESSIONS + 1):
+        session = Session(engine, Decoder(Model(), "a"), 2)
+        wait_for(lambda one=session: one.done and engine._thread is None)  # type: ignore[misc]
+        assert len(trimmed) == (number + 1) // engine_module._SESSIONS

@@ -148,7 +148,7 @@ def schedule_rows(
 
 # The attack
 
-ATTACKED = 4  # questions of every holder
+ATTACKED = 3  # questions of every holder
 CANDIDATES, FEW = 1000, 60
 
 

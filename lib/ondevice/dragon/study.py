@@ -113,6 +113,24 @@ def perplexities(windows: pd.DataFrame, seed: int = 0) -> Resampled:
     return Resampled(rates.tasks, rates.names, np.exp(rates.values), rates.n, rates.kind, rates.fewest)
 
 
+def curves(table: Resampled) -> pd.DataFrame:
+    """Figure 6: model, method, documents, perplexity, low, high; intervals are of the difference to DRAGON.
+
+    The windows are the same, so that what all windows share cancels. table: of `perplexities`.
+    """
+    rows = []
+    for name in table.names:
+        method, _, documents = name.rpartition(" ")
+        ours = f"{DRAGON} {documents}"
+        for place, model in enumerate(table.tasks if " at " not in name else ()):
+            own = table[name][:, place]
+            against = table[ours][:, place] if ours in table.names else np.zeros_like(own)
+            one, base = table.estimate(own - against), float(against[0])
+            rows.append((model, method, int(documents), *(end + base for end in ends(one))))
+    columns = ["model", "method", "documents", "perplexity", "low", "high"]
+    return derived(pd.DataFrame(rows, columns=columns), table.kind)
+
+
 # Latency
 
 

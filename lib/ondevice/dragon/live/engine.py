@@ -25,10 +25,12 @@ from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.decisions import Choose
 from ondevice.dragon.live.decoder import Decoder, Interrupted, next_together
 from ondevice.dragon.side import Decode
+from ondevice.meters import trim
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _GATHER = 0.5  # of a forward's time: so long is waited for those that were in it
+_SESSIONS = 8  # that leave, after which the memory they have freed goes back to the system
 
 
 class Drafted(NamedTuple):
@@ -54,6 +56,7 @@ class Engine:
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._running: list[Drafting] = []
+        self._left = 0
 
     def call(self, work: Callable[[], _T]) -> Future[_T]:
         """What some work with the model gives, in its turn."""
@@ -110,6 +113,9 @@ class Engine:
         for drafting in [one for one in self._draftings if one.stopped]:
             self._draftings.remove(drafting)
             drafting.decoder = None
+            self._left = (self._left + 1) % _SESSIONS
+            if not self._left:
+                trim()  # else the heap's holes grow by some megabytes a session
         wanting = [drafting for drafting in self._draftings if drafting.wanted]
         ready = [drafting for drafting in wanting if drafting.in_line]
         prefilling = [drafting for drafting in wanting if not drafting.in_line]

@@ -26,6 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ondevice.dragon.aggregation import Floats
+
 CAP = 512  # bytes a distribution: "0.5 KB"
 SMALLEST = 8  # bytes: one token of any vocabulary fits
 LARGEST = 2**14  # bytes: K fits into two of them, as a token takes two bits at least
@@ -36,7 +38,6 @@ _NONE = 255  # the tail's code where there is none
 _TOLERANCE = 1e-3  # of the sum of what is encoded; a softmax in float32 is within 1e-5
 _HEADER = struct.Struct(">BBH")
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,16 +13,15 @@ from ondevice.dragon import decisions
 from ondevice.dragon.aggregation import Floats, share
 from ondevice.dragon.live.answer import Answer
 from ondevice.dragon.live.decoder import Decoder
+from ondevice.dragon.live.guard import Guard
 from ondevice.dragon.live.link import Link
+from ondevice.dragon.live.node import Node
 from ondevice.dragon.live.player import Player
 from ondevice.dragon.live.wire import Connection, Lost, Refused
 from ondevice.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
 from ondevice.dragon.scheduler import Profiler
-from ondevice.dragon.side import Decide, Side
+from ondevice.dragon.side import Decide, Rules, Side
 from ondevice.dragon.speculative_aggregation import Stream
-
-if TYPE_CHECKING:
-    from ondevice.dragon.live.device import Device
 
 OnToken = Callable[[int], object]
 OnDrafts = Callable[[list[int]], object]
@@ -31,11 +30,24 @@ _MOST = 20  # connections of one session
 _ENDED = Lost("the output has ended")
 
 
+class Asker(Protocol):
+    """What of a `device.Device` an answer needs."""
+
+    node: Node
+    link: Link | None
+    guard: Guard | None
+    patience: float
+    pace: float
+    prefill: float
+    decision: Callable[[Begin, Mapping[int, Floats]], Decide]
+    rules: Rules | None
+
+
 class Asking:
     """One answer on its way, in the device's loop."""
 
     def __init__(
-        self, device: Device, begin: Begin, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
+        self, device: Asker, begin: Begin, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
     ) -> None:
         self.device, self.node, self.begin, self.link = device, device.node, begin, device.link
         self.answer, self.on_token, self.on_drafts = Answer(), on_token, on_drafts

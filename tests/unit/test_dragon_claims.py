@@ -120,8 +120,8 @@ def test_a_baseline_that_gains_nothing_has_an_interval_without_an_end_above():
     drcg = rows["method"] == DRCG
     rows.loc[drcg, "nats"] += (noise - noise.mean())[rows.loc[drcg, "window"]]
     found = claims.perplexity(study.perplexities(rows))["dragon-c02"]
-    assert isinstance(found, Estimate) and 1 < found.low < found.value < 1000 < found.high
-    assert np.isfinite(found.high)
+    assert isinstance(found, Estimate) and 1 < found.low < found.value < found.high
+    assert found.high < 100  # a draw in which it gains nothing counts as a hundredth
 
 
 def test_the_best_baseline_is_of_all_that_the_paper_prints():

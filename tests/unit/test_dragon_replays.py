@@ -15,6 +15,7 @@ from ondevice.dragon.cost import Costs
 from ondevice.dragon.scheduler import Stay
 from ondevice.dragon.side import Rules, Side, draft_on
 from ondevice.dragon.simulator import CLOUD, DEVICE, Bools, Oracle, World, independent, oracle, simulate
+from ondevice.dragon.world import placed
 from ondevice.network.link import Link
 
 FEW = 10  # sequences, where the means do not matter
@@ -269,10 +270,11 @@ def test_our_answers_decisions_are_repeated_up_to_a_sequence():
     tokens = answers(both1=9, both2=3, both3=8, both4=12, cloud1=8)
     found = replays.answered(tokens, count=2)
     assert {holder: len(decisions) for holder, decisions in found.items()} == {"both": 2, "cloud": 1}
-    nine, eight = found["both"]  # answers below the least are left out, and so is what comes after the count
-    assert nine.shape == eight.shape == (replays.TOKENS, 2) and nine[:, 1].all()
-    assert nine[:, 0].tolist() == [position % 9 % 2 == 1 for position in range(99)]
-    assert eight[:, 0].tolist() == [position % 2 == 1 for position in range(99)]
+    sizes = {"both1": 9, "both3": 8, "both4": 12}  # answers below the least are left out
+    first = sorted(sizes, key=placed)[:2]  # and so is what comes after the count, in the questions' order
+    for name, flags in zip(first, found["both"], strict=True):
+        assert flags.shape == (replays.TOKENS, 2) and flags[:, 1].all()
+        assert flags[:, 0].tolist() == [position % sizes[name] % 2 == 1 for position in range(99)]
 
 
 def test_settings_have_the_papers_paces_and_names():

@@ -73,17 +73,20 @@ def per_token(table: Resampled, task: str = MIX, ours: str = DRAGON) -> Values:
     }  # fmt: skip
 
 
-def first_token(unpaced: Resampled, paced: Resampled, between: Resampled, ours: str = DRAGON) -> Values:
+def first_token(
+    unpaced: Resampled, paced: Resampled, between: Resampled, ours: str = DRAGON, task: str = MIX
+) -> Values:
     """c15, c17 to c19. unpaced, paced: of `study.first_token`; between: ms between tokens, unpaced."""
-    delays = sorted({int(name.rpartition(" ")[2]) for name in paced.names if name.startswith(f"{ours} ")})
-    ratios = [part(paced, f"{ours} {delay}") / part(paced, f"{CRCG} {delay}") for delay in delays]
-    both = [delay for delay in (0, 100, 300) if f"{ours} {delay}" in unpaced.names]  # of the device alone the ends
-    text = [part(unpaced, f"{TEXT} {delay}") / part(unpaced, f"{ours} {delay}") for delay in both]
+    quick, slow, later = ({name: part(of, name, task) for name in of.names} for of in (unpaced, paced, between))
+    delays = [int(name.rpartition(" ")[2]) for name in slow if name.startswith(f"{ours} ")]
+    ratios = [slow[f"{ours} {delay}"] / slow[f"{CRCG} {delay}"] for delay in delays]
+    both = [delay for delay in (0, 100, 300) if f"{ours} {delay}" in quick]  # of the device alone the ends
+    text = [quick[f"{TEXT} {delay}"] / quick[f"{ours} {delay}"] for delay in both]
     said = unpaced.estimate
     return {
-        "dragon-c15": between.estimate(part(between, f"{ROWS} 0") / part(between, f"{AS_MANY} 0")),
+        "dragon-c15": between.estimate(later[f"{ROWS} 0"] / later[f"{AS_MANY} 0"]),
         "dragon-c17": paced.estimate(np.max(ratios, axis=0)), "dragon-c18": said(np.mean(text, axis=0)),
-        "dragon-c19": said(part(unpaced, f"{ROWS} 300") / part(unpaced, f"{ours} 300")),
+        "dragon-c19": said(quick[f"{ROWS} 300"] / quick[f"{ours} 300"]),
     }  # fmt: skip
 
 

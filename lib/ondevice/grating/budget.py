@@ -21,6 +21,7 @@ from ondevice.batching import by_length
 from ondevice.grating.checkpoint import PAGE, Checkpoint, extents
 from ondevice.grating.quantised import dequantised_bytes
 from ondevice.grating.weights import SHARE
+from ondevice.precision import bfloat16_pays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -173,14 +174,15 @@ def activations(config: PreTrainedConfig, size: int, tokens: int, longest: int) 
     d: width; i: feed-forward's; q, k: of all query heads and of all key heads.
     """
     tokens, d, i = max(tokens, longest), config.hidden_size, config.intermediate_size
+    emulated = size == 2 and not bfloat16_pays("cpu")  # then a product is made in float32, beside its result
     if not hasattr(config, "num_key_value_heads"):  # an encoder
         # Embedding: token, type and position rows with their sums; attention: q, k, v, output, two of its sums.
-        return tokens * size * max(7 * d, d + 2 * i)
+        return tokens * size * max(7 * d, d + (3 if emulated else 2) * i)
     head = getattr(config, "head_dim", None) or d // config.num_attention_heads
     q, k = config.num_attention_heads * head, config.num_key_value_heads * head
     attention = d + max(4 * q + 2 * k, 3 * q + 4 * k)  # q and k before, while and after they are rotated; v
     norm = d + 3 * d * max(1, 4 // size)  # of the states in float32, their squares, the product
-    feed_forward = 2 * d + 3 * i  # gate, up and their product; normed states and sum
+    feed_forward = 2 * d + (4 if emulated else 3) * i  # gate, up and their product; normed states and sum
     rotation = 4 * longest * head * max(size, 4)
     return tokens * size * max(attention, norm, feed_forward) + rotation
 

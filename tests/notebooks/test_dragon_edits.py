@@ -65,10 +65,9 @@ def test_a_wrong_body_changes_what_is_printed(dragon, cell):
     assert again(dragon, cell, edit, shown).get(shown) != dragon.said[shown]
 
 
-@pytest.mark.parametrize(("cell", "sample"), [("mixture", "answers-again"), ("filled", "answers-again")])
-def test_a_sample_says_that_the_algorithm_was_edited(dragon, cell, sample):
-    assert "was the algorithm edited?" in again(dragon, cell, EDITS[cell][:2], sample)[sample]
-    assert "differ" not in dragon.said[sample]
+def test_a_sample_says_that_the_algorithm_was_edited(dragon):
+    wrong = again(dragon, "mixture", EDITS["mixture"][:2], "answers-again")["answers-again"]
+    assert "was the algorithm edited?" in wrong and "differ" not in dragon.said["answers-again"]
 
 
 def test_the_devices_side_of_live_sessions_decides_with_the_cells(dragon):

@@ -1,4 +1,4 @@
-"""nbval on a notebook, in a process of its own; copies with the compared cells alone."""
+"""nbval on a notebook, in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
-
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
-COMPARED = "nbval-check-output"
-FULL = "check:full"  # on a compared cell: what it prints depends on cells that take minutes
-SET_UP = ("parameters", "checked", "imports", "setup")
 
 
 @dataclass(frozen=True)
@@ -53,15 +48,3 @@ def validate(notebook: Path, scratch: Path) -> Validation:
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|xfailed)\b", summary)}
     passed = counts.pop("passed", 0)
     return Validation(passed, sum(counts.values()), output)
-
-
-def compared_cells(notebook: Path, folder: Path) -> Path:
-    """A copy with the set-up and the compared cells alone, less those whose outputs need the whole run (check:full)."""
-    contents = nbformat.read(notebook, as_version=4)
-    contents.cells = [
-        cell
-        for cell in contents.cells
-        if cell.id in SET_UP or (COMPARED in (tags := cell.metadata.get("tags", [])) and FULL not in tags)
-    ]
-    nbformat.write(contents, folder / notebook.name)
-    return folder / notebook.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,20 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from matplotlib import pyplot as plt
-from transformers import AutoConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from ondevice import models
-from ondevice.grating import plots, probe_experiments, probe_recordings, probes, recordings
+from ondevice import assets
+from ondevice.grating import probes
 from ondevice.grating.architectures import Architecture, Row
 from ondevice.grating.engine import Engine
-from ondevice.grating.probes import Probes, cross_fitted, fit, predicted, rounded, scaled
-from ondevice.grating.pruning import ClusterRule, Selection
-from ondevice.grating.replay import replay
+from ondevice.grating.pools import Pool, kendall, replay
+from ondevice.grating.probes import Probes, cross_fitted, fit, predicted, scaled
+from ondevice.grating.pruning import cluster_rule
 from ondevice.grating.reranker import Reranker
 from ondevice.grating.weights import InMemory
-from ondevice.precision import mixed_precision
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,8 +64,8 @@ def test_a_planted_direction_is_found_whatever_the_length_of_a_state_and_the_lev
 def test_noise_alone_is_not_learned() -> None:
     states, final, _ = planted(60, 0.0)
     shuffled = np.random.default_rng(2).permuted(final, axis=1)
-    own = recordings.kendall(cross_fitted(states, final, K), final[:, None]).mean()
-    other = recordings.kendall(cross_fitted(states, shuffled, K), shuffled[:, None]).mean()
+    own = kendall(cross_fitted(states, final, K), final[:, None]).mean()
+    other = kendall(cross_fitted(states, shuffled, K), shuffled[:, None]).mean()
     assert own > 0.95 and abs(other) < 0.1
 
 
@@ -146,7 +148,7 @@ def rows() -> list[Row]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_engine_scores_early_layers_by_probes_and_the_last_by_the_head(name: str) -> None:
-    plain, probed = (engine(name, given).score(rows()).by_layer for given in (None, some()))
+    plain, probed = (engine(name, given).score(rows()).outcome.history for given in (None, some()))
     assert np.array_equal(plain[-1], probed[-1]) and np.abs(plain - probed)[:-1].mean() > 0.1
     for index, row in enumerate(rows()):
         with torch.no_grad():
@@ -158,90 +160,42 @@ def test_the_engine_scores_early_layers_by_probes_and_the_last_by_the_head(name:
 
 
 def test_a_replay_of_probed_scores_decides_as_the_engine_does() -> None:
-    name, rule = "Qwen3ForSequenceClassification", ClusterRule(0.5, "std", on="logit")
-    probed = engine(name, some())
-    full = probed.score(rows())
-    selection = Selection(len(rows()), LAYERS, K, rule)
-    found = probed.score(rows(), selection.step)
-    right = replay(full.by_layer, K, rule)
-    assert found.work == right.work < full.work
-    assert selection.outcome().chosen.tolist() == right.chosen.tolist()
+    probed, rule = engine("Qwen3ForSequenceClassification", some()), cluster_rule(0.5)
+    full = Pool("q", "test", probed.score(rows()).outcome.history, np.zeros(len(rows()), bool))
+    found, right = probed.score(rows(), K, rule).outcome, replay(full, K, rule)
+    assert found.layer.tolist() == right.layer.tolist() and found.saved > 0
+    assert found.chosen.tolist() == right.chosen.tolist()
 
 
-@pytest.mark.parametrize("given", [some(layers=LAYERS + 1), some(width=WIDTH + 1)])
-def test_the_engine_refuses_probes_of_another_model(given: Probes) -> None:
-    with pytest.raises(ValueError, match=f"not for {LAYERS} layers of width {WIDTH}"):
-        engine("BertForSequenceClassification", given)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A saved model with a token a word, and a cache of its own."""
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
+    places = {"unknown": 0, "pad": 1} | {f"w{number}": number for number in range(2, 97)}
+    words = Tokenizer(WordLevel(places, "unknown"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", unk_token="unknown")
+    for part in (built("BertForSequenceClassification"), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
-def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head() -> None:
-    name, documents = probe_recordings.MODELS[0], ["open(): open it.", "read(): read it.", "close(): close it."]
-    with Reranker(name) as plain, Reranker(name, probes=probes.load(name)) as probed:
-        right = plain.rank("How do I open a file?", documents)
-        assert probed.rank("How do I open a file?", documents) == right
-    with Reranker(name, threshold=ClusterRule(0.0, "std"), probes=probes.load(name)) as pruned:
-        pruned.rank("How do I open a file?", documents, top_k=1)
-        assert pruned.report is not None and pruned.report.saved > 0
-    with pytest.raises(ValueError, match="The probes are for 12 layers"):
-        Reranker("minilm-reranker", probes=probes.load(name))
+def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(folder: Path) -> None:
+    query, documents = "w3 w4", ["w5 w6 w7", "w8", "w9 w10 w3", "w11 w12", "w13 w14 w15 w16"]
+    with Reranker(folder) as plain, Reranker(folder, probes=some()) as probed:
+        assert probed.rank(query, documents) == plain.rank(query, documents)
+    with Reranker(folder, threshold=0.0, probes=some()) as pruned:
+        pruned.rank(query, documents, top_k=1)
+        assert pruned.receipt is not None and pruned.receipt.saved > 0
+    with pytest.raises(ValueError, match=f"for {LAYERS + 1} layers of width {WIDTH}, not for {LAYERS} layers"):
+        Reranker(folder, probes=some(layers=LAYERS + 1))
 
 
-# Recordings
-
-
-def test_the_recorded_scores_of_a_pool_are_what_the_probes_say_of_its_states() -> None:
-    name = probe_recordings.MODELS[0]
-    recording, loaded = probe_recordings.load(name), models.load(name)
-    pools = recordings.asked(recording, recordings.spread(recording, 8))[:1]
-    with mixed_precision("cpu"):
-        read = probe_recordings.states(loaded.model, loaded.tokenizer, pools)
-    apart = np.abs(predicted(probes.load(name), read)[0] - recording.pools.scores[pools[0].place, :-1])
-    assert np.median(apart) < 0.05 < recording.pools.scores[:, :-1].std(2).mean() / 4
-
-
-def test_kept_arrays_hold_the_probes_and_the_scores_of_both_splits() -> None:
-    valid, final, _ = planted(40, 0.3)
-    valid, test = valid.astype(np.float16), planted(20, 0.3, seed=5)[0].astype(np.float16)
-    found = probe_recordings.arrays("m", valid, final, test)
-    kept = Probes(found["m/weights"], found["m/intercepts"])
-    right = {"validation": cross_fitted(valid, final, probe_recordings.K), "test": predicted(kept, test)}
-    for split, scores in right.items():
-        packed = {name: found[f"m/{split}/{name}"] for name in ("codes", "low", "step")}
-        assert np.abs(recordings.unpack(packed) - scores).max() < 0.002
-    assert np.array_equal(rounded(kept).weights, kept.weights)
-    assert not np.allclose(right["validation"], predicted(kept, valid))
-
-
-@pytest.mark.parametrize("name", probe_recordings.MODELS)
-def test_recorded_probes_agree_with_the_end_earlier_than_the_head(name: str) -> None:
-    for split in ("validation", "test"):
-        probed, head = probe_recordings.load(name, split).pools.scores, recordings.load(name, split).pools.scores
-        assert np.array_equal(probed[:, -1], head[:, -1])
-        ours, own = (recordings.kendall(scores, scores[:, -1:]).mean(0) for scores in (probed, head))
-        assert (ours[:4] > own[:4] + 0.05).all() and (ours >= own - 0.01).all()
-    assert probes.load(name).layers == probed.shape[1]
-
-
-def test_what_was_not_recorded_is_refused() -> None:
-    with pytest.raises(ValueError, match="no recorded probes of minilm"):
-        probes.load("minilm-reranker")
-    with pytest.raises(ValueError, match="no probes' scores of minilm"):
-        probe_recordings.load("minilm-reranker")
-
-
-# Table and figure
-
-
-def test_the_table_has_a_row_for_each_setting_and_the_figure_draws_it() -> None:
-    table = probe_experiments.table(probe_recordings.MODELS[:1], targets=(0.97, 0.99))
-    assert len(table) == 2 * 2 * 2
-    assert (table["low"] <= table["overlap"]).all() and (table["overlap"] <= table["high"]).all()
-    saved = table.pivot_table(index=["scores", "rule"], columns="target", values="saved")
-    assert (saved[0.97] > saved[0.99]).all()
-    figure = plots.saved_work(table)
-    (axis,) = figure.axes
-    drawn = np.concatenate([line.get_ydata() for line in axis.lines if len(line.get_xdata()) == 2][2:6])
-    assert sorted(drawn) == pytest.approx(sorted(table["saved"]))
-    plt.close(figure)
-    with pytest.raises(ValueError, match="two rows"):
-        plots.saved_work(pd.concat([table, table]))
+def test_recorded_probes_are_of_their_model_and_in_the_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"model": model, "layer": layer, "weights": np.full(4, layer), "intercept": size}
+            for model, size in (("a", 1.0), ("b", 2.0)) for layer in (3, 1, 2)]  # fmt: skip
+    monkeypatch.setattr(probes.evidence, "load", lambda paper, name: pd.DataFrame(rows))
+    found = probes.load("b")
+    assert (found.weights[:, 0].tolist(), found.intercepts.tolist()) == ([1, 2, 3], [2, 2, 2])
+    with pytest.raises(ValueError, match="no recorded probes of c; there are of a, b"):
+        probes.load("c")

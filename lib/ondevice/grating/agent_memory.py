@@ -3,7 +3,7 @@
 Tasks are GENERATED from templates, as the paper's are not published; `video` and `community` are the names of its
 workloads. A memory holds past tasks with their actions. A new task is worded differently; search finds candidates, a
 reranker the best of them, and if its score is above a cut-off its actions are replayed. Else a model is asked for each
-action. What a model says is taken as right: it is run for its time, and a wrong replay is the only way to fail.
+action.
 
 The bundled rerankers were trained on questions about Python documentation, so that nothing they learnt is about agents:
 how well they find a task shows what carries over, not what a reranker for this can do.
@@ -12,7 +12,7 @@ how well they find a task shows what carries over, not what a reranker for this 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -20,12 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ondevice.grating import applications
-from ondevice.grating.applications import EMBEDDING, RERANKER, Found, Methods, Search, Tables
-from ondevice.grating.printed import AGENT, HF, NONE
-
-CALLS = "model calls"  # part of a time
-NO_MEMORY = "no memory"  # the method that asks the model for every action
 _GIVEN = re.compile(r"\{(\w+)\}")
 
 
@@ -44,7 +38,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Workload:
-    """memory: past tasks. tasks: new ones. validation: others, for the cut-off, about the same memory."""
+    """memory: past tasks. tasks: new ones. validation: others, for the cut-off, with the same memory."""
 
     name: str
     memory: tuple[Trajectory, ...]
@@ -113,35 +107,36 @@ _SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
 WORKLOADS = tuple(_INTENTS)
 
 
-def workload(name: str, tasks: int = 20, memory: int = 120, known: float = 0.75, seed: int = 0) -> Workload:
+def workload(name: str, tasks: int = 200, memory: int = 200, known: float = 0.75, seed: int = 0) -> Workload:
     """A generated workload. The same arguments give the same one on every machine.
 
-    tasks: new ones, and as many for validation. memory: past tasks, all different. known: share of new tasks whose
-    actions are in the memory; the others are like some that are. Raises ValueError on an unknown name and on numbers
-    that the templates (252 different tasks) do not have.
+    tasks: new ones, and as many for validation. Two of each are one task in both wordings that the memory lacks; a task
+    of the validation is none of the test, in no wording. memory: past tasks, all different. known: share of new tasks
+    whose actions are in the memory; the others are like some that are. Raises ValueError on an unknown name and on
+    numbers that the templates (252 different tasks) do not have.
     """
     if name not in _INTENTS:
         raise ValueError(f"There is no workload {name!r}; there are {', '.join(WORKLOADS)}.")
+    if tasks < 2 or tasks % 2 or not 0 <= known <= 1:
+        raise ValueError(f"Tasks come in twos, and the share known is in [0, 1], not {tasks} and {known}.")
     slots = _SLOTS[name]
     every = list(product(_INTENTS[name], *([(key, value) for value in values] for key, values in slots.items())))
-    if tasks < 1 or not 0 <= known <= 1:
-        raise ValueError(f"There must be at least one task and a share known in [0, 1], not {tasks} and {known}.")
-    new = tasks - round(known * tasks)
-    if not 1 <= memory <= len(every) - 2 * new or memory < round(known * tasks):
+    old = round(known * tasks / 2)
+    new = tasks // 2 - old
+    if not max(1, 2 * old) <= memory <= len(every) - 2 * new:
         raise ValueError(f"A memory of {memory} does not fit {tasks} tasks and the {len(every)} of the templates.")
     rng = np.random.default_rng([seed, WORKLOADS.index(name)])
     order = [every[place] for place in rng.permutation(len(every))]
     past, rest = order[:memory], order[memory:]
+    again = [past[place] for place in rng.permutation(memory)]
 
-    def drawn(unknown: list[Any]) -> tuple[Trajectory, ...]:
-        again = [past[place] for place in rng.permutation(memory)[: tasks - new]]
-        made = [_made(intent, dict(values), int(rng.integers(1, len(intent.wordings))))
-                for intent, *values in [*again, *unknown]]  # fmt: skip
+    def worded(chosen: Iterable[Any]) -> tuple[Trajectory, ...]:
+        made = [_made(intent, dict(values), wording) for intent, *values in chosen for wording in (1, 2)]
         return tuple(made[place] for place in rng.permutation(tasks))
 
     return Workload(
-        name, tuple(_made(intent, dict(values), 0) for intent, *values in past), drawn(rest[:new]),
-        drawn(rest[new : 2 * new]),
+        name, tuple(_made(intent, dict(values), 0) for intent, *values in past),
+        worded([*again[:old], *rest[:new]]), worded([*again[old : 2 * old], *rest[new : 2 * new]]),
     )  # fmt: skip
 
 
@@ -160,92 +155,3 @@ def cut_off(scores: ArrayLike, right: ArrayLike, precision: float = 0.9) -> floa
     found, correct = np.asarray(scores, np.float64), np.asarray(right, bool)
     good = [score for score in np.unique(found) if correct[found >= score].mean() >= precision - 1e-12]
     return float(min(good, default=np.inf))
-
-
-def call_seconds(seconds: Callable[[str, str], float], work: Workload, calls: int = 5) -> float:
-    """Median seconds of a model's call for one action, over the first tasks. seconds: `Writer.seconds`.
-
-    The prompt holds the task, two past tasks and the actions so far. The paper's model has billions of parameters and
-    reads screenshots: give `perform` a time of your own to see what such a call does.
-    """
-    applications.check(calls, 1)
-    shown = "".join(f"<|passage|>{past.text}" for past in work.memory[:2])
-    found = []
-    for number in range(calls + 1):
-        task = work.tasks[number % len(work.tasks)]
-        step = number % len(task.actions)
-        done = "; ".join(task.actions[:step])
-        found.append(seconds(f"{shown}<|user|>{task.task}\n{done}<|assistant|>", task.actions[step]))
-    return float(np.median(found[1:]))  # the first warms up
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """A workload with its index and the cut-off of each way to score the best past task."""
-
-    work: Workload
-    search: Search
-    reranked: float
-    embedded: float
-
-
-def perform(
-    work: Workload, methods: Methods, seconds_a_call: float, precision: float = 0.9, each: int = 10
-) -> Tables:  # fmt: skip
-    """Do every new task with every method, with the embedder's nearest past task alone, and without a memory.
-
-    methods: `applications.methods` in exact-order mode, as the cut-off is of final scores. It is set on the validation
-    tasks with transformers' scores (of the embedder: cosines) so that the share `precision` of what is replayed is
-    right. seconds_a_call: `call_seconds`, or a stated time. each: candidates of either search.
-    times: a task; parts keyword search, embedding search, reranker, model calls (their number times seconds_a_call).
-    precision: tasks done. cases: also found (the best past task is right), replayed (a hit of the cache), known
-    (there was a right one), calls.
-    """
-    if not seconds_a_call >= 0:
-        raise ValueError(f"A model's call takes 0 seconds or more, not {seconds_a_call}.")
-    setting = _prepared(work, methods, precision, each)
-    cases: list[dict[str, Any]] = []
-    for number, task in enumerate([work.tasks[0], *work.tasks]):
-        found = setting.search(task.task, each)
-        for method, best, cut, spent in _found(setting, task, found, methods, number):
-            case = _case(work, task, best, cut)
-            case["seconds"] = spent | {CALLS: case["calls"] * seconds_a_call}
-            cases += [{"setting": work.name, "method": method, **case}] if number else []  # 0 warms up
-    return applications.tables(AGENT, cases)
-
-
-def _prepared(work: Workload, methods: Methods, precision: float, each: int) -> _Setting:
-    """Index the memory and set the cut-offs."""
-    search = Search([past.text for past in work.memory])
-    rows = []
-    for task in work.validation:
-        found = search(task.task, each)
-        place, score = methods[HF](task.task, [search.texts[one] for one in found.places], 1)[0]
-        best, nearest = work.memory[found.places[place]], work.memory[found.embedding[0]]
-        rows.append((score, best.actions == task.actions, found.cosine, nearest.actions == task.actions))
-    scores, right, cosines, near = np.array(rows).T
-    return _Setting(work, search, cut_off(scores, right, precision), cut_off(cosines, near, precision))
-
-
-def _found(
-    setting: _Setting, task: Trajectory, found: Found, methods: Methods, number: int
-) -> Iterator[tuple[str, tuple[int, float] | None, float, dict[str, float]]]:
-    """(method, (place in the memory, score) of the best or None, cut-off, seconds by part) of each method."""
-    texts = [setting.search.texts[place] for place in found.places]
-    for method, rank in applications.turns(methods, number):
-        best, seconds = applications.timed(rank, task.task, texts, 1)
-        place, score = best[0]
-        yield method, (found.places[place], score), setting.reranked, found.seconds | {RERANKER: seconds}
-    embedding = {EMBEDDING: found.seconds[EMBEDDING]}
-    yield NONE, (found.embedding[0], found.cosine), setting.embedded, embedding
-    yield NO_MEMORY, None, np.inf, {}
-
-
-def _case(work: Workload, task: Trajectory, best: tuple[int, float] | None, cut: float) -> dict[str, Any]:
-    right = best is not None and work.memory[best[0]].actions == task.actions
-    replayed = best is not None and best[1] >= cut
-    return {
-        "question": task.task, "precision": float(right or not replayed), "found": right, "replayed": replayed,
-        "known": any(past.actions == task.actions for past in work.memory),
-        "calls": 0 if replayed else len(task.actions),
-    }  # fmt: skip

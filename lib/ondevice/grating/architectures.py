@@ -1,14 +1,15 @@
-"""Which cross-encoders can be run layer by layer, how, and what they read.
+"""Which cross-encoders can be run layer by layer, and how.
 
-A layer is transformers' own module, built without memory (on torch's meta device) and called with parameters from
-wherever they are, so the arithmetic is the library's. What a reranker never needs is left out: a cache, logits of any
-token but the one it is pooled at, and of a causal LM's vocabulary all but "yes" and "no".
+A layer is two parts, attention and feed-forward, each with its norms. Both are transformers' own modules, built without
+memory (on torch's meta device) and called with parameters from wherever they are, so the arithmetic is the library's.
+What a reranker never needs is left out: a cache, logits of any token but the one it is pooled at, and of a causal LM's
+vocabulary all but "yes" and "no".
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,42 +20,20 @@ from torch.func import functional_call
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"  # Qwen3-Reranker's default
-PREFIX = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_LONGEST_PROMPT = 8192  # tokens; published with the prompt
-
-# Class named in config.json: the trunk's name, and whether it is a decoder, pooled at the last token.
-_KINDS = {
-    "BertForSequenceClassification": ("bert", False),
-    "RobertaForSequenceClassification": ("roberta", False),
-    "XLMRobertaForSequenceClassification": ("roberta", False),
-    "LlamaForSequenceClassification": ("model", True),
-    "Qwen2ForSequenceClassification": ("model", True),
-    "Qwen3ForSequenceClassification": ("model", True),
-    "LlamaForCausalLM": ("model", True),
-    "Qwen2ForCausalLM": ("model", True),
-    "Qwen3ForCausalLM": ("model", True),
-}
+PARTS = 2  # of a layer: attention, feed-forward
 _ROPES = ("default", "linear", "llama3", "yarn")  # in others a token's rotation depends on the longest row beside it
-_ENCODER_INPUTS = ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-_BERT_HEAD = ("classifier.weight", "classifier.bias")
-_ROBERTA_HEAD = (
-    "classifier.dense.weight", "classifier.dense.bias", "classifier.out_proj.weight", "classifier.out_proj.bias",
-)  # fmt: skip
+_ATTENDED = ("full_attention", "sliding_attention")
+
+Call = Callable[..., Tensor]  # a submodule's path and its arguments: its output; attention's is a tuple's first
 
 
 @dataclass(frozen=True)
 class Row:
     """Token ids of a query-document pair. border: where an encoder's second segment begins, else its length."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     border: int
 
 
@@ -85,12 +64,18 @@ class Batch:
         borders = torch.tensor([[row.border] for row in self.rows])
         return ((torch.arange(self.real.shape[1]) >= borders) & self.real).long()
 
+    @property
+    def mask(self) -> Tensor | None:
+        """[n, 1, 1, width] bool of the places that are attended to; None where there is no padding."""
+        return None if bool(self.real.all()) else self.real[:, None, None]
+
 
 class Architecture:
-    """A reranker without its weights: embeddings, layers and head, each called with the tensors it needs.
+    """A reranker without its weights: embeddings, parts of layers and head, each called with the tensors it needs.
 
     config: a transformers configuration. answers: ids of "yes" and "no", at which a causal LM is read.
-    layers; width: of a hidden state; causal: decoder-only, pooled at the last token; longest: most tokens of a row.
+    layers; width: of a hidden state; vocabulary: rows of the token embedding; causal: decoder-only, pooled at the last
+    token; longest: most tokens of a row, for a decoder no more than a sliding window, within which it attends to all.
     Rows are padded on the right, whatever the tokenizer says: positions start at 0 in every row, a decoder needs no
     mask, and a score does not depend on the rows beside it. Left padding, which decoder-only rerankers are published
     with, differs from this by rounding only, as their positions are relative.
@@ -102,124 +87,111 @@ class Architecture:
 
         self.name = (config.architectures or ["a model without an architecture"])[0]
         if self.name not in _KINDS:
-            raise ValueError(f"{self.name} cannot be run layer by layer; what can: {', '.join(_KINDS)}.")
-        self._prefix, self.causal = _KINDS[self.name]
-        _require_plain(config, self.name, self.causal)
+            raise ValueError(_refusal(config, self.name))
+        self._kind = _KINDS[self.name](config)
+        if trouble := self._kind.trouble():
+            raise ValueError(f"{self.name} {trouble}")
         _require_score(config, self.name, answers)
         self.config, self.answers = config, answers
+        self.causal, self.longest = self._kind.causal, self._kind.longest
         self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
         self.vocabulary = int(config.vocab_size)
+        kinds = self._kind.layers()
+        self._alike = [kinds.index(kind) for kind in kinds]  # of each layer: the first one with the same modules
         small = copy.deepcopy(config)
-        small.num_hidden_layers, small._attn_implementation = 1, "sdpa"
+        small.num_hidden_layers, small._attn_implementation = max(self._alike) + 1, self._kind.attention
         with torch.device("meta"):
-            self._model: Any = getattr(transformers, self.name)(small).eval()
-        self._trunk = getattr(self._model, self._prefix)
-        self._layer: nn.Module = self._trunk.layers[0] if self.causal else self._trunk.encoder.layer[0]
-        self._rotary = type(self._trunk.rotary_emb)(small) if self.causal else None
-        self._shapes = {name: value.shape for name, value in self._layer.named_parameters()}
+            self._model: nn.Module = getattr(transformers, self.name)(small).eval()
+        self._stack: Any = self._model.get_submodule(self._kind.stack)
+        rotary: Any = getattr(self._model.base_model, "rotary_emb", None)
+        self._kind.rotary = rotary and type(rotary)(config)
+        self._heads = ("model.norm",) if answers else self._kind.heads
 
-    @property
-    def longest(self) -> int:
-        """Most tokens of a row; RoBERTa's positions begin after the padding token's."""
-        reserved = int(self.config.pad_token_id) + 1 if self._prefix == "roberta" else 0
-        return int(self.config.max_position_embeddings) - reserved
+    def part_of(self, name: str) -> int:
+        """Which part of a layer a tensor belongs to, by its name inside the layer: 0 attention, 1 feed-forward."""
+        return int(name.partition(".")[0] not in self._kind.first)
 
-    def check_layer(self, index: int, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Raise ValueError where parameters are not those of a layer of this architecture and dtype."""
+    def check(self, layer: int, part: int, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        """Raise ValueError where parameters are not those of a part of this architecture's layer and of this dtype."""
+        named = self._stack[self._alike[layer]].named_parameters()
+        right = {name: value.shape for name, value in named if self.part_of(name) == part}
         found = {name: value.shape for name, value in parameters.items()}
-        odd = sorted(name for name in found.keys() | self._shapes.keys() if found.get(name) != self._shapes.get(name))
+        odd = sorted(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
         if odd:
-            there, wanted = (_shown(shapes.get(odd[0])) for shapes in (found, self._shapes))
-            raise ValueError(f"Layer {index} does not fit {self.name}: {odd[0]} is {there}, not {wanted}.")
+            there, wanted = (_shown(shapes.get(odd[0])) for shapes in (found, right))
+            raise ValueError(f"Layer {layer} does not fit {self.name}: {odd[0]} is {there}, not {wanted}.")
         mixed = [name for name, value in parameters.items() if value.is_floating_point() and value.dtype != dtype]
         if mixed:
-            raise ValueError(f"Layer {index}'s {mixed[0]} is {parameters[mixed[0]].dtype}, the embeddings are {dtype}.")
+            raise ValueError(f"Layer {layer}'s {mixed[0]} is {parameters[mixed[0]].dtype}, the embeddings are {dtype}.")
+
+    def prepared(self, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `embed` and `forward` read of the resident tensors, and what is made of them once for all layers."""
+        found = self._taken(rest, self._kind.inputs)
+        return self._kind.prepared(_caller(self._model, found), found)
 
     def embed(self, rest: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
-        """[n, width, d] what the first layer reads. rows: [tokens, d] embedding rows of `batch.ids`."""
+        """[n, width, d] what the first layer reads. rest: as `prepared`. rows: [tokens, d] of `batch.ids`."""
         embedded = rows.new_zeros(*batch.real.shape, rows.shape[1])
         embedded[batch.real] = rows
-        if self.causal:
-            return embedded
-        places = torch.arange(batch.real.shape[1]).expand(batch.real.shape)
-        if self._prefix == "roberta":
-            places = (places + 1) * batch.real + self.config.pad_token_id
-        types = batch.segments if self.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
-        found = self._taken(rest, f"{self._prefix}.embeddings.", _ENCODER_INPUTS)
-        extra = {"inputs_embeds": embedded, "token_type_ids": types, "position_ids": places}
-        return functional_call(self._trunk.embeddings, found, (), extra)
+        return self._kind.embed(_caller(self._model, rest), batch, embedded)
 
-    def forward(self, parameters: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        """[n, width, d] a layer's output. hidden: [n, width, d] the output of the layer before."""
-        found = dict(parameters)
-        if self._rotary is None:
-            mask = None if bool(batch.real.all()) else batch.real[:, None, None, :]
-            return functional_call(self._layer, found, (hidden, mask))
-        places = torch.arange(hidden.shape[1])[None]
-        # With no mask, attention is causal: a row's padding comes after all that is read of it.
-        extra = {"attention_mask": None, "position_ids": places, "position_embeddings": self._rotary(hidden, places)}
-        return functional_call(self._layer, found, (hidden,), extra)
+    def forward(
+        self, layer: int, part: int, parameters: Mapping[str, Tensor], rest: Mapping[str, Tensor], batch: Batch,
+        hidden: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """[n, width, d] a part's output, residual included. rest: as `prepared`. hidden: output of the part before."""
+        call = _caller(self._stack[self._alike[layer]], parameters)
+        return self._kind.feed(call, hidden) if part else self._kind.attend(call, layer, rest, batch, hidden)
 
     def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """[n, d] a copy of the states that scores are made of: each row's last real token, or an encoder's first."""
-        at = batch.lengths - 1 if self.causal else torch.zeros_like(batch.lengths)
-        return hidden[torch.arange(len(at)), at]
+        """[n, d] a copy of the states that scores are made of: each row's last real token, or an encoder's first.
+
+        Where an encoder takes the mean of normed states, it is made here, without the norm's weight and bias.
+        """
+        return self._kind.pooled(batch, hidden)
 
     def head(self, rest: Mapping[str, Tensor], answer_rows: Tensor | None = None) -> dict[str, Tensor]:
         """The tensors that `scores` needs, copied, in float32 (or wider).
 
         answer_rows: [2, d] output rows of "yes" and "no", where there are answers.
         """
+        found = self._taken(rest, self._heads)
         if self.answers is not None:
             if answer_rows is None:
                 raise ValueError(f'{self.name} needs the output rows of "yes" and "no".')
-            found = self._taken(rest, "model.", ("norm.weight",)) | {"rows": answer_rows}
-        elif self.causal:
-            found = self._taken(rest, "model.", ("norm.weight",))
-            found["rows"] = self._taken(rest, "", ("score.weight",))["score.weight"]
-        elif self._prefix == "bert":
-            found = self._taken(rest, "bert.", _POOLER) | self._taken(rest, "", _BERT_HEAD)
-        else:
-            found = self._taken(rest, "", _ROBERTA_HEAD)
+            found["lm_head.weight"] = answer_rows
         wide = torch.promote_types(next(iter(found.values())).dtype, torch.float32)
         return {name: value.to(wide, copy=True) for name, value in found.items()}
 
     def scores(self, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). states: [n, d] of any layer.
+        """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). states: [n, d] pooled of any layer.
 
         A causal LM's is logit("yes") - logit("no"): sigmoid(z) is the probability of "yes" among the two.
         Every product is of two dimensions, as one of three with weights that need no gradient takes a slow path.
         """
-        states = states.to(next(iter(head.values())).dtype)
-        if self.causal:
-            normed = functional_call(self._trunk.norm, {"weight": head["norm.weight"]}, (states,))
-            logits = functional.linear(normed, head["rows"])
-            return logits[:, 0] if self.answers is None else logits[:, 0] - logits[:, 1]
-        if self._prefix == "bert":
-            pooler = {name.removeprefix("pooler."): head[name] for name in _POOLER}
-            pooled = functional_call(self._trunk.pooler, pooler, (states[:, None],))
-            return functional.linear(pooled, *(head[name] for name in _BERT_HEAD))[:, 0]
-        own = {name.removeprefix("classifier."): head[name] for name in _ROBERTA_HEAD}
-        return functional_call(self._model.classifier, own, (states[:, None],))[:, 0]
+        call = _caller(self._model, head)
+        logits = self._kind.logits(call, head, states.to(next(iter(head.values())).dtype))
+        return logits[:, 0] if self.answers is None else logits[:, 0] - logits[:, 1]
 
-    def _taken(self, rest: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> dict[str, Tensor]:
+    def _taken(self, rest: Mapping[str, Tensor], modules: Iterable[str]) -> dict[str, Tensor]:
+        """The parameters of these modules, but for the token embedding's."""
+        names = [f"{path}.{name}" for path in modules for name, _ in self._model.get_submodule(path).named_parameters()]
+        names = [name for name in names if not name.endswith(_TABLES)]
         for name in names:
-            if prefix + name not in rest:
-                raise ValueError(f"The weights of {self.name} lack {prefix + name}.")
-        return {name: rest[prefix + name] for name in names}
+            if name not in rest:
+                raise ValueError(f"The weights of {self.name} lack {name}.")
+        return {name: rest[name] for name in names}
 
 
-def _require_plain(config: PreTrainedConfig, name: str, causal: bool) -> None:
-    """Refuse variants in which layers differ from each other or read more than their input."""
-    if causal:
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise ValueError(f"{name} has layers of {', '.join(sorted(kinds))}; only full_attention can be run.")
-        rope = (config.rope_parameters or {}).get("rope_type", "default")
-        if rope not in _ROPES:
-            raise ValueError(f"{name} has rotary positions of type {rope!r}; what can be run: {', '.join(_ROPES)}.")
-    elif config.is_decoder or config.add_cross_attention:
-        raise ValueError(f"{name} is configured as a decoder (is_decoder or add_cross_attention), not as an encoder.")
+def _caller(module: nn.Module, parameters: Mapping[str, Tensor]) -> Call:
+    """How to call a module's submodules with these parameters, named as in the module."""
+
+    def call(path: str, *given: Any, **named: Any) -> Any:
+        before = f"{path}."
+        own = {name.removeprefix(before): value for name, value in parameters.items() if name.startswith(before)}
+        return functional_call(module.get_submodule(path), own, given, named)
+
+    return call
 
 
 def _require_score(config: PreTrainedConfig, name: str, answers: tuple[int, int] | None) -> None:
@@ -236,90 +208,247 @@ def _require_score(config: PreTrainedConfig, name: str, answers: tuple[int, int]
         raise ValueError(f"{name} gives {config.num_labels} numbers a row; a reranker gives one.")
 
 
+def _refusal(config: PreTrainedConfig, name: str) -> str:
+    if getattr(config, "auto_map", None):
+        why = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
+        return f"{name} cannot be run layer by layer: {why}."
+    return f"{name} cannot be run layer by layer; what can: {', '.join(_KINDS)}."
+
+
 def _shown(shape: torch.Size | None) -> str:
     return "missing" if shape is None else str(list(shape))
 
 
-# What a model reads
+# Kinds of models: what differs between them
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Rows of a query's candidates in their order. truncated: of how many the document was cut."""
+class _Kind:
+    """As it stands BERT: positions are embedded; the module behind each residual adds it and norms the sum.
 
-    rows: list[Row]
-    truncated: int
-
-
-def answer_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Ids of "yes" and "no". Raises ValueError where one of them is not a single token."""
-    found = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("yes", "no")]
-    if any(len(ids) != 1 for ids in found):
-        raise ValueError(f'"yes" and "no" are not a token each, but {found}.')
-    return found[0][0], found[1][0]
-
-
-def encode(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, query: str, documents: Sequence[str],
-    longest: int | None = None, instruction: str = INSTRUCTION,
-) -> Encoded:  # fmt: skip
-    """A query with each of its candidates as a row of tokens, in the format that the model was trained on.
-
-    Causal LMs read Qwen3-Reranker's published prompt, with the instruction. Others read the tokenizer's pair of query
-    and document. longest: most tokens of a row; by default 8192 or the tokenizer's limit, and never above the model's.
-    Longer documents lose their end, and are counted.
-    Raises ValueError on an empty query or document, and where no room is left for a document.
+    stack: where the layers are. inputs, heads: modules whose tensors embedding and scores need. first: of a layer's
+    modules, those of its first part. attention: transformers' name of its implementation. rotary: makes rotations.
     """
-    if not query.strip():
-        raise ValueError("The query is empty.")
-    for index, document in enumerate(documents):
-        if not document.strip():
-            raise ValueError(f"Document {index} is empty.")
-    if longest is not None and longest > architecture.longest:
-        raise ValueError(f"Rows of {longest} tokens exceed the {architecture.longest} of {architecture.name}.")
-    if not documents:
-        return Encoded([], 0)
-    if architecture.answers is not None:
-        return _prompts(architecture, tokenizer, query, documents, longest, instruction)
-    return _pairs(architecture, tokenizer, query, documents, longest)
+
+    causal, stack, attention = False, "bert.encoder.layer", "sdpa"
+    inputs: tuple[str, ...] = ("bert.embeddings",)
+    heads: tuple[str, ...] = ("bert.pooler", "classifier")
+    first: tuple[str, ...] = ("attention",)
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.rotary: Any = None
+
+    def trouble(self) -> str | None:
+        """Why this configuration cannot be run, to be read after its name."""
+        if getattr(self.config, "is_decoder", False) or getattr(self.config, "add_cross_attention", False):
+            return "is configured as a decoder (is_decoder or add_cross_attention), not as an encoder."
+        return None
+
+    @property
+    def longest(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    def layers(self) -> list[Any]:
+        """Something for each layer that is equal for those with the same modules."""
+        return [None] * int(self.config.num_hidden_layers)
+
+    def prepared(self, call: Call, rest: dict[str, Tensor]) -> dict[str, Tensor]:
+        return rest
+
+    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
+        types = batch.segments if self.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
+        places = self.places(batch)
+        return call(self.inputs[0], inputs_embeds=embedded, token_type_ids=types, position_ids=places)
+
+    def places(self, batch: Batch) -> Tensor:
+        """[n, width] each token's position."""
+        return torch.arange(batch.real.shape[1]).expand(batch.real.shape)
+
+    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        return call("attention", hidden, batch.mask)[0]
+
+    def feed(self, call: Call, hidden: Tensor) -> Tensor:
+        return call("output", call("intermediate", hidden), hidden)
+
+    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
+        return hidden[:, 0].clone()
+
+    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        return call("classifier", call(self.heads[0], states[:, None]))
 
 
-def _prompts(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, query: str, documents: Sequence[str],
-    longest: int | None, instruction: str,
-) -> Encoded:  # fmt: skip
-    most = min(_LONGEST_PROMPT, architecture.longest) if longest is None else longest
-    start, asked, end = (
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in (PREFIX, f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>:", SUFFIX)
-    )
-    _require_room(len(start) + len(asked) + len(end), most)
-    texts = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}" for document in documents]
-    bodies = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    room = most - len(start) - len(end)
-    rows = [(*start, *body[:room], *end) for body in bodies]
-    return Encoded([Row(row, len(row)) for row in rows], sum(len(body) > room for body in bodies))
+class _Roberta(_Kind):
+    """As BERT, but positions begin after the padding token's, and the classifier holds the pooler."""
+
+    stack, inputs, heads = "roberta.encoder.layer", ("roberta.embeddings",), ("classifier",)
+
+    @property
+    def longest(self) -> int:
+        return int(self.config.max_position_embeddings) - int(self.config.pad_token_id) - 1
+
+    def places(self, batch: Batch) -> Tensor:
+        return (super().places(batch) + 1) * batch.real + int(self.config.pad_token_id)
+
+    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        return call("classifier", states[:, None])
 
 
-def _pairs(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, query: str, documents: Sequence[str],
-    longest: int | None,
-) -> Encoded:  # fmt: skip
-    most = min(int(tokenizer.model_max_length), architecture.longest) if longest is None else longest
-    asked = tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"]
-    _require_room(len(asked) + tokenizer.num_special_tokens_to_add(pair=True), most)
-    found = tokenizer([query] * len(documents), list(documents), verbose=False)
-    segments = found["token_type_ids"] if "token_type_ids" in found else [[]] * len(documents)
-    rows, truncated = [], 0
-    for index, document in enumerate(documents):
-        ids, types = found["input_ids"][index], segments[index]
-        if len(ids) > most:
-            one = tokenizer(query, document, truncation="only_second", max_length=most)
-            ids, types, truncated = one["input_ids"], segments[index][: len(one["input_ids"])], truncated + 1
-        rows.append(Row(tuple(ids), types.index(1) if 1 in types else len(ids)))
-    return Encoded(rows, truncated)
+class _Deberta(_Kind):
+    """As BERT, but attention adds terms of the relative positions, which all layers read from one table."""
+
+    stack, heads, attention = "deberta.encoder.layer", ("pooler", "classifier"), "eager"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.normed = "layer_norm" in getattr(config, "norm_rel_ebd", "none").lower()
+        table = ("deberta.encoder.rel_embeddings",) if config.relative_attention else ()
+        norm = ("deberta.encoder.LayerNorm",) if self.normed else ()
+        self.inputs = ("deberta.embeddings", *table, *norm)
+
+    def trouble(self) -> str | None:
+        if getattr(self.config, "conv_kernel_size", 0) > 0:
+            return "has a convolution beside its first layer (conv_kernel_size), which no part of a layer holds."
+        return super().trouble()
+
+    def prepared(self, call: Call, rest: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {name: value for name, value in rest.items() if name.startswith("deberta.embeddings.")}
+        if self.config.relative_attention:
+            table = rest["deberta.encoder.rel_embeddings.weight"]
+            found["relative"] = call("deberta.encoder.LayerNorm", table) if self.normed else table
+        return found
+
+    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        return call("attention", hidden, batch.real[:, None, None], rel_embeddings=rest.get("relative"))[0]
 
 
-def _require_room(taken: int, most: int) -> None:
-    if taken >= most:
-        raise ValueError(f"The query and its format take {taken} of {most} tokens: no room is left for a document.")
+class _ModernBert(_Kind):
+    """Norms before each part, rotated positions; some layers attend to a window, and have a rotation of their own."""
+
+    stack, inputs, heads = "model.layers", ("model.embeddings",), ("model.final_norm", "head", "classifier")
+    first = ("attn_norm", "attn")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.mean = config.classifier_pooling == "mean"
+
+    def trouble(self) -> str | None:
+        return _odd_ropes(*(self.config.rope_parameters[kind] for kind in _ATTENDED))
+
+    def layers(self) -> list[Any]:
+        return [(index > 0, kind) for index, kind in enumerate(self.config.layer_types)]  # the first has no norm
+
+    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
+        return call("model.embeddings", inputs_embeds=embedded)
+
+    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        kind, places, mask = self.config.layer_types[layer], torch.arange(hidden.shape[1]), batch.mask
+        if kind == "sliding_attention" and len(places) - 1 > self.config.sliding_window:
+            near = (places[:, None] - places).abs() <= self.config.sliding_window
+            mask = near[None, None] if mask is None else near & mask
+        rotated = self.rotary(hidden, places[None], kind)
+        normed = call("attn_norm", hidden)
+        return hidden + call("attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
+
+    def feed(self, call: Call, hidden: Tensor) -> Tensor:
+        return hidden + call("mlp", call("mlp_norm", hidden))
+
+    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
+        if not self.mean:
+            return super().pooled(batch, hidden)
+        normed = functional.layer_norm(hidden, hidden.shape[-1:], eps=self.config.norm_eps)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return normed.masked_fill_(~batch.real[..., None], 0).sum(1, dtype=wide) / batch.lengths[:, None]
+
+    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        if self.mean:  # of states that are normed already
+            states = states * head["model.final_norm.weight"] + head.get("model.final_norm.bias", 0)
+        else:
+            states = call("model.final_norm", states)
+        return call("classifier", call("head", states))
+
+
+class _Decoder(_Kind):
+    """Norms before each part, rotated positions, and the score or the answers' logits at the last token.
+
+    Attention without a mask is causal: a row's padding comes after all that is read of it.
+    """
+
+    stack, inputs, heads = "model.layers", (), ("model.norm", "score")
+    first: tuple[str, ...] = ("input_layernorm", "self_attn")
+    causal = True
+
+    def trouble(self) -> str | None:
+        if odd := sorted(set(self.kinds) - set(_ATTENDED)):
+            return f"has layers of {', '.join(odd)}; what can be run: {', '.join(_ATTENDED)}."
+        if getattr(self.config, "use_bidirectional_attention", False):
+            return "attends in both directions (use_bidirectional_attention); a decoder attends to what came before."
+        return _odd_ropes(self.config.rope_parameters or {})
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(getattr(self.config, "layer_types", None) or ["full_attention"])
+
+    @property
+    def longest(self) -> int:
+        windows = [int(self.config.sliding_window)] if "sliding_attention" in self.kinds else []
+        return min([super().longest, *windows])
+
+    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
+        return embedded
+
+    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        return hidden + self.attended(call, hidden, None)
+
+    def attended(self, call: Call, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """[n, width, d] attention's output, without the residual."""
+        rotated = self.rotary(hidden, torch.arange(hidden.shape[1])[None])
+        normed = call("input_layernorm", hidden)
+        return call("self_attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
+
+    def feed(self, call: Call, hidden: Tensor) -> Tensor:
+        return hidden + call("mlp", call("post_attention_layernorm", hidden))
+
+    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
+        return hidden[torch.arange(len(batch.lengths)), batch.lengths - 1]
+
+    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        return call("lm_head" if "lm_head.weight" in head else "score", call("model.norm", states))
+
+
+class _Gemma(_Decoder):
+    """Embeddings are scaled."""
+
+    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
+        return embedded * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32).to(embedded.dtype)
+
+
+class _Gemma2(_Gemma):
+    """Norms also after each part; attention's scores and the LM's logits are capped, which fused attention cannot."""
+
+    first, attention = (*_Decoder.first, "post_attention_layernorm"), "eager"
+
+    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        later = hidden.new_full((hidden.shape[1],) * 2, torch.finfo(hidden.dtype).min).triu(1)
+        return hidden + call("post_attention_layernorm", self.attended(call, hidden, later[None, None]))
+
+    def feed(self, call: Call, hidden: Tensor) -> Tensor:
+        made = call("mlp", call("pre_feedforward_layernorm", hidden))
+        return hidden + call("post_feedforward_layernorm", made)
+
+    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
+        logits, cap = super().logits(call, head, states), self.config.final_logit_softcapping
+        return logits if cap is None or "lm_head.weight" not in head else (logits / cap).tanh() * cap
+
+
+def _odd_ropes(*ropes: Mapping[str, Any]) -> str | None:
+    odd = [rope["rope_type"] for rope in ropes if rope.get("rope_type", "default") not in _ROPES]
+    return f"has rotary positions of type {odd[0]!r}; what can be run: {', '.join(_ROPES)}." if odd else None
+
+
+_TABLES = ("word_embeddings.weight", "tok_embeddings.weight")  # token embeddings, which are read row by row
+_ENCODERS: dict[str, type[_Kind]] = {
+    "Bert": _Kind, "Roberta": _Roberta, "XLMRoberta": _Roberta, "ModernBert": _ModernBert, "DebertaV2": _Deberta,
+}  # fmt: skip
+_DECODERS = {"Llama": _Decoder, "Qwen2": _Decoder, "Qwen3": _Decoder, "Gemma": _Gemma, "Gemma2": _Gemma2}
+_KINDS = {f"{name}ForSequenceClassification": kind for name, kind in (_ENCODERS | _DECODERS).items()}
+_KINDS |= {f"{name}ForCausalLM": kind for name, kind in _DECODERS.items()}

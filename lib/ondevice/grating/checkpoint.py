@@ -2,7 +2,8 @@
 
 Only the files' headers are read to find the tensors; no tensor is opened by a library or mapped into memory. Bytes are
 read directly (O_DIRECT) where the file system can, and else through the page cache, which is then told to drop them. So
-the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's.
+the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's. `checksums` knows what
+the bytes were.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import math
 import mmap
 import os
 import re
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,9 @@ T = TypeVar("T")
 
 PAGE = 4096  # bytes: places in the file and in memory are multiples of it in direct reads
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_PIECE = 4 << 20  # bytes of one read: larger ones are not faster, and between two of them a read can be given up
 _LONGEST_HEADER = 100_000_000  # bytes, as in safetensors itself
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer)\.(\d+)\.(.+)")
-_TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings)\.weight")
+_TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|tok_embeddings)\.weight")
 _HEAD = "lm_head.weight"
 _COMPUTED = ("rotary_emb.inv_freq", "position_ids")  # in some old files; models compute them
 _DTYPES = {
@@ -119,7 +117,7 @@ class Checkpoint:
 def grouped(tensors: Mapping[str, T], model: str) -> Groups[T]:
     """A model's tensors, or parameters, by full name, in groups. model: its name, for messages.
 
-    Raises ValueError where there are no layers, one is missing or lacks a tensor, or there is not one token embedding.
+    Raises ValueError where there are no layers or one is missing, or there is not one token embedding.
     """
     layers: dict[int, dict[str, T]] = {}
     rest, tables, head = {}, {}, None
@@ -135,11 +133,9 @@ def grouped(tensors: Mapping[str, T], model: str) -> Groups[T]:
             rest[name] = tensor
     if len(tables) != 1:
         raise ValueError(f"{model} must have one token embedding, not {len(tables)}.")
-    names = set().union(*layers.values())
-    for index in range(max(layers, default=0) + 1):
-        lacks = sorted(names - set(layers.get(index, ())))
-        if not names or lacks:
-            raise ValueError(f"{model} lacks layer {index}'s {lacks[0] if lacks else 'tensors'}.")
+    missing = sorted(set(range(max(layers, default=0) + 1)) - set(layers))
+    if missing:
+        raise ValueError(f"{model} lacks layer {missing[0]}.")
     (table,) = tables.values()
     return Groups(tuple(layers[index] for index in range(len(layers))), table, head, rest)
 
@@ -156,65 +152,26 @@ def extents(tensors: Iterable[StoredTensor]) -> list[Extent]:
     return found
 
 
-class Stopped(Exception):
-    """A read was given up because nobody wants it any more."""
-
-
-class Throttle:
-    """A simulated slower disk: bytes a second that all readers of one model get together."""
-
-    def __init__(self, rate: float) -> None:
-        if not rate > 0:
-            raise ValueError(f"A throttle is above 0 bytes a second, not {rate}.")
-        self.rate = rate
-        self._free, self._lock = 0.0, threading.Lock()
-
-    def wait(self, count: int, started: float, stop: threading.Event | None = None) -> None:
-        """Wait until `count` bytes, whose read began at `started` (perf_counter), would be there."""
-        with self._lock:
-            self._free = max(self._free, started) + count / self.rate
-            left = self._free - time.perf_counter()
-        if left > 0:
-            (stop or threading.Event()).wait(left)
-
-
 class Reader:
-    """Reads extents of weight files into memory.
+    """Reads extents of weight files into memory, by O_DIRECT where the file system can; else pages are dropped."""
 
-    direct: whether to try O_DIRECT; without it a file's pages are dropped after each read. throttle: bytes a second of
-    a simulated slower disk; None is the disk itself.
-    """
-
-    def __init__(self, files: Sequence[Path], direct: bool = True, throttle: float | None = None) -> None:
-        self.throttle = None if throttle is None else Throttle(throttle)
+    def __init__(self, files: Sequence[Path]) -> None:
         self._plain = {file: _opened(file) for file in files}
-        self._direct = {file: _opened(file, os.O_DIRECT) for file in files if direct and hasattr(os, "O_DIRECT")}
+        self._direct = {file: _opened(file, os.O_DIRECT) for file in files if hasattr(os, "O_DIRECT")}
 
-    @property
-    def direct(self) -> bool:
-        """Whether every file is read directly."""
-        return all(self._direct.get(file) is not None for file in self._plain)
-
-    def read(self, extent: Extent, into: memoryview, stop: threading.Event | None = None) -> None:
+    def read(self, extent: Extent, into: memoryview) -> None:
         """Fill page-aligned memory of `extent.span` bytes with the pages of an extent.
 
-        stop: where it is set, the read ends after the piece in hand, with Stopped.
         Raises ValueError where the file ends before the extent does, and OSError where the disk fails.
         """
-        end = extent.offset + extent.length - extent.first
-        done = 0
+        end, done = extent.offset + extent.length - extent.first, 0
         while done < end:
-            if stop is not None and stop.is_set():
-                raise Stopped
-            started = time.perf_counter()
-            count = self._piece(extent, into[done : min(done + _PIECE, extent.span)], extent.first + done)
+            count = self._piece(extent, into[done : extent.span], extent.first + done)
             if not count:
                 raise ValueError(
                     f"{extent.file.name} ended at byte {extent.first + done}, {end - done} bytes before the last one "
                     f"wanted: it is truncated."
                 )
-            if self.throttle is not None:
-                self.throttle.wait(count, started, stop)
             done += count
 
     def handle(self, file: Path) -> int:

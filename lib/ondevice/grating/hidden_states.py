@@ -1,233 +1,142 @@
-"""Hidden states of all candidates, chunk by chunk: in memory, or offloaded to a file (section 4.3).
+"""Hidden states of all candidates between layers: in memory, or offloaded to a file (section 4.3).
 
-A pass over a layer is
-    for chunk, hidden in states.each(order): states.put(chunk, layer(hidden))
+A candidate's states [t, d] have a place of their own, so that chunks can be made anew whenever candidates leave. A pass
+over a part of a layer is
+    for group, hidden in zip(groups, states.each(groups)): states.put(group, part(hidden))
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
-import mmap
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ondevice import assets
 from ondevice.grating.checkpoint import PAGE, drop_pages, pages
 
-_Transfer = Callable[[int, list[memoryview], int], int]
+Group = Sequence[int]
+T = TypeVar("T")
 
 
 class HiddenStates(Protocol):
-    """The hidden states [b, t, d] of each chunk of candidates, by the chunk's number."""
+    """The states of candidates by their numbers. lengths: [N] tokens of each."""
 
-    def put(self, chunk: int, hidden: Tensor) -> None:
-        """Keep a chunk's states in place of those that were there; they may be fewer than before."""
+    def put(self, group: Group, hidden: Tensor) -> None:
+        """Keep the states [n, width, d] of a group; what is behind a candidate's tokens is padding."""
 
-    def each(self, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Chunks and their states in this order; to be read only, until the chunk is put or the next one comes."""
+    def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
+        """The states [n, width, d] of one group after the other, padded by zeros, in memory that is not kept."""
 
     def close(self) -> None:
-        """Forget everything. A second call does nothing."""
+        """Forget everything."""
 
 
 class Resident:
-    """All chunks in memory."""
+    """All of them in memory, outside of the heap: a long-lived tensor among a layer's temporaries would leave holes."""
 
-    def __init__(self) -> None:
-        self._chunks: dict[int, Tensor] = {}
+    def __init__(self, lengths: Sequence[int], width: int, dtype: torch.dtype) -> None:
+        self.lengths, self.starts = lengths, np.cumsum([0, *lengths]).tolist()
+        count = self.starts[-1] * width
+        self.all = torch.frombuffer(pages(count * dtype.itemsize), dtype=dtype)[:count].view(-1, width)
 
-    def put(self, chunk: int, hidden: Tensor) -> None:
-        """Keep a copy in the memory that the chunk has, where it has the same shape; else the tensor itself.
+    def put(self, group: Group, hidden: Tensor) -> None:
+        """Copy the states of a group."""
+        for row, candidate in enumerate(group):
+            self._of(candidate).copy_(hidden[row, : self.lengths[candidate]])
 
-        A new tensor at each layer, among the layer's temporaries, would leave holes in the heap.
-        """
-        kept = self._chunks.get(chunk)
-        if kept is None or kept.shape != hidden.shape or kept.dtype != hidden.dtype:
-            self._chunks[chunk] = hidden
-        else:
-            kept.copy_(hidden)
-
-    def each(self, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The chunks in this order. Raises ValueError on one that was never put."""
-        for chunk in order:
-            if chunk not in self._chunks:
-                raise ValueError(f"There is no chunk {chunk}.")
-            yield chunk, self._chunks[chunk]
+    def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
+        """The states of one group after the other."""
+        for group in groups:
+            yield padded([self._of(candidate) for candidate in group])
 
     def close(self) -> None:
-        """Forget all chunks."""
-        self._chunks.clear()
+        """Let go of the memory."""
+        self.all = torch.empty(0)
 
-
-@dataclass
-class _Buffer:
-    """Memory of one chunk. job: the last write from it or read into it. used: when it was last given out."""
-
-    memory: mmap.mmap
-    chunk: int | None = None
-    job: Future[None] | None = None
-    used: int = 0
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where in the file a chunk is, how many bytes it may have there, and what they are."""
-
-    offset: int
-    room: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def length(self) -> int:
-        """Its bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def span(self) -> int:
-        """Its bytes in whole pages."""
-        return -(-self.length // PAGE) * PAGE
+    def _of(self, candidate: int) -> Tensor:
+        return self.all[self.starts[candidate] : self.starts[candidate + 1]]
 
 
 class Offloaded:
-    """All chunks in a file, at most three of them in memory: one computes, one is written, one is read.
+    """All of them in a file: while one group computes, the next is read and the one before is written.
 
     folder: on a disk, by default one in the cache; in a memory file system the states would stay in memory. The file
-    has no name, so that nothing is left of it, whatever happens. One thread reads and writes, in the order in which it
-    is asked to: a chunk is on the disk before it is read again. A single chunk is never read. waited: seconds that
-    the caller waited for the disk; busy: seconds that the disk took.
-    Raises OSError where the disk is full or fails; everything is given back then.
+    has no name, so that nothing is left of it, whatever happens. One thread reads and writes in the order in which it
+    is asked to: a group is on the disk before it is read again. Raises OSError where the disk is full or fails.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = assets.cache_folder("grating") if folder is None else folder
-        if not self._folder.is_dir():
-            raise ValueError(f"There is no folder {self._folder} for hidden states.")
-        self._file = _File(self._folder)
-        self._error: OSError | None = None
-        self._places: dict[int, _Place] = {}
-        self._buffers = [_Buffer(pages(0)) for _ in range(3)]
-        self._end = self._clock = 0
-        self.waited = self.busy = 0.0
-        self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "hidden-states")
+    def __init__(self, lengths: Sequence[int], width: int, dtype: torch.dtype, folder: Path | None = None) -> None:
+        self.lengths, self.width, self.dtype = lengths, width, dtype
+        self.folder = assets.cache_folder("grating") if folder is None else folder
+        row = width * dtype.itemsize
+        self.starts = np.cumsum([0, *(-(-length * row // PAGE) * PAGE for length in lengths)]).tolist()  # whole pages
+        self.file = _File(self.folder)
+        self.thread = ThreadPoolExecutor(1, "hidden-states")
+        self.writing: Future[None] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory of the three chunks, so far."""
-        return sum(len(buffer.memory) for buffer in self._buffers)
+    def put(self, group: Group, hidden: Tensor) -> None:
+        """Have the states of a group written, once those before are."""
+        self._finish()
+        self.writing = self.thread.submit(self._write, group, hidden)
 
-    def put(self, chunk: int, hidden: Tensor) -> None:
-        """Copy a chunk's states, and have them written."""
-        place = self._place(chunk, hidden)
-        buffer = self._held(chunk) or self._oldest(None)
-        self._finish(buffer)
-        if len(buffer.memory) < place.span:
-            buffer.memory = pages(place.span)
-        buffer.chunk = chunk
-        self._places[chunk] = place
-        _view(buffer.memory, place).copy_(hidden)
-        self._queue(buffer, _pwritev, place)
-
-    def each(self, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The chunks in this order, the next one read ahead; behind the last comes the first, for the next layer.
-
-        Raises ValueError on a chunk that was never put.
-        """
-        for at, chunk in enumerate(order):
-            buffer = self._held(chunk) or self._fetch(chunk, None)
-            self._touch(buffer)
-            following = order[(at + 1) % len(order)]
-            if self._held(following) is None:
-                self._fetch(following, buffer)
-            self._finish(buffer)
-            yield chunk, _view(buffer.memory, self._places[chunk])
+    def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
+        """The states of one group after the other, the next one read ahead."""
+        reading = self.thread.submit(self._read, groups[0])
+        for following in [*groups[1:], None]:
+            hidden = self._done(reading)
+            if following is not None:
+                reading = self.thread.submit(self._read, following)
+            yield hidden
+        self._finish()
 
     def close(self) -> None:
-        """Wait for the thread; the file and the memory are gone then. A second call does nothing."""
-        if self._thread is None:
-            return
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._thread = None
-        self._buffers, self._places = [], {}
-        self._file.close()
+        """Wait for the thread; the file is gone then."""
+        self.thread.shutdown(wait=True, cancel_futures=True)
+        self.file.close()
 
-    def _place(self, chunk: int, hidden: Tensor) -> _Place:
-        """The chunk's old place where it fits, else a new one at the end."""
-        self._check_open()
-        old, made = self._places.get(chunk), _Place(self._end, 0, tuple(hidden.shape), hidden.dtype)
-        if old is not None and made.span <= old.room:
-            return replace(made, offset=old.offset, room=old.room)
-        self._end += made.span
-        return replace(made, room=made.span)
+    def _finish(self) -> None:
+        if self.writing is not None:
+            self._done(self.writing)
+            self.writing = None
 
-    def _held(self, chunk: int) -> _Buffer | None:
-        return next((buffer for buffer in self._buffers if buffer.chunk == chunk), None)
-
-    def _oldest(self, but: _Buffer | None) -> _Buffer:
-        return min((buffer for buffer in self._buffers if buffer is not but), key=lambda buffer: buffer.used)
-
-    def _touch(self, buffer: _Buffer) -> None:
-        self._clock += 1
-        buffer.used = self._clock
-
-    def _fetch(self, chunk: int, but: _Buffer | None) -> _Buffer:
-        """Have a chunk read into the buffer used longest ago, after that one's write."""
-        self._check_open()
-        if chunk not in self._places:
-            raise ValueError(f"There is no chunk {chunk}.")
-        place, buffer = self._places[chunk], self._oldest(but)
-        if len(buffer.memory) < place.span:
-            self._finish(buffer)
-            buffer.memory = pages(place.span)
-        buffer.chunk = chunk
-        self._queue(buffer, _preadv, place)
-        return buffer
-
-    def _queue(self, buffer: _Buffer, transfer: _Transfer, place: _Place) -> None:
-        assert self._thread is not None
-        buffer.job = self._thread.submit(self._move, transfer, buffer.memory, place)
-        self._touch(buffer)
-
-    def _move(self, transfer: _Transfer, memory: mmap.mmap, place: _Place) -> None:
-        """In the thread: write or read a chunk. After a failure nothing is done, as what follows may build on it."""
-        if self._error is not None:
-            raise self._error
-        started = time.perf_counter()
+    def _done(self, job: Future[T]) -> T:
         try:
-            with memoryview(memory) as view:
-                self._file.transfer(transfer, view[: place.span], place.offset)
+            return job.result()
         except OSError as error:
-            self._error = error
-            raise
-        self.busy += time.perf_counter() - started
-
-    def _finish(self, buffer: _Buffer) -> None:
-        """Wait for a buffer's last transfer; one that failed, of whichever buffer, ends everything."""
-        job, buffer.job = buffer.job, None
-        started = time.perf_counter()
-        if job is not None:
-            wait([job])
-        self.waited += time.perf_counter() - started
-        if self._error is not None:
-            error = self._error
-            self.close()
-            place = f"hidden states could not be kept in {self._folder.name}"
+            place = f"hidden states could not be kept in {self.folder.name}"
             raise OSError(error.errno, f"{place}: {error.strerror or error}") from error
 
-    def _check_open(self) -> None:
-        if self._thread is None:
-            raise ValueError("These hidden states are closed.")
+    def _write(self, group: Group, hidden: Tensor) -> None:
+        """In the thread."""
+        for row, candidate in enumerate(group):
+            memory = self._memory(candidate)
+            self._view(memory, candidate).copy_(hidden[row, : self.lengths[candidate]])
+            self.file.transfer(os.pwritev, memory, self.starts[candidate])
+
+    def _read(self, group: Group) -> Tensor:
+        """In the thread."""
+        parts = []
+        for candidate in group:
+            memory = self._memory(candidate)
+            self.file.transfer(os.preadv, memory, self.starts[candidate])
+            parts.append(self._view(memory, candidate))
+        return padded(parts)
+
+    def _memory(self, candidate: int) -> memoryview:
+        return memoryview(pages(self.starts[candidate + 1] - self.starts[candidate]))
+
+    def _view(self, memory: memoryview, candidate: int) -> Tensor:
+        count = self.lengths[candidate] * self.width
+        return torch.frombuffer(memory, dtype=self.dtype)[:count].view(-1, self.width)
 
 
 class _File:
@@ -243,12 +152,12 @@ class _File:
         finally:
             os.unlink(name)
 
-    def transfer(self, transfer: _Transfer, memory: memoryview, offset: int) -> None:
+    def transfer(self, call: Callable[[int, list[memoryview], int], int], memory: memoryview, offset: int) -> None:
         """Read or write whole pages. What a short transfer leaves does not begin at a page: it cannot be direct."""
         done = 0
         while done < len(memory):
             try:
-                count = self._once(transfer, memory[done:], offset + done)
+                count = self._once(call, memory[done:], offset + done)
             except OSError as error:
                 if self._direct is None or error.errno != errno.EINVAL:
                     raise
@@ -265,23 +174,15 @@ class _File:
             if handle is not None:
                 os.close(handle)
 
-    def _once(self, transfer: _Transfer, memory: memoryview, offset: int) -> int:
+    def _once(self, call: Callable[[int, list[memoryview], int], int], memory: memoryview, offset: int) -> int:
         if self._direct is not None and offset % PAGE == 0 and len(memory) % PAGE == 0:
-            return transfer(self._direct, [memory], offset)
-        count = transfer(self._plain, [memory], offset)
+            return call(self._direct, [memory], offset)
+        count = call(self._plain, [memory], offset)
         os.fsync(self._plain)  # pages that are not written yet cannot be dropped
         drop_pages(self._plain, offset, count)
         return count
 
 
-def _preadv(handle: int, buffers: list[memoryview], offset: int) -> int:
-    return os.preadv(handle, buffers, offset)
-
-
-def _pwritev(handle: int, buffers: list[memoryview], offset: int) -> int:
-    return os.pwritev(handle, buffers, offset)
-
-
-def _view(memory: mmap.mmap, place: _Place) -> Tensor:
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return whole[: place.length].view(place.dtype).view(place.shape)
+def padded(parts: Sequence[Tensor]) -> Tensor:
+    """[n, longest, d] states [t, d] of several candidates, zeros behind them."""
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

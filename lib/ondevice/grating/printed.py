@@ -13,14 +13,7 @@ from scipy.special import logit
 
 from ondevice import assets, shapes
 
-HF, OFFLOAD, QUANT = "HF", "HF Offload", "HF Quant"
-OURS, OURS_QUANT, NONE = "GRATING", "GRATING Quant", "no reranker"
-METHODS = (HF, OFFLOAD, QUANT, OURS, OURS_QUANT)
-STEPS = ("baseline", "pruning", "chunked execution", "sliding window", "embedding cache")  # of Figure 16, in its order
-RAG, AGENT, CONTEXT = "RAG", "agent memory", "long context"  # Table 2
-STANDS_FOR = {  # our rerankers by what they replace: MiniCPM has a trained head on each layer, as `deep` has
-    "Bge-Minicmpm": "pydocs-reranker-deep", "Qwen3-Reranker-0.6B": "pydocs-reranker",
-}  # fmt: skip
+HF, OFFLOAD = "HF", "HF Offload"
 SMALL = "qwen3-reranker-0.6b"  # our name of the shape of Figures 1, 12 to 16 and section 4.4
 STABLE_LAYERS = (7, 13)  # Figure 2
 _MIB = 2**20

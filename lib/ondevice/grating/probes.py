@@ -2,26 +2,23 @@
 
 Most rerankers' head was trained for the last layer. A probe is d numbers and an intercept a layer, fitted to predict
 the final score from the state that the head reads. The model stays as it is; at run time a probe costs one product of
-d numbers a candidate. `probe_recordings` has those of the bundled rerankers.
+d numbers a candidate. The record `probes` has those of the bundled rerankers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ondevice import assets
-from ondevice.grating.guarantee import gaps
+from ondevice import evidence
+from ondevice.grating.clustering import Floats
+from ondevice.grating.margins import gaps
 
-Floats = NDArray[np.float64]
 PENALTIES: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of each column's sum of squares
 
 
@@ -67,28 +64,16 @@ class Probes:
 
 
 def load(model: str) -> Probes:
-    """The recorded probes of a bundled reranker. Raises ValueError without, FileNotFoundError without the file."""
-    if f"{model}/weights" not in kept():
-        raise ValueError(f"There are no recorded probes of {model}.")
-    return Probes(kept()[f"{model}/weights"], kept()[f"{model}/intercepts"])
-
-
-@cache
-def kept() -> Mapping[str, NDArray[Any]]:
-    """All arrays of data/traces/grating_probes.npz; see `probe_recordings`."""
-    if not path().is_file():
-        raise FileNotFoundError(f"data/traces/{path().name} is missing: is this a complete clone of the repository?")
-    with np.load(path()) as file:
-        return {name: file[name] for name in file.files}
-
-
-def path() -> Path:
-    """Where they are."""
-    return assets.data("traces", "grating_probes.npz")
+    """The recorded probes of a bundled reranker. Raises ValueError where there are none."""
+    rows = evidence.load("grating", "probes")
+    own = rows[rows["model"] == model].sort_values("layer")
+    if own.empty:
+        raise ValueError(f"There are no recorded probes of {model}; there are of {', '.join(rows['model'].unique())}.")
+    return Probes(np.stack(own["weights"].to_list()), own["intercept"].to_numpy())
 
 
 def rounded(probes: Probes) -> Probes:
-    """With weights as the file has them, in float16."""
+    """With weights as they are recorded, of float16's precision."""
     return Probes(probes.weights.astype(np.float16), probes.intercepts)
 
 
@@ -101,12 +86,16 @@ def scaled(states: Tensor) -> Tensor:
 # Fitting
 
 
-def fit(states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int = 0) -> Probes:
+def fit(
+    states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int = 0,
+    ridge: Callable[..., Floats] | None = None,
+) -> Probes:  # fmt: skip
     """Fit probes by weighted ridge regression, each layer's penalty chosen on pools that are held out.
 
     states: [pools, L - 1, N, d] what the head would read after each layer. final: [pools, N] scores after the last.
     A pool's constant is left out on both sides. Candidates near the boundary of the top K weigh most, as in
-    `guarantee.fit`. Raises ValueError on other shapes, fewer pools than folds, and pools of K or fewer candidates.
+    `margins.fit`. ridge: the regression. Raises ValueError on other shapes, fewer pools than folds, and pools of K or
+    fewer candidates.
     """
     given, wanted = np.asarray(states), np.asarray(final, np.float64)
     if given.ndim != 4 or wanted.shape != (len(given), given.shape[2]):
@@ -121,7 +110,7 @@ def fit(states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int =
     weights, intercepts = [], []
     for layer in range(given.shape[1]):
         x = scaled(torch.from_numpy(given[:, layer].astype(np.float32))).double().numpy()
-        row = _ridge(x - x.mean(1, keepdims=True), centred, nearness, parts)
+        row = (ridge or _ridge)(x - x.mean(1, keepdims=True), centred, nearness, parts)
         weights.append(row)
         intercepts.append(wanted.mean() - (x @ row).mean())
     return Probes(np.array(weights), np.array(intercepts))

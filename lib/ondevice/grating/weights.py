@@ -1,7 +1,9 @@
-"""Where the engine gets a model's weights from: a loaded model, or its files, layer by layer."""
+"""Where the engine gets a model's weights from: a loaded model, or its files, unit by unit."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,25 +11,27 @@ import torch
 from torch import Tensor
 
 from ondevice.grating.checkpoint import Checkpoint, Reader, extents, grouped, pages
+from ondevice.grating.checksums import Checksums
 from ondevice.grating.embedding_cache import EmbeddingCache, checked, read_rows
-from ondevice.grating.window import Window, views
+from ondevice.grating.window import Unit, Window, places, span, views
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHARE = 0.1  # of the vocabulary, whose embedding rows are kept (section 4.4)
+Parts = tuple[int, ...]
+BY_PART: tuple[Parts, ...] = ((0,), (1,))  # attention, then feed-forward
+BY_LAYER: tuple[Parts, ...] = ((0, 1),)  # the paper's window of two layers
 
 
 class Weights(Protocol):
     """A model's weights by what a pass over its layers needs, in order."""
 
-    layers: int
-
     def begin(self) -> None:
-        """A pass begins: the first layer may be read while embeddings are gathered. Not calling it costs time only."""
+        """A pass begins: the first unit may be read while embeddings are gathered. Not calling it costs time only."""
 
-    def layer(self, index: int) -> dict[str, Tensor]:
-        """A layer's parameters by their names inside it: views, valid until another layer is asked for, or `begin`."""
+    def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
+        """A layer's parts with their parameters by their names inside it: views, valid until the next ones are."""
 
     def rest(self) -> dict[str, Tensor]:
         """What is small, by full name: final norm, classification head, position and type embeddings; resident."""
@@ -38,9 +42,6 @@ class Weights(Protocol):
     def head_rows(self, ids: Tensor) -> Tensor:
         """[n, d] rows of a language model's output head for token ids [n]: the embedding's where it has no other."""
 
-    def close(self) -> None:
-        """Give back memory, threads and files; nothing can be asked for afterwards. A second call does nothing."""
-
 
 class InMemory:
     """The weights of a loaded model, which keeps them."""
@@ -48,16 +49,13 @@ class InMemory:
     def __init__(self, model: PreTrainedModel) -> None:
         parameters = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
         self._groups = grouped(parameters, type(model).__name__)
-        self.layers = len(self._groups.layers)
 
     def begin(self) -> None:
         """Nothing: all is there."""
 
-    def layer(self, index: int) -> dict[str, Tensor]:
-        """A layer's parameters."""
-        if not 0 <= index < self.layers:
-            raise ValueError(f"The model has layers 0 to {self.layers - 1}, not {index}.")
-        return dict(self._groups.layers[index])
+    def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
+        """A layer's parameters, at once."""
+        yield BY_LAYER[0], dict(self._groups.layers[index])
 
     def rest(self) -> dict[str, Tensor]:
         """All but layers, token embedding and output head."""
@@ -65,58 +63,51 @@ class InMemory:
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, d] embedding rows."""
-        return self._groups.table[_at(ids, self._groups.table)]
+        return self._groups.table[torch.from_numpy(checked(ids, len(self._groups.table)))]
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """[n, d] rows of the output head."""
         head = self._groups.table if self._groups.head is None else self._groups.head
-        return head[_at(ids, head)]
-
-    def close(self) -> None:
-        """Nothing: the model is its owner's."""
+        return head[torch.from_numpy(checked(ids, len(head)))]
 
 
 class Streamed:
-    """The weights of a folder of safetensors files, of which memory holds a window of layers and some embedding rows.
+    """The weights of a folder of safetensors files, of which memory holds a window of units and some embedding rows.
 
-    buffers: layers that memory has room for; two are the paper's sliding window, with more some layers stay
-    (`Window`). embedding_rows: most rows kept; by default a tenth of the vocabulary. throttle: bytes a second of a
-    simulated slower disk. direct: whether to read past the page cache by O_DIRECT where that is possible.
-    Tensors have the files' dtype: nothing is converted. One thread may use it; two windows do not disturb each other.
-    Raises ValueError on damaged files, when opened or when a read falls short, and on sizes that make no sense;
-    OSError where the disk fails.
+    part_of: of a tensor's name inside a layer (`Architecture.part_of`). units: how a layer is cut. slots: units in
+    memory, two or all. embedding_rows: most rows kept; by default a tenth of the vocabulary. window, cache: the
+    mechanisms.
+    Tensors have the files' dtype: nothing is converted. One thread may use it.
+    Raises ValueError on damaged files, when opened or when read, and OSError where the disk fails.
     """
 
     def __init__(
-        self, folder: Path | str, *, buffers: int = 2, embedding_rows: int | None = None,
-        throttle: float | None = None, direct: bool = True,
+        self, checkpoint: Checkpoint | Path, part_of: Callable[[str], int], *, units: tuple[Parts, ...] = BY_PART,
+        slots: int | None = 2, embedding_rows: int | None = None, window: Callable[..., Window] = Window,
+        cache: Callable[..., EmbeddingCache] = EmbeddingCache,
     ) -> None:  # fmt: skip
-        self.checkpoint = Checkpoint.open(folder)
-        groups = self.checkpoint.groups
+        self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+        groups, self._cut = self.checkpoint.groups, units
+        self.sums = Checksums.of(self.checkpoint)
         kept = max(1, int(SHARE * groups.table.shape[0])) if embedding_rows is None else embedding_rows
-        self.layers = len(groups.layers)
-        self._reader = Reader(self.checkpoint.files, direct, throttle)
+        cut = units_of(self.checkpoint, part_of, units)
+        self._reader = Reader(self.checkpoint.files)
         try:
-            self.embeddings = EmbeddingCache(groups.table, kept, self._reader)
-            self.window = Window(groups.layers, self._reader, buffers)
-            self._rest = self._resident()
+            self.embeddings = cache(groups.table, kept, self._reader, self.sums)
+            self._rest = {name: self._resident({name: tensor})[name] for name, tensor in groups.rest.items()}
+            self.window = window(cut, self._read, len(cut) if slots is None else slots)
         except BaseException:
             self._reader.close()
             raise
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that it takes once all of it has been used."""
-        rest = sum(tensor.nbytes for tensor in self._rest.values())
-        return self.window.nbytes + self.embeddings.nbytes + rest
-
     def begin(self) -> None:
-        """Start to read the first layer, also where the pass before ended early."""
-        self.window.begin()
+        """Start to read the first unit, also where the pass before ended early."""
+        self.window.ahead(0)
 
-    def layer(self, index: int) -> dict[str, Tensor]:
-        """A layer's parameters, once they are read; the next layer is read meanwhile."""
-        return self.window.layer(index)
+    def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
+        """A layer's units, each once it is read; the next one is read meanwhile."""
+        for place, parts in enumerate(self._cut):
+            yield parts, self.window.unit(index * len(self._cut) + place)
 
     def rest(self) -> dict[str, Tensor]:
         """All but layers, token embedding and output head."""
@@ -129,9 +120,7 @@ class Streamed:
     def head_rows(self, ids: Tensor) -> Tensor:
         """[n, d] rows of the output head; not kept."""
         head = self.checkpoint.groups.head
-        if head is None:
-            return self.embeddings.rows(ids)
-        return read_rows(head, ids, self._reader)
+        return self.embeddings.rows(ids) if head is None else read_rows(head, ids, self._reader, self.sums)
 
     def close(self) -> None:
         """Stop the reader, wait for it, and close the files. Memory goes with the last view of it."""
@@ -139,17 +128,25 @@ class Streamed:
         self.embeddings.close()
         self._reader.close()
 
-    def _resident(self) -> dict[str, Tensor]:
-        """The tensors of the rest, each in memory of its own, so that no page of an extent stays without use."""
-        found = {}
-        for name, tensor in self.checkpoint.groups.rest.items():
-            for extent in extents([tensor]):
-                read = pages(extent.span)
-                self._reader.read(extent, memoryview(read))
-                found[name] = views({name: tensor}, {extent: 0}, read)[name].clone()
-            found.setdefault(name, torch.empty(tensor.shape, dtype=tensor.dtype))
-        return found
+    def _read(self, unit: Unit, memory: mmap.mmap) -> None:
+        """Fill memory with a unit, and check that it is what it was."""
+        with memoryview(memory) as view:
+            start = 0
+            for extent in extents(unit.values()):
+                self._reader.read(extent, view[start : start + extent.span])
+                start += extent.span
+            for name, begin in places(unit).items():
+                self.sums.check(unit[name], view[begin : begin + unit[name].length])
+
+    def _resident(self, unit: Unit) -> dict[str, Tensor]:
+        """Tensors in memory of their own, so that no page of an extent stays without use."""
+        memory = pages(span(unit))
+        self._read(unit, memory)
+        empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in unit.items()}
+        return empty | {name: tensor.clone() for name, tensor in views(unit, memory).items()}
 
 
-def _at(ids: Tensor, table: Tensor) -> Tensor:
-    return torch.from_numpy(checked(ids, len(table))).to(table.device)
+def units_of(checkpoint: Checkpoint, part_of: Callable[[str], int], units: tuple[Parts, ...]) -> list[Unit]:
+    """The units of all layers, in the order in which they are used."""
+    return [{name: tensor for name, tensor in layer.items() if part_of(name) in parts}
+            for layer in checkpoint.groups.layers for parts in units]  # fmt: skip

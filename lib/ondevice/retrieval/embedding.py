@@ -41,7 +41,7 @@ class Embedder:
         if not texts:
             return out
         ids = self.tokenizer(list(texts), truncation=True, max_length=self.longest, verbose=False)["input_ids"]
-        with tqdm(total=len(texts), desc="embedding", unit="text", delay=5, leave=False) as bar:
+        with tqdm(total=len(texts), desc="embedding", unit="text", delay=5, leave=False, disable=None) as bar:
             for batch in by_length([len(row) for row in ids], _BATCH_TOKENS):
                 out[batch] = self._embed([ids[index] for index in batch])
                 bar.update(len(batch))

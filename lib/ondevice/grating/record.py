@@ -1,0 +1,423 @@
+"""What GRATING's verdicts rest on: `make record PAPER=grating` makes all of it; it goes on where it was stopped.
+
+One record at a time: `python -m ondevice.evidence.record grating --only NAME`. Without a clock and in float32, so the
+same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
+and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
+`curves` (Figure 10), `firsts` (the embedder's first candidates) and `answers` (of a language model, from K segments).
+Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer)
+and `memory` (16 bits).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ondevice import evidence, models, retrieval
+from ondevice.corpus.pairs import is_causal, rows
+from ondevice.evidence import Recorder
+from ondevice.grating import answers, full_size, probes, study, thresholds
+from ondevice.grating.architectures import Row
+from ondevice.grating.full_size import (
+    BASELINE,
+    CACHE,
+    CHUNKS,
+    HF,
+    IN_MEMORY,
+    OFFLOAD,
+    ONE_BATCH,
+    OURS,
+    WHOLE_LAYERS,
+    WINDOW,
+)
+from ondevice.grating.questions import CLOZE, COMMUNITY, QUESTIONS, SPLITS, VIDEO, Asked, of_kind, pools
+from ondevice.retrieval.layer_scores import scores_of
+from ondevice.retrieval.texts import digest
+
+DECODERS = ("pydocs-reranker", "pydocs-reranker-deep")
+MODELS = (*DECODERS, "minilm-reranker")
+K = 5  # around whose boundary probes are to be right
+FITTED = [(QUESTIONS, "validation"), (CLOZE, "validation")]  # what probes are fitted on
+
+
+@dataclass(frozen=True)
+class Read:
+    """scores: [L, N] float32 of a pool. states: [L - 1, N, d] float16 that probes read; of an encoder none."""
+
+    scores: np.ndarray
+    states: np.ndarray
+
+
+@torch.inference_mode()
+def read(loaded: models.Loaded, asked: Asked) -> Read:
+    """A pool's scores after every layer, by transformers in the precision of the loaded model."""
+    pairs = rows(loaded.tokenizer, asked.query, asked.documents)
+    order = sorted(range(len(pairs)), key=lambda place: len(pairs[place].ids))  # `scores_of` leaves such an order be
+    back = np.argsort(order)
+    with _states(loaded.model) as kept:
+        scores = scores_of(loaded.model, [pairs[place] for place in order])[:, back].numpy()
+    below = len(scores) - 1
+    groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
+    return Read(scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16))
+
+
+@contextmanager
+def _states(model: Any) -> Iterator[list[Tensor]]:
+    """Collects the states [n, d] that a decoder's head is put on, layer by layer, but for the last one."""
+    kept = list[Tensor]()
+
+    def keep(_: Any, given: tuple[Tensor, ...]) -> None:
+        if given[0].ndim == 2:  # the model itself norms [n, tokens, d]
+            kept.append(given[0].half())
+
+    handle = model.model.norm.register_forward_pre_hook(keep) if is_causal(model) else None
+    try:
+        yield kept
+    finally:
+        if handle:
+            handle.remove()
+
+
+def score_row(name: str, number: int, asked: Asked, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
+    """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
+    return {
+        "model": name, "set": asked.set, "split": asked.split, "pool": number, "name": asked.name,
+        "query_sha": sha(asked.query), "candidates_sha": sha(*asked.documents),
+        "relevant": asked.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
+        "scores": scores.astype(np.float32).ravel(), "probed": probed.astype(np.float32).ravel(),
+    }  # fmt: skip
+
+
+def sha(*texts: str) -> str:
+    """12 hex digits of texts."""
+    return digest(texts)[:12]
+
+
+def asks(name: str, set_: str) -> bool:
+    """Whether a model is asked a set: agents' tasks the encoder, which was not trained on documentation alone; the
+    other applications the decoders."""
+    return set_ in (QUESTIONS, CLOZE) or (set_ in study.AGENTS) == (name not in DECODERS)
+
+
+def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All rows of a model: of `scores`, and of `probes` where it has some.
+
+    Pools that probes are fitted on have scores of probes that were fitted on others of them.
+    """
+    loaded, probed = models.load(name), name in DECODERS
+    fitting = [(number, asked) for of in FITTED for number, asked in enumerate(pools(*of))]
+    others = [(number, asked) for set_, splits in SPLITS.items() for split in splits
+              if (set_, split) not in FITTED and asks(name, set_)
+              for number, asked in enumerate(pools(set_, split))]  # fmt: skip
+    first = [read(loaded, asked) for _, asked in _told(fitting, f"{name}, validation")]
+    empty, fitted, crossed = np.empty(0, np.float32), None, None
+    if probed:
+        states, final = np.stack([one.states for one in first]), np.stack([one.scores[-1] for one in first])
+        fitted, crossed = probes.rounded(probes.fit(states, final, K)), probes.cross_fitted(states, final, K)
+    found = [score_row(name, *of, one.scores, empty if crossed is None else crossed[place])
+             for place, (of, one) in enumerate(zip(fitting, first, strict=True))]  # fmt: skip
+    del first
+    for number, asked in _told(others, f"{name}, other sets"):
+        one = read(loaded, asked)
+        by_probes = probes.predicted(fitted, one.states[None])[0] if fitted else empty
+        found.append(score_row(name, number, asked, one.scores, by_probes))
+    layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
+    return found, [{"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
+                   for layer, (weights, intercept) in enumerate(layers, 1)]  # fmt: skip
+
+
+def _told(items: Sequence[tuple[int, Asked]], what: str) -> Iterator[tuple[int, Asked]]:
+    for place, item in enumerate(items):
+        if place % 50 == 0:
+            print(f"{what}: {place} of {len(items)} pools", file=sys.stderr, flush=True)
+        yield item
+
+
+# Pruning, from the scores
+
+
+def calibrated_rows(scores: pd.DataFrame, model: str, set_: str, k: int) -> list[dict[str, Any]]:
+    """Of `calibrated`. On agents' tasks only the exact order and the best one count."""
+    return study.calibrated(scores, model, set_, k, exact_order=set_ in study.AGENTS)
+
+
+CALIBRATED = [(model, set_, k) for model in MODELS for set_, ks in (
+    (QUESTIONS, (1, answers.KEPT, 10)), (CLOZE, study.KS), (VIDEO, (1,)), (COMMUNITY, (1,)),
+) for k in ks if asks(model, set_)]  # fmt: skip
+
+
+def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]:
+    """Of `curves`: documentation questions of the test split at every threshold."""
+    pools_ = study.pools_of(scores, model, QUESTIONS)
+    found = thresholds.curve(pools_, k)
+    return [{"model": model, "k": k, "threshold": threshold, "pool": number} |
+            {name: float(values[place, number]) for name, values in found.items()}
+            for place, threshold in enumerate(thresholds.THRESHOLDS) for number in range(len(pools_))]  # fmt: skip
+
+
+def first_rows(set_: str) -> list[dict[str, Any]]:
+    """Of `firsts`: whether the candidate nearest to the query by the embedder is relevant."""
+    return [{"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
+            for number, pool in enumerate(of_kind(set_, "test"))]  # fmt: skip
+
+
+# Seconds and memory at full size
+
+BM25 = "BM25"  # keyword search, the first stage of Figure 1
+SHORT, LONG = 128, 500  # tokens of a row
+ACTIVE = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 60)
+ROUNDS = {(20, SHORT): 2, (60, SHORT): 2, (20, LONG): 1, (1, 32): 5}
+MEASURED = 4  # layers of a pass whose seconds count for `layers`, but for the first
+FILLED = 1  # layers of a pass of ours, after which memory does not grow: window, states and chunks are there
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method, and what drives it: a calibrated rule for K of one model's documentation questions, or nothing."""
+
+    method: str
+    rule: str = ""
+    k: int = 10
+    model: str = study.DEEP
+
+
+WAYS = {
+    (20, SHORT): [Way(HF), Way(f"{HF} again"), Way(OFFLOAD), Way(OURS), Way(WHOLE_LAYERS), Way(IN_MEMORY),
+                  Way(IN_MEMORY, study.LOW), Way(WHOLE_LAYERS, study.LOW),
+                  *(Way(OURS, rule) for rule in (study.LOW, study.HIGH, study.MARGIN)), Way(OURS, study.MARGIN, 5)],
+    (20, LONG): [Way(HF), Way(OFFLOAD), Way(OURS), Way(OURS, study.MARGIN)],
+    (60, SHORT): [Way(BASELINE), *(Way(step, study.LOW) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))],
+    (1, 32): [Way(HF), Way(BM25)],
+}  # fmt: skip
+
+
+def searched() -> Callable[[Sequence[Row]], object]:
+    """Keyword search of all passages of the test split."""
+    asked = pools(QUESTIONS, "test")
+    index = retrieval.sparse_index(list(dict.fromkeys(text for one in asked for text in one.documents)))
+    return lambda given: index.search([asked[0].query], 10)
+
+
+def driving(found: pd.DataFrame, way: Way, documents: int, turn: int) -> np.ndarray:
+    """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
+    rows = found[(found["model"] == way.model) & (found["rule"] == way.rule) & (found["k"] == way.k)]
+    count = documents // 20
+    layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
+    return full_size.depths(layer, int(rows["layers"].iloc[0]), study.FULL_LAYERS)
+
+
+def record_latency(which: int, of: int) -> bool:
+    """latency and layers: all ways of a shape in turn, from another one on in every round."""
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    found = study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
+    folder, dtype = full_size.folder_of(full_size.SHAPE, full_size.native()), str(full_size.native())
+    kept = machine_recorder("latency", TIMES["latency"], dtype)
+    layers = machine_recorder("layers", TIMES["layers"], dtype)
+    shape = full_size.architecture(folder)
+    with contextlib.ExitStack() as stack:
+        loaded = dict[str, Any]()
+        for (documents, tokens), rounds in ROUNDS.items():
+            given, ways = full_size.rows(shape, documents, tokens), WAYS[documents, tokens]
+            for turn in range(rounds):
+                for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+                    if (documents, tokens, turn, way.method, way.rule, way.k) in kept.done:
+                        continue
+                    runs = driving(found, way, documents, turn) if way.rule else None
+                    kept.add([latency_row(loaded, stack, folder, way, given, runs, turn)])
+                kept.checkpoint()
+        for tokens in (SHORT, LONG):
+            for turn in range(1):
+                for active in ACTIVE:
+                    if (tokens, turn, active) not in layers.done:
+                        runs, given = np.full(active, MEASURED), full_size.rows(shape, active, tokens, turn)
+                        _, found_pass = run_way(loaded, stack, folder, Way(OURS), given, runs)
+                        layers.add([{"tokens": tokens, "round": turn, "active": active,
+                                     "seconds": float(np.median(found_pass.seconds[1:]))}])  # fmt: skip
+                layers.checkpoint()
+    return True
+
+
+def latency_row(
+    loaded: dict[str, Any], stack: contextlib.ExitStack, folder: Path, way: Way, given: Sequence[Row],
+    runs: np.ndarray | None, turn: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One whole run."""
+    seconds, found = run_way(loaded, stack, folder, way, given, runs)
+    about = {"documents": len(given), "tokens": len(given[0].ids), "round": turn, **vars(way), "seconds": seconds}
+    print(about, file=sys.stderr, flush=True)
+    if found is None:
+        return about | {"embedding": np.nan, "saved": 0.0}
+    return about | {"embedding": found.embedding, "saved": found.outcome.saved}
+
+
+def run_way(
+    loaded: dict[str, Any], stack: contextlib.ExitStack, folder: Path, way: Way, given: Sequence[Row],
+    runs: np.ndarray | None,
+) -> tuple[float, Any]:  # fmt: skip
+    """Seconds, and the pass of ours. Methods are kept open, once they have run a little."""
+    method = way.method.removesuffix(" again")
+    method = HF if method == BASELINE else method
+    if method not in loaded:
+        made = full_size.scorer(folder, method, np.full(2, 2))
+        loaded[method] = searched() if method == BM25 else stack.enter_context(made)
+        loaded[method](full_size.rows(full_size.architecture(folder), 2, 16))
+    score = loaded[method]
+    if hasattr(score, "__self__"):
+        score.__self__.select = full_size.driven(np.full(len(given), study.FULL_LAYERS) if runs is None else runs)
+    return full_size.timed(score, given)
+
+
+def record_memory(which: int, of: int) -> bool:
+    """memory: each run in a process of its own. Of a pass of ours the first layer's peak is that of all. transformers
+    takes batches of four rows, of which one is run, once all documents' rows of the table were read."""
+    folder = full_size.folder_of(full_size.SHAPE, torch.bfloat16)
+    kept = machine_recorder("memory", TIMES["memory"], "torch.bfloat16")
+    jobs = [(HF, 1, 32, False), (OURS, 20, SHORT, True), (HF, 20, SHORT, False), (OURS, 20, LONG, True),
+            (HF, 20, LONG, False), (OFFLOAD, 20, LONG, False), (WHOLE_LAYERS, 20, SHORT, True),
+            (WHOLE_LAYERS, 20, LONG, True), (OURS, 60, LONG, True),
+            *((step, 60, LONG, True) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))]  # fmt: skip
+    for run in range(2):
+        for method, documents, tokens, cut in jobs:
+            if (method, documents, tokens, run) not in kept.done and not (run and documents * tokens > 20 * SHORT):
+                runs = (FILLED,) * documents if cut else ()
+                job = full_size.Job(str(folder), method, documents, tokens, runs, torch.get_num_threads())
+                found = full_size.memory(job)
+                row = {"method": method, "documents": documents, "tokens": tokens, "run": run, **found}
+                print(row, file=sys.stderr, flush=True)
+                kept.add([row])
+                kept.checkpoint()
+    return True
+
+
+def machine_recorder(name: str, keys: list[str], dtype: str) -> Recorder:
+    """Of a record of this machine."""
+    asked = {"shape": full_size.SHAPE, "dtype": dtype, "threads": torch.get_num_threads()}
+    return Recorder("grating", name, keys, asked, machine=evidence.machine_name())
+
+
+# The recording
+
+
+def recorder(name: str) -> Recorder:
+    """Of one record."""
+    asked = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
+    known: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
+        "scores": (["model", "set", "split", "pool"], asked, MODELS),
+        "probes": (["model", "layer"], asked, DECODERS),
+        "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
+        "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
+        "firsts": (["set"], {}, ()),
+        "answers": (["set", "pool", "model", "way"], {"k": answers.KEPT, "tokens": answers.TOKENS},
+                    [answers.WRITER, *DECODERS]),
+    }  # fmt: skip
+    return Recorder("grating", name, *known[name])
+
+
+def record_scores(which: int, of: int) -> bool:
+    """scores and probes, a model at a time; whether nothing is missing."""
+    kept, fitted = recorder("scores"), recorder("probes")
+    for name in MODELS[which::of]:
+        if name not in {unit[0] for unit in kept.done}:
+            scores, probed = model_rows(name)
+            if probed:  # before the scores, whose presence says that a model is done
+                fitted.add(probed)
+                fitted.checkpoint()
+            kept.add(scores)
+            kept.checkpoint()
+    return {unit[0] for unit in recorder("scores").done} == set(MODELS)
+
+
+def record_rules(which: int, of: int) -> bool:
+    """calibrated and curves, from the record `scores`."""
+    scores = evidence.load("grating", "scores")
+    kept, curves = recorder("calibrated"), recorder("curves")
+    for unit in CALIBRATED[which::of]:
+        if unit not in kept.done:
+            kept.add(calibrated_rows(scores, *unit))
+            print("calibrated", *unit, file=sys.stderr, flush=True)
+    for model in MODELS[which::of]:
+        for k in study.KS:
+            if (model, k) not in curves.done:
+                curves.add(curve_rows(scores, model, k))
+    for one in (kept, curves):
+        one.checkpoint()
+    whole = len(MODELS) * len(study.KS)
+    return set(CALIBRATED) <= recorder("calibrated").done and len(recorder("curves").done) == whole
+
+
+def record_firsts(which: int, of: int) -> bool:
+    """firsts; it takes seconds."""
+    kept = recorder("firsts")
+    for set_ in {QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}:
+        kept.add(first_rows(set_))
+    kept.checkpoint()
+    return True
+
+
+def record_answers(which: int, of: int) -> bool:
+    """answers; whether nothing is missing. Needs the records `scores` and `calibrated`."""
+    kept, scores, settings = (
+        recorder("answers"),
+        evidence.load("grating", "scores"),
+        evidence.load("grating", "calibrated"),
+    )
+    units = set[tuple[Any, ...]]()
+    for set_ in answers.SETS:
+        pruned = study.outcomes(
+            scores, settings, DECODERS, [set_], [answers.KEPT], (study.LOW, study.HIGH, study.MARGIN)
+        )
+        for model, ways in answers.choices(set_, scores, DECODERS, pruned):
+            units |= {(set_, pool, model, way) for way, by_pool in ways.items() for pool in by_pool}
+            missing = {way: {pool: chosen for pool, chosen in by_pool.items()
+                             if pool % of == which and (set_, pool, model, way) not in kept.done}
+                       for way, by_pool in ways.items()}  # fmt: skip
+            for row in answers.answered(set_, missing, model):
+                kept.add([row])
+            print(f"answers, {set_}, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)
+    kept.checkpoint()
+    return units <= recorder("answers").done
+
+
+RECORDS: dict[str, tuple[Callable[[int, int], bool], list[str]]] = {
+    "scores": (record_scores, ["scores", "probes"]), "rules": (record_rules, ["calibrated", "curves"]),
+    "firsts": (record_firsts, ["firsts"]),
+    "answers": (record_answers, ["answers"]), "latency": (record_latency, ["latency", "layers"]),
+    "memory": (record_memory, ["memory"]),
+}  # fmt: skip
+TIMES = {"latency": ["documents", "tokens", "round", "method", "rule", "k"], "layers": ["tokens", "round", "active"],
+         "memory": ["method", "documents", "tokens", "run"]}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a record is written once nothing of it is missing."""
+    parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
+    parser.add_argument("--share", default="1/1", help="i/n: this process takes every n-th model or pool")
+    options = parser.parse_args(argv)
+    which, of = (int(part) for part in options.share.split("/"))
+    for name in options.only:
+        make, made = RECORDS[name]
+        if make(which - 1, of):
+            print(*(finishing(one).finish() for one in made), sep="\n")
+
+
+def finishing(name: str) -> Recorder:
+    """The recorder of a record that is whole."""
+    if name not in TIMES:
+        return recorder(name)
+    return machine_recorder(name, TIMES[name], "torch.bfloat16" if name == "memory" else str(full_size.native()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Every source cell of GRATING's notebook acts: a wrong body put in its place changes what cells behind it print."""
+
+import pytest
+from cells import Notebook
+
+from ondevice.run import Layout
+
+# By source cell: what stands there, what is put in its place, and the cell that shows it.
+EDITS = {
+    "dispersion": ("/ max(p.mean(), 1e-12)", "", "boundary-shown"),
+    "clustering": ("best[first] + cost(first, end)", "best[first] - cost(first, end)", "boundary-shown"),
+    "boundary": ("np.sign(boundary - labels)", "np.sign(labels - boundary)", "boundary-shown"),
+    "selection": ("verdicts == DEFER, ACCEPT if left else DROP", "verdicts == DEFER, DROP", "worked-example"),
+    "replay": ("pool.scores[layer - 1, active]", "pool.scores[-1, active]", "figure-4"),
+    "thresholds": ("else len(values)) - 1", "else len(values)) - 2", "calibrated-again"),
+    "margin": ("found < -margin", "found < margin", "outcomes-again"),
+    "error-model": ("(found > 0) == (final > 0)", "(found > 0) != (final > 0)", "outcomes-again"),
+    "certificate": ("if p > 1 - confidence", "if p > confidence", "certificate-shown"),
+    "promise": ("measure(rest, k,", "measure(first, k,", "certified-again"),
+    "probe": ("weighted.T @ y[part].ravel()", "-weighted.T @ y[part].ravel()", "probe-shown"),
+    "layer": ("states.put(group, hidden)", "pass", "live-again"),
+    "states": ("hidden[row, :", "hidden[0, :", "live-again"),
+    "window": ("if self.holds[slot] != index", "if self.holds[slot] < 0", "live-again"),
+    "cache": ("= slots, missing, self.request", "= slots[::-1], missing, self.request", "live-again"),
+    "costs": ("self.embedding * len(runs) +", "", "whole-runs"),
+    "agents": ("(0 if replayed else calls * call)", "0", "applications"),
+}
+SHORT = {"pools_again": 1, "replayed_again": 1, "timed_pools": 1, "threads": 1}
+SHOWN = {shown for _, _, shown in EDITS.values()}
+SET_UP = {"parameters", "checked", "imports", "setup", "figure-1"}
+CHOSEN = "chosen = study.outcomes(scores, settings, study.MODELS, [QUESTIONS], [1, 5], some=slice(replayed_again))"
+
+
+@pytest.fixture(scope="module")
+def grating(tmp_path_factory):
+    book = Notebook(Layout().notebook("grating"), SHORT)
+    kept = {*SET_UP, *SHOWN, *book.sources}
+    book.texts = {name: text if name in kept else "pass" for name, text in book.texts.items()}
+    book.texts["five-rows"] = CHOSEN
+    assert "for name in study.MODELS:" in book.texts["live-again"]
+    book.texts["live-again"] = book.texts["live-again"].replace("in study.MODELS:", "in [study.BASE]:")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        names = list(book.texts)
+        last = max(SHOWN, key=names.index)
+        book.said = book.run(book.span(names[0], last), {"__name__": "__main__"})
+        failed = {name: text for name, text in book.said.items() if "Error: " in text}
+        assert not failed and last in book.said
+        yield book
+
+
+def again(book, cell, edit, shown):
+    old, new = edit
+    assert book.texts[cell].count(old) == 1
+    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
+    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+
+
+def test_every_source_cell_has_an_edit(grating):
+    assert set(grating.sources) == set(EDITS)
+
+
+@pytest.mark.parametrize("cell", EDITS)
+def test_a_wrong_body_changes_what_is_printed(grating, cell):
+    *edit, shown = EDITS[cell]
+    assert again(grating, cell, edit, shown).get(shown) != grating.said[shown]
+
+
+@pytest.mark.parametrize("cell", ["thresholds", "margin", "layer", "states", "window", "cache"])
+def test_a_sample_says_that_the_algorithm_was_edited(grating, cell):
+    """A live one says, too, that scores are not the recorded ones."""
+    *edit, shown = EDITS[cell]
+    wrong = again(grating, cell, edit, shown)[shown]
+    assert "was the algorithm edited?" in wrong and "differ" not in grating.said[shown]
+    if shown == "live-again":
+        assert "but for rounding: False" in wrong and "but for rounding: True" in grating.said[shown]

@@ -1,0 +1,36 @@
+"""The memory budget as another process sees it: growth, and what the page cache keeps of the weights, are below it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ondevice.grating.reranker.folder import prepare
+from ondevice.meters import cached_bytes, evict, sample
+
+BENCH = Path(__file__).parents[1] / "benchmarks" / "bench_grating_budget.py"
+CASES: dict[str, dict[str, Any]] = {
+    "500 short texts": {"model": "minilm-reranker", "budget": 80, "texts": 500, "longest": 60},
+    "5 MB of text": {"model": "minilm-reranker", "budget": 100, "texts": 3, "longest": 800, "huge": True},
+    "long texts": {"model": "pydocs-reranker", "budget": 110, "texts": 40, "longest": 2000, "threads": 2},
+    "a pruned pool": {"model": "pydocs-reranker-deep", "budget": 150, "texts": 200, "longest": 300, "threshold": 0.3,
+                      "calls": 3},
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured by /proc")
+@pytest.mark.parametrize("case", CASES)
+def test_growth_and_cached_weights_are_within_the_budget(case: str) -> None:
+    of = runpy.run_path(str(BENCH))["configuration"](0, 0, 60.0)
+    of |= {"huge": False, "threads": 1, "mode": "set", "threshold": None, "calls": 1} | CASES[case]
+    files = sorted(prepare(of["model"]).glob("*.safetensors"))
+    evict(files)
+    found = sample([sys.executable, str(BENCH), "child", json.dumps(of)], environment={"TOKENIZERS_PARALLELISM": ""})
+    assert "refused" not in found.result
+    grown = found.peak("anonymous", "shared") / 1e6
+    assert grown > 20 and grown + cached_bytes(files) / 1e6 <= of["budget"], (grown, found.result)

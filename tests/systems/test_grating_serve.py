@@ -1,0 +1,213 @@
+"""The reranker as a service and as a command: forms of the protocols, refusals, a real server, a real command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from waiting import until
+
+from ondevice.grating.reranker import Reranker, server
+
+QUERY = "open file"
+TEXTS = ["sum of an array", "open the file", "file of numbers"]  # shares words 0, 2 and 1 with the query
+PROGRAM = [sys.executable, "-m", "ondevice.grating"]
+
+
+class Fake:
+    """Scores by words shared with the query; some queries do what the tests need."""
+
+    spec, budget, truncate = "fake", 100.0, True
+
+    def __init__(self) -> None:
+        self.receipt = SimpleNamespace(truncated=0)
+        self.go = threading.Event()
+        self.started: list[str] = []
+
+    def rank(self, query: str, documents: list[str], top_k: int | None = None, *, activation_fn: Any) -> list[Any]:
+        self.started.append(query)
+        if query == "refuse":
+            raise ValueError("1 MB of memory are\ntoo few.")
+        if query == "break":
+            raise OSError(5, "Input/output error")
+        if query.startswith("wait"):
+            self.go.wait()
+        self.receipt.truncated = sum(len(text) > 100 for text in documents)
+        logits = [float(len(set(query.split()) & set(text.split()))) for text in documents]
+        logits = [math.nan] if query == "nan" else logits
+        scores = activation_fn(torch.tensor(logits)).tolist()
+        order = sorted(range(len(scores)), key=lambda place: -scores[place])[:top_k]
+        return [{"corpus_id": place, "score": scores[place]} for place in order]
+
+
+def asking(fake: Fake, work: Callable[[httpx.AsyncClient], Any]) -> Any:
+    """What some work with a client of the app comes to."""
+
+    async def run() -> Any:
+        transport = httpx.ASGITransport(server.create_app(fake), raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def post(body: Any, path: str = "/rerank", **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {"content-type": "application/json"} | headers
+    return asking(Fake(), lambda client: client.post(path, content=content, headers=named))
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_both_forms_are_answered_on_every_path(path):
+    sigmoid = torch.sigmoid(torch.tensor([2.0, 1.0, 0.0])).tolist()
+    best = list(zip([1, 2, 0], sigmoid, strict=True))
+    found = post({"query": QUERY, "texts": TEXTS, "truncate": True, "model": "any"}, path)
+    assert found.json() == [{"index": place, "score": score} for place, score in best]
+    found = post({"query": QUERY, "texts": TEXTS, "raw_scores": True, "return_text": True}, path)
+    assert found.json()[0] == {"index": 1, "score": 2.0, "text": TEXTS[1]}
+    documents = [TEXTS[0], {"text": TEXTS[1], "id": 7}, TEXTS[2]]
+    found = post({"model": "rerank-v3.5", "query": QUERY, "documents": documents, "top_n": 9}, path)
+    told = [{"index": place, "relevance_score": score} for place, score in best]
+    assert found.json() == {"model": "fake", "results": told}
+    found = post({"query": QUERY, "documents": documents, "top_n": 1, "return_documents": True}, path)
+    assert found.json()["results"] == [{"index": 1, "relevance_score": sigmoid[0], "document": {"text": TEXTS[1]}}]
+    assert post({"query": QUERY, "texts": []}, path).json() == []
+    assert post({"query": QUERY, "documents": [], "top_n": None}, path).json()["results"] == []
+
+
+WRONG = [
+    (400, b"{", "The body is not JSON"),
+    (400, b'{"query": "a", "texts": ["b"], "raw_scores": NaN}', "The body is not JSON"),
+    (400, b'{"query": "a", "texts": ["\xff"]}', "The body is not JSON"),
+    (400, b'{"query": "a", "texts": ' + b"[" * 100_000, "The body is not JSON"),
+    (422, ["a"], "Expected `object`, got `array`"),
+    (422, {"query": "a"}, "under either `texts` or `documents`"),
+    (422, {"query": "a", "texts": ["b"], "documents": ["b"]}, "under either `texts` or `documents`"),
+    (422, {"texts": ["a"]}, "missing required field `query`"),
+    (422, {"query": 3, "texts": ["a"]}, "Expected `str`, got `int` - at `$.query`"),
+    (422, {"query": "a", "texts": ["b", None]}, "at `$.texts[1]`"),
+    (422, {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, "Invalid enum value 'Left'"),
+    (422, {"query": "a", "texts": ["b " * 99, "b"], "truncate": False}, "1 of 2 texts are longer than the model reads"),
+    (422, {"query": "a", "documents": [{"image": "b"}]}, "missing required field `text` - at `$.documents[0]`"),
+    (422, {"query": "a", "documents": ["b"], "top_n": 0}, "Expected `int` >= 1 - at `$.top_n`"),
+    (422, {"query": "refuse", "texts": ["b"]}, "1 MB of memory are too few."),
+    (500, {"query": "break", "texts": ["b"]}, "The ranking failed: Input/output error."),
+    (500, {"query": "nan", "texts": ["b"]}, "The ranking failed: Out of range float values"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "said"), WRONG, ids=[f"{s}-{n}" for n, (_, _, s) in enumerate(WRONG)])
+def test_what_cannot_be_ranked_is_one_sentence(status, body, said):
+    found = post(body)
+    assert found.status_code == status, found.text
+    told = found.json()
+    assert set(told) == {"error", "error_type"} and said in told["error"] and len(told["error"].splitlines()) == 1
+
+
+def test_bodies_that_are_too_large_or_of_another_kind_are_refused(monkeypatch):
+    monkeypatch.setattr(server, "LARGEST_BODY", 1 << 20)
+    found = post({"query": "a", "texts": ["b" * (1 << 20)]})
+    assert found.status_code == 413 and found.json()["error"] == "The body is larger than 1 MiB."
+    assert post({"query": "a", "texts": []}, **{"content-type": "text/plain"}).status_code == 415
+    assert (post({}, "/nowhere").status_code, post({}, "/health").status_code) == (404, 405)
+    assert asking(Fake(), lambda client: client.get("/info")).json()["memory_budget_mb"] == 100.0
+
+
+def test_requests_take_turns_while_others_are_answered_and_too_many_are_refused(monkeypatch):
+    monkeypatch.setattr(server, "WAITING", 2)
+    fake = Fake()
+
+    async def work(client: httpx.AsyncClient) -> None:
+        bodies = [{"query": f"wait {n}", "texts": ["wait"]} for n in range(2)]
+        first, second = (asyncio.create_task(client.post("/rerank", json=body)) for body in bodies)
+        assert await until(lambda: fake.started)
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        third = await client.post("/rerank", json=bodies[0])
+        assert (third.status_code, third.json()["error_type"]) == (429, "Overloaded") and len(fake.started) == 1
+        fake.go.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 200]
+
+    asking(fake, work)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    words = [*PROGRAM, "serve", "--port", "0", "--memory-budget", "200MB"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        try:
+            yield started.stdout.readline().removeprefix("Listening on ").strip()
+            started.send_signal(signal.SIGINT)
+            assert started.wait(30) == 130
+        finally:
+            started.kill()
+
+
+def test_a_real_server_gives_the_rerankers_scores(address):
+    def ask(body: Any, path: str = "") -> Any:
+        asked = urllib.request.Request(address + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)
+
+    with Reranker("minilm-reranker") as reranker:
+        best = reranker.rank(QUERY, TEXTS, activation_fn=torch.sigmoid)
+    for found in (ask({"query": QUERY, "texts": TEXTS}), ask({"query": QUERY, "documents": TEXTS})["results"]):
+        assert [one["index"] for one in found] == [one["corpus_id"] for one in best]
+        scores = [one.get("score", one.get("relevance_score")) for one in found]
+        assert scores == pytest.approx([one["score"] for one in best], rel=1e-5)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask({"query": QUERY})
+    assert refused.value.code == 422 and "texts" in json.load(refused.value)["error"]
+
+
+def command(words: list[str], given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*PROGRAM, *words], input=given, capture_output=True, timeout=120, check=False)
+
+
+def test_rank_prints_the_best_of_lines_or_files(tmp_path):
+    with Reranker("minilm-reranker") as reranker:
+        best = reranker.rank(QUERY, TEXTS)
+    done = command(["rank", QUERY, "--top-k", "2"], "\n\n".join(TEXTS).encode())
+    assert done.stdout.decode().splitlines() == [f"{one['score']:.6f}\t{TEXTS[one['corpus_id']]}" for one in best[:2]]
+    files = [tmp_path / f"{place}.txt" for place in range(len(TEXTS))]
+    for file, text in zip(files, TEXTS, strict=True):
+        file.write_text(text)
+    done = command(["rank", "--documents", *map(str, files), "--json", "--receipt", "--", QUERY])
+    found, places = json.loads(done.stdout), [one["corpus_id"] for one in best]
+    assert [one["corpus_id"] for one in found] == places
+    assert [(one["file"], one["text"]) for one in found] == [(str(files[place]), TEXTS[place]) for place in places]
+    assert json.loads(done.stderr)["candidates"] == len(TEXTS)
+
+
+REFUSED = [
+    (["rank", QUERY], b"\n \n", "There are no documents"),
+    (["rank", QUERY], b"\xff\n", "A document is text in UTF-8"),
+    (["rank", QUERY, "--documents", "nowhere.txt"], b"", "there is no file 'nowhere.txt' that can be read"),
+    (["rank", QUERY, "--top-k", "0"], b"a", "--top-k: it is a whole number from 1, not '0'"),
+    (["rank", QUERY, "--model", "nowhere"], b"a", "There is no model 'nowhere'"),
+    (["rank", QUERY, "--memory-budget", "1MB"], b"a", "1 MB of memory are too few"),
+    (["rank", QUERY, "--memory-budget", "much"], b"a", "A memory budget is a number of MB or a text"),
+    (["serve", "--port", "{busy}"], b"", "Nobody can listen on 127.0.0.1:"),
+]
+
+
+@pytest.mark.parametrize(("words", "given", "said"), REFUSED, ids=[said for *_, said in REFUSED])
+def test_wrong_input_is_one_sentence_and_exit_code_2(words, given, said):
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        done = command([word.replace("{busy}", str(opened.getsockname()[1])) for word in words], given)
+    error = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b"") and said in error and len(error.splitlines()) == 1, error

@@ -1,0 +1,203 @@
+"""Pruning with a promise: the test behind it, the model of errors, and what is certified on which pools."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ondevice.grating import margins
+from ondevice.grating.margins import (
+    CHANCES,
+    ErrorModel,
+    MarginRule,
+    certify,
+    fit,
+    gaps,
+    last_certified,
+    p_value,
+    parted,
+    require,
+)
+from ondevice.grating.pools import Pool, measure
+from ondevice.grating.pruning import ACCEPT, DEFER, DROP
+
+K = 3
+
+
+def drawn(pools: int, seed: int, noise: float = 1.0, split: str = "validation", layers: int = 5, n: int = 8) -> list:
+    """Exchangeable pools; some are harder, and one layer's error stays for the next ones."""
+    rng = np.random.default_rng(seed)
+    final = rng.normal(0, 2, (pools, 1, n))
+    errors = noise * rng.gamma(2, 0.5, (pools, 1, 1)) * rng.normal(size=(pools, layers, n)).cumsum(1)[:, ::-1]
+    scores = final + errors * (np.arange(layers)[::-1] / layers)[:, None] / 2
+    return [Pool(str(number), split, one, np.zeros(n, bool)) for number, one in enumerate(scores)]
+
+
+# The test
+
+
+@pytest.mark.parametrize(
+    ("losses", "risk", "binary", "p"),
+    [
+        ([0.0] * 10, 0.1, False, 0.9**10),
+        ([0.0] * 10 + [0.1], 0.1, False, 0.9**10),  # a loss as large as the risk says nothing
+        ([0.0] * 10 + [0.5], 0.1, False, 0.9**11 / 0.5),
+        ([0.5, 0.5], 0.1, False, 1),
+        ([0.0] * 500 + [1.0], 0.01, False, 1),  # a total loss ends a bet
+        ([0.0] * 10, 0.3, True, 0.7**10),
+        ([0.0] * 9 + [1.0], 0.3, True, 0.7**10 + 10 * 0.3 * 0.7**9),
+    ],
+)
+def test_p_values_by_hand(losses, risk, binary, p):
+    assert p_value(np.array(losses), risk, binary) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("step", [0.1, 0.2, 0.5, 1.0])
+def test_the_level_holds_where_the_mean_loss_is_exactly_the_risk(step):
+    rng, draws, risk = np.random.default_rng(0), 2000, 0.03
+    samples = step * (rng.random((draws, 150)) < risk / step)
+    p = np.array([p_value(row, risk) for row in samples])
+    for level in (0.05, 0.2):
+        assert np.mean(p <= level) <= level + 3 * np.sqrt(level * (1 - level) / draws)
+
+
+@pytest.mark.parametrize(("pools", "risk"), [(1, 0.3), (30, 0.1), (120, 0.02)])
+def test_the_binomial_level_is_exact(pools, risk):
+    p = np.array([p_value(np.arange(pools) < errors, risk, binary=True) for errors in range(pools + 1)])
+    chance = stats.binom.pmf(np.arange(pools + 1), pools, risk)
+    for level in (0.01, 0.05, 0.5):
+        assert chance[p <= level].sum() <= level + 1e-12
+
+
+def test_settings_are_tested_up_to_the_first_failure():
+    good, bad = np.zeros(60), np.full(60, 0.2)
+    assert last_certified([good, good, bad, good], 0.1, 0.95) == (1, pytest.approx(0.9**60), 0)
+    assert last_certified(iter([bad, good]), 0.1, 0.95) == (-1, 1, 0)
+    assert last_certified([good, np.append(good[1:], 0.5)], 0.1, 0.95)[::2] == (1, pytest.approx(0.5 / 60))
+
+
+@pytest.mark.parametrize(("recall", "confidence", "certifying", "asked"), [(0.99, 0.95, 299, 399), (0.9, 0.9, 22, 30)])
+def test_as_many_queries_are_asked_for_as_no_error_among_them_would_certify(recall, confidence, certifying, asked):
+    require(certifying, recall, confidence)
+    assert p_value(np.zeros(certifying), 1 - recall) <= 1 - confidence < p_value(np.zeros(certifying - 1), 1 - recall)
+    message = f"at least {asked} queries, of which {certifying} certify: here only 20 can"
+    with pytest.raises(ValueError, match=message):
+        require(20, recall, confidence)
+    assert len(parted(range(asked))[1]) == certifying
+
+
+@pytest.mark.parametrize(
+    ("values", "name"), [((1.0, 0.9), "recall"), ((np.nan, 0.9), "recall"), ((0.9, 0), "confidence")]
+)
+def test_promises_that_cannot_be_kept_are_refused(values, name):
+    with pytest.raises(ValueError, match=f"The promised {name} is in"):
+        require(1000, *values)
+
+
+# The model of errors
+
+
+def test_margins_are_signed_distances_to_the_boundary():
+    scores = np.array([1.0, 5.0, 3.0, 4.0])
+    assert gaps(scores, 2).tolist() == [-3.0, 2.0, -1.0, 1.0]
+    assert gaps(np.zeros(3), 1).tolist() == [0, 0, 0]
+    rule = MarginRule(np.array([[1.0, 0], [0, 1.0]]), np.array([1.5, np.inf]))
+    assert rule(scores[None], 2).tolist() == [DROP, ACCEPT, DEFER, DEFER]
+    assert rule(np.stack([scores, scores]), 2).tolist() == [DEFER] * 4
+
+
+def test_a_prediction_is_of_all_layers_so_far():
+    rule = MarginRule(np.array([[1.0, 0], [-1.0, 2.0]]), np.zeros(2))
+    history = np.array([[0.0, 5, 1], [1.0, 2, 3]])  # predicted: 2, -1, 5
+    assert rule(history, 1).tolist() == [DROP, DROP, ACCEPT]
+
+
+def test_a_margin_is_where_the_chance_of_an_error_is_the_one_asked_for():
+    model = ErrorModel(np.eye(3), np.array([0.5, 9, 0]), np.array([2.0, 1, -1]))
+    margin = model.rule(0.1).margins[0]
+    assert 1 / (1 + np.exp(0.5 + 2 * margin)) == pytest.approx(0.1)
+    assert model.rule(0.1).margins[1:].tolist() == [0, np.inf]  # sure at once; a distance that says nothing
+
+
+def test_a_larger_chance_has_smaller_margins_and_decides_more():
+    model, others = fit(drawn(80, 6), K), drawn(30, 7)
+    assert (np.diff([model.rule(chance).margins for chance in CHANCES], axis=0) <= 0).all()
+    saved = [measure(others, K, model.rule(chance))["saved"].mean() for chance in (0.001, 0.05, 0.4)]
+    assert saved[0] < saved[1] < saved[2]
+
+
+def test_the_model_of_errors_is_calibrated_where_the_data_follow_it():
+    """On other pools, of those whose stated chance of an error is near 10 %, about 10 % are errors."""
+    model, stated, wrong = fit(drawn(300, 8), K), [], []
+    for pool in drawn(300, 9):
+        found = gaps(model.weights[1, :2] @ pool.scores[:2], K)
+        stated.append(1 / (1 + np.exp(model.intercepts[1] + model.slopes[1] * np.abs(found))))
+        wrong.append((found > 0) != (gaps(pool.scores[-1], K) > 0))
+    near = np.abs(np.concatenate(stated) - 0.1) < 0.04
+    assert near.sum() > 200
+    assert np.concatenate(wrong)[near].mean() == pytest.approx(0.1, abs=0.05)
+
+
+def test_layers_that_say_nothing_decide_nothing():
+    pools = drawn(60, 10)
+    for pool in pools:
+        pool.scores[:2] = 0.5
+    found = fit(pools, K).rule(0.2).margins
+    assert np.isinf(found[:2]).all() and np.isfinite(found[2:]).all()
+
+
+def test_a_model_is_fitted_on_validation_pools_of_more_than_k():
+    with pytest.raises(ValueError, match="A rule is calibrated on validation pools, not on test"):
+        fit(drawn(9, 0, split="test"), K)
+    with pytest.raises(ValueError, match="K = 8 needs pools of more candidates"):
+        fit(drawn(9, 0), 8)
+    small = drawn(5, 1, n=K)
+    assert np.array_equal(fit(drawn(9, 0) + small, K).weights, fit(drawn(9, 0), K).weights)
+
+
+# The certificate
+
+
+@pytest.mark.parametrize("exact_order", [False, True])
+def test_what_is_certified_is_said_of_the_pools_that_nothing_was_fitted_on(exact_order):
+    pools = drawn(120, 2)
+    found = certify(pools, K, 0.9, exact_order=exact_order)
+    fitted, certifying = parted(pools)
+    losses = 1 - measure(certifying, K, found.rule, exact_order)["overlap"]
+    assert {pool.name for pool in fitted}.isdisjoint(pool.name for pool in certifying)
+    assert (len(fitted), len(certifying)) == (30, found.tested)
+    assert (found.recall, found.p_value) == pytest.approx((1 - losses.mean(), p_value(losses, 0.1)))
+    assert found.p_value <= 0.05
+    assert np.array_equal(found.rule.margins, fit(fitted, K).rule(found.chance).margins)
+    after = fit(fitted, K).rule(CHANCES[CHANCES.index(found.chance) + 1])
+    assert p_value(1 - measure(certifying, K, after, exact_order)["overlap"], 0.1) > 0.05
+
+
+def test_the_promise_is_kept_on_new_pools_of_the_kind_and_not_on_others():
+    rule = certify(drawn(160, 4), K, 0.9).rule
+    found = measure(drawn(200, 5), K, rule)
+    assert found["overlap"].mean() >= 0.9 and found["saved"].mean() > 0.3
+    assert measure(drawn(200, 5, noise=10.0), K, rule)["overlap"].mean() < 0.9
+
+
+def test_losses_of_one_place_are_tested_as_right_or_wrong():
+    found = certify(drawn(120, 2), 1, 0.9)
+    wrong = round((1 - found.recall) * found.tested)
+    assert found.p_value == pytest.approx(stats.binom.cdf(wrong, found.tested, 0.1))
+
+
+def test_where_nothing_can_be_certified_nothing_is_pruned(monkeypatch):
+    pools = drawn(60, 3)
+    monkeypatch.setattr(margins, "CHANCES", (0.49999,))
+    for pool in pools:
+        pool.scores[:-1] = -pool.scores[-1] + np.random.default_rng(0).normal(0, 9, pool.scores[:-1].shape)
+    found = certify(pools, K, 0.93)
+    assert (found.rule, found.chance, found.p_value, found.tested, found.recall) == (None, 0, 1, 45, 1)
+
+
+def test_too_few_pools_and_test_pools_are_not_certified():
+    with pytest.raises(ValueError, match="at least 199 queries"):
+        certify(drawn(190, 0), K)
+    with pytest.raises(ValueError, match="not on test"):
+        certify(drawn(60, 0, split="test"), K, 0.9)

@@ -1,0 +1,156 @@
+"""Pools of all six sets: the same every time, of the sizes and with the relevance that they say, and apart by split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ondevice import assets, corpus, retrieval
+from ondevice.corpus.modules import held_out
+from ondevice.grating import agent_memory, questions
+from ondevice.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, SPLITS, VIDEO, Asked, pools
+
+MODULES = [name for name in (f"pack.part{n}" for n in range(80)) if held_out(name)][:24]
+TRAINED = next(name for name in (f"pack.part{n}" for n in range(80)) if not held_out(name))
+WORDS = [f"{tens}{ones}" for tens in ("ven", "tor", "mal") for ones in ("ado", "ibra", "oke", "umi", "esta", "yrr")]
+
+
+def document(module: str, number: int, fields: int = 1) -> corpus.Document:
+    """A documented function, 30 tokens or so a parameter."""
+    described = "".join(
+        f"p{place} : int\n    The {WORDS[number % 18]} measure number {place} of {module} in the list of all here.\n"
+        for place in range(fields)
+    )
+    text = f"Compute the {WORDS[number % 18]} thing of {module}.\n\nParameters\n----------\n{described}"
+    return corpus.Document(f"{module}.call", "pack", "function", "(p0)", text.strip(), "")
+
+
+DOCUMENTS = {
+    "test": (*(document(module, number) for number, module in enumerate(MODULES[:22])), document(TRAINED, 3),
+             document(MODULES[22], 4, 60)),
+    "validation": (*(document(f"{module}x", number) for number, module in enumerate(MODULES)),),
+    "train": (),
+}  # fmt: skip
+
+
+def forget() -> None:
+    pools.cache_clear()
+    questions._evaluation.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    """Toy documents are all the corpus, and indexes go to a temporary folder."""
+    real = assets.cache_folder
+
+    def folder(name: str):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return tmp_path / name if name == "retrieval" else real(name)
+
+    monkeypatch.setattr(assets, "cache_folder", folder)
+    monkeypatch.setattr(corpus, "documents", lambda split: DOCUMENTS[split])
+    forget()
+    yield
+    forget()
+
+
+def content(of: list[Asked]) -> list[tuple[object, ...]]:
+    return [(one.name, one.query, one.documents, one.answer, one.relevant.tolist(), one.found.tolist()) for one in of]
+
+
+@pytest.mark.parametrize("set_", [RAG, VIDEO, COMMUNITY, CONTEXT])
+def test_pools_are_the_same_every_time_and_their_parts_fit(set_):
+    found = content(pools(set_, "test"))
+    pools.cache_clear()
+    assert found == content(pools(set_, "test")) and found
+    for one in pools(set_, "test"):
+        assert len(one.documents) == len(set(one.documents)) == len(one.relevant)
+        assert sorted(one.found.tolist()) == list(range(len(one.documents)))
+        assert (one.set, one.split) == (set_, "test") and one.relevant.dtype == bool
+
+
+def test_rag_asks_about_held_out_modules_and_answers_stand_in_what_is_relevant():
+    found = pools(RAG, "test")
+    assert {one.name.rpartition(".")[0] for one in found} <= set(MODULES)
+    for one in found:
+        assert len(one.documents) == 20 and one.query.endswith(f" of {one.name}?")
+        right = [text.startswith(f"{one.name}\n") and one.answer in " ".join(text.split()) for text in one.documents]
+        assert one.relevant.tolist() == right
+
+
+def test_twenty_are_found_by_either_search_and_the_best_of_both_is_first():
+    texts = [f"{word} and other things" for word in WORDS] + ["a motor car", "a vehicle with an engine", "weather"]
+    (places,) = questions.searched(texts, ["motor car"])
+    assert len(places) == len(set(places)) == 20 and places[0] == 18
+    near = retrieval.dense_index(texts).search(["motor car"], 10)[1][0].tolist()
+    assert set(near) <= set(places) and 19 in near
+
+
+def test_ranks_are_fused_by_their_reciprocals_and_of_equal_ones_the_first_is_first():
+    # BM25 ranks 0 2 1, cosine ranks 1 0 2: 1/61 + 1/62 > 1/63 + 1/61 > 1/62 + 1/63
+    assert questions.fused(np.array([3.0, 1.0, 2.0]), np.array([0.5, 0.9, 0.1])).tolist() == [0, 1, 2]
+    assert questions.fused(np.array([1.0, 2.0]), np.array([0.9, 0.1])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("set_", [VIDEO, COMMUNITY])
+def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_nothing_of_the_other(set_):
+    work = agent_memory.workload(set_.removeprefix("agent "))
+    past, splits = {one.actions: one for one in work.memory}, {}
+    assert len(past) == len(work.memory) == 200
+    for split in SPLITS[set_]:
+        found = pools(set_, split)
+        known = [one for one in found if tuple(one.name.split("; ")) in past]
+        assert (len(found), len(known), len({one.query for one in found})) == (200, 150, 200)
+        assert len({one.name for one in found}) == 100  # in two wordings each
+        for one in found:
+            own = past.get(tuple(one.name.split("; ")))
+            assert one.relevant.tolist() == [own is not None and text == own.text for text in one.documents]
+            assert one.query not in {task.task for task in work.memory}
+        splits[split] = {one.name for one in found}
+    assert not splits["test"] & splits["validation"]
+
+
+def test_workloads_that_the_templates_do_not_have_are_refused():
+    for options, message in (
+        ({"name": "music"}, "no workload 'music'"), ({"tasks": 3}, "in twos"), ({"known": 1.5}, "not 200 and 1.5"),
+        ({"memory": 203}, "memory of 203"), ({"memory": 149}, "memory of 149"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            agent_memory.workload(**{"name": "video"} | options)
+
+
+def test_the_cut_off_is_the_lowest_that_is_precise_enough():
+    scores, right = [1.0, 2.0, 3.0, 4.0, 4.0], [False, True, False, True, True]
+    assert [agent_memory.cut_off(scores, right, share) for share in (0.6, 0.75, 0.9)] == [1.0, 2.0, 4.0]
+    assert agent_memory.cut_off(scores, [False] * 5) == np.inf
+
+
+def test_long_documents_are_asked_about_at_most_four_times_among_all_their_segments():
+    found = pools(CONTEXT, "test")
+    long = DOCUMENTS["test"][-1]
+    assert [one.name for one in found] == [long.name] * questions.EACH and len({one.query for one in found}) == 4
+    for one in found:
+        place = one.query.removeprefix("What is the parameter p").partition(" ")[0]
+        assert one.answer == f"The {WORDS[4]} measure number {place} of {MODULES[22]} in the list of all here."
+        assert one.relevant.tolist() == [one.answer in " ".join(text.split()) for text in one.documents]
+        segments = [text.removeprefix(f"{long.name}\n") for text in one.documents]
+        starts = [long.docstring.index(text) for text in segments]
+        assert one.relevant.any() and starts == sorted(starts) and starts[0] == 0
+
+
+def test_splits_and_sets_that_there_are_not_are_refused():
+    with pytest.raises(ValueError, match="no pools of 'RAG' on the validation split"):
+        pools(RAG, "validation")
+    with pytest.raises(ValueError, match="no pools of 'web'"):
+        pools("web", "test")
+
+
+def test_evaluation_pools_are_of_one_kind_and_of_documents_of_their_split():
+    for split in SPLITS[QUESTIONS]:
+        names = {one.name for one in DOCUMENTS[split]}
+        found = {set_: pools(set_, split) for set_ in (QUESTIONS, CLOZE)}
+        assert found[QUESTIONS] and {one.name for of in found.values() for one in of} <= names
+        for one in found[QUESTIONS]:
+            assert len(one.documents) == 20 and {text.partition("\n")[0] for text in one.documents} <= names
+            right = [one.answer in " ".join(text.split()) for text in one.documents]
+            assert any(right) and one.relevant.tolist() == right and one.query.startswith("parameter ")

@@ -1,0 +1,176 @@
+"""What a reranker reads: formats, and texts that are cut before they are made into tokens."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+
+from ondevice import assets, shapes
+from ondevice.grating.architectures import Architecture, Batch
+from ondevice.grating.reranker import reading
+from ondevice.grating.reranker.reading import PREFIX, SUFFIX, answer_ids, encode
+
+ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@cache
+def architecture(name: str, context: int = 64) -> Architecture:
+    labels = {} if name.endswith("ForCausalLM") else {"num_labels": 1}
+    config = AutoConfig.for_model(
+        "qwen3" if name.startswith("Qwen3") else "bert", vocab_size=300, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=context, architectures=[name], **labels,
+    )  # fmt: skip
+    return Architecture(config, None if labels else (5, 9))
+
+
+BERT, LM = "BertForSequenceClassification", "Qwen3ForCausalLM"
+
+
+def word_tokenizer(words: str) -> PreTrainedTokenizerFast:
+    """A token a word; pairs as BERT has them."""
+    entries = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *words.split()]
+    made = Tokenizer(models.WordLevel({entry: index for index, entry in enumerate(entries)}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 0), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+class Counting:
+    """A tokenizer that notes how many characters each call gives it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.given = tokenizer, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        self.given.append(sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts))
+        return self._tokenizer(*texts, **options)
+
+
+# Formats
+
+
+def test_a_causal_lm_reads_the_published_prompt() -> None:
+    tokenizer, run = shapes.byte_tokenizer(), architecture(LM, 1000)
+    found = encode(run, tokenizer, ["a query", "other"], ["short", "long " * 50], longest=420, instruction="Do it")
+    assert tokenizer.decode(list(found.rows[0].ids)) == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: Do it\n<Query>: a query\n<Document>: short" + ENDING
+    )
+    assert found.truncated == 1 and len(found.rows[1].ids) == found.rows[1].border == 420
+    cut = tokenizer.decode(list(found.rows[1].ids))
+    assert cut.endswith(ENDING) and "<Query>: other\n<Document>: long long" in cut
+    assert "Given a web search query" in tokenizer.decode(list(encode(run, tokenizer, ["q"], ["d"]).rows[0].ids))
+
+
+def test_yes_and_no_are_a_token_each() -> None:
+    assert answer_ids(word_tokenizer("no maybe yes")) == (6, 4)
+    with pytest.raises(ValueError, match="are not a token each"):
+        answer_ids(shapes.byte_tokenizer())
+
+
+def test_other_models_read_the_tokenizers_pair() -> None:
+    tokenizer, run = word_tokenizer("a b c d e f"), architecture(BERT)
+    found = encode(run, tokenizer, ["a b", "a b", "", "c"], ["c", "c d e f", "d", ""], longest=7)
+    assert [row.ids.tolist() for row in found.rows] == [  # type: ignore[attr-defined]
+        [0, 4, 5, 2, 6, 2], [0, 4, 5, 2, 6, 7, 2], [0, 2, 7, 2], [0, 6, 2, 2],
+    ]  # fmt: skip
+    assert [row.border for row in found.rows] == [4, 4, 2, 3] and found.truncated == 1
+    batch = Batch(found.rows[:2])
+    assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1]]
+    assert batch.ids.tolist() == [0, 4, 5, 2, 6, 2, 0, 4, 5, 2, 6, 7, 2]
+    assert encode(run, tokenizer, [], []).rows == []
+    tokenizer.model_max_length = 8
+    assert len(encode(run, tokenizer, ["a b"], ["c d e f " * 9]).rows[0].ids) == 8
+
+
+# Long texts
+
+
+@cache
+def long_text() -> str:
+    """Prose, code, other scripts and emoji: 40,000 characters."""
+    mixed = "Ein Satz über Größe. 東京は日本の首都です。 Привет, мир! 🙂🏽 naïve café\n\n\t"
+    source = "".join(file.read_text() for file in sorted(Path(reading.__file__).parents[1].glob("*.py")))
+    return "".join(source[start : start + 500] + mixed for start in range(0, len(source), 500))[:40_000]
+
+
+@pytest.mark.parametrize("spec", ["minilm-reranker", "pydocs-reranker"])
+@pytest.mark.parametrize("longest", [20, 160, 1000])
+def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec))
+    documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + [long_text()[:n] for n in (0, 80, 700)]
+    counting, query = Counting(tokenizer), "Größe of a tensor?"
+    found = encode(architecture(BERT, 1000), counting, [query] * len(documents), documents, longest)  # type: ignore[arg-type]
+    whole = [tokenizer(query, document, verbose=False)["input_ids"] for document in documents]
+    right = tokenizer([query] * len(documents), documents, truncation="only_second", max_length=longest)["input_ids"]
+    assert [list(row.ids) for row in found.rows] == right
+    assert found.truncated == sum(len(ids) > longest for ids in whole) > 0
+    assert max(counting.given) <= max(32_000, 8 * (longest + 16) + len(query))
+
+
+@pytest.mark.parametrize("longest", [230, 900])
+def test_a_prompts_kept_tokens_are_those_of_the_whole_text(longest: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "pydocs-lm-base"))
+    documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + ["", "short"]
+    found = encode(architecture(LM, 1000), tokenizer, ["Größe?"] * len(documents), documents, longest, "Do it")
+    start, end = (tokenizer(text)["input_ids"] for text in (PREFIX, SUFFIX))
+    bodies = [
+        tokenizer(f"<Instruct>: Do it\n<Query>: Größe?\n<Document>: {document}", verbose=False)["input_ids"]
+        for document in documents
+    ]
+    room = longest - len(start) - len(end)
+    assert [list(row.ids) for row in found.rows] == [[*start, *body[:room], *end] for body in bodies]
+    assert found.truncated == sum(len(body) > room for body in bodies) == len(documents) - 2
+
+
+@pytest.mark.parametrize("name", [BERT, LM])
+@pytest.mark.parametrize(("text", "most"), [("some words " * 500_000, 9), (" " * 5_000_000, 64), ("a" * 5_000_000, 64)])
+def test_little_of_a_huge_text_is_given_to_the_tokenizer(name: str, text: str, most: int) -> None:
+    tokenizer = Counting(AutoTokenizer.from_pretrained(assets.data("models", "minilm-reranker")))
+    found = encode(architecture(name, 300), tokenizer, ["a query"] * 2, [text, "short"], 300)  # type: ignore[arg-type]
+    assert found.truncated == 1 and len(found.rows[1].ids) < len(found.rows[0].ids) + 2
+    assert len(found.rows[0].ids) == 300 or most == 64
+    assert max(tokenizer.given) < most * 300 + 1000 and sum(tokenizer.given) < 4 * most * 300 + 4000
+
+
+def test_the_blocks_of_texts_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tokenizer = architecture(BERT), word_tokenizer("a b c d e f")
+    pairs = ["a", "b c", "a", "d"], ["c " * 9, "e", "f", "d e " * 90]
+    whole, counting = encode(run, tokenizer, *pairs), Counting(tokenizer)
+    monkeypatch.setattr(reading, "_BLOCK", 1)
+    assert encode(run, counting, *pairs) == whole  # type: ignore[arg-type]
+    assert isinstance(whole.rows[0].ids, array) and len(counting.given) >= 7  # three queries, each pair on its own
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(("queries", "documents", "longest", "words"), [
+    (["a"], ["a"], 65, "Rows of 65 tokens exceed the 64"),
+    (["a", "a b c"], ["a", "a"], 6, "Query 1 and its format take 6 of 6 tokens: no room"),
+    (["a"], ["a"], 0, "take 4 of 0 tokens: no room"),
+    (["a b " * 1_000_000], ["a"], None, "of 64 tokens: no room"),
+    ([" " * 5_000_000], ["a"], None, "of 64 tokens: no room"),
+    (["a"], ["a", "b"], None, "1 queries and 2 documents"),
+    (["a", "a"], ["a", None], None, "Document 1 is no text but of type NoneType"),
+    ([7], ["a"], None, "Query 0 is no text but of type int"),
+    (["a", "a"], ["a", "bad \udc80 text"], None, "Document 1 has half a surrogate pair at character 4"),
+])  # fmt: skip
+def test_pairs_that_make_no_sense_are_refused(queries: Any, documents: Any, longest: int | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        encode(architecture(BERT), word_tokenizer("a b c"), queries, documents, longest)

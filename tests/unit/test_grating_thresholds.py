@@ -1,0 +1,121 @@
+"""What a rule does to pools, and the paper's threshold from validation pools: the lowest that is safe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ondevice.grating.pools import Pool, kendall, measure, measured, replay, validation
+from ondevice.grating.pruning import ACCEPT, DROP, cluster_rule
+from ondevice.grating.thresholds import THRESHOLDS, calibrate, curve, lowest
+
+INF = np.inf
+
+
+def drawn(pools: int, seed: int = 0, split: str = "validation", layers: int = 6, n: int = 12) -> list[Pool]:
+    rng = np.random.default_rng(seed)
+    final = rng.normal(0, 2, (pools, 1, n))
+    fading = (1.5 * np.arange(layers)[::-1] / layers)[None, :, None]
+    scores = final + fading * rng.normal(size=(pools, layers, n))
+    relevant = final[:, 0] + rng.normal(size=(pools, n)) > 2
+    return [Pool(str(number), split, *pair) for number, pair in enumerate(zip(scores, relevant, strict=True))]
+
+
+# Measures
+
+TWO_LAYERS = np.array([[3.0, 2, 1, 0], [3, 0, 1, 2]])  # after the first layer 1 is second, after the last 3 is
+
+
+def first_two(history, slots):
+    return np.array([ACCEPT, ACCEPT, DROP, DROP], np.int8)
+
+
+@pytest.mark.parametrize(
+    ("relevant", "precision", "full"),
+    [([1, 1, 0, 0], 1, 0.5), ([1, 1, 1, 1], 1, 1), ([0, 1, 0, 1], 0.5, 0.5), ([0, 0, 0, 1], 0, 1), ([0] * 4, 0, 0)],
+)
+def test_precision_is_out_of_k_or_of_the_relevant_where_these_are_fewer(relevant, precision, full):
+    pool = Pool("q", "test", TWO_LAYERS, np.array(relevant, bool))
+    found = measured(pool, 2, replay(pool, 2, first_two))
+    assert (found.precision, found.full) == (precision, full)
+
+
+def test_overlap_is_out_of_the_full_models_top_k_and_saved_of_all_work():
+    pool = Pool("q", "test", TWO_LAYERS, np.zeros(4, bool))
+    found = measured(pool, 2, replay(pool, 2, first_two))
+    assert (found.overlap, found.saved) == (0.5, 0.5)
+    assert measured(pool, 9, replay(pool, 9)).overlap == 1  # of 4
+
+
+def test_pools_of_any_size_are_measured_in_their_order():
+    small, large = (Pool("q", "test", np.zeros((3, n)), np.arange(n) == 1) for n in (2, 7))
+    found = measure([large, small], 1, None)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "saved": [0, 0], "precision": [0, 0], "full": [0, 0], "overlap": [1, 1],
+    }  # fmt: skip
+    assert measure([large, small], 2, None)["precision"].tolist() == [1, 1]
+
+
+def test_kendalls_tau_counts_ties_and_is_0_where_nothing_is_ranked():
+    one, other = np.random.default_rng(0).integers(0, 4, (2, 5, 9))
+    right = [stats.kendalltau(*pair).statistic for pair in zip(one, other, strict=True)]
+    assert kendall(one, other) == pytest.approx(right)
+    assert kendall(np.ones(4), np.arange(4)) == 0
+
+
+# The threshold
+
+
+@pytest.mark.parametrize(
+    ("values", "threshold"),
+    [
+        ([1, 0.99, 0.97, 0.99, 0.9], 4),  # 2 would meet it again, but 3 does not
+        ([1, 0.97, 1, 1, 1], INF),
+        ([1, 0.99, 0.98, 0.98, 0.97], 2),
+        ([1, 0.99, 0.98, 0.98, 0.98], 1),
+    ],
+)
+def test_the_lowest_threshold_is_above_the_first_that_misses(values, threshold):
+    assert lowest((INF, 4, 3, 2, 1), values, 0.98) == threshold
+
+
+def test_a_target_above_the_full_model_is_refused():
+    with pytest.raises(ValueError, match=r"Without pruning it is 0\.4000: no threshold reaches 0\.4500"):
+        lowest((INF, 1), (0.4, 0.5), 0.45)
+    with pytest.raises(ValueError, match="no threshold reaches"):
+        calibrate(drawn(5), 3, 1.01)
+
+
+@pytest.mark.parametrize("exact_order", [False, True])
+def test_a_calibrated_threshold_meets_its_target_on_its_pools_and_the_next_one_does_not(exact_order):
+    pools = drawn(30)
+    target = float(measure(pools, 3, None)["precision"].mean()) - 0.02
+    found = calibrate(pools, 3, target, exact_order)
+    after = THRESHOLDS[THRESHOLDS.index(found) + 1]
+    assert measure(pools, 3, cluster_rule(found), exact_order)["precision"].mean() >= target - 1e-12
+    assert measure(pools, 3, cluster_rule(after), exact_order)["precision"].mean() < target
+    assert measure(pools, 3, cluster_rule(found), exact_order)["saved"].mean() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("pools", "which"), [(drawn(3, split="test"), "test"), (drawn(3) + drawn(1, split="test"), "test"), ([], "none")]
+)
+@pytest.mark.parametrize("calibrating", [validation, lambda pools: calibrate(pools, 3, 0.1)])
+def test_only_validation_pools_are_calibrated_on(pools, which, calibrating):
+    with pytest.raises(ValueError, match=f"A rule is calibrated on validation pools, not on {which}"):
+        calibrating(pools)
+
+
+def test_a_curve_has_a_row_a_threshold_and_begins_without_pruning():
+    pools = drawn(8)
+    found = curve(pools, 3, exact_order=True)
+    assert found["saved"][0].tolist() == [0] * 8 and found["overlap"][0].tolist() == [1] * 8
+    assert found["saved"][-1].mean() > 0.2
+    for row in (0, 20, 40):
+        direct = measure(pools, 3, cluster_rule(THRESHOLDS[row]), exact_order=True)
+        assert all(np.array_equal(found[name][row], values) for name, values in direct.items())
+
+
+def test_thresholds_fall_from_never_to_nearly_always():
+    assert THRESHOLDS[0] == INF and THRESHOLDS[-1] < 0.005 and (np.diff(THRESHOLDS[1:]) < 0).all()

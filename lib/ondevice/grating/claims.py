@@ -12,20 +12,9 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from ondevice.evidence import Estimate, Value, derived, exact, kind_of, ratio, resampled
-from ondevice.grating import printed, study
+from ondevice.grating import full_size, printed, study
 from ondevice.grating.clustering import Floats
-from ondevice.grating.full_size import (
-    BASELINE,
-    CACHE,
-    CHUNKS,
-    HF,
-    IN_MEMORY,
-    OFFLOAD,
-    ONE_BATCH,
-    OURS,
-    WHOLE_LAYERS,
-    WINDOW,
-)
+from ondevice.grating.full_size import BASELINE, CACHE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, WHOLE_LAYERS, WINDOW
 from ondevice.grating.pools import kendall
 from ondevice.grating.study import HIGH, LOW
 
@@ -234,7 +223,7 @@ def latency(record: pd.DataFrame, memory: pd.DataFrame, losses: Mapping[str, Est
 
     peak = {method: memory.query("method == @method and tokens == 500 and documents == 20")["rss_mb"].median()
             for method in (OURS, HF, OFFLOAD)}  # fmt: skip
-    added = [percent(over(WHOLE_LAYERS, IN_MEMORY, 20, 128, rule, rule), 1) for rule in ("", LOW)]
+    added = [percent(over(WHOLE_LAYERS, full_size.IN_MEMORY, 20, 128, rule, rule), 1) for rule in ("", LOW)]
     return {
         "grating-c23": (exact(peak[OURS] / min(peak[HF], peak[OFFLOAD]), memory), over(OURS, HF, 20, 128, HIGH),
                         over(OFFLOAD, HF, 20, 128)),

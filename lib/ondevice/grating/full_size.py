@@ -26,19 +26,15 @@ from numpy.typing import ArrayLike, NDArray
 from ondevice import commands
 from ondevice.grating.architectures import Architecture, Batch, Row
 from ondevice.grating.engine import CHUNK, Engine, Pass
-from ondevice.grating.hidden_states import Offloaded, Resident
 from ondevice.grating.pruning import Outcome, Rule, ScoresOf
-from ondevice.grating.reranker.folder import prepare
 from ondevice.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 from ondevice.meters import cached_bytes, evict, mark, sample, trim
 from ondevice.precision import bfloat16_pays
 
 HF, OFFLOAD, OURS = "HF", "HF Offload", "GRATING"
 WHOLE_LAYERS, IN_MEMORY = "GRATING, two whole layers", "GRATING's engine, weights in memory"
-BASELINE, ONE_BATCH, CHUNKS, WINDOW, CACHE = (
-    "baseline", "pruning", "chunked execution", "sliding window", "embedding cache",
-)  # fmt: skip
-STEPS = (BASELINE, ONE_BATCH, CHUNKS, WINDOW, CACHE)  # of Figure 16, each with those before it
+STEPS = ("baseline", "pruning", "chunked execution", "sliding window", "embedding cache")
+BASELINE, ONE_BATCH, CHUNKS, WINDOW, CACHE = STEPS  # of Figure 16, each with those before it
 SHAPE = "qwen3-reranker-0.6b"
 BATCH = 4  # rows of a forward of transformers; with 20 at a time the temporaries are five times as many
 MMAP = 1 << 16  # bytes: malloc's setting with which accelerate's offload holds least
@@ -107,7 +103,7 @@ def engine(folder: Path, method: str = OURS, runs: NDArray[np.int64] | None = No
         if method == WINDOW:  # the whole table in memory, as without the cache
             for ids in torch.arange(of.vocabulary).split(4096):
                 weights.rows(ids)
-        yield Engine(of, weights, states=Offloaded if method.endswith("offloaded") else Resident, **options)
+        yield Engine(of, weights, **options)
 
 
 def network(folder: Path, **options: Any) -> Any:
@@ -121,10 +117,8 @@ def network(folder: Path, **options: Any) -> Any:
 def offloaded(folder: Path) -> Any:
     """accelerate's offload: before a layer runs its weights are read from the files, after it they are dropped."""
     kept = tempfile.TemporaryDirectory(prefix="offload-")
-    trunk = "model" if architecture(folder).causal else "roberta"
-    layers = f"{trunk}.layers" if trunk == "model" else f"{trunk}.encoder"
-    places = {f"{trunk}.embed_tokens": "cpu", f"{trunk}.norm": "cpu", f"{trunk}.rotary_emb": "cpu", "lm_head": "cpu",
-              layers: "disk"}  # fmt: skip
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu",
+              "model.layers": "disk"}  # fmt: skip
     made = network(folder, device_map=places, offload_folder=kept.name)
     made.offload_folder_of_this_run = kept  # removed with the model
     return made
@@ -226,11 +220,6 @@ def _measure(job: Job) -> None:
         seconds, _ = timed(score, given)
         mark("end")
     print(json.dumps(seconds))
-
-
-def folder_of(shape: str, dtype: torch.dtype) -> Path:
-    """A random shape's folder, written on first use."""
-    return prepare(f"random:{shape}", dtype)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from ondevice import assets, shapes
 HF, OFFLOAD = "HF", "HF Offload"
 SMALL = "qwen3-reranker-0.6b"  # our name of the shape of Figures 1, 12 to 16 and section 4.4
 STABLE_LAYERS = (7, 13)  # Figure 2
-_MIB = 2**20
 
 
 # Tables
@@ -75,27 +74,22 @@ def worked_example() -> NDArray[np.float64]:
 # What the numbers say of each other
 
 
-def embedding_share(name: str = SMALL) -> float:
+def embedding_share() -> float:
     """Percent of the memory that is embedding table, once two layers are all the others there are (section 4.4)."""
-    layers, table = layer_and_table_bytes(name)
-    return 100 * table / (table + 2 * layers)
-
-
-def vocabulary_share(documents: int = 20, tokens: int = 512, name: str = SMALL) -> float:
-    """Percent of the vocabulary that so many tokens touch at most (section 4.4)."""
-    return float(100 * documents * tokens / shapes.shape(name).values["vocab_size"])
-
-
-def layer_and_table_bytes(name: str = SMALL) -> tuple[int, int]:
-    """Bytes of one layer and of the embedding table, in 16 bits, of a published shape."""
-    sizes = {key: parameter.numel() for key, parameter in shapes.shape(name).empty().named_parameters()}
+    sizes = {key: parameter.numel() for key, parameter in shapes.shape(SMALL).empty().named_parameters()}
     layer = sum(size for key, size in sizes.items() if ".layers.0." in key)
-    return 2 * layer, 2 * sizes["model.embed_tokens.weight"]
+    table = sizes["model.embed_tokens.weight"]
+    return 100 * table / (table + 2 * layer)
 
 
-def weights_mb(name: str = SMALL, bits: float = 16) -> float:
-    """MB of all weights of a published shape."""
-    return shapes.shape(name).parameters * bits / 8e6
+def vocabulary_share() -> float:
+    """Percent of the vocabulary that 20 documents of 512 tokens touch at most (section 4.4)."""
+    return float(100 * 20 * 512 / shapes.shape(SMALL).values["vocab_size"])
+
+
+def weights_mb(bits: float) -> float:
+    """MB of all weights."""
+    return shapes.shape(SMALL).parameters * bits / 8e6
 
 
 def baseline_seconds() -> tuple[float, float]:
@@ -112,12 +106,6 @@ def baseline_mib() -> float:
     return float(steps["peak_mib"]["embedding cache"] / steps["peak"]["embedding cache"])
 
 
-def monolithic_mib() -> float:
-    """What the monolithic batch adds in Figure 16, by the baseline's peak; section 3.3 prints 473 MB."""
-    steps = ablation().set_index("step")["peak"]
-    return float((steps["pruning"] - 1) * baseline_mib())
-
-
 def findings() -> pd.DataFrame:
     """The paper's statements against each other: where, finding, printed, computed, agrees (None: nothing printed)."""
     columns = ["where", "finding", "printed", "computed", "agrees"]
@@ -131,7 +119,8 @@ def _in_the_ablation() -> list[tuple[str, str, str, str, bool | None]]:
     cache = (1 - number("embedding cache") / 100) * number("memory of the embedding table")
     of_base, of_step = base * window - cache, base * chunked * window - cache
     last = number("ablation, peak memory of all techniques")
-    tensors, printed_mb = monolithic_mib() * _MIB / 1e6, number("intermediate tensors of a monolithic batch")
+    tensors = float((steps["pruning"] - 1) * base) * 2**20 / 1e6  # what the monolithic batch adds
+    printed_mb = number("intermediate tensors of a monolithic batch")
     return [
         ("4.2, 6.4", "latency that the sliding window adds", "none", "81 ms in the ablation", False),
         ("6.4", "the baseline's latency, by -49.0 %, +85 ms and -48.5 %", "-", f"{low:.0f} to {high:.0f} s", None),
@@ -147,7 +136,7 @@ def _in_the_ablation() -> list[tuple[str, str, str, str, bool | None]]:
 def _elsewhere() -> list[tuple[str, str, str, str, bool | None]]:
     cut = 100 * (1 - 1 / number("peak memory factor at most"))
     abstract, search = number("peak memory reduction at most (abstract)"), number("file search: reranker peak memory")
-    four, sixteen = weights_mb(bits=number("file search: bits of a weight")), weights_mb()
+    four, sixteen = weights_mb(number("file search: bits of a weight")), weights_mb(16)
     share, touched = embedding_share(), vocabulary_share()
     context = 100 / number("least peak memory reduction in applications")
     against = [number(f"best case, latency reduction against {name}") for name in (HF, OFFLOAD)]

@@ -32,6 +32,7 @@ from ondevice.grating import answers, full_size, probes, study, thresholds
 from ondevice.grating.architectures import Row
 from ondevice.grating.full_size import BASELINE, CACHE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, WHOLE_LAYERS, WINDOW
 from ondevice.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, SPLITS, VIDEO, Asked, of_kind, pools
+from ondevice.grating.reranker.folder import prepare
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 
@@ -238,7 +239,7 @@ class Methods(contextlib.ExitStack):
 def record_latency(kept: Recorder, layers: Recorder) -> None:
     """latency and layers: all ways of a shape in turn, from another one on in every round."""
     found = decided()
-    with Methods(full_size.folder_of(full_size.SHAPE, full_size.native())) as methods:
+    with Methods(prepare(f"random:{full_size.SHAPE}", full_size.native())) as methods:
         for (documents, tokens), rounds in ROUNDS.items():
             given, ways = full_size.rows(methods.shape, documents, tokens), WAYS[documents, tokens]
             for turn in range(rounds):
@@ -261,7 +262,7 @@ LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.L
 
 def record_larger(kept: Recorder) -> None:
     """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
-    folder, found = full_size.folder_of(LARGER, torch.bfloat16), decided()
+    folder, found = prepare(f"random:{LARGER}", torch.bfloat16), decided()
     sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
     with Methods(folder) as methods:
         given = full_size.rows(methods.shape, 20, SHORT)
@@ -275,7 +276,7 @@ def record_larger(kept: Recorder) -> None:
 def record_memory(kept: Recorder) -> None:
     """memory: each run in a process of its own. Of a pass of ours the first layer's peak is that of all. transformers
     takes batches of four rows, of which one is run, once all documents' rows of the table were read."""
-    folder = full_size.folder_of(full_size.SHAPE, torch.bfloat16)
+    folder = prepare(f"random:{full_size.SHAPE}", torch.bfloat16)
     jobs = [(HF, 1, 32, False), (OURS, 20, SHORT, True), (HF, 20, SHORT, False), (OURS, 20, LONG, True),
             (HF, 20, LONG, False), (OFFLOAD, 20, LONG, False), (WHOLE_LAYERS, 20, SHORT, True),
             (WHOLE_LAYERS, 20, LONG, True), (OURS, 60, LONG, True),

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from ondevice.corpus import pairs
-from ondevice.grating.architectures import PARTS, Architecture, Batch, Row
+from ondevice.grating.architectures import Architecture, Batch, Row
 
 SIZES = {"num_key_value_heads": 2, "head_dim": 8}
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "norm_rel_ebd": "layer_norm",
@@ -85,7 +85,7 @@ def some_rows(lengths: Sequence[int] = LENGTHS) -> list[Row]:
 def split(model: Any, run: Architecture) -> tuple[dict[str, Tensor], list[list[dict[str, Tensor]]], Tensor]:
     """A model's tensors: the rest, each layer's parts, and the token embedding."""
     rest, table = {}, torch.empty(0)
-    layers: list[list[dict[str, Tensor]]] = [[{} for _ in range(PARTS)] for _ in range(run.layers)]
+    layers: list[list[dict[str, Tensor]]] = [[{}, {}] for _ in range(run.layers)]
     for name, value in model.named_parameters():
         before, _, inside = name.partition(".layer." if ".layer." in name else ".layers.")
         if inside:
@@ -106,10 +106,10 @@ def states_by_layer(kind: str, rows: Sequence[Row]) -> tuple[list[Tensor], Tenso
     answers = None if run.answers is None else model.lm_head.weight.detach()[list(run.answers)]
     head, prepared = run.head(rest, answers), run.prepared(rest)
     hidden = run.embed(prepared, batch, table[batch.ids])
+    run.require([attention | feed_forward for attention, feed_forward in layers], hidden.dtype)
     states, scores = [], []
     for layer, parts in enumerate(layers):
         for part, parameters in enumerate(parts):
-            run.check(layer, part, parameters, hidden.dtype)
             hidden = run.forward(layer, part, parameters, prepared, batch, hidden)
         states.append(hidden)
         scores.append(run.scores(head, run.pooled(batch, hidden)))
@@ -188,11 +188,14 @@ def test_parts_share_out_a_layers_tensors(kind: str) -> None:
 def test_layers_of_modernbert_differ() -> None:
     run = architecture("Modern")
     _, layers, _ = split(built("Modern"), run)
-    run.check(2, 0, layers[1][0], torch.float64)
-    with pytest.raises(ValueError, match=r"Layer 3 .* attn_norm\.weight is missing, not \[32\]"):
-        run.check(3, 0, layers[0][0], torch.float64)
+    first, second, *others = whole = [attention | feed_forward for attention, feed_forward in layers]
+    run.require(whole, torch.float64)
+    with pytest.raises(ValueError, match=r"Layer 1 .* attn_norm\.weight is missing, not \[32\]"):
+        run.require([first, first, *others], torch.float64)
     with pytest.raises(ValueError, match=r"Layer 0 .* attn_norm\.weight is \[32\], not missing"):
-        run.check(0, 0, layers[1][0], torch.float64)
+        run.require([second, second, *others], torch.float64)
+    with pytest.raises(ValueError, match=f"have {run.layers - 1} layers; its config says {run.layers}"):
+        run.require(whole[1:], torch.float64)
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -202,21 +205,20 @@ def test_layers_of_modernbert_differ() -> None:
 ])  # fmt: skip
 def test_parts_that_do_not_fit_are_refused(change: Callable[[str, Tensor], Tensor | None], words: str) -> None:
     run = architecture("Qwen3")
-    right = split(built("Qwen3"), run)[1][1][1].items()
-    found = {name: made for name, value in right if (made := change(name, value)) is not None}
+    layers = [attention | feed_forward for attention, feed_forward in split(built("Qwen3"), run)[1]]
+    layers[1] = {name: made for name, value in layers[1].items() if (made := change(name, value)) is not None}
     with pytest.raises(ValueError, match=words):
-        run.check(1, 1, found, torch.float64)
+        run.require(layers, torch.float64)
 
 
 @pytest.mark.parametrize(("kind", "name"), [
     ("Qwen3", "model.norm.weight"), ("Bert", "bert.embeddings.LayerNorm.bias"), ("ModernMean", "head.norm.bias"),
     ("Deberta3", "deberta.encoder.rel_embeddings.weight"), ("Roberta", "classifier.out_proj.weight"),
-    ("Qwen3LM", None),
 ])  # fmt: skip
-def test_weights_that_lack_a_tensor_are_refused(kind: str, name: str | None) -> None:
+def test_weights_that_lack_a_tensor_are_refused(kind: str, name: str) -> None:
     run = architecture(kind)
     rest = {found: value for found, value in split(built(kind), run)[0].items() if found != name}
-    with pytest.raises(ValueError, match=f"{run.name} lack {name}" if name else 'the output rows of "yes" and "no"'):
+    with pytest.raises(ValueError, match=f"{run.name} lack {name}"):
         run.head(run.prepared(rest) | rest)
 
 
@@ -230,26 +232,21 @@ def test_the_longest_row_is_within_positions_and_windows() -> None:
     assert Architecture(configured("Qwen2", **sliding)).longest == 16
 
 
-@pytest.mark.parametrize(("config", "answers", "words"), [
-    (lambda: AutoConfig.for_model("opt", architectures=["OPTForCausalLM"]), None, "OPTForCausalLM cannot be run"),
-    (lambda: AutoConfig.for_model("llama"), None, "without an architecture"),
-    (lambda: configured("Llama", architectures=["LayerWiseMiniCPMForCausalLM"], auto_map={"AutoModel": "m.M"}), None,
+@pytest.mark.parametrize(("config", "words"), [
+    (lambda: AutoConfig.for_model("opt", architectures=["OPTForCausalLM"]), "OPTForCausalLM cannot be run"),
+    (lambda: AutoConfig.for_model("llama"), "without an architecture"),
+    (lambda: configured("Llama", architectures=["LayerWiseMiniCPMForCausalLM"], auto_map={"AutoModel": "m.M"}),
      "LayerWiseMiniCPMForCausalLM .* code of its own, which is not run here; a class of transformers would be needed"),
-    (lambda: configured("Qwen3LM"), None, 'logits of "yes" and "no"'),
-    (lambda: configured("Qwen3LM"), (3, 3), r"\(3, 3\) are not two different ones"),
-    (lambda: configured("Qwen3LM"), (3, V), "below 97"),
-    (lambda: configured("Llama"), (3, 4), "head of its own"),
-    (lambda: configured("Bert", num_labels=2), None, "gives 2 numbers a row"),
-    (lambda: configured("Bert", is_decoder=True), None, "configured as a decoder"),
-    (lambda: configured("Deberta3", conv_kernel_size=3), None, "has a convolution beside its first layer"),
-    (lambda: configured("Gemma", use_bidirectional_attention=True), None, "attends in both directions"),
-    (lambda: configured("Qwen3", layer_types=["full_attention"] * 4 + ["chunked_attention"]), None,
+    (lambda: configured("Qwen3LM"), 'logits of "yes" and "no"'),
+    (lambda: configured("Bert", num_labels=2), "gives 2 numbers a row"),
+    (lambda: configured("Bert", is_decoder=True), "configured as a decoder"),
+    (lambda: configured("Deberta3", conv_kernel_size=3), "has a convolution beside its first layer"),
+    (lambda: configured("Gemma", use_bidirectional_attention=True), "attends in both directions"),
+    (lambda: configured("Qwen3", layer_types=["full_attention"] * 4 + ["chunked_attention"]),
      "has layers of chunked_attention"),
-    (lambda: configured("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), None,
+    (lambda: configured("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
      "positions of type 'dynamic'"),
 ])  # fmt: skip
-def test_what_cannot_be_run_is_refused_by_name(
-    config: Callable[[], Any], answers: tuple[int, int] | None, words: str
-) -> None:
+def test_what_cannot_be_run_is_refused_by_name(config: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Architecture(config(), answers)
+        Architecture(config())

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from ondevice.grating.checkpoint import StoredTensor
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-PARTS = 2  # of a layer: attention, feed-forward
 _ROPES = ("default", "linear", "llama3", "yarn")  # in others a token's rotation depends on the longest row beside it
 _ATTENDED = ("full_attention", "sliding_attention")
 
@@ -91,7 +92,10 @@ class Architecture:
         self._kind = _KINDS[self.name](config)
         if trouble := self._kind.trouble():
             raise ValueError(f"{self.name} {trouble}")
-        _require_score(config, self.name, answers)
+        if answers is None and self.name.endswith("ForCausalLM"):
+            raise ValueError(f'{self.name} is scored by the logits of "yes" and "no": give the ids of both.')
+        if answers is None and config.num_labels != 1:
+            raise ValueError(f"{self.name} gives {config.num_labels} numbers a row; a reranker gives one.")
         self.config, self.answers = config, answers
         self.causal, self.longest = self._kind.causal, self._kind.longest
         self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
@@ -111,18 +115,19 @@ class Architecture:
         """Which part of a layer a tensor belongs to, by its name inside the layer: 0 attention, 1 feed-forward."""
         return int(name.partition(".")[0] not in self._kind.first)
 
-    def check(self, layer: int, part: int, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Raise ValueError where parameters are not those of a part of this architecture's layer and of this dtype."""
-        named = self._stack[self._alike[layer]].named_parameters()
-        right = {name: value.shape for name, value in named if self.part_of(name) == part}
-        found = {name: value.shape for name, value in parameters.items()}
-        odd = sorted(name for name in found.keys() | right.keys() if found.get(name) != right.get(name))
-        if odd:
-            there, wanted = (_shown(shapes.get(odd[0])) for shapes in (found, right))
-            raise ValueError(f"Layer {layer} does not fit {self.name}: {odd[0]} is {there}, not {wanted}.")
-        mixed = [name for name, value in parameters.items() if value.is_floating_point() and value.dtype != dtype]
-        if mixed:
-            raise ValueError(f"Layer {layer}'s {mixed[0]} is {parameters[mixed[0]].dtype}, the embeddings are {dtype}.")
+    def require(self, layers: Sequence[Mapping[str, StoredTensor]], dtype: torch.dtype) -> None:
+        """Raise ValueError where stored layers are not this architecture's, or not all of the embeddings' dtype."""
+        if len(layers) != self.layers:
+            raise ValueError(f"The weights of {self.name} have {len(layers)} layers; its config says {self.layers}.")
+        for index, layer in enumerate(layers):
+            right = {name: list(value.shape) for name, value in self._stack[self._alike[index]].named_parameters()}
+            found = {name: list(tensor.shape) for name, tensor in layer.items()}
+            if odd := sorted(name for name in found | right if found.get(name) != right.get(name)):
+                there, wanted = (shapes.get(odd[0], "missing") for shapes in (found, right))
+                raise ValueError(f"Layer {index} does not fit {self.name}: {odd[0]} is {there}, not {wanted}.")
+            for name, tensor in layer.items():
+                if tensor.dtype.is_floating_point and tensor.dtype != dtype:
+                    raise ValueError(f"Layer {index}'s {name} is {tensor.dtype}, the embeddings are {dtype}.")
 
     def prepared(self, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What `embed` and `forward` read of the resident tensors, and what is made of them once for all layers."""
@@ -156,9 +161,7 @@ class Architecture:
         answer_rows: [2, d] output rows of "yes" and "no", where there are answers.
         """
         found = self._taken(rest, self._heads)
-        if self.answers is not None:
-            if answer_rows is None:
-                raise ValueError(f'{self.name} needs the output rows of "yes" and "no".')
+        if answer_rows is not None:
             found["lm_head.weight"] = answer_rows
         wide = torch.promote_types(next(iter(found.values())).dtype, torch.float32)
         return {name: value.to(wide, copy=True) for name, value in found.items()}
@@ -194,29 +197,11 @@ def _caller(module: nn.Module, parameters: Mapping[str, Tensor]) -> Call:
     return call
 
 
-def _require_score(config: PreTrainedConfig, name: str, answers: tuple[int, int] | None) -> None:
-    """Refuse models that do not give one score a row."""
-    if name.endswith("ForCausalLM"):
-        if answers is None:
-            raise ValueError(f'{name} is scored by the logits of "yes" and "no": give the ids of both.')
-        odd = [token for token in answers if not 0 <= token < config.vocab_size]
-        if odd or answers[0] == answers[1]:
-            raise ValueError(f"The answers' ids {answers} are not two different ones below {config.vocab_size}.")
-    elif answers is not None:
-        raise ValueError(f"{name} has a head of its own; it takes no ids of answers, such as {answers}.")
-    elif config.num_labels != 1:
-        raise ValueError(f"{name} gives {config.num_labels} numbers a row; a reranker gives one.")
-
-
 def _refusal(config: PreTrainedConfig, name: str) -> str:
     if getattr(config, "auto_map", None):
         why = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
         return f"{name} cannot be run layer by layer: {why}."
     return f"{name} cannot be run layer by layer; what can: {', '.join(_KINDS)}."
-
-
-def _shown(shape: torch.Size | None) -> str:
-    return "missing" if shape is None else str(list(shape))
 
 
 # Kinds of models: what differs between them

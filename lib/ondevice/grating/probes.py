@@ -38,10 +38,8 @@ class Probes:
         for name in ("weights", "intercepts"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float32))
         if self.weights.ndim != 2 or self.intercepts.shape != self.weights.shape[:1]:
-            raise ValueError(
-                f"Weights of probes are [L - 1, d] and intercepts [L - 1], not {self.weights.shape} and "
-                f"{self.intercepts.shape}."
-            )
+            shapes = f"{self.weights.shape} and {self.intercepts.shape}"
+            raise ValueError(f"Weights of probes are [L - 1, d] and intercepts [L - 1], not {shapes}.")
         if not (np.isfinite(self.weights).all() and np.isfinite(self.intercepts).all()):
             raise ValueError("A probe has a number that is not finite.")
 
@@ -58,8 +56,6 @@ class Probes:
 
     def scores(self, layer: int, states: Tensor) -> Tensor:
         """[n] scores, in float32. states: [n, d] what the head would read after this layer, 1 to L - 1."""
-        if not 1 <= layer < self.layers:
-            raise ValueError(f"Probes are of layers 1 to {self.layers - 1}, not of layer {layer}.")
         return scaled(states) @ torch.from_numpy(self.weights[layer - 1]) + float(self.intercepts[layer - 1])
 
 
@@ -94,14 +90,10 @@ def fit(
 
     states: [pools, L - 1, N, d] what the head would read after each layer. final: [pools, N] scores after the last.
     A pool's constant is left out on both sides. Candidates near the boundary of the top K weigh most, as in
-    `margins.fit`. ridge: the regression. Raises ValueError on other shapes, fewer pools than folds, and pools of K or
-    fewer candidates.
+    `margins.fit`. ridge: the regression. Raises ValueError on fewer pools than folds, and pools of K or fewer
+    candidates.
     """
     given, wanted = np.asarray(states), np.asarray(final, np.float64)
-    if given.ndim != 4 or wanted.shape != (len(given), given.shape[2]):
-        raise ValueError(
-            f"States are [pools, L - 1, N, d] and final scores [pools, N], not {given.shape} and {wanted.shape}."
-        )
     if len(given) < folds or not 1 <= k < given.shape[2]:
         raise ValueError(f"Probes for K = {k} need {folds} pools of more candidates, not {len(given)}.")
     nearness = _nearness(wanted, k)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -161,21 +161,9 @@ def anonymous() -> int:
     return sum(1024 * int(words[words.index(name) + 1]) for name in ("RssAnon:", "RssShmem:") if name in words)
 
 
-def give_back() -> None:
-    """Have the allocator return free memory to the system, where it knows how (glibc)."""
-    trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 @cache
 def few_arenas() -> None:
     """One heap for all threads (glibc, once a process): what another thread's own heap keeps is in no plan."""
-    set_option = getattr(_libc(), "mallopt", None)
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(-8, 1)  # M_ARENA_MAX
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None)

@@ -40,9 +40,9 @@ class Encoded:
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Ids of "yes" and "no". Raises ValueError where one of them is not a single token."""
+    """Ids of "yes" and "no". Raises ValueError where they are not a single token each, and two different ones."""
     found = [_tokens(tokenizer, word) for word in ("yes", "no")]
-    if any(len(ids) != 1 for ids in found):
+    if any(len(ids) != 1 for ids in found) or found[0] == found[1]:
         raise ValueError(f'"yes" and "no" are not a token each, but {found}.')
     return found[0][0], found[1][0]
 
@@ -54,20 +54,16 @@ def encode(
     """Each query with its document as a row of tokens, in the format that the model was trained on; either may be "".
 
     Causal LMs read Qwen3-Reranker's published prompt, with the instruction. Others read the tokenizer's pair of query
-    and document. longest: most tokens of a row; by default 8192 or the tokenizer's limit, and never above the model's.
+    and document. longest: most tokens of a row, at most the model's; by default 8192 or the tokenizer's limit.
     Longer documents lose their end, and are counted. Of a document that is long, 8 characters are read for each token
     that has room, and more while they give too few tokens, but never above 64: its tokens are those of the whole text,
     unless that has a token of hundreds of characters, or so much white space, that the row is shorter than it could be.
     Raises ValueError, with the place, on what is no text, or none that UTF-8 can encode, and where a query leaves no
     room for its document.
     """
-    if len(queries) != len(documents):
-        raise ValueError(f"{len(queries)} queries and {len(documents)} documents make no pairs.")
     for kind, texts in (("Query", queries), ("Document", documents)):
         for place, text in enumerate(texts):
             _require_text(kind, place, text)
-    if longest is not None and longest > architecture.longest:
-        raise ValueError(f"Rows of {longest} tokens exceed the {architecture.longest} of {architecture.name}.")
     if not documents:
         return Encoded([], 0)
     prompted = architecture.answers is not None

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -15,21 +16,22 @@ import numpy as np
 import torch
 
 from ondevice.grating import margins, thresholds
-from ondevice.grating.architectures import PARTS, Architecture
+from ondevice.grating.architectures import Architecture
 from ondevice.grating.checkpoint import Checkpoint, drop_pages
 from ondevice.grating.checksums import Checksums
 from ondevice.grating.engine import Engine, Pass, run_layer
 from ondevice.grating.hidden_states import Offloaded, Resident
 from ondevice.grating.pools import Pool, measure
 from ondevice.grating.probes import Probes
-from ondevice.grating.pruning import Rule, cluster_rule, ranking
+from ondevice.grating.pruning import Rule, cluster_rule
 from ondevice.grating.reranker import calibration, loading
 from ondevice.grating.reranker.calibration import Calibration
 from ondevice.grating.reranker.folder import prepare
 from ondevice.grating.reranker.loading import Activation
-from ondevice.grating.reranker.plan import MB, Model, Plan, anonymous, few_arenas, give_back, plan
+from ondevice.grating.reranker.plan import MB, Model, Plan, anonymous, few_arenas, plan
 from ondevice.grating.reranker.reading import INSTRUCTION, encode
 from ondevice.grating.weights import Streamed
+from ondevice.meters import trim
 
 Mode = Literal["set", "order"]
 # What the budget decides, what one process with one score a pair has no use for.
@@ -97,13 +99,17 @@ class Reranker:
         baseline = anonymous()
         self.budget = _megabytes(memory_budget if max_memory is None else max_memory)
         dtype = _dtype(dtype, model_kwargs)
-        _require_cpu(device, backend, trust_remote_code, num_labels, others)
+        _require_known({name: value for name, value in others.items() if value}, device)
+        if backend != "torch":
+            raise ValueError(f"The backend is torch, not {backend!r}.")
+        if trust_remote_code:
+            raise ValueError("Code that comes with a model is not run: trust_remote_code is False here.")
+        if num_labels not in (None, 1):
+            raise ValueError(f"A reranker gives one score a pair, not {num_labels}.")
         if mode not in ("set", "order"):
             raise ValueError(f"The mode is set or order, not {mode!r}.")
-        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, Real)):
-            raise ValueError(f"A dispersion threshold is a number, not {threshold!r}.")
-        if threshold is not None and not threshold >= 0:
-            raise ValueError(f"A dispersion threshold is at least 0, not {threshold}.")
+        if threshold is not None and not (_is(Real, threshold) and threshold >= 0):
+            raise ValueError(f"A dispersion threshold is a number from 0 on, not {threshold!r}.")
         self.spec, self.mode, self.threshold, self.probes = str(model_name_or_path), mode, threshold, probes
         self.truncate, self.prompts = truncate, dict(prompts or {})
         self._default = self._prompt(None, default_prompt_name)
@@ -116,24 +122,22 @@ class Reranker:
         self.architecture = Architecture(
             config, loading.answers(self.spec, config, self.tokenizer, instruction or default_prompt_name)
         )
-        _require_whole(checkpoint, self.architecture)
+        self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
         if probes is not None:
             probes.require(self.architecture.layers, self.architecture.width)
         longest = self.architecture.longest
-        whole = isinstance(max_length, Integral) and not isinstance(max_length, bool)
-        if max_length is not None and not (whole and 1 <= max_length <= longest):
+        if max_length is not None and not (_is(Integral, max_length) and 1 <= max_length <= longest):
             raise ValueError(f"max_length is from 1 to {longest} tokens, not {max_length}.")
         self.max_length = max_length
         self.activation_fn = activation_fn or loading.activation(config, folder)
         _forget_pages(folder)
-        give_back()  # a quarter of what reading a tokenizer takes is not needed afterwards
+        trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
         self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
         plan(self._model, [1], self.budget)  # a budget that is too small for anything is refused at once
         self._turn, self._closed = threading.RLock(), False
         self._open: tuple[Plan, Streamed] | None = None
         self.receipt: Receipt | None = None
-        self._fingerprint = ""
         self._calibrations: dict[tuple[int, str], Calibration] = {}
         self._load(calibration)
 
@@ -184,7 +188,7 @@ class Reranker:
         if isinstance(documents, str):
             raise ValueError("The documents are a list of texts, not one text.")
         texts = list(documents)
-        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, Integral) or top_k < 0):
+        if top_k is not None and not (_is(Integral, top_k) and top_k >= 0):
             raise ValueError(f"top_k is a whole number from 0 on, or None, not {top_k!r}.")
         k = len(texts) if top_k is None else min(int(top_k), len(texts))
         if not k:
@@ -228,19 +232,18 @@ class Reranker:
         save: beside the model, nowhere (False), or to a file. Where nothing can be certified, nothing is pruned.
         Raises ValueError where there are too few queries, naming how many it takes.
         """
-        if not isinstance(k, Integral) or isinstance(k, bool) or k < 1:
+        if not (_is(Integral, k) and k >= 1):
             raise ValueError(f"k is a whole number from 1 on, not {k!r}.")
-        every = [documents] * len(queries) if documents and isinstance(documents[0], str) else documents
+        every: Any = [documents] * len(queries) if documents and isinstance(documents[0], str) else documents
         if len(every) != len(queries) or (relevant is not None and len(relevant) != len(queries)):
             raise ValueError(f"There are {len(queries)} queries, and candidates or relevant places of another number.")
         if precision is None:
             margins.require(round((1 - margins.FITTED) * len(queries)), recall, confidence)
         elif relevant is None:
             raise ValueError("A Precision@K needs the relevant places of each query.")
-        pools = []
-        empty = [number for number, texts in enumerate(every) if not len(texts)]
-        if empty:
+        if empty := [number for number, texts in enumerate(every) if not len(texts)]:
             raise ValueError(f"Query {empty[0]} has no candidates.")
+        pools = []
         for number, (query, texts) in enumerate(zip(queries, every, strict=True)):
             with self._turn:
                 history = self._run([query] * len(texts), list(texts), None, None).outcome.history
@@ -250,27 +253,25 @@ class Reranker:
         self._calibrations[found.k, found.mode] = found
         if save is not False:
             path = self._beside() if save is True else Path(save)
-            calibration.save(path, self._identity(), self._calibrations)
+            calibration.save(path, self._identity, self._calibrations)
         return found
 
     def _load(self, given: str | Path | bool | None) -> None:
         if given is False or self.threshold is not None:
             return
         path = self._beside() if given is None or given is True else Path(given)
-        if given is None and not path.is_file():
-            return
-        if not path.is_file():
+        if path.is_file():
+            self._calibrations = calibration.load(path, self._identity)
+        elif given is not None:
             raise FileNotFoundError(f"There is no file {str(given)!r} of calibrations.")
-        self._calibrations = calibration.load(path, self._identity())
 
     def _beside(self) -> Path:
         return self._model.checkpoint.folder / calibration.FILE
 
+    @cached_property
     def _identity(self) -> str:
         """The fingerprint of the weights, for which the files may have to be read once."""
-        if not self._fingerprint:
-            self._fingerprint = calibration.fingerprint(Checksums.of(self._model.checkpoint))
-        return self._fingerprint
+        return calibration.fingerprint(Checksums.of(self._model.checkpoint))
 
     # A run
 
@@ -279,23 +280,22 @@ class Reranker:
         if self._closed:
             raise ValueError("This reranker is closed.")
         self.receipt = None
-        if self.architecture.answers is None and (before := self._default if prompt is None else prompt):
-            queries = [before + query for query in queries]  # as CrossEncoder does
-        read = encode(
-            self.architecture, self.tokenizer, queries, documents, self.max_length, prompt or self.instruction
-        )
+        if self.architecture.answers is None and (start := self._default if prompt is None else prompt):
+            queries = [start + query for query in queries]  # as CrossEncoder does
+        instruction = prompt or self.instruction
+        read = encode(self.architecture, self.tokenizer, queries, documents, self.max_length, instruction)
         if read.truncated and not self.truncate:
             raise ValueError(f"{read.truncated} of {len(documents)} documents are longer than the model reads.")
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
         weights, peak = self._streamed(chosen), anonymous()
-        counted, stalled = _counters(weights), weights.window.stalled
+        before = _counters(weights)
 
         def watched(*arguments: Any) -> torch.Tensor:
             nonlocal peak
             found = run_layer(*arguments)
             peak = max(peak, anonymous())
             if self.budget is not None:
-                give_back()  # what a layer's temporaries leave free; about a millisecond
+                trim()  # what a layer's temporaries leave free; about a millisecond
             return found
 
         engine = Engine(
@@ -304,9 +304,8 @@ class Reranker:
         )  # fmt: skip
         rule = None if k is None or k >= len(documents) else self._rule(k)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
-        hits, misses, count = (now - then for now, then in zip(_counters(weights), counted, strict=True))
-        self.receipt = _receipt(done, hits, misses, count, weights.window.stalled - stalled, read.truncated, chosen,
-                                (peak - self._baseline) / MB)  # fmt: skip
+        counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
+        self.receipt = _receipt(done, counted, read.truncated, chosen, (peak - self._baseline) / MB)
         return done
 
     def _rule(self, k: int) -> Rule | None:
@@ -355,32 +354,36 @@ def _calibrated(
     )  # fmt: skip
 
 
-def _receipt(
-    done: Pass, hits: int, misses: int, read: int, stalled: float, truncated: int, chosen: Plan, peak: float
-) -> Receipt:
-    outcome = done.outcome
-    layers, count = outcome.history.shape
-    exact, margin = bool((outcome.layer == layers).all()), None
-    last = outcome.history[-1][outcome.layer == layers]
-    kept = int(outcome.kept[outcome.layer == layers].sum())
+def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, peak: float) -> Receipt:
+    """counted: as of `_counters`, of this call."""
+    outcome, margin = done.outcome, None
+    (layers, count), (stalled, read, hits, misses) = outcome.history.shape, counted
+    at_last = outcome.layer == layers
+    last, kept = np.sort(outcome.history[-1][at_last])[::-1], int(outcome.kept[at_last].sum())
     if 0 < kept < len(last):
-        ordered = last[ranking(last)]
-        margin = float(ordered[kept - 1] - ordered[kept])
+        margin = float(last[kept - 1] - last[kept])
     return Receipt(
-        count, layers, outcome.active.tolist(), outcome.saved, exact, margin, done.seconds.tolist(), done.embedding,
-        stalled, read, hits, misses, truncated, peak, {name: size / MB for name, size in chosen.parts.items()},
+        count, layers, outcome.active.tolist(), outcome.saved, bool(at_last.all()), margin, done.seconds.tolist(),
+        done.embedding, stalled, read, hits, misses, truncated, peak,
+        {name: size / MB for name, size in chosen.parts.items()},
     )  # fmt: skip
 
 
-def _counters(weights: Streamed) -> tuple[int, int, int]:
-    """Rows found in the cache, rows read, bytes of weights read, so far."""
-    return weights.embeddings.hits, weights.embeddings.misses, weights.window.read_bytes
+def _counters(weights: Streamed) -> tuple[float, int, int, int]:
+    """Seconds waited for the disk, bytes of weights read, rows found in the cache and rows read, so far."""
+    window, rows = weights.window, weights.embeddings
+    return window.stalled, window.read_bytes, rows.hits, rows.misses
 
 
 # What is given
 
 
-def _megabytes(given: float | str | None) -> float | None:
+def _is(kind: type, value: object) -> bool:
+    """Whether it is a number of the kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _megabytes(given: Any) -> float | None:
     """MB of a number, or of a text such as 150MB, 150 MB or 0.2GB."""
     if isinstance(given, str) and (found := re.fullmatch(r"\s*([0-9.]+)\s*(MB|GB|MiB|GiB)?\s*", given, re.IGNORECASE)):
         scale = {"mb": 1.0, "gb": 1e3, "mib": 2**20 / MB, "gib": 2**30 / MB}[(found[2] or "MB").lower()]
@@ -388,7 +391,7 @@ def _megabytes(given: float | str | None) -> float | None:
             given = float(found[1]) * scale
     if given is None:
         return None
-    if isinstance(given, (bool, str)) or not isinstance(given, Real):
+    if not _is(Real, given):
         raise ValueError(f'A memory budget is a number of MB or a text like "150MB", not {given!r}.')
     if not 0 < given < np.inf:
         raise ValueError(f"A memory budget is above 0 MB, not {given}.")
@@ -408,19 +411,6 @@ def _dtype(given: torch.dtype | None, options: Mapping[str, Any] | None) -> torc
     return found
 
 
-def _require_cpu(
-    device: str | None, backend: str, trust_remote_code: bool, num_labels: int | None, others: Mapping[str, Any]
-) -> None:
-    if backend != "torch":
-        raise ValueError(f"The backend is torch, not {backend!r}.")
-    if trust_remote_code:
-        raise ValueError("Code that comes with a model is not run: trust_remote_code is False here.")
-    if num_labels not in (None, 1):
-        raise ValueError(f"A reranker gives one score a pair, not {num_labels}.")
-    given = {name: value for name, value in others.items() if value}
-    _require_known(given, device)
-
-
 def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> None:
     """Refuse keywords that CrossEncoder has not, or that would need something that is not here."""
     if device not in (None, "cpu"):
@@ -429,22 +419,10 @@ def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> Non
     if odd:
         raise ValueError(f"{odd[0]} is not known here; the keywords of CrossEncoder that are taken stand in the help.")
     size = ignored.get("batch_size", 1)
-    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+    if not (_is(Integral, size) and size >= 1):
         raise ValueError(f"batch_size must be a positive integer, got {size!r}.")
     if ignored.get("pool") is not None:
         raise ValueError("There is no pool of processes here: a reranker is one process with one budget.")
-
-
-def _require_whole(checkpoint: Checkpoint, architecture: Architecture) -> None:
-    """Refuse weights that are not the architecture's, before any is read."""
-    layers, dtype = checkpoint.groups.layers, checkpoint.groups.table.dtype
-    if len(layers) != architecture.layers:
-        raise ValueError(f"{checkpoint.folder.name} has {len(layers)} layers; its config says {architecture.layers}.")
-    for index, layer in enumerate(layers):
-        for part in range(PARTS):
-            there = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                     for name, tensor in layer.items() if architecture.part_of(name) == part}  # fmt: skip
-            architecture.check(index, part, there, dtype)
 
 
 def _pair(number: int, pair: Sequence[str]) -> Sequence[str]:

@@ -195,11 +195,8 @@ def memory(job: Job) -> dict[str, float]:
     if job.method == OFFLOAD:
         environment["MALLOC_MMAP_THRESHOLD_"] = str(MMAP)
     evict(files)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "job.json"
-        written.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        command = [sys.executable, "-m", "ondevice.grating.full_size", str(written)]
-        found = sample(command, environment=environment)
+    command = [sys.executable, "-m", "ondevice.grating.full_size", "measure", json.dumps(asdict(job))]
+    found = sample(command, environment=environment)
     return {
         "rss_mb": found.peak("resident") / MB, "anon_mb": found.peak("anonymous", "shared") / MB,
         "mean_mb": found.mean("resident") / MB, "cached_mb": cached_bytes(files) / MB, "seconds": found.result,
@@ -223,4 +220,4 @@ def _measure(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    _measure(Job(**json.loads(Path(commands.child()[0]).read_text(encoding="utf-8"))))
+    _measure(Job(**json.loads(commands.child("measure")[1])))

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,19 +25,6 @@ from ondevice.grating.checkpoint import PAGE, drop_pages, pages
 
 Group = Sequence[int]
 T = TypeVar("T")
-
-
-class HiddenStates(Protocol):
-    """The states of candidates by their numbers. lengths: [N] tokens of each."""
-
-    def put(self, group: Group, hidden: Tensor) -> None:
-        """Keep the states [n, width, d] of a group; what is behind a candidate's tokens is padding."""
-
-    def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
-        """The states [n, width, d] of one group after the other, padded by zeros, in memory that is not kept."""
-
-    def close(self) -> None:
-        """Forget everything."""
 
 
 class Resident:
@@ -137,6 +124,9 @@ class Offloaded:
     def _view(self, memory: memoryview, candidate: int) -> Tensor:
         count = self.lengths[candidate] * self.width
         return torch.frombuffer(memory, dtype=self.dtype)[:count].view(-1, self.width)
+
+
+HiddenStates = Resident | Offloaded
 
 
 class _File:

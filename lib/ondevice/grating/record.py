@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ondevice import evidence, models, retrieval
 from ondevice.corpus.pairs import is_causal, rows
@@ -33,51 +33,32 @@ from ondevice.grating.architectures import Row
 from ondevice.grating.full_size import BASELINE, CACHE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, WHOLE_LAYERS, WINDOW
 from ondevice.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, SPLITS, VIDEO, Asked, of_kind, pools
 from ondevice.grating.reranker.folder import prepare
+from ondevice.grating.study import DECODERS, MODELS
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 
-DECODERS = ("pydocs-reranker", "pydocs-reranker-deep")
-MODELS = (*DECODERS, "minilm-reranker")
 K = 5  # around whose boundary probes are to be right
 FITTED = [(QUESTIONS, "validation"), (CLOZE, "validation")]  # what probes are fitted on
 
 
-@dataclass(frozen=True)
-class Read:
-    """scores: [L, N] float32 of a pool. states: [L - 1, N, d] float16 that probes read; of an encoder none."""
-
-    scores: np.ndarray
-    states: np.ndarray
-
-
 @torch.inference_mode()
-def read(loaded: models.Loaded, asked: Asked) -> Read:
-    """A pool's scores after every layer, by transformers in the precision of the loaded model."""
+def read(loaded: models.Loaded, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+    """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
+    states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
     pairs = rows(loaded.tokenizer, asked.query, asked.documents)
     order = sorted(range(len(pairs)), key=lambda place: len(pairs[place].ids))  # `scores_of` leaves such an order be
-    back = np.argsort(order)
-    with _states(loaded.model) as kept:
-        scores = scores_of(loaded.model, [pairs[place] for place in order])[:, back].numpy()
-    below = len(scores) - 1
-    groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
-    return Read(scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16))
-
-
-@contextmanager
-def _states(model: Any) -> Iterator[list[Tensor]]:
-    """Collects the states [n, d] that a decoder's head is put on, layer by layer, but for the last one."""
-    kept = list[Tensor]()
+    back, kept = np.argsort(order), list[Tensor]()
 
     def keep(_: Any, given: tuple[Tensor, ...]) -> None:
         if given[0].ndim == 2:  # the model itself norms [n, tokens, d]
             kept.append(given[0].half())
 
-    handle = model.model.norm.register_forward_pre_hook(keep) if is_causal(model) else None
-    try:
-        yield kept
-    finally:
-        if handle:
-            handle.remove()
+    decoder: Any = loaded.model.model if is_causal(loaded.model) else None
+    with decoder.norm.register_forward_pre_hook(keep) if decoder else contextlib.nullcontext():
+        scores = scores_of(loaded.model, [pairs[place] for place in order])[:, back].numpy()
+    below = len(scores) - 1
+    groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
+    return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
 
 
 def score_row(name: str, number: int, asked: Asked, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
@@ -106,28 +87,21 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     others = [(number, asked) for set_, splits in SPLITS.items() for split in splits
               if (set_, split) not in FITTED and asks(name, set_)
               for number, asked in enumerate(pools(set_, split))]  # fmt: skip
-    first = [read(loaded, asked) for _, asked in _told(fitting, f"{name}, validation")]
+    first = [read(loaded, asked) for _, asked in tqdm(fitting, f"{name}, validation")]
     empty, fitted, crossed = np.empty(0, np.float32), None, None
     if probed:
-        states, final = np.stack([one.states for one in first]), np.stack([one.scores[-1] for one in first])
+        states, final = np.stack([below for _, below in first]), np.stack([scores[-1] for scores, _ in first])
         fitted, crossed = probes.rounded(probes.fit(states, final, K)), probes.cross_fitted(states, final, K)
-    found = [score_row(name, *of, one.scores, empty if crossed is None else crossed[place])
-             for place, (of, one) in enumerate(zip(fitting, first, strict=True))]  # fmt: skip
+    found = [score_row(name, *of, scores, empty if crossed is None else crossed[place])
+             for place, (of, (scores, _)) in enumerate(zip(fitting, first, strict=True))]  # fmt: skip
     del first
-    for number, asked in _told(others, f"{name}, other sets"):
-        one = read(loaded, asked)
-        by_probes = probes.predicted(fitted, one.states[None])[0] if fitted else empty
-        found.append(score_row(name, number, asked, one.scores, by_probes))
+    for number, asked in tqdm(others, f"{name}, other sets"):
+        scores, below = read(loaded, asked)
+        by_probes = probes.predicted(fitted, below[None])[0] if fitted else empty
+        found.append(score_row(name, number, asked, scores, by_probes))
     layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
     return found, [{"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
                    for layer, (weights, intercept) in enumerate(layers, 1)]  # fmt: skip
-
-
-def _told(items: Sequence[tuple[int, Asked]], what: str) -> Iterator[tuple[int, Asked]]:
-    for place, item in enumerate(items):
-        if place % 50 == 0:
-            print(f"{what}: {place} of {len(items)} pools", file=sys.stderr, flush=True)
-        yield item
 
 
 # Pruning, from the scores

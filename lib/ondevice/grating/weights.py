@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,27 +24,8 @@ BY_PART: tuple[Parts, ...] = ((0,), (1,))  # attention, then feed-forward
 BY_LAYER: tuple[Parts, ...] = ((0, 1),)  # the paper's window of two layers
 
 
-class Weights(Protocol):
-    """A model's weights by what a pass over its layers needs, in order."""
-
-    def begin(self) -> None:
-        """A pass begins: the first unit may be read while embeddings are gathered. Not calling it costs time only."""
-
-    def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
-        """A layer's parts with their parameters by their names inside it: views, valid until the next ones are."""
-
-    def rest(self) -> dict[str, Tensor]:
-        """What is small, by full name: final norm, classification head, position and type embeddings; resident."""
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """[n, d] embedding rows of token ids [n]."""
-
-    def head_rows(self, ids: Tensor) -> Tensor:
-        """[n, d] rows of a language model's output head for token ids [n]: the embedding's where it has no other."""
-
-
 class InMemory:
-    """The weights of a loaded model, which keeps them."""
+    """The weights of a loaded model, which keeps them. `Streamed` has the same methods, for a pass over layers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         parameters = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
@@ -54,11 +35,11 @@ class InMemory:
         """Nothing: all is there."""
 
     def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
-        """A layer's parameters, at once."""
+        """A layer's parts with their parameters by their names inside it: here at once."""
         yield BY_LAYER[0], dict(self._groups.layers[index])
 
     def rest(self) -> dict[str, Tensor]:
-        """All but layers, token embedding and output head."""
+        """All but layers, token embedding and output head, by full name: final norm, position embeddings, head."""
         return dict(self._groups.rest)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -66,7 +47,7 @@ class InMemory:
         return self._groups.table[torch.from_numpy(checked(ids, len(self._groups.table)))]
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """[n, d] rows of the output head."""
+        """[n, d] rows of a language model's output head: the embedding's where it has no other."""
         head = self._groups.table if self._groups.head is None else self._groups.head
         return head[torch.from_numpy(checked(ids, len(head)))]
 
@@ -105,7 +86,8 @@ class Streamed:
         self.window.ahead(0)
 
     def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
-        """A layer's units, each once it is read; the next one is read meanwhile."""
+        """A layer's units, each once it is read; the next one is read meanwhile. Views, valid until the next ones are.
+        """
         for place, parts in enumerate(self._cut):
             yield parts, self.window.unit(index * len(self._cut) + place)
 
@@ -144,6 +126,9 @@ class Streamed:
         self._read(unit, memory)
         empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in unit.items()}
         return empty | {name: tensor.clone() for name, tensor in views(unit, memory).items()}
+
+
+Weights = InMemory | Streamed
 
 
 def units_of(checkpoint: Checkpoint, part_of: Callable[[str], int], units: tuple[Parts, ...]) -> list[Unit]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -61,11 +59,6 @@ def create_app(reranker: Reranker) -> Starlette:
     # One thread for all: another would bring torch's own threads and heaps, which are in no memory budget.
     worker, room, turn = ThreadPoolExecutor(1, "rerank"), asyncio.Semaphore(WAITING), asyncio.Lock()
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        worker.shutdown()
-
     async def rerank(http: Request) -> Response:
         asked = _parsed(await _body(http))
         if room.locked():
@@ -90,7 +83,6 @@ def create_app(reranker: Reranker) -> Starlette:
     return Starlette(
         routes=[*paths, Route("/health", health), Route("/info", info)],
         exception_handlers={HTTPException: _refused, Exception: _failed},
-        lifespan=lifespan,
     )
 
 

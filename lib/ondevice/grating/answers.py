@@ -17,6 +17,7 @@ from ondevice import models, retrieval
 from ondevice.causal_lm.generation import greedy
 from ondevice.corpus.answers import f1, hit
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.grating.pruning import ranking
 from ondevice.grating.questions import Asked, pools
 
 WRITER = "pydocs-lm-base"
@@ -76,7 +77,7 @@ def choices(
     for model in rerankers:
         rows = scores[(scores["model"] == model) & (scores["set"] == set_) & (scores["split"] == "test")]
         final = zip(rows["pool"], rows["scores"], rows["n"], strict=True)
-        full = {int(number): best(values[-n:]) for number, values, n in final if number < POOLS}
+        full = {int(number): ranking(values[-n:])[:KEPT].tolist() for number, values, n in final if number < POOLS}
         ways: dict[str, Choices] = {FULL: full}
         for rule, found in pruned[pruned["model"] == model].groupby("rule", sort=False):
             each = zip(found["pool"].tolist(), found["kept"], strict=True)
@@ -87,12 +88,7 @@ def choices(
 def nearest(asked: Asked) -> list[int]:
     """Places of the K candidates nearest to the query by the embedder."""
     vectors = retrieval.embedder()([asked.query, *asked.documents])
-    return best(vectors[1:] @ vectors[0])
-
-
-def best(scores: np.ndarray) -> list[int]:
-    """Places of the K highest, the best first."""
-    return [int(place) for place in np.argsort(-scores, kind="stable")[:KEPT]]
+    return ranking(vectors[1:] @ vectors[0])[:KEPT].tolist()
 
 
 @cache

@@ -88,7 +88,9 @@ class Architecture:
 
         self.name = (config.architectures or ["a model without an architecture"])[0]
         if self.name not in _KINDS:
-            raise ValueError(_refusal(config, self.name))
+            own = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
+            why = own if getattr(config, "auto_map", None) else f"what can: {', '.join(_KINDS)}"
+            raise ValueError(f"{self.name} cannot be run layer by layer: {why}.")
         self._kind = _KINDS[self.name](config)
         if trouble := self._kind.trouble():
             raise ValueError(f"{self.name} {trouble}")
@@ -195,13 +197,6 @@ def _caller(module: nn.Module, parameters: Mapping[str, Tensor]) -> Call:
         return functional_call(module.get_submodule(path), own, given, named)
 
     return call
-
-
-def _refusal(config: PreTrainedConfig, name: str) -> str:
-    if getattr(config, "auto_map", None):
-        why = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
-        return f"{name} cannot be run layer by layer: {why}."
-    return f"{name} cannot be run layer by layer; what can: {', '.join(_KINDS)}."
 
 
 # Kinds of models: what differs between them

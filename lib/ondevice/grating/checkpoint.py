@@ -165,12 +165,13 @@ class Reader:
         """
         end, done = extent.offset + extent.length - extent.first, 0
         while done < end:
-            count = self._piece(extent, into[done : extent.span], extent.first + done)
+            try:
+                count = self._piece(extent, into[done : extent.span], extent.first + done)
+            except OSError as error:
+                raise named(error, extent.file) from error
             if not count:
-                raise ValueError(
-                    f"{extent.file.name} ended at byte {extent.first + done}, {end - done} bytes before the last one "
-                    f"wanted: it is truncated."
-                )
+                early = f"ended at byte {extent.first + done}, {end - done} bytes before the last one wanted"
+                raise ValueError(f"{extent.file.name} {early}: it is truncated.")
             done += count
 
     def handle(self, file: Path) -> int:
@@ -191,13 +192,10 @@ class Reader:
                 return os.preadv(direct.fileno(), [into], offset)
             except OSError as error:
                 if error.errno != errno.EINVAL:
-                    raise named(error, extent.file) from error
+                    raise
                 self._direct[extent.file] = None  # opened, but not able to: some network and stacked file systems
         plain = self._plain[extent.file].fileno()
-        try:
-            count = os.preadv(plain, [into], offset)
-        except OSError as error:
-            raise named(error, extent.file) from error
+        count = os.preadv(plain, [into], offset)
         drop_pages(plain, offset, count)
         return count
 
@@ -270,7 +268,6 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             begin, end = entry["data_offsets"]
             if entry["dtype"] not in _DTYPES:
                 raise ValueError(f"{path.name} cannot be streamed: {name} has the type {entry['dtype']!r}.")
-            found[name] = StoredTensor(
-                name, path, start + begin, end - begin, _DTYPES[entry["dtype"]], tuple(entry["shape"])
-            )
+            dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+            found[name] = StoredTensor(name, path, start + begin, end - begin, dtype, shape)
     return found

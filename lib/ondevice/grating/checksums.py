@@ -32,7 +32,7 @@ class Checksums:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Checksums:
         """Those of an earlier run, or made now by reading the whole files once."""
-        path = assets.cache_folder("grating") / f"{_stamp(checkpoint)}.checksums.npz"
+        path = assets.cache_folder("grating") / f"{stamp(checkpoint)}.checksums.npz"
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as kept:
             sums = dict(zip(kept["names"].tolist(), kept["sums"].tolist(), strict=True))
             return cls(sums, {name: kept[f"rows of {name}"] for name in kept["tables"].tolist()})
@@ -91,7 +91,7 @@ def _pieces(tensor: StoredTensor, reader: Reader, use: Callable[[memoryview], No
             use(view[start - extent.first : start - extent.first + extent.length])
 
 
-def _stamp(checkpoint: Checkpoint) -> str:
-    """Names the files by their places, sizes and times."""
+def stamp(checkpoint: Checkpoint, config: bytes = b"") -> str:
+    """Names the files by their places, sizes and times, and a configuration by its content."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
-    return xxhash.xxh3_64_hexdigest(repr(stats).encode())
+    return xxhash.xxh3_64_hexdigest(repr(stats).encode() + config)

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from ondevice import assets, commands, models
+from ondevice.grating import checksums
 from ondevice.grating.checkpoint import Checkpoint
 
 _RANDOM = "random:"
@@ -44,9 +44,11 @@ def prepare(
     name, _, at = spec.partition("@")
     found = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
     wanted = dtype or _named(found)
-    if wanted is None or Checkpoint.open(found).groups.table.dtype == wanted:
+    checkpoint = Checkpoint.open(found)
+    if wanted in (None, checkpoint.groups.table.dtype):
         return found
-    return _loaded(str(found), f"{found.name}-{_stamp(found)}", wanted)
+    stamp = checksums.stamp(checkpoint, (found / "config.json").read_bytes())
+    return _loaded(str(found), f"{found.name}-{stamp}", wanted)
 
 
 def _local(spec: str) -> Path | None:
@@ -130,16 +132,6 @@ def _downloaded(name: str, revision: str, token: str | bool | None, local: bool,
             raise
         message = f"{name} is not (whole) in the hub's local cache, and there is no network to fetch it"
         raise ConnectionError(f"{message}; bundled models, {_RANDOM} shapes and folders need none.") from None
-
-
-def _stamp(folder: Path) -> str:
-    """Names the weights of a folder by its files' names, sizes and times, and the config's content."""
-    stats = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.safetensors*"))
-    ]
-    made = sha256((folder / "config.json").read_bytes())
-    made.update(repr((os.fsencode(folder.resolve()), stats)).encode())
-    return made.hexdigest()[:16]
 
 
 def _save(spec: str, kind: str, folder: str) -> None:

@@ -104,10 +104,9 @@ def test_a_file_has_no_name_and_its_pages_are_whole(tmp_path: Path) -> None:
 def test_short_transfers_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     states, right = Offloaded(LENGTHS, WIDTH, torch.float32, tmp_path), mirror()
     for name in ("preadv", "pwritev"):
-        original = getattr(os, name)
-        monkeypatch.setattr(
-            os, name, lambda handle, buffers, at, call=original: call(states.file._plain, [buffers[0][:most]], at)
-        )
+        original, plain = getattr(os, name), states.file.plain.fileno()
+        monkeypatch.setattr(os, name, lambda handle, buffers, at, call=original, plain=plain: call(
+            plain, [buffers[0][:most]], at))  # fmt: skip
     filled(states, right)
     assert all(passed(states, right, [[0, 1, 7], [3]]) for _ in range(2))
     states.close()
@@ -120,7 +119,7 @@ def test_where_direct_transfers_are_not_possible_the_page_cache_is_used(
 
     def refuse(call: Any) -> Any:
         def once(handle: int, buffers: list[memoryview], at: int) -> int:
-            if handle != states.file._plain:
+            if handle != states.file.plain.fileno():
                 raise OSError(errno.EINVAL, "Invalid argument")
             return call(handle, buffers, at)
 

@@ -1,9 +1,9 @@
 """Weights on disk: where each tensor of a model's safetensors files lies, and reading its bytes past the page cache.
 
-Only the files' headers are read to find the tensors; no library reads a tensor or keeps a file mapped into memory.
-Bytes are read directly (O_DIRECT) where the file system can, and else through the page cache, which is then told to
-drop them. So the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's.
-`checksums` knows what the bytes were.
+Only the files' headers are read to find the tensors; no tensor is opened by a library or mapped into memory. Bytes are
+read directly (O_DIRECT) where the file system can, and else through the page cache, which is then told to drop them. So
+the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's. `checksums` knows what
+the bytes were.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import mmap
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import safetensors
 import torch
 
 T = TypeVar("T")
+Transfer = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 PAGE = 4096  # bytes: places in the file and in memory are multiples of it in direct reads
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LONGEST_HEADER = 100_000_000  # bytes, as in safetensors itself
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer)\.(\d+)\.(.+)")
 _TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|tok_embeddings)\.weight")
 _HEAD = "lm_head.weight"
@@ -151,53 +153,73 @@ def extents(tensors: Iterable[StoredTensor]) -> list[Extent]:
     return found
 
 
+class PastCache:
+    """A file that is read and written past the page cache where its file system can (O_DIRECT); else pages are dropped.
+
+    mode: "rb" or "r+b".
+    """
+
+    def __init__(self, path: Path, mode: str = "rb") -> None:
+        self.plain = _opened(path, mode)
+        self._direct = _opened(path, mode, os.O_DIRECT) if hasattr(os, "O_DIRECT") else None
+
+    def transfer(self, call: Transfer, memory: memoryview, offset: int, least: int) -> int:
+        """Bytes read or written, in whole pages: `least` or more, fewer only where the file ends."""
+        done = 0
+        while done < least:
+            place = offset + done
+            direct = self._direct if place % PAGE == 0 else None  # after a short transfer the place is no page's
+            try:
+                count = call((direct or self.plain).fileno(), [memory[done:]], place)
+            except OSError as error:
+                if direct is None or error.errno != errno.EINVAL:
+                    raise
+                self._direct = None  # opened, but not able to: some network and stacked file systems
+                continue
+            if direct is None:
+                if self.plain.writable():
+                    os.fsync(self.plain.fileno())  # pages that are not written yet cannot be dropped
+                drop_pages(self.plain.fileno(), place, count)
+            if not count:
+                break
+            done += count
+        return done
+
+    def close(self) -> None:
+        """Close the file."""
+        for file in (self.plain, self._direct):
+            if file is not None:
+                file.close()
+
+
 class Reader:
-    """Reads extents of weight files into memory, by O_DIRECT where the file system can; else pages are dropped."""
+    """Reads extents of weight files into memory."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._plain = {file: _opened(file) for file in files}
-        self._direct = {file: _opened(file, os.O_DIRECT) for file in files if hasattr(os, "O_DIRECT")}
+        self._files = {file: PastCache(file) for file in files}
 
     def read(self, extent: Extent, into: memoryview) -> None:
         """Fill page-aligned memory of `extent.span` bytes with the pages of an extent.
 
         Raises ValueError where the file ends before the extent does, and OSError where the disk fails.
         """
-        end, done = extent.offset + extent.length - extent.first, 0
-        while done < end:
-            try:
-                count = self._piece(extent, into[done : extent.span], extent.first + done)
-            except OSError as error:
-                raise named(error, extent.file) from error
-            if not count:
-                early = f"ended at byte {extent.first + done}, {end - done} bytes before the last one wanted"
-                raise ValueError(f"{extent.file.name} {early}: it is truncated.")
-            done += count
+        wanted = extent.offset + extent.length - extent.first
+        try:
+            done = self._files[extent.file].transfer(os.preadv, into[: extent.span], extent.first, wanted)
+        except OSError as error:
+            raise named(error, extent.file) from error
+        if done < wanted:
+            early = f"ended at byte {extent.first + done}, {wanted - done} bytes before the last one wanted"
+            raise ValueError(f"{extent.file.name} {early}: it is truncated.")
 
     def handle(self, file: Path) -> int:
         """The descriptor of a file for small reads through the page cache, without read-ahead."""
-        return self._plain[file].fileno()
+        return self._files[file].plain.fileno()
 
     def close(self) -> None:
         """Close the files."""
-        for file in [*self._plain.values(), *self._direct.values()]:
-            if file is not None:
-                file.close()
-
-    def _piece(self, extent: Extent, into: memoryview, offset: int) -> int:
-        """Bytes read, 0 at the file's end. After a short read the place is no page's, so the rest cannot be direct."""
-        direct = self._direct.get(extent.file)
-        if direct is not None and offset % PAGE == 0:
-            try:
-                return os.preadv(direct.fileno(), [into], offset)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._direct[extent.file] = None  # opened, but not able to: some network and stacked file systems
-        plain = self._plain[extent.file].fileno()
-        count = os.preadv(plain, [into], offset)
-        drop_pages(plain, offset, count)
-        return count
+        for file in self._files.values():
+            file.close()
 
 
 def pages(count: int) -> mmap.mmap:
@@ -220,15 +242,15 @@ def named(error: OSError, file: Path) -> OSError:
     return OSError(error.errno, f"{error.strerror or error} (while weights were read)", file.name)
 
 
-def _opened(file: Path, flags: int = 0) -> Any:
+def _opened(path: Path, mode: str = "rb", flags: int = 0) -> Any:
     """The unbuffered file, without read-ahead; None where its file system does not know the flags."""
     try:
-        opened = open(file, "rb", buffering=0, opener=lambda path, mode: os.open(path, mode | flags))  # noqa: SIM115
+        opened = open(path, mode, buffering=0, opener=lambda name, own: os.open(name, own | flags))  # noqa: SIM115
     except OSError as error:
         if flags and error.errno == errno.EINVAL:
             return None
         raise
-    if hasattr(os, "posix_fadvise"):
+    if mode == "rb" and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
     return opened
 
@@ -252,22 +274,36 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, once safetensors has found that its header and its length agree to the byte."""
-    try:
-        with safetensors.safe_open(path, "np"):
-            pass
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path.name} is damaged or truncated ({error}).") from None
+    """The tensors of one file. Raises ValueError unless its header and its length agree to the byte."""
     with contextlib.closing(_opened(path)) as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(start - 8))
-        drop_pages(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # the library's mapping read ahead
-    found = dict[str, StoredTensor]()
-    for name, entry in entries.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"{path.name} cannot be streamed: {name} has the type {entry['dtype']!r}.")
-            dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-            found[name] = StoredTensor(name, path, start + begin, end - begin, dtype, shape)
-    return found
+        size, start = os.fstat(file.fileno()).st_size, file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError(f"{path.name} is damaged or truncated: its {size} bytes do not hold its header.")
+        raw = file.read(length)
+        drop_pages(file.fileno(), 0, 8 + length)
+    try:
+        entries = json.loads(raw)
+        entries.pop("__metadata__", None)
+        found = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path.name} is damaged: its header cannot be read ({str(error)[:100]}).") from None
+    end = 8 + length
+    for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.length)):
+        if tensor.offset != end:
+            raise ValueError(f"{path.name} is damaged: {tensor.name} begins at byte {tensor.offset}, not {end}.")
+        end += tensor.length
+    if end != size:
+        raise ValueError(f"{path.name} is {'truncated' if size < end else 'damaged'}: {size} bytes, not {end}.")
+    return {tensor.name: tensor for tensor in found}
+
+
+def _tensor(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{name} has the type {entry['dtype']!r}")
+    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(value) is not int or value < 0 for value in (*shape, begin, end)):
+        raise ValueError(f"{name} has a shape or place that is no count")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {end - begin} bytes, not those of {shape}")
+    return StoredTensor(name, path, start + begin, end - begin, dtype, shape)

@@ -7,11 +7,10 @@ over a part of a layer is
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ondevice import assets
-from ondevice.grating.checkpoint import PAGE, drop_pages, pages
+from ondevice.grating.checkpoint import PAGE, PastCache, pages
 
 Group = Sequence[int]
 T = TypeVar("T")
@@ -66,7 +65,12 @@ class Offloaded:
         self.folder = assets.cache_folder("grating") if folder is None else folder
         row = width * dtype.itemsize
         self.starts = np.cumsum([0, *(-(-length * row // PAGE) * PAGE for length in lengths)]).tolist()  # whole pages
-        self.file = _File(self.folder)
+        handle, name = tempfile.mkstemp(prefix=".hidden-states-", dir=self.folder)
+        try:
+            os.close(handle)
+            self.file = PastCache(Path(name), "r+b")
+        finally:
+            os.unlink(name)
         self.thread = ThreadPoolExecutor(1, "hidden-states")
         self.writing: Future[None] | None = None
 
@@ -107,14 +111,15 @@ class Offloaded:
         for row, candidate in enumerate(group):
             memory = self._memory(candidate)
             self._view(memory, candidate).copy_(hidden[row, : self.lengths[candidate]])
-            self.file.transfer(os.pwritev, memory, self.starts[candidate])
+            self.file.transfer(os.pwritev, memory, self.starts[candidate], len(memory))
 
     def _read(self, group: Group) -> Tensor:
         """In the thread."""
         parts = []
         for candidate in group:
             memory = self._memory(candidate)
-            self.file.transfer(os.preadv, memory, self.starts[candidate])
+            if self.file.transfer(os.preadv, memory, self.starts[candidate], len(memory)) < len(memory):
+                raise OSError(errno.EIO, "the file of hidden states has become shorter")
             parts.append(self._view(memory, candidate))
         return padded(parts)
 
@@ -127,50 +132,6 @@ class Offloaded:
 
 
 HiddenStates = Resident | Offloaded
-
-
-class _File:
-    """A file without a name, read and written past the page cache where its file system can."""
-
-    def __init__(self, folder: Path) -> None:
-        self._plain, name = tempfile.mkstemp(prefix=".hidden-states-", dir=folder)
-        self._direct: int | None = None
-        try:
-            if hasattr(os, "O_DIRECT"):
-                with contextlib.suppress(OSError):
-                    self._direct = os.open(name, os.O_RDWR | os.O_DIRECT)
-        finally:
-            os.unlink(name)
-
-    def transfer(self, call: Callable[[int, list[memoryview], int], int], memory: memoryview, offset: int) -> None:
-        """Read or write whole pages. What a short transfer leaves does not begin at a page: it cannot be direct."""
-        done = 0
-        while done < len(memory):
-            try:
-                count = self._once(call, memory[done:], offset + done)
-            except OSError as error:
-                if self._direct is None or error.errno != errno.EINVAL:
-                    raise
-                os.close(self._direct)  # opened, but not able to: some network and stacked file systems
-                self._direct = None
-                continue
-            if not count:
-                raise OSError(errno.EIO, "the file of hidden states has become shorter")
-            done += count
-
-    def close(self) -> None:
-        """Close, and with that remove, the file."""
-        for handle in (self._plain, self._direct):
-            if handle is not None:
-                os.close(handle)
-
-    def _once(self, call: Callable[[int, list[memoryview], int], int], memory: memoryview, offset: int) -> int:
-        if self._direct is not None and offset % PAGE == 0 and len(memory) % PAGE == 0:
-            return call(self._direct, [memory], offset)
-        count = call(self._plain, [memory], offset)
-        os.fsync(self._plain)  # pages that are not written yet cannot be dropped
-        drop_pages(self._plain, offset, count)
-        return count
 
 
 def padded(parts: Sequence[Tensor]) -> Tensor:

@@ -4,8 +4,8 @@ One record at a time: `python -m ondevice.evidence.record grating --only NAME`. 
 same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
 and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
 `curves` (Figure 10), `firsts` (the embedder's first candidates) and `answers` (of a language model, from K segments).
-Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer)
-and `memory` (16 bits).
+Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
+`memory` (16 bits) and `larger` (both, of 4 billion parameters).
 """
 
 from __future__ import annotations
@@ -209,12 +209,14 @@ def searched() -> Callable[[Sequence[Row]], object]:
     return lambda given: index.search([asked[0].query], 10)
 
 
-def driving(found: pd.DataFrame, way: Way, documents: int, turn: int) -> np.ndarray:
+def driving(
+    found: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS
+) -> np.ndarray:  # fmt: skip
     """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
     rows = found[(found["model"] == way.model) & (found["rule"] == way.rule) & (found["k"] == way.k)]
     count = documents // 20
     layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
-    return full_size.depths(layer, int(rows["layers"].iloc[0]), study.FULL_LAYERS)
+    return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
 
 
 def record_latency(which: int, of: int) -> bool:
@@ -278,6 +280,33 @@ def run_way(
     return full_size.timed(score, given)
 
 
+LARGER, LARGER_LAYERS = "qwen3-reranker-4b", 36
+LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.LOW))
+
+
+def record_larger(which: int, of: int) -> bool:
+    """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
+    folder = full_size.folder_of(LARGER, torch.bfloat16)
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    found = study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
+    kept = machine_recorder("larger", TIMES["larger"], "torch.bfloat16", LARGER)
+    given = full_size.rows(full_size.architecture(folder), 20, SHORT)
+    sizes = {}
+    for method, runs in ((HF, ()), (OURS, (FILLED,) * 20)):
+        job = full_size.Job(str(folder), method, 20, SHORT, runs, torch.get_num_threads())
+        sizes[method] = full_size.memory(job)
+    with contextlib.ExitStack() as stack:
+        loaded = dict[str, Any]()
+        for turn in range(2):
+            for way in LARGER_WAYS:
+                if (turn, way.method, way.rule, way.k) not in kept.done:
+                    runs = driving(found, way, 20, turn, LARGER_LAYERS) if way.rule else np.full(20, LARGER_LAYERS)
+                    row = latency_row(loaded, stack, folder, way, given, runs, turn)
+                    kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
+            kept.checkpoint()
+    return True
+
+
 def record_memory(which: int, of: int) -> bool:
     """memory: each run in a process of its own. Of a pass of ours the first layer's peak is that of all. transformers
     takes batches of four rows, of which one is run, once all documents' rows of the table were read."""
@@ -300,9 +329,9 @@ def record_memory(which: int, of: int) -> bool:
     return True
 
 
-def machine_recorder(name: str, keys: list[str], dtype: str) -> Recorder:
+def machine_recorder(name: str, keys: list[str], dtype: str, shape: str = full_size.SHAPE) -> Recorder:
     """Of a record of this machine."""
-    asked = {"shape": full_size.SHAPE, "dtype": dtype, "threads": torch.get_num_threads()}
+    asked = {"shape": shape, "dtype": dtype, "threads": torch.get_num_threads()}
     return Recorder("grating", name, keys, asked, machine=evidence.machine_name())
 
 
@@ -393,10 +422,10 @@ RECORDS: dict[str, tuple[Callable[[int, int], bool], list[str]]] = {
     "scores": (record_scores, ["scores", "probes"]), "rules": (record_rules, ["calibrated", "curves"]),
     "firsts": (record_firsts, ["firsts"]),
     "answers": (record_answers, ["answers"]), "latency": (record_latency, ["latency", "layers"]),
-    "memory": (record_memory, ["memory"]),
+    "memory": (record_memory, ["memory"]), "larger": (record_larger, ["larger"]),
 }  # fmt: skip
 TIMES = {"latency": ["documents", "tokens", "round", "method", "rule", "k"], "layers": ["tokens", "round", "active"],
-         "memory": ["method", "documents", "tokens", "run"]}  # fmt: skip
+         "memory": ["method", "documents", "tokens", "run"], "larger": ["round", "method", "rule", "k"]}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -416,7 +445,8 @@ def finishing(name: str) -> Recorder:
     """The recorder of a record that is whole."""
     if name not in TIMES:
         return recorder(name)
-    return machine_recorder(name, TIMES[name], "torch.bfloat16" if name == "memory" else str(full_size.native()))
+    dtype = torch.bfloat16 if name in ("memory", "larger") else full_size.native()
+    return machine_recorder(name, TIMES[name], str(dtype), LARGER if name == "larger" else full_size.SHAPE)
 
 
 if __name__ == "__main__":

@@ -110,15 +110,6 @@ def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_not
     assert not splits["test"] & splits["validation"]
 
 
-def test_workloads_that_the_templates_do_not_have_are_refused():
-    for options, message in (
-        ({"name": "music"}, "no workload 'music'"), ({"tasks": 3}, "in twos"), ({"known": 1.5}, "not 200 and 1.5"),
-        ({"memory": 203}, "memory of 203"), ({"memory": 149}, "memory of 149"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            agent_memory.workload(**{"name": "video"} | options)
-
-
 def test_the_cut_off_is_the_lowest_that_is_precise_enough():
     scores, right = [1.0, 2.0, 3.0, 4.0, 4.0], [False, True, False, True, True]
     assert [agent_memory.cut_off(scores, right, share) for share in (0.6, 0.75, 0.9)] == [1.0, 2.0, 4.0]

@@ -1,9 +1,9 @@
 """Agent memory (section 6.3, Figure 12): an agent finds the actions of a past task instead of asking a model for each.
 
-Tasks are GENERATED from templates, as the paper's are not published; `video` and `community` are the names of its
-workloads. A memory holds past tasks with their actions. A new task is worded differently; search finds candidates, a
-reranker the best of them, and if its score is above a cut-off its actions are replayed. Else a model is asked for each
-action.
+Tasks are GENERATED from the templates of data/traces/agent_tasks.json, as the paper's are not published; `video` and
+`community` are the names of its workloads. A memory holds past tasks with their actions. A new task is worded
+differently; search finds candidates, a reranker the best of them, and if its score is above a cut-off its actions are
+replayed. Else a model is asked for each action.
 
 The bundled rerankers were trained on questions about Python documentation, so that nothing they learnt is about agents:
 how well they find a task shows what carries over, not what a reranker for this can do.
@@ -11,8 +11,8 @@ how well they find a task shows what carries over, not what a reranker for this 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-_GIVEN = re.compile(r"\{(\w+)\}")
+from ondevice import assets
 
 
 @dataclass(frozen=True)
@@ -46,93 +46,31 @@ class Workload:
     validation: tuple[Trajectory, ...]
 
 
-@dataclass(frozen=True)
-class _Intent:
-    """One kind of task, with slots in braces. wordings: of the memory, near to that, and further from it."""
-
-    wordings: tuple[str, ...]
-    actions: tuple[str, ...]
+WORKLOADS = ("video", "community")
+TASKS = MEMORY = 200
+KNOWN = 0.75  # of the new tasks: that their actions are in the memory; the others are like some that are
 
 
-_FIND = ("open {app}", "tap the search field", "type {title}", "tap the first result")
-_INTENTS: dict[str, tuple[_Intent, ...]] = {
-    "video": (
-        _Intent(("Play {title} on {app}", "Please open {app} and play {title}", "I want to watch {title}, use {app}"),
-                (*_FIND, "tap play")),
-        _Intent(("Give {title} a like on {app}", "Open {app} and like {title}", "Thumbs up for {title}, {app}"),
-                (*_FIND, "tap the heart")),
-        _Intent(("Download {title} from {app}", "Use {app} to download {title} to my phone",
-                 "Save {title} on {app} so that I can see it offline"), (*_FIND, "tap download", "tap best quality")),
-        _Intent(("Add {title} to the watch list of {app}", "Please put {title} on my {app} watch list",
-                 "Remember {title} for later in {app}"), (*_FIND, "tap the bookmark")),
-        _Intent(("Share {title} with a friend by {app}", "In {app}, share {title} with somebody I know",
-                 "Send a link to {title} from {app}"), (*_FIND, "tap share", "tap the first contact")),
-        _Intent(("Play {title} on {app} with subtitles", "Open {title} on {app}, with subtitles please",
-                 "Watch {title} in {app}, captions on"), (*_FIND, "tap play", "tap captions", "tap on")),
-        _Intent(("Cast {title} from {app} to the television", "Please cast {title} on my television, it is on {app}",
-                 "I want {title} of {app} on the big screen"), (*_FIND, "tap cast", "tap living room")),
-    ),
-    "community": (
-        _Intent(("Follow the author of {title} on {app}", "Open {app} and follow whoever is the author of {title}",
-                 "Subscribe on {app} to the writer of {title}"), (*_FIND, "tap the author", "tap follow")),
-        _Intent(("Comment 'thank you' on {title} in {app}", "Please leave a thank you comment at {title}, {app}",
-                 "Reply to {title} on {app} that I am grateful"),
-                (*_FIND, "tap comment", "type thank you", "tap send")),
-        _Intent(("Collect the post {title} on {app}", "Find {title} in {app} and collect it",
-                 "Keep {title} in my favourites of {app}"), (*_FIND, "tap the star")),
-        _Intent(("Like the post {title} on {app}", "Use {app} to like {title}", "Vote {title} up in {app}"),
-                (*_FIND, "tap the heart")),
-        _Intent(("Report the post {title} to {app}", "Please report {title}, a post on {app}",
-                 "Tell {app} that {title} breaks the rules"), (*_FIND, "tap the menu", "tap report", "tap spam")),
-        _Intent(("Send the post {title} of {app} to a friend", "Open {app} and send a friend the post {title}",
-                 "Pass {title} on {app} on to a contact"), (*_FIND, "tap share", "tap the first contact")),
-        _Intent(("Read the latest comments on {title} in {app}", "Show me the latest comments on {title}, {app}",
-                 "What do people on {app} say about {title} now?"), (*_FIND, "tap comments", "tap newest")),
-    ),
-}  # fmt: skip
-_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "video": {
-        "title": ("Silent Harbor", "Harbor Lights", "The Last Orchard", "Orchard of Glass", "Night Train",
-                  "Night Ferry", "Paper Moons", "The Paper City", "City of Rain", "Rain over Lisbon",
-                  "Salt and Iron", "Iron Valley"),
-        "app": ("StreamBox", "Filmo", "Viewly"),
-    },
-    "community": {
-        "title": ("Ten quiet cafes", "Cafes by the river", "A river walk", "Winter walks", "Winter bread", "Rye bread",
-                  "Bread without yeast", "Cheap desks", "A desk by the window", "Window plants", "Plants for shade",
-                  "Shade sails"),
-        "app": ("Plaza", "Threadly", "RedNote"),
-    },
-}  # fmt: skip
-WORKLOADS = tuple(_INTENTS)
+def workload(name: str) -> Workload:
+    """A generated workload, the same one on every machine.
 
-
-def workload(name: str, tasks: int = 200, memory: int = 200, known: float = 0.75, seed: int = 0) -> Workload:
-    """A generated workload. The same arguments give the same one on every machine.
-
-    tasks: new ones, and as many for validation. Two of each are one task in both wordings that the memory lacks; a task
-    of the validation is none of the test, in no wording. memory: past tasks, all different. known: share of new tasks
-    whose actions are in the memory; the others are like some that are. Raises ValueError on an unknown name and on
-    numbers that the templates (252 different tasks) do not have.
+    Of its new tasks, and of as many for validation, two each are one task in both wordings that the memory lacks; a
+    task of the validation is none of the test, in no wording. The memory's tasks are all different, of the 252 that the
+    templates have.
     """
-    if name not in _INTENTS:
-        raise ValueError(f"There is no workload {name!r}; there are {', '.join(WORKLOADS)}.")
-    if tasks < 2 or tasks % 2 or not 0 <= known <= 1:
-        raise ValueError(f"Tasks come in twos, and the share known is in [0, 1], not {tasks} and {known}.")
-    slots = _SLOTS[name]
-    every = list(product(_INTENTS[name], *([(key, value) for value in values] for key, values in slots.items())))
-    old = round(known * tasks / 2)
-    new = tasks // 2 - old
-    if not max(1, 2 * old) <= memory <= len(every) - 2 * new:
-        raise ValueError(f"A memory of {memory} does not fit {tasks} tasks and the {len(every)} of the templates.")
-    rng = np.random.default_rng([seed, WORKLOADS.index(name)])
+    templates = json.loads(assets.data("traces", "agent_tasks.json").read_text(encoding="utf-8"))[name]
+    slots = [[(key, value) for value in values] for key, values in templates["slots"].items()]
+    every = list(product(templates["intents"], *slots))
+    old = round(KNOWN * TASKS / 2)
+    new = TASKS // 2 - old
+    rng = np.random.default_rng([0, WORKLOADS.index(name)])
     order = [every[place] for place in rng.permutation(len(every))]
-    past, rest = order[:memory], order[memory:]
-    again = [past[place] for place in rng.permutation(memory)]
+    past, rest = order[:MEMORY], order[MEMORY:]
+    again = [past[place] for place in rng.permutation(MEMORY)]
 
     def worded(chosen: Iterable[Any]) -> tuple[Trajectory, ...]:
         made = [_made(intent, dict(values), wording) for intent, *values in chosen for wording in (1, 2)]
-        return tuple(made[place] for place in rng.permutation(tasks))
+        return tuple(made[place] for place in rng.permutation(TASKS))
 
     return Workload(
         name, tuple(_made(intent, dict(values), 0) for intent, *values in past),
@@ -140,11 +78,10 @@ def workload(name: str, tasks: int = 200, memory: int = 200, known: float = 0.75
     )  # fmt: skip
 
 
-def _made(intent: _Intent, values: Mapping[str, str], wording: int) -> Trajectory:
-    def fill(text: str) -> str:
-        return _GIVEN.sub(lambda match: values[match.group(1)], text)
-
-    return Trajectory(fill(intent.wordings[wording]), tuple(map(fill, intent.actions)))
+def _made(intent: Mapping[str, Sequence[str]], values: Mapping[str, str], wording: int) -> Trajectory:
+    """wording: of the memory (0), near to that (1), or further from it (2)."""
+    return Trajectory(intent["wordings"][wording].format(**values),
+                      tuple(action.format(**values) for action in intent["actions"]))  # fmt: skip
 
 
 def cut_off(scores: ArrayLike, right: ArrayLike, precision: float = 0.9) -> float:

@@ -17,11 +17,10 @@ from ondevice import models, retrieval
 from ondevice.causal_lm.generation import greedy
 from ondevice.corpus.answers import f1, hit
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
-from ondevice.grating.questions import CONTEXT, Asked, pools
+from ondevice.grating.questions import Asked, pools
 
 WRITER = "pydocs-lm-base"
-SETS = (CONTEXT,)
-POOLS = 80  # of a set, its first ones
+POOLS = 80  # of long documents, the first ones
 KEPT = 5  # K, of some fourteen segments
 TOKENS = 64  # of an answer, at most: the corpus's answers have up to 240 characters
 ALL, FIRST, EMBEDDER, FULL = "all", "first", "embedder", "full"

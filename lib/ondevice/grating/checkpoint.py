@@ -1,9 +1,9 @@
 """Weights on disk: where each tensor of a model's safetensors files lies, and reading its bytes past the page cache.
 
-Only the files' headers are read to find the tensors; no tensor is opened by a library or mapped into memory. Bytes are
-read directly (O_DIRECT) where the file system can, and else through the page cache, which is then told to drop them. So
-the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's. `checksums` knows what
-the bytes were.
+Only the files' headers are read to find the tensors; no library reads a tensor or keeps a file mapped into memory.
+Bytes are read directly (O_DIRECT) where the file system can, and else through the page cache, which is then told to
+drop them. So the memory that a run needs is the memory that it holds, and the speed of the disk is the disk's.
+`checksums` knows what the bytes were.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import mmap
 import os
 import re
@@ -20,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import safetensors
 import torch
 
 T = TypeVar("T")
 
 PAGE = 4096  # bytes: places in the file and in memory are multiples of it in direct reads
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LONGEST_HEADER = 100_000_000  # bytes, as in safetensors itself
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer)\.(\d+)\.(.+)")
 _TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|tok_embeddings)\.weight")
 _HEAD = "lm_head.weight"
@@ -255,36 +254,23 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. Raises ValueError unless its header and its length agree to the byte."""
-    with contextlib.closing(_opened(path)) as file:
-        size, start = os.fstat(file.fileno()).st_size, file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(size - 8, _LONGEST_HEADER):
-            raise ValueError(f"{path.name} is damaged or truncated: its {size} bytes do not hold its header.")
-        raw = file.read(length)
-        drop_pages(file.fileno(), 0, 8 + length)
+    """The tensors of one file, once safetensors has found that its header and its length agree to the byte."""
     try:
-        entries = json.loads(raw)
-        entries.pop("__metadata__", None)
-        found = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name} is damaged: its header cannot be read ({str(error)[:100]}).") from None
-    end = 8 + length
-    for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.length)):
-        if tensor.offset != end:
-            raise ValueError(f"{path.name} is damaged: {tensor.name} begins at byte {tensor.offset}, not {end}.")
-        end += tensor.length
-    if end != size:
-        raise ValueError(f"{path.name} is {'truncated' if size < end else 'damaged'}: {size} bytes, not {end}.")
-    return {tensor.name: tensor for tensor in found}
-
-
-def _tensor(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"{name} has the type {entry['dtype']!r}")
-    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-    if any(type(value) is not int or value < 0 for value in (*shape, begin, end)):
-        raise ValueError(f"{name} has a shape or place that is no count")
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{name} has {end - begin} bytes, not those of {shape}")
-    return StoredTensor(name, path, start + begin, end - begin, dtype, shape)
+        with safetensors.safe_open(path, "np"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path.name} is damaged or truncated ({error}).") from None
+    with contextlib.closing(_opened(path)) as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(start - 8))
+        drop_pages(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # the library's mapping read ahead
+    found = dict[str, StoredTensor]()
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            if entry["dtype"] not in _DTYPES:
+                raise ValueError(f"{path.name} cannot be streamed: {name} has the type {entry['dtype']!r}.")
+            found[name] = StoredTensor(
+                name, path, start + begin, end - begin, _DTYPES[entry["dtype"]], tuple(entry["shape"])
+            )
+    return found

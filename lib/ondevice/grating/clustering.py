@@ -38,10 +38,3 @@ def kmeans(values: Floats, k: int) -> NDArray[np.int64]:
     for origin in reversed(origins):
         starts.append(int(origin[starts[-1]]))
     return np.searchsorted(starts[:0:-1], inverse, side="right").astype(np.int64)
-
-
-def sum_of_squares(values: Floats, labels: NDArray[np.int64]) -> float:
-    """Sum over clusters of the squared distances to the cluster's mean: what k-means minimises."""
-    return float(
-        sum(((part - part.mean()) ** 2).sum() for part in (values[labels == one] for one in np.unique(labels)))
-    )

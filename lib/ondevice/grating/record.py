@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,8 @@ from ondevice.corpus.pairs import is_causal, rows
 from ondevice.evidence import Recorder
 from ondevice.grating import answers, full_size, probes, study, thresholds
 from ondevice.grating.architectures import Row
-from ondevice.grating.full_size import (
-    BASELINE,
-    CACHE,
-    CHUNKS,
-    HF,
-    IN_MEMORY,
-    OFFLOAD,
-    ONE_BATCH,
-    OURS,
-    WHOLE_LAYERS,
-    WINDOW,
-)
-from ondevice.grating.questions import CLOZE, COMMUNITY, QUESTIONS, SPLITS, VIDEO, Asked, of_kind, pools
+from ondevice.grating.full_size import BASELINE, CACHE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, WHOLE_LAYERS, WINDOW
+from ondevice.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, SPLITS, VIDEO, Asked, of_kind, pools
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 
@@ -93,15 +83,10 @@ def score_row(name: str, number: int, asked: Asked, scores: np.ndarray, probed: 
     """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
     return {
         "model": name, "set": asked.set, "split": asked.split, "pool": number, "name": asked.name,
-        "query_sha": sha(asked.query), "candidates_sha": sha(*asked.documents),
+        "query_sha": digest([asked.query])[:12], "candidates_sha": digest(asked.documents)[:12],
         "relevant": asked.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
         "scores": scores.astype(np.float32).ravel(), "probed": probed.astype(np.float32).ravel(),
     }  # fmt: skip
-
-
-def sha(*texts: str) -> str:
-    """12 hex digits of texts."""
-    return digest(texts)[:12]
 
 
 def asks(name: str, set_: str) -> bool:
@@ -147,11 +132,6 @@ def _told(items: Sequence[tuple[int, Asked]], what: str) -> Iterator[tuple[int, 
 # Pruning, from the scores
 
 
-def calibrated_rows(scores: pd.DataFrame, model: str, set_: str, k: int) -> list[dict[str, Any]]:
-    """Of `calibrated`. On agents' tasks only the exact order and the best one count."""
-    return study.calibrated(scores, model, set_, k, exact_order=set_ in study.AGENTS)
-
-
 CALIBRATED = [(model, set_, k) for model in MODELS for set_, ks in (
     (QUESTIONS, (1, answers.KEPT, 10)), (CLOZE, study.KS), (VIDEO, (1,)), (COMMUNITY, (1,)),
 ) for k in ks if asks(model, set_)]  # fmt: skip
@@ -193,8 +173,8 @@ class Way:
 
 
 WAYS = {
-    (20, SHORT): [Way(HF), Way(f"{HF} again"), Way(OFFLOAD), Way(OURS), Way(WHOLE_LAYERS), Way(IN_MEMORY),
-                  Way(IN_MEMORY, study.LOW), Way(WHOLE_LAYERS, study.LOW),
+    (20, SHORT): [Way(HF), Way(f"{HF} again"), Way(OFFLOAD), Way(OURS), Way(WHOLE_LAYERS), Way(full_size.IN_MEMORY),
+                  Way(full_size.IN_MEMORY, study.LOW), Way(WHOLE_LAYERS, study.LOW),
                   *(Way(OURS, rule) for rule in (study.LOW, study.HIGH, study.MARGIN)), Way(OURS, study.MARGIN, 5)],
     (20, LONG): [Way(HF), Way(OFFLOAD), Way(OURS), Way(OURS, study.MARGIN)],
     (60, SHORT): [Way(BASELINE), *(Way(step, study.LOW) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))],
@@ -209,130 +189,110 @@ def searched() -> Callable[[Sequence[Row]], object]:
     return lambda given: index.search([asked[0].query], 10)
 
 
-def driving(
-    found: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS
-) -> np.ndarray:  # fmt: skip
+def decided() -> pd.DataFrame:
+    """What rules decide on documentation questions, by which candidates are driven."""
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    return study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
+
+
+def driving(found: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
     """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
+    if not way.rule:
+        return np.full(documents, depth)
     rows = found[(found["model"] == way.model) & (found["rule"] == way.rule) & (found["k"] == way.k)]
     count = documents // 20
     layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
     return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
 
 
-def record_latency(which: int, of: int) -> bool:
+class Methods(contextlib.ExitStack):
+    """Methods on a saved shape, which stay open once they have run a little."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.shape = folder, full_size.architecture(folder)
+        self.opened = dict[str, Any]()
+
+    def run(self, way: Way, given: Sequence[Row], runs: np.ndarray) -> tuple[float, Any]:
+        """Seconds, and the pass of ours. runs: layers that each candidate goes through, of ours."""
+        method = HF if way.method in (BASELINE, f"{HF} again") else way.method
+        if method not in self.opened:
+            made = full_size.scorer(self.folder, method, np.full(2, 2))
+            self.opened[method] = searched() if method == BM25 else self.enter_context(made)
+            self.opened[method](full_size.rows(self.shape, 2, 16))
+        score = self.opened[method]
+        if hasattr(score, "__self__"):
+            score.__self__.select = full_size.driven(runs)
+        return full_size.timed(score, given)
+
+    def row(self, way: Way, given: Sequence[Row], runs: np.ndarray, turn: int) -> dict[str, Any]:
+        """One whole run."""
+        seconds, found = self.run(way, given, runs)
+        about = {"documents": len(given), "tokens": len(given[0].ids), "round": turn, **vars(way), "seconds": seconds}
+        print(about, file=sys.stderr, flush=True)
+        if found is None:
+            return about | {"embedding": np.nan, "saved": 0.0}
+        return about | {"embedding": found.embedding, "saved": found.outcome.saved}
+
+
+def record_latency(kept: Recorder, layers: Recorder) -> None:
     """latency and layers: all ways of a shape in turn, from another one on in every round."""
-    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
-    found = study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
-    folder, dtype = full_size.folder_of(full_size.SHAPE, full_size.native()), str(full_size.native())
-    kept = machine_recorder("latency", TIMES["latency"], dtype)
-    layers = machine_recorder("layers", TIMES["layers"], dtype)
-    shape = full_size.architecture(folder)
-    with contextlib.ExitStack() as stack:
-        loaded = dict[str, Any]()
+    found = decided()
+    with Methods(full_size.folder_of(full_size.SHAPE, full_size.native())) as methods:
         for (documents, tokens), rounds in ROUNDS.items():
-            given, ways = full_size.rows(shape, documents, tokens), WAYS[documents, tokens]
+            given, ways = full_size.rows(methods.shape, documents, tokens), WAYS[documents, tokens]
             for turn in range(rounds):
                 for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
-                    if (documents, tokens, turn, way.method, way.rule, way.k) in kept.done:
-                        continue
-                    runs = driving(found, way, documents, turn) if way.rule else None
-                    kept.add([latency_row(loaded, stack, folder, way, given, runs, turn)])
+                    if (documents, tokens, turn, way.method, way.rule, way.k) not in kept.done:
+                        kept.add([methods.row(way, given, driving(found, way, documents, turn), turn)])
                 kept.checkpoint()
-        for tokens in (SHORT, LONG):
-            for turn in range(2):
-                for active in ACTIVE:
-                    if (tokens, turn, active) not in layers.done:
-                        runs, given = np.full(active, MEASURED), full_size.rows(shape, active, tokens, turn)
-                        _, found_pass = run_way(loaded, stack, folder, Way(OURS), given, runs)
-                        layers.add([{"tokens": tokens, "round": turn, "active": active,
-                                     "seconds": float(np.median(found_pass.seconds[1:]))}])  # fmt: skip
+        for tokens, turn, active in product((SHORT, LONG), range(2), ACTIVE):
+            if (tokens, turn, active) not in layers.done:
+                given = full_size.rows(methods.shape, active, tokens, turn)
+                _, done = methods.run(Way(OURS), given, np.full(active, MEASURED))
+                layers.add([{"tokens": tokens, "round": turn, "active": active,
+                             "seconds": float(np.median(done.seconds[1:]))}])  # fmt: skip
                 layers.checkpoint()
-    return True
-
-
-def latency_row(
-    loaded: dict[str, Any], stack: contextlib.ExitStack, folder: Path, way: Way, given: Sequence[Row],
-    runs: np.ndarray | None, turn: int,
-) -> dict[str, Any]:  # fmt: skip
-    """One whole run."""
-    seconds, found = run_way(loaded, stack, folder, way, given, runs)
-    about = {"documents": len(given), "tokens": len(given[0].ids), "round": turn, **vars(way), "seconds": seconds}
-    print(about, file=sys.stderr, flush=True)
-    if found is None:
-        return about | {"embedding": np.nan, "saved": 0.0}
-    return about | {"embedding": found.embedding, "saved": found.outcome.saved}
-
-
-def run_way(
-    loaded: dict[str, Any], stack: contextlib.ExitStack, folder: Path, way: Way, given: Sequence[Row],
-    runs: np.ndarray | None,
-) -> tuple[float, Any]:  # fmt: skip
-    """Seconds, and the pass of ours. Methods are kept open, once they have run a little."""
-    method = way.method.removesuffix(" again")
-    method = HF if method == BASELINE else method
-    if method not in loaded:
-        made = full_size.scorer(folder, method, np.full(2, 2))
-        loaded[method] = searched() if method == BM25 else stack.enter_context(made)
-        loaded[method](full_size.rows(full_size.architecture(folder), 2, 16))
-    score = loaded[method]
-    if hasattr(score, "__self__"):
-        score.__self__.select = full_size.driven(np.full(len(given), study.FULL_LAYERS) if runs is None else runs)
-    return full_size.timed(score, given)
 
 
 LARGER, LARGER_LAYERS = "qwen3-reranker-4b", 36
 LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.LOW))
 
 
-def record_larger(which: int, of: int) -> bool:
+def record_larger(kept: Recorder) -> None:
     """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
-    folder = full_size.folder_of(LARGER, torch.bfloat16)
-    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
-    found = study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
-    kept = machine_recorder("larger", TIMES["larger"], "torch.bfloat16", LARGER)
-    given = full_size.rows(full_size.architecture(folder), 20, SHORT)
-    sizes = {}
-    for method, runs in ((HF, ()), (OURS, (FILLED,) * 20)):
-        job = full_size.Job(str(folder), method, 20, SHORT, runs, torch.get_num_threads())
-        sizes[method] = full_size.memory(job)
-    with contextlib.ExitStack() as stack:
-        loaded = dict[str, Any]()
-        for turn in range(2):
-            for way in LARGER_WAYS:
-                if (turn, way.method, way.rule, way.k) not in kept.done:
-                    runs = driving(found, way, 20, turn, LARGER_LAYERS) if way.rule else np.full(20, LARGER_LAYERS)
-                    row = latency_row(loaded, stack, folder, way, given, runs, turn)
-                    kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
-            kept.checkpoint()
-    return True
+    folder, found = full_size.folder_of(LARGER, torch.bfloat16), decided()
+    sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
+    with Methods(folder) as methods:
+        given = full_size.rows(methods.shape, 20, SHORT)
+        for turn, way in product(range(2), LARGER_WAYS):
+            if (turn, way.method, way.rule, way.k) not in kept.done:
+                row = methods.row(way, given, driving(found, way, 20, turn, LARGER_LAYERS), turn)
+                kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
+                kept.checkpoint()
 
 
-def record_memory(which: int, of: int) -> bool:
+def record_memory(kept: Recorder) -> None:
     """memory: each run in a process of its own. Of a pass of ours the first layer's peak is that of all. transformers
     takes batches of four rows, of which one is run, once all documents' rows of the table were read."""
     folder = full_size.folder_of(full_size.SHAPE, torch.bfloat16)
-    kept = machine_recorder("memory", TIMES["memory"], "torch.bfloat16")
     jobs = [(HF, 1, 32, False), (OURS, 20, SHORT, True), (HF, 20, SHORT, False), (OURS, 20, LONG, True),
             (HF, 20, LONG, False), (OFFLOAD, 20, LONG, False), (WHOLE_LAYERS, 20, SHORT, True),
             (WHOLE_LAYERS, 20, LONG, True), (OURS, 60, LONG, True),
             *((step, 60, LONG, True) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))]  # fmt: skip
-    for run in range(3):
-        for method, documents, tokens, cut in jobs:
-            if (method, documents, tokens, run) not in kept.done:
-                runs = (FILLED,) * documents if cut else ()
-                job = full_size.Job(str(folder), method, documents, tokens, runs, torch.get_num_threads())
-                found = full_size.memory(job)
-                row = {"method": method, "documents": documents, "tokens": tokens, "run": run, **found}
-                print(row, file=sys.stderr, flush=True)
-                kept.add([row])
-                kept.checkpoint()
-    return True
+    for run, (method, documents, tokens, cut) in product(range(3), jobs):
+        if (method, documents, tokens, run) not in kept.done:
+            found = used(folder, method, documents, tokens, cut)
+            row = {"method": method, "documents": documents, "tokens": tokens, "run": run, **found}
+            print(row, file=sys.stderr, flush=True)
+            kept.add([row])
+            kept.checkpoint()
 
 
-def machine_recorder(name: str, keys: list[str], dtype: str, shape: str = full_size.SHAPE) -> Recorder:
-    """Of a record of this machine."""
-    asked = {"shape": shape, "dtype": dtype, "threads": torch.get_num_threads()}
-    return Recorder("grating", name, keys, asked, machine=evidence.machine_name())
+def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> dict[str, float]:
+    """Memory and seconds of one run. cut: after the first layers."""
+    runs = (FILLED,) * documents if cut else ()
+    return full_size.memory(full_size.Job(str(folder), method, documents, tokens, runs, torch.get_num_threads()))
 
 
 # The recording
@@ -341,6 +301,9 @@ def machine_recorder(name: str, keys: list[str], dtype: str, shape: str = full_s
 def recorder(name: str) -> Recorder:
     """Of one record."""
     asked = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
+    threads = torch.get_num_threads()
+    fast = {"shape": full_size.SHAPE, "dtype": str(full_size.native()), "threads": threads}
+    small = {"shape": full_size.SHAPE, "dtype": "torch.bfloat16", "threads": threads}
     known: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
         "scores": (["model", "set", "split", "pool"], asked, MODELS),
         "probes": (["model", "layer"], asked, DECODERS),
@@ -349,14 +312,18 @@ def recorder(name: str) -> Recorder:
         "firsts": (["set"], {}, ()),
         "answers": (["set", "pool", "model", "way"], {"k": answers.KEPT, "tokens": answers.TOKENS},
                     [answers.WRITER, *DECODERS]),
+        "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
+        "layers": (["tokens", "round", "active"], fast, ()),
+        "memory": (["method", "documents", "tokens", "run"], small, ()),
+        "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
     }  # fmt: skip
-    return Recorder("grating", name, *known[name])
+    of_machine = name in ("latency", "layers", "memory", "larger")
+    return Recorder("grating", name, *known[name], machine=evidence.machine_name() if of_machine else "")
 
 
-def record_scores(which: int, of: int) -> bool:
-    """scores and probes, a model at a time; whether nothing is missing."""
-    kept, fitted = recorder("scores"), recorder("probes")
-    for name in MODELS[which::of]:
+def record_scores(kept: Recorder, fitted: Recorder) -> None:
+    """scores and probes, a model at a time."""
+    for name in MODELS:
         if name not in {unit[0] for unit in kept.done}:
             scores, probed = model_rows(name)
             if probed:  # before the scores, whose presence says that a model is done
@@ -364,89 +331,56 @@ def record_scores(which: int, of: int) -> bool:
                 fitted.checkpoint()
             kept.add(scores)
             kept.checkpoint()
-    return {unit[0] for unit in recorder("scores").done} == set(MODELS)
 
 
-def record_rules(which: int, of: int) -> bool:
-    """calibrated and curves, from the record `scores`."""
+def record_rules(kept: Recorder, curves: Recorder) -> None:
+    """calibrated and curves, from the record `scores`. On agents' tasks only the exact order and the best one count."""
     scores = evidence.load("grating", "scores")
-    kept, curves = recorder("calibrated"), recorder("curves")
-    for unit in CALIBRATED[which::of]:
-        if unit not in kept.done:
-            kept.add(calibrated_rows(scores, *unit))
-            print("calibrated", *unit, file=sys.stderr, flush=True)
-    for model in MODELS[which::of]:
-        for k in study.KS:
-            if (model, k) not in curves.done:
-                curves.add(curve_rows(scores, model, k))
-    for one in (kept, curves):
-        one.checkpoint()
-    whole = len(MODELS) * len(study.KS)
-    return set(CALIBRATED) <= recorder("calibrated").done and len(recorder("curves").done) == whole
+    for model, set_, k in CALIBRATED:
+        if (model, set_, k) not in kept.done:
+            kept.add(study.calibrated(scores, model, set_, k, exact_order=set_ in study.AGENTS))
+            print("calibrated", model, set_, k, file=sys.stderr, flush=True)
+    for model, k in product(MODELS, study.KS):
+        if (model, k) not in curves.done:
+            curves.add(curve_rows(scores, model, k))
 
 
-def record_firsts(which: int, of: int) -> bool:
+def record_firsts(kept: Recorder) -> None:
     """firsts; it takes seconds."""
-    kept = recorder("firsts")
     for set_ in {QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}:
         kept.add(first_rows(set_))
-    kept.checkpoint()
-    return True
 
 
-def record_answers(which: int, of: int) -> bool:
-    """answers; whether nothing is missing. Needs the records `scores` and `calibrated`."""
-    kept, scores, settings = (
-        recorder("answers"),
-        evidence.load("grating", "scores"),
-        evidence.load("grating", "calibrated"),
-    )
-    units = set[tuple[Any, ...]]()
-    for set_ in answers.SETS:
-        pruned = study.outcomes(
-            scores, settings, DECODERS, [set_], [answers.KEPT], (study.LOW, study.HIGH, study.MARGIN)
-        )
-        for model, ways in answers.choices(set_, scores, DECODERS, pruned):
-            units |= {(set_, pool, model, way) for way, by_pool in ways.items() for pool in by_pool}
-            missing = {way: {pool: chosen for pool, chosen in by_pool.items()
-                             if pool % of == which and (set_, pool, model, way) not in kept.done}
-                       for way, by_pool in ways.items()}  # fmt: skip
-            for row in answers.answered(set_, missing, model):
-                kept.add([row])
-            print(f"answers, {set_}, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)
-    kept.checkpoint()
-    return units <= recorder("answers").done
+def record_answers(kept: Recorder) -> None:
+    """answers. Needs the records `scores` and `calibrated`."""
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    rules = (study.LOW, study.HIGH, study.MARGIN)
+    pruned = study.outcomes(scores, settings, DECODERS, [CONTEXT], [answers.KEPT], rules)
+    for model, ways in answers.choices(CONTEXT, scores, DECODERS, pruned):
+        missing = {way: {pool: chosen for pool, chosen in by_pool.items()
+                         if (CONTEXT, pool, model, way) not in kept.done} for way, by_pool in ways.items()}  # fmt: skip
+        for row in answers.answered(CONTEXT, missing, model):
+            kept.add([row])
+        print(f"answers, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)
 
 
-RECORDS: dict[str, tuple[Callable[[int, int], bool], list[str]]] = {
+RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
     "scores": (record_scores, ["scores", "probes"]), "rules": (record_rules, ["calibrated", "curves"]),
-    "firsts": (record_firsts, ["firsts"]),
-    "answers": (record_answers, ["answers"]), "latency": (record_latency, ["latency", "layers"]),
-    "memory": (record_memory, ["memory"]), "larger": (record_larger, ["larger"]),
+    "firsts": (record_firsts, ["firsts"]), "answers": (record_answers, ["answers"]),
+    "latency": (record_latency, ["latency", "layers"]), "memory": (record_memory, ["memory"]),
+    "larger": (record_larger, ["larger"]),
 }  # fmt: skip
-TIMES = {"latency": ["documents", "tokens", "round", "method", "rule", "k"], "layers": ["tokens", "round", "active"],
-         "memory": ["method", "documents", "tokens", "run"], "larger": ["round", "method", "rule", "k"]}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a record is written once nothing of it is missing."""
+    """The command; a record is written once nothing of it is missing, and gone on with where it was stopped."""
     parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
     parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
-    parser.add_argument("--share", default="1/1", help="i/n: this process takes every n-th model or pool")
-    options = parser.parse_args(argv)
-    which, of = (int(part) for part in options.share.split("/"))
-    for name in options.only:
+    for name in parser.parse_args(argv).only:
         make, made = RECORDS[name]
-        if make(which - 1, of):
-            print(*(finishing(one).finish() for one in made), sep="\n")
-
-
-def finishing(name: str) -> Recorder:
-    """The recorder of a record that is whole."""
-    if name not in TIMES:
-        return recorder(name)
-    dtype = torch.bfloat16 if name in ("memory", "larger") else full_size.native()
-    return machine_recorder(name, TIMES[name], str(dtype), LARGER if name == "larger" else full_size.SHAPE)
+        recorders = [recorder(one) for one in made]
+        make(*recorders)
+        print(*(one.finish() for one in recorders), sep="\n")
 
 
 if __name__ == "__main__":

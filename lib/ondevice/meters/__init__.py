@@ -1,5 +1,5 @@
 """What a run takes, measured from outside: a process's memory, and what it leaves in the page cache."""
 
-from ondevice.meters.memory import Sampled, cached_bytes, evict, limit_growth, mark, sample, trim
+from ondevice.meters.memory import Sampled, cached_bytes, evict, mark, sample, trim
 
-__all__ = ["Sampled", "cached_bytes", "evict", "limit_growth", "mark", "sample", "trim"]
+__all__ = ["Sampled", "cached_bytes", "evict", "mark", "sample", "trim"]

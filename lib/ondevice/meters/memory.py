@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 INTERVAL = 0.01  # seconds between two samples
-KINDS = ("resident", "anonymous", "file", "shared")
 _FIELDS = ("VmRSS", "RssAnon", "RssFile", "RssShmem")  # in /proc/PID/status, in kB
 _MARK, _METERED = "#mark ", "ONDEVICE_METERED"
 
@@ -65,33 +64,25 @@ class Sampled:
         return json.loads(self.lines[-1])
 
     def growth(self, *kinds: str) -> NDArray[np.int64]:
-        """[T] sum of some of KINDS over what it was at the first mark."""
-        odd = [kind for kind in kinds if kind not in KINDS]
-        if odd or not kinds:
-            raise ValueError(f"Memory is of the kinds {', '.join(KINDS)}, not {', '.join(odd) or 'none'}.")
+        """[T] sum of some kinds (resident, anonymous, file, shared) over what it was at the first mark."""
         total = np.sum([getattr(self, kind) for kind in kinds], axis=0)
         return total - total[self.at[0]]
 
     def peak(self, *kinds: str, phase: str | None = None) -> int:
         """Largest growth from the first mark to the last one, or in one phase; of resident memory the kernel's too."""
-        first, last = (0, len(self.marks) - 1) if phase is None else self._ends(phase)
+        first = 0 if phase is None else self.marks.index(phase)
+        last = len(self.marks) - 1 if phase is None else first + 1
         sampled = int(self.growth(*kinds)[self.at[first] : self.at[last] + 1].max())
         if kinds != ("resident",):
             return sampled
         return max(sampled, int(self.highest[first + 1 : last + 1].max()) - self.baseline)
 
-    def mean(self, *kinds: str, phase: str | None = None) -> float:
-        """Growth on average over the time from the first mark to the last one, or in one phase."""
-        first, last = (0, len(self.marks) - 1) if phase is None else self._ends(phase)
-        within = slice(self.at[first], self.at[last] + 1)
+    def mean(self, *kinds: str) -> float:
+        """Growth on average over the time from the first mark to the last one."""
+        within = slice(self.at[0], self.at[-1] + 1)
         seconds, growth = self.seconds[within], self.growth(*kinds)[within]
         return float(np.trapezoid(growth, seconds) / (seconds[-1] - seconds[0]))
 
-    def _ends(self, phase: str) -> tuple[int, int]:
-        if phase not in self.marks[:-1]:
-            raise ValueError(f"There is no phase {phase!r}; there are {', '.join(self.marks[:-1])}.")
-        first = self.marks.index(phase)
-        return first, first + 1
 
 
 # In the process that measures
@@ -108,8 +99,6 @@ def sample(
     words, where it fails or takes longer. The program does not survive the call.
     """
     require_proc()
-    if not interval > 0:
-        raise ValueError(f"Seconds between two samples are above 0, not {interval}.")
     own = os.environ | {_METERED: "1"} | dict(environment or {})
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -240,16 +229,6 @@ def trim() -> None:
         release(0)
 
 
-def limit_growth(count: int) -> None:
-    """Let this process have `count` more bytes of private writable memory (RLIMIT_DATA), used or not; for good.
-
-    What is beyond fails, with MemoryError, OSError or torch's RuntimeError. A private mapping of a file counts, too.
-    """
-    import resource
-
-    require_proc()
-    data = _sizes(Path("/proc/self/status").read_text(encoding="ascii"))["VmData"]
-    resource.setrlimit(resource.RLIMIT_DATA, (data + count, data + count))
 
 
 # The page cache
@@ -276,30 +255,15 @@ def require_proc() -> None:
 
 
 def _cached(file: Path) -> int:
-    size = file.stat().st_size
-    if not size:
+    if not file.stat().st_size:
         return 0
-    count = -(-size // mmap.PAGESIZE)
-    with file.open("rb") as opened, _mapped(opened.fileno(), size) as address:
-        states = (ctypes.c_ubyte * count)()
-        if _libc().mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), states):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
-        return mmap.PAGESIZE * int((np.frombuffer(bytes(states), np.uint8) & 1).sum())
-
-
-@contextlib.contextmanager
-def _mapped(handle: int, size: int) -> Iterator[int]:
-    """The address of a file's mapping, which nobody touches: no page of it becomes resident."""
-    libc = _libc()
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        yield address
-    finally:
-        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+    with file.open("rb") as opened:
+        mapped = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)  # nobody touches it
+    states = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    first, into = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_void_p(states.ctypes.data)
+    if _libc().mincore(first, ctypes.c_size_t(len(mapped)), into):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
+    return mmap.PAGESIZE * int((states & 1).sum())
 
 
 @cache

@@ -110,7 +110,8 @@ def states_by_layer(kind: str, rows: Sequence[Row]) -> tuple[list[Tensor], Tenso
     states, scores = [], []
     for layer, parts in enumerate(layers):
         for part, parameters in enumerate(parts):
-            hidden = run.forward(layer, part, parameters, prepared, batch, hidden)
+            with run.holding(layer, parameters):
+                hidden = run.forward(layer, part, prepared, batch, hidden)
         states.append(hidden)
         scores.append(run.scores(head, run.pooled(batch, hidden)))
     return states, torch.stack(scores)

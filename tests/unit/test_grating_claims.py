@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.evidence import Estimate, born, estimates, exact
+from ondevice.evidence import Estimate, born, estimates
 from ondevice.grating import claims, full_size, printed
 from ondevice.grating.questions import CONTEXT, QUESTIONS, RAG
 from ondevice.grating.rules import RULES
@@ -53,11 +53,11 @@ SETTINGS = pd.DataFrame([("a", "s", k, rule, tau) for k in (1, 10) for rule, tau
 
 
 def cells(some: Cells, set_: str = "s", **seconds: float) -> list[claims.Cell]:
-    """Four pools each, in which the full model is always right. seconds: of further methods."""
+    """400 pools each, in which the full model is always right. seconds: of further methods."""
     others = {HF: 100.0, OFFLOAD: 250.0} | seconds
     rows = [{"model": model, "set": set_, "k": k, "rule": rule, "pool": pool, "full": 1.0, "precision": precision,
              OURS: ours, **others}
-            for (model, k, rule), (ours, precision) in some.items() for pool in range(4)]  # fmt: skip
+            for (model, k, rule), (ours, precision) in some.items() for pool in range(400)]  # fmt: skip
     return claims.cells(born(pd.DataFrame(rows), "recorded"), tuple(others))
 
 
@@ -75,6 +75,13 @@ def test_a_cell_says_what_is_saved_and_lost_of_the_means():
     assert (cell.key, saved.value, loss.value) == (("a", "s", 1, LOW), pytest.approx(80), pytest.approx(25))
     assert (saved.low, saved.high) == pytest.approx((50, 95)) and (loss.low, loss.high, loss.n) == (0, 50, 2)
     assert cell.pair(HF)[0].low == pytest.approx(50) == cell.pair(HF)[0].high  # drawn together
+
+
+def test_no_loss_in_so_many_pools_is_not_none_in_all():
+    (cell,) = cells({("a", 1, LOW): (50, 1.0)})
+    assert (cell.lost.value, cell.lost.low) == (0, 0) and cell.lost.high == pytest.approx(0.746, abs=1e-3)
+    (lossy,) = cells({("a", 1, LOW): (50, 0.9)})
+    assert lossy.lost.high == pytest.approx(10)
 
 
 def test_the_papers_micro_benchmarks_are_reproduced():
@@ -145,7 +152,7 @@ def test_a_trade_off_is_the_least_correlation_with_the_threshold():
     found = trade_off([0.9, 0.5, 0.2], [0.1, 0.3, 0.5])
     assert values(found, "c19") == pytest.approx((1, 1)) and verdict(found, "c19") == "reproduced"
     assert values(trade_off([0.9, 0.5, 0.2], [0.5, 0.3, 0.3]), "c19")[1] == pytest.approx(-np.sqrt(3) / 2)
-    assert values(trade_off([0.5, 0.5, 0.5], [0.1, 0.3, 0.5]), "c19") == pytest.approx((0, 1))  # nothing changes
+    assert values(trade_off([0.5, 0.5, 0.5], [0.1, 0.3, 0.5]), "c19") == pytest.approx((1, 1))  # one says nothing
     assert verdict(trade_off([0.9, 0.5, 0.2], [0.5, 0.3, 0.1]), "c19") == "contradicted"
     assert verdict(trade_off([0.2, 0.5, 0.9], [0.1, 0.3, 0.5]), "c19") == "contradicted"
 
@@ -199,39 +206,34 @@ def test_the_gain_over_the_embedder_is_of_the_first_candidate():
 
 # Applications
 
-SLOW = {"saved": exact(1, "simulated"), "lost": exact(4, "simulated")}
-DONE = {"saved": exact(25, "simulated"), "lost": exact(0.5, "simulated")}
 SECONDS = {(RAG, DEEP): 49.0, (RAG, BASE): 69.0, (CONTEXT, BASE): 88.0, (CONTEXT, DEEP): 50.0}
 
 
 def applications(
     seconds: Mapping[tuple[str, str], float] | None = None, precision: Mapping[str, float] | None = None,
-    none: float = 206.0, **tasks: dict[str, Estimate],
+    none: float = 206.0,
 ) -> claims.Values:  # fmt: skip
-    """seconds: GRATING's, of HF's 100. precision: in RAG, of 1. none: seconds without a reranker. tasks: as DONE."""
+    """seconds: GRATING's, of HF's 100. precision: in RAG, of 1. none: seconds without a reranker."""
     ours, good = SECONDS | dict(seconds or {}), {DEEP: 0.995, BASE: 1.0} | dict(precision or {})
-    every = {set_: cells({(model, 10, HIGH): (ours[set_, model], good[model]) for model in (DEEP, BASE)}, set_,
-                         **{NO_RERANKER: none}) for set_ in (RAG, CONTEXT)}  # fmt: skip
-    both = {"video": DONE, "community": DONE | {"saved": exact(43, "simulated")}} | tasks
-    return claims.applications(every, {f"agent {name}": one for name, one in both.items()})
+    return claims.applications({
+        set_: cells({(model, 10, HIGH): (ours[set_, model], good[model]) for model in (DEEP, BASE)}, set_,
+                    **{NO_RERANKER: none}) for set_ in (RAG, CONTEXT)
+    })  # fmt: skip
 
 
 def test_applications_by_hand():
     found = applications()
     assert values(found, "c24") == pytest.approx((51, 0.5)) and values(found, "c25") == pytest.approx((31, 0))
-    assert (values(found, "c29"), values(found, "c30"), values(found, "c31")) == (25, 43, 0.5)
     assert values(found, "c33") == pytest.approx((12, 0)) and values(found, "c34") == pytest.approx(57.3, abs=0.05)
     assert values(found, "c28") == pytest.approx(0.5) and values(found, "c04") == pytest.approx((12, 51))
     assert set(verdicts(found).values()) == {"reproduced"}
-    assert values(applications(video=DONE | {"saved": exact(7, "simulated")}), "c04") == pytest.approx((7, 51))
 
 
 @pytest.mark.parametrize(
     ("claim", "changed"),
-    [("c04", {"video": SLOW}), ("c24", {"seconds": {(RAG, DEEP): 99}}), ("c24", {"precision": {DEEP: 0.97}}),
-     ("c25", {"seconds": {(RAG, BASE): 99}}), ("c28", {"precision": {BASE: 0.96}}), ("c29", {"video": SLOW}),
-     ("c30", {"community": SLOW}), ("c31", {"community": SLOW}), ("c33", {"seconds": {(CONTEXT, BASE): 99}}),
-     ("c34", {"none": 80})],
+    [("c04", {"seconds": {(CONTEXT, BASE): 99}}), ("c24", {"seconds": {(RAG, DEEP): 99}}),
+     ("c24", {"precision": {DEEP: 0.97}}), ("c25", {"seconds": {(RAG, BASE): 99}}),
+     ("c28", {"precision": {BASE: 0.96}}), ("c33", {"seconds": {(CONTEXT, BASE): 99}}), ("c34", {"none": 80})],
 )  # fmt: skip
 def test_other_applications_are_contradicted(claim: str, changed: dict[str, Any]):
     assert verdict(applications(**changed), claim) == "contradicted"
@@ -297,29 +299,31 @@ def test_intervals_of_memory_are_the_runs_ends():
     assert (found.low, found.value, found.high) == pytest.approx((1145 / 150, 1145 / 125, 11.45))  # type: ignore[union-attr]
 
 
-SHORT = {(HF, ""): 10.0, (OFFLOAD, ""): 14, (OURS, HIGH): 6, (WHOLE_LAYERS, ""): 10.05, (IN_MEMORY, ""): 10,
+SHORT = {(HF, ""): 10.0, (OFFLOAD, ""): 14, (WHOLE_LAYERS, ""): 10.05, (IN_MEMORY, ""): 10,
          (WHOLE_LAYERS, LOW): 5.02, (IN_MEMORY, LOW): 5}  # fmt: skip
 SIXTY = {(BASELINE, ""): 30.0, (ONE_BATCH, LOW): 15.3, (CHUNKS, LOW): 15.3, (WINDOW, LOW): 15.4, (CACHE, LOW): 15.45}
 Seconds = dict[tuple[str, str], float]
 
 
 def latency(
-    short: Seconds | None = None, sixty: Seconds | None = None, loss: float = 0.5, ours_mb: float = 100
+    short: Seconds | None = None, sixty: Seconds | None = None, loss: float = 0.5, ours_mb: float = 100,
+    high: float = 60,
 ) -> claims.Values:  # fmt: skip
-    """Rounds get slower, all methods alike."""
+    """Rounds get slower, all methods alike. high: seconds of the cell, of HF's 100."""
     rows = [{"documents": documents, "tokens": 128, "method": method, "rule": rule, "round": n,
              "seconds": seconds * (1 + n)}
             for documents, table in ((20, SHORT | (short or {})), (60, SIXTY | (sixty or {})))
             for (method, rule), seconds in table.items() for n in (2, 0, 1)]  # fmt: skip
     peaks = memory({(OURS, 20, 500): ours_mb})
-    return claims.latency(born(pd.DataFrame(rows), "measured"), peaks, {LOW: exact(loss, "recorded")})
+    some = cells({("a", 10, LOW): (50, 1 - loss / 100), ("a", 10, HIGH): (high, 1)})
+    return claims.latency(born(pd.DataFrame(rows), "measured"), peaks, {cell.key[3]: cell for cell in some})
 
 
 def test_latencies_by_hand():
     found = latency()
     assert values(found, "c23") == pytest.approx((0.5, 0.6, 1.4)) and values(found, "c37") == pytest.approx((49, 0.5))
-    assert values(found, "c42") == pytest.approx(100 * (15.4 / 15.3 - 1))
-    assert values(found, "c44") == pytest.approx(100 * (15.45 / 15.4 - 1))
+    assert values(found, "c42") == pytest.approx(100 * 0.1 / 30)  # of the baseline, not of the step before
+    assert values(found, "c44") == pytest.approx(100 * 0.05 / 30)
     assert values(found, "c46") == pytest.approx((48.5, 0.5)) and values(found, "c47") == pytest.approx((0.5, 0.4))
     assert set(verdicts(found).values()) == {"reproduced"}
     ends = found["grating-c42"]
@@ -328,7 +332,7 @@ def test_latencies_by_hand():
 
 @pytest.mark.parametrize(
     ("claim", "changed"),
-    [("c23", {"ours_mb": 210}), ("c23", {"short": {(OURS, HIGH): 12}}), ("c37", {"sixty": {(ONE_BATCH, LOW): 29}}),
+    [("c23", {"ours_mb": 210}), ("c23", {"high": 120}), ("c37", {"sixty": {(ONE_BATCH, LOW): 29}}),
      ("c37", {"loss": 4}), ("c42", {"sixty": {(WINDOW, LOW): 17}}), ("c44", {"sixty": {(CACHE, LOW): 17}}),
      ("c46", {"sixty": {(CACHE, LOW): 29}}), ("c46", {"loss": 4}), ("c47", {"short": {(WHOLE_LAYERS, ""): 11}})],
 )  # fmt: skip

@@ -8,8 +8,9 @@ vocabulary all but "yes" and "no".
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -142,12 +143,27 @@ class Architecture:
         embedded[batch.real] = rows
         return self._kind.embed(_caller(self._model, rest), batch, embedded)
 
-    def forward(
-        self, layer: int, part: int, parameters: Mapping[str, Tensor], rest: Mapping[str, Tensor], batch: Batch,
-        hidden: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """[n, width, d] a part's output, residual included. rest: as `prepared`. hidden: output of the part before."""
-        call = _caller(self._stack[self._alike[layer]], parameters)
+    @contextlib.contextmanager
+    def holding(self, layer: int, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """A layer's modules hold these parameters meanwhile: put there once for all chunks, not at each call."""
+        module = self._stack[self._alike[layer]]
+        empty = {name: value for name, value in module.named_parameters() if name in parameters}
+        module.load_state_dict(parameters, strict=False, assign=True)
+        try:
+            yield
+        finally:
+            module.load_state_dict(empty, strict=False, assign=True)
+
+    def forward(self, layer: int, part: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+        """[n, width, d] a part's output, residual included; its parameters are held (`holding`).
+
+        rest: as `prepared`. hidden: output of the part before.
+        """
+        module = self._stack[self._alike[layer]]
+
+        def call(path: str, *given: Any, **named: Any) -> Any:
+            return module.get_submodule(path)(*given, **named)
+
         return self._kind.feed(call, hidden) if part else self._kind.attend(call, layer, rest, batch, hidden)
 
     def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
@@ -356,6 +372,7 @@ class _Decoder(_Kind):
     stack, inputs, heads = "model.layers", (), ("model.norm", "score")
     first: tuple[str, ...] = ("input_layernorm", "self_attn")
     causal = True
+    rotation: tuple[int, torch.dtype | None, Any] = (0, None, None)  # the last one made
 
     def trouble(self) -> str | None:
         if odd := sorted(set(self.kinds) - set(_ATTENDED)):
@@ -381,9 +398,11 @@ class _Decoder(_Kind):
 
     def attended(self, call: Call, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[n, width, d] attention's output, without the residual."""
-        rotated = self.rotary(hidden, torch.arange(hidden.shape[1])[None])
+        width, dtype = hidden.shape[1], hidden.dtype
+        if self.rotation[:2] != (width, dtype):  # chunks of one width follow each other
+            self.rotation = width, dtype, self.rotary(hidden, torch.arange(width)[None])
         normed = call("input_layernorm", hidden)
-        return call("self_attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
+        return call("self_attn", normed, position_embeddings=self.rotation[2], attention_mask=mask)[0]
 
     def feed(self, call: Call, hidden: Tensor) -> Tensor:
         return hidden + call("mlp", call("post_attention_layernorm", hidden))

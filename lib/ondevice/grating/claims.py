@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
-from ondevice.evidence import Estimate, Value, derived, exact, kind_of, ratio, resampled
+from ondevice.evidence import Estimate, Value, derived, exact, kind_of, mean, ratio, resampled
+from ondevice.evidence.estimates import DRAWS
 from ondevice.grating import full_size, printed, study
 from ondevice.grating.clustering import Floats
 from ondevice.grating.full_size import BASELINE, CACHE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, WHOLE_LAYERS, WINDOW
@@ -37,7 +38,13 @@ class Cell:
 
     def pair(self, against: str) -> tuple[Estimate, Estimate]:
         """(saved, loss)."""
-        return self.said(self.saved[against]), self.said(self.loss)
+        return self.said(self.saved[against]), self.lost
+
+    @property
+    def lost(self) -> Estimate:
+        """The loss. Where no pool lost anything, its interval ends where 95 of 100 draws of so many would show some."""
+        found: Estimate = self.said(self.loss)
+        return found if self.loss.any() or not found.n else replace(found, high=100 * (1 - 0.05 ** (1 / found.n)))
 
 
 def cells(found: pd.DataFrame, against: Sequence[str] = (HF, OFFLOAD), seed: int = 0) -> list[Cell]:
@@ -68,7 +75,7 @@ def micro(every: Sequence[Cell], settings: pd.DataFrame) -> Values:
     slower = sum(bool(high.saved[HF][0] < low.saved[HF][0]) for low, high in two)
     kind = worst.said(worst.loss).kind
     return {
-        "grating-c01": best(paper, OFFLOAD).pair(OFFLOAD), "grating-c03": worst.said(worst.loss),
+        "grating-c01": best(paper, OFFLOAD).pair(OFFLOAD), "grating-c03": worst.lost,
         "grating-c12": best(first, HF).pair(HF), "grating-c13": best(first, OFFLOAD).pair(OFFLOAD),
         "grating-c14": min(tenth, key=lambda cell: cell.saved[OFFLOAD][0]).pair(OFFLOAD),
         "grating-c15": exact(lowest / len(fastest), kind),
@@ -90,15 +97,32 @@ def grouped(some: Sequence[Cell] | Iterator[Cell]) -> Iterator[list[Cell]]:
     yield from by_key.values()
 
 
-def trade_off(curves: pd.DataFrame) -> Values:
-    """c19: Figure 10. curves: model, k, threshold, pool, saved, precision; thresholds that never prune left out."""
-    least: list[NDArray[np.float64]] = []
-    for _, rows in curves.groupby(["model", "k"], sort=False):
-        means = rows.groupby("threshold")[["saved", "precision"]].mean()
-        thresholds = means.index.to_numpy()
-        least.append(np.array([spearmanr(thresholds, column).statistic if np.ptp(column) else 0.0
-                               for column in (1 - means["saved"], means["precision"])]))  # fmt: skip
-    return {"grating-c19": tuple(exact(float(value), curves) for value in np.min(least, axis=0))}
+def trade_off(curves: pd.DataFrame, seed: int = 0) -> Values:
+    """c19: Figure 10. curves: model, k, threshold, pool, saved, precision; thresholds that never prune left out.
+
+    A curve that is constant has no order, and is left out.
+    """
+    pools = curves["pool"].nunique()
+    drawn = np.random.default_rng(seed).multinomial(pools, np.full(pools, 1 / pools), DRAWS)
+    weights = np.concatenate([np.ones((1, pools)), drawn]) / pools
+    least = []
+    for column in ("saved", "precision"):
+        every = []
+        for _, rows in curves.groupby(["model", "k"], sort=False):
+            means = rows.pivot(index="threshold", columns="pool", values=column).to_numpy() @ weights.T
+            if np.ptp(means[:, 0]):
+                every.append(spearman(np.arange(len(means)), -means if column == "saved" else means))
+        least.append(np.min(every, axis=0))
+    ends = [np.quantile(row[1:], [0.025, 0.975]) for row in least]
+    return {"grating-c19": tuple(Estimate(row[0], min(low, row[0]), max(high, row[0]), pools, kind_of(curves))
+                                 for row, (low, high) in zip(least, ends, strict=True))}  # fmt: skip
+
+
+def spearman(x: NDArray[Any], columns: Floats) -> Floats:
+    """[n] rank correlations of x [m] with columns [m, n]; 0 where one is constant."""
+    first, second = (rankdata(of, axis=0) - (len(x) + 1) / 2 for of in (x, columns))
+    size = np.sqrt((first**2).sum() * (second**2).sum(0))
+    return np.asarray(first @ second / np.maximum(size, 1e-12), np.float64)
 
 
 def agreement(scores: pd.DataFrame, models: Sequence[str], sets: Sequence[str]) -> pd.DataFrame:
@@ -144,21 +168,16 @@ def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame, sets: Sequence[str
 # Applications
 
 
-def applications(every: Mapping[str, Sequence[Cell]], tasks: Mapping[str, Mapping[str, Estimate]]) -> Values:
-    """c04, c24, c25, c28 to c31, c33, c34. every: cells of RAG and long context, their seconds end to end, `high`, by
-    set. tasks: of `study.agents`, by workload."""
+def applications(every: Mapping[str, Sequence[Cell]]) -> Values:
+    """c04, c24, c25, c28, c33, c34. every: cells of RAG and long context, their seconds end to end, `high`, by set."""
     rag = {cell.key[0]: cell for cell in every[study.RAG]}
     context = {cell.key[0]: cell for cell in every[study.CONTEXT]}
-    video, community = (tasks[name] for name in study.AGENTS)
-    savings = [rag[study.DEEP].pair(HF)[0], rag[study.BASE].pair(HF)[0], video["saved"], community["saved"],
-               context[study.BASE].pair(HF)[0]]  # fmt: skip
+    savings = [rag[study.DEEP].pair(HF)[0], rag[study.BASE].pair(HF)[0], context[study.BASE].pair(HF)[0]]
     ordered = sorted(savings, key=lambda one: one.value)
-    losses = [rag[model].pair(HF)[1] for model in study.DECODERS]
     return {
         "grating-c04": (ordered[0], ordered[-1]), "grating-c24": rag[study.DEEP].pair(HF),
-        "grating-c25": rag[study.BASE].pair(HF), "grating-c28": max(losses, key=lambda one: one.value),
-        "grating-c29": video["saved"], "grating-c30": community["saved"],
-        "grating-c31": max((video["lost"], community["lost"]), key=lambda one: one.value),
+        "grating-c25": rag[study.BASE].pair(HF),
+        "grating-c28": max((rag[model].lost for model in study.DECODERS), key=lambda one: one.value),
         "grating-c33": context[study.BASE].pair(HF), "grating-c34": context[study.BASE].pair(study.NO_RERANKER)[0],
     }  # fmt: skip
 
@@ -207,31 +226,38 @@ def memory(record: pd.DataFrame) -> Values:
     }  # fmt: skip
 
 
-def latency(record: pd.DataFrame, memory: pd.DataFrame, losses: Mapping[str, Estimate]) -> Values:
-    """c23, c37, c42, c44, c46, c47. record: one machine's whole runs. losses: of the pools that drove c37 and c46."""
+def latency(record: pd.DataFrame, memory: pd.DataFrame, cells: Mapping[str, Cell]) -> Values:
+    """c23, c37, c42, c44, c46, c47. record: one machine's whole runs. cells: by rule, of the pools that drove them."""
 
-    def over(method: str, other: str, documents: int, tokens: int, rule: str = "", of: str = "") -> Estimate:
-        """Ratio of seconds, paired by round."""
-        rows = record[(record["documents"] == documents) & (record["tokens"] == tokens)]
-        first, second = (rows[(rows["method"] == name) & (rows["rule"] == by)].sort_values("round")["seconds"]
-                         for name, by in ((method, rule), (other, of)))  # fmt: skip
-        return ratio(first.tolist(), second.tolist(), record)
+    def of(method: str, documents: int, rule: str = "") -> Floats:
+        """Seconds by round."""
+        rows = record[(record["documents"] == documents) & (record["tokens"] == 128) & (record["rule"] == rule)]
+        return rows[rows["method"] == method].sort_values("round")["seconds"].to_numpy(float)
 
-    def percent(found: Estimate, sign: float) -> Estimate:
-        ends = sorted(100 * sign * (end - 1) for end in (found.low, found.high))
-        return Estimate(100 * sign * (found.value - 1), ends[0], ends[1], found.n, found.kind)
+    def saved(method: str) -> Estimate:
+        """Percent of the baseline's seconds."""
+        found = ratio(of(method, 60, LOW), of(BASELINE, 60), record)
+        return Estimate(*(100 * (1 - end) for end in (found.value, found.high, found.low)), found.n, found.kind)
+
+    def added(method: str, before: str, base: str, documents: int, rule: str) -> Estimate:
+        """Percent of the base's seconds by which a method takes longer than another."""
+        rule_of_base = rule if base == before else ""
+        more = of(method, documents, rule) - of(before, documents, rule)
+        return mean(100 * more / of(base, documents, rule_of_base), record)
 
     peak = {method: memory.query("method == @method and tokens == 500 and documents == 20")["rss_mb"].median()
             for method in (OURS, HF, OFFLOAD)}  # fmt: skip
-    added = [percent(over(WHOLE_LAYERS, full_size.IN_MEMORY, 20, 128, rule, rule), 1) for rule in ("", LOW)]
+    high, in_memory = cells[HIGH].pair(HF)[0], full_size.IN_MEMORY
     return {
-        "grating-c23": (exact(peak[OURS] / min(peak[HF], peak[OFFLOAD]), memory), over(OURS, HF, 20, 128, HIGH),
-                        over(OFFLOAD, HF, 20, 128)),
-        "grating-c37": (percent(over(ONE_BATCH, BASELINE, 60, 128, LOW), -1), losses[LOW]),
-        "grating-c42": percent(over(WINDOW, CHUNKS, 60, 128, LOW, LOW), 1),
-        "grating-c44": percent(over(CACHE, WINDOW, 60, 128, LOW, LOW), 1),
-        "grating-c46": (percent(over(CACHE, BASELINE, 60, 128, LOW), -1), losses[LOW]),
-        "grating-c47": tuple(added),
+        "grating-c23": (
+            exact(peak[OURS] / min(peak[HF], peak[OFFLOAD]), memory),
+            Estimate(*(1 - end / 100 for end in (high.value, high.high, high.low)), high.n, high.kind),
+            ratio(of(OFFLOAD, 20), of(HF, 20), record),
+        ),
+        "grating-c37": (saved(ONE_BATCH), cells[LOW].lost), "grating-c46": (saved(CACHE), cells[LOW].lost),
+        "grating-c42": added(WINDOW, CHUNKS, BASELINE, 60, LOW),
+        "grating-c44": added(CACHE, WINDOW, BASELINE, 60, LOW),
+        "grating-c47": tuple(added(WHOLE_LAYERS, in_memory, in_memory, 20, rule) for rule in ("", LOW)),
     }  # fmt: skip
 
 

@@ -44,17 +44,18 @@ def run_layer(
     layer: from 0. rest: the resident tensors (`Architecture.prepared`).
     """
     groups, pooled = chunks(rows, active, most), torch.empty(0)
+    batches = [Batch([rows[candidate] for candidate in group]) for group in groups]
     place = {int(candidate): number for number, candidate in enumerate(active)}
     for parts, parameters in weights.layer(layer):
-        for group, hidden in zip(groups, states.each(groups), strict=True):
-            batch = Batch([rows[candidate] for candidate in group])
-            for part in parts:
-                hidden = architecture.forward(layer, part, parameters, rest, batch, hidden)
-            states.put(group, hidden)
-            found = architecture.pooled(batch, hidden)
-            if not len(pooled):  # one tensor: small ones among a chunk's temporaries would keep the heap from shrinking
-                pooled = found.new_empty(len(active), found.shape[1])
-            pooled[[place[candidate] for candidate in group]] = found
+        with architecture.holding(layer, parameters):
+            for group, batch, hidden in zip(groups, batches, states.each(groups), strict=True):
+                for part in parts:
+                    hidden = architecture.forward(layer, part, rest, batch, hidden)
+                states.put(group, hidden)
+                found = architecture.pooled(batch, hidden)
+                if not len(pooled):  # one tensor: small ones among temporaries would keep the heap from shrinking
+                    pooled = found.new_empty(len(active), found.shape[1])
+                pooled[[place[candidate] for candidate in group]] = found
     return pooled
 
 

@@ -3,7 +3,9 @@
 Our three rerankers stand for the paper's five: `pydocs-reranker-deep` for MiniCPM, which was trained with a head on
 each layer, too, `pydocs-reranker` for Qwen3-Reranker, `minilm-reranker` for the encoder. Their decisions drive the full
 shape of Qwen3-Reranker-0.6B with random weights on a CPU, whose seconds and memory are judged; int8 and GPUs are left
-out. Latency and precision are judged as the pair that they are: a saving counts with the loss that it has.
+out. A saving of the microbenchmarks, of RAG and of long contexts is judged as a pair with the precision that it costs
+(c01, c12 to c14, c24, c25, c33, c37, c46). RAG and long contexts have no validation pools of their own: thresholds are
+those of documentation questions, so that what carries over is judged, too.
 Memory is peak growth of resident pages over the process after its imports, in 16 bits, 20 candidates of 500 tokens.
 Where the paper gives a size, `reproduced` allows a factor of 1.5 on it; for a reduction, on what is saved and on what
 is left (`_part`). More than that is `trend`, as less is.
@@ -15,7 +17,8 @@ from ondevice.evidence import Rule, Test, Untested
 from ondevice.evidence.rules import Above, All, AtLeast, AtMost, Below, Between, Both, Each, Equal, Less, Near
 
 _FACTOR = 1.5
-_BEYOND = "it is of models of 4 and 8 billion parameters, which do not fit here"
+_FOUND = ("no reranker here finds generated tasks: where what is replayed is to be right in 90 of 100 cases, it "
+          "replays about one task in a hundred, so that a task's time is the model's calls, which are stated")
 _NONE, _OFFLOAD = "no pruning", "HF Offload"
 _RATIO = "it is the same ratio as that of grating-c48, which is judged there"
 _LARGEST = "the largest of models and query sets that loses at most a point"
@@ -62,8 +65,8 @@ RULES: dict[str, Rule | Untested] = {
                              "lose at most a point"),
     "grating-c02": Untested(f"{_RATIO}; the abstract's 94.9 % are a slip: 11.45 times less is 91.3 %"),
     "grating-c03": _lost("Precision@K against the full model, over models, query sets, K and both thresholds"),
-    "grating-c04": _cuts(11.6, 51.0, "latency against HF, end to end, five applications and workloads, higher "
-                                     "threshold"),
+    "grating-c04": _cuts(11.6, 51.0, "latency against HF, end to end, RAG with both decoders and long contexts, higher "
+                                     "threshold of documentation questions"),
     "grating-c05": Untested("the printed peaks are of whole applications, with a database, an embedder and a language "
                             "model; of ranking alone grating-c32, c36 and c48 judge"),
     "grating-c06": Untested("milliseconds of a 0.6B model on a Mac Mini's GPU"),
@@ -87,15 +90,16 @@ RULES: dict[str, Rule | Untested] = {
                         AtLeast(0.75), 0.4, _NONE, None),
     "grating-c16": Rule("share of models, query sets and K with two thresholds in which the higher one (is not less "
                         "precise, saves less work)", "of the cells", All(Equal(1)), All(AtLeast(0.75)), (0.4, 0.9)),
-    "grating-c17": Untested(f"{_BEYOND}. By weights in 16 bits alone, 7.5 and 15.3 GiB, the 4B fits into 8 and 16 GiB"),
-    "grating-c18": Untested(_BEYOND),
+    "grating-c17": Untested("how much of their memory was free is not stated. By weights in 16 bits alone, 7.5 and "
+                            "15.3 GiB, the 4B fits into 8 and the 8B into 16 GiB"),
+    "grating-c18": Untested("it is of a trained model of 8 billion parameters, and none is here"),
     "grating-c19": Rule("least over models and K of Spearman's correlation between threshold and (computed "
                         "layer-candidates, precision)", "", All(AtLeast(0.8)), Each(AtLeast(0.8), Above(0)),
                         (0.9, -0.5)),
     # Figure 9
     "grating-c20": Untested(f"{_RATIO}: the range is over five models, and one shape was measured"),
     "grating-c21": Rule("peak memory of HF Offload, at its best malloc setting, over GRATING's", "x",
-                        Both(Above(1.0), Between(1.34 / _FACTOR, 3.83 * _FACTOR)), Above(1), 0.8, "HF Offload itself",
+                        Between(1.34, 3.83), Above(1), 0.8, "HF Offload itself",
                         1.0),
     "grating-c22": Untested("GPTQ W4A16 needs kernels for a GPU"),
     "grating-c23": Rule("(GRATING's peak over the least other one's, its latency over HF's, HF "
@@ -103,15 +107,12 @@ RULES: dict[str, Rule | Untested] = {
                         Each(Below(1), Below(1), Above(1)), Each(Below(1), AtMost(1.1), None), (0.2, 1.6, 1.2)),
     # Figures 11 to 15
     "grating-c24": _pair(51, "latency of RAG (search and rank, 10 of 20 x 500) against HF, pydocs-reranker-deep, "
-                             "higher threshold"),
+                             "higher threshold of documentation questions"),
     "grating-c25": _pair(31, "the same, pydocs-reranker"),
     "grating-c26": Untested(f"of the process that ranks {_RATIO}; the paper's also has a database and an embedder"),
     "grating-c27": _cut(92.3, "mean memory over the time of ranking 20 x 500 against HF"),
-    "grating-c28": _lost("Precision@10 in RAG, both decoders, higher threshold"),
-    "grating-c29": _cut(25.2, "latency of a task against HF, generated tasks in the place of the video workload, a "
-                              "call of the model at a stated time"),
-    "grating-c30": _cut(43.4, "the same, in the place of the community workload"),
-    "grating-c31": _lost("generated tasks done, both workloads"),
+    "grating-c28": _lost("Precision@10 in RAG, both decoders, higher threshold of documentation questions"),
+    "grating-c29": Untested(_FOUND), "grating-c30": Untested(_FOUND), "grating-c31": Untested(_FOUND),
     "grating-c32": _cut(63.0, "peak memory of an action's ranking, 20 x 128, against HF"),
     "grating-c33": _pair(12, "end-to-end latency of long-context selection against HF, pydocs-reranker, the 4B model's "
                              "reading by its parameters"),
@@ -147,6 +148,6 @@ RULES: dict[str, Rule | Untested] = {
                         Both(Above(83), AtMost(84)), Above(50), 30.0),
     "grating-c50": Rule("of the vocabulary that 20 documents of 512 tokens touch at most, from the shape", "percent",
                         Near(6.75, within=0.005), AtMost(10), 34.0),
-    "grating-c51": Untested("it is of Qwen3-4B-Instruct, which does not fit here, and the paper shows no number"),
+    "grating-c51": Untested("it is of Qwen3-4B-Instruct, trained, which is not here, and the paper shows no number"),
     "grating-c52": Untested("int8 weights gained nothing here, as a layer had to be multiplied out, and were removed"),
 }  # fmt: skip

@@ -14,7 +14,8 @@ from ondevice.grating.clustering import Floats
 from ondevice.grating.pools import Pool, measure, validation
 from ondevice.grating.pruning import Rule, cluster_rule
 
-THRESHOLDS: tuple[float, ...] = (np.inf, *np.geomspace(4, 0.004, 48).tolist())  # falling; infinity never prunes
+# Falling: infinity never prunes, 0 clusters after every layer.
+THRESHOLDS: tuple[float, ...] = (np.inf, *np.geomspace(4, 0.004, 48).tolist(), 0.002, 0.001, 0.0)
 
 
 def lowest(thresholds: Sequence[float], values: Sequence[float], target: float) -> float:

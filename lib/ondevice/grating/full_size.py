@@ -85,27 +85,6 @@ def driven(runs: NDArray[np.int64]) -> Callable[..., Outcome]:
 # Methods
 
 
-@contextlib.contextmanager
-def engine(folder: Path, method: str = OURS, runs: NDArray[np.int64] | None = None) -> Iterator[Engine]:
-    """Ours, in one of its forms."""
-    of = architecture(folder)
-    options: dict[str, Any] = {} if runs is None else {"select": driven(runs)}
-    if method in (ONE_BATCH, CHUNKS, IN_MEMORY):
-        made = network(folder)
-        if runs is not None:  # a pass that ends early reads not all of what a whole one does
-            for value in made.parameters():
-                value.detach().flatten()[::1024].sum()
-        yield Engine(of, InMemory(made), chunk=1 << 40 if method == ONE_BATCH else CHUNK, **options)
-        return
-    rows = of.vocabulary if method == WINDOW else None
-    weights = Streamed(folder, of.part_of, units=BY_PART if method == OURS else BY_LAYER, embedding_rows=rows)
-    with contextlib.closing(weights):
-        if method == WINDOW:  # the whole table in memory, as without the cache
-            for ids in torch.arange(of.vocabulary).split(4096):
-                weights.rows(ids)
-        yield Engine(of, weights, **options)
-
-
 def network(folder: Path, **options: Any) -> Any:
     """transformers' model, its weights a mapping of their files."""
     import transformers
@@ -154,13 +133,24 @@ def scorer(
     folder: Path, method: str, runs: NDArray[np.int64] | None = None, batches: int | None = None
 ) -> Iterator[Score]:
     """A method with its weights loaded, as far as it loads them before it is asked."""
-    if method in (HF, BASELINE):
-        yield by_transformers(folder, network(folder), batches)
-    elif method == OFFLOAD:
-        yield by_transformers(folder, offloaded(folder), batches)
+    of = architecture(folder)
+    options: dict[str, Any] = {} if runs is None else {"select": driven(runs)}
+    if method in (HF, BASELINE, OFFLOAD):
+        yield by_transformers(folder, offloaded(folder) if method == OFFLOAD else network(folder), batches)
+    elif method in (ONE_BATCH, CHUNKS, IN_MEMORY):
+        made = network(folder)
+        if runs is not None:  # a pass that ends early reads not all of what a whole one does
+            for value in made.parameters():
+                value.detach().flatten()[::1024].sum()
+        yield Engine(of, InMemory(made), chunk=1 << 40 if method == ONE_BATCH else CHUNK, **options).score
     else:
-        with engine(folder, method, runs) as made:
-            yield made.score
+        rows = of.vocabulary if method == WINDOW else None
+        weights = Streamed(folder, of.part_of, units=BY_PART if method == OURS else BY_LAYER, embedding_rows=rows)
+        with contextlib.closing(weights):
+            if method == WINDOW:  # the whole table in memory, as without the cache
+                for ids in torch.arange(of.vocabulary).split(4096):
+                    weights.rows(ids)
+            yield Engine(of, weights, **options).score
 
 
 def timed(score: Score, given: Sequence[Row]) -> tuple[float, Pass | None]:

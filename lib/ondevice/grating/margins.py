@@ -161,10 +161,8 @@ def require(pools: int, recall: float, confidence: float) -> None:
     needed = int(np.ceil(np.log(1 - confidence) / np.log(recall) - 1e-9))
     if pools < needed:
         asked = int(np.ceil(needed / (1 - FITTED)))
-        raise ValueError(
-            f"Recall {recall:g} with confidence {confidence:g} takes at least {asked} queries, of which {needed} "
-            f"certify: here only {pools} can."
-        )
+        promise = f"Recall {recall:g} with confidence {confidence:g} takes at least {asked} queries"
+        raise ValueError(f"{promise}, of which {needed} certify: here only {pools} can.")
 
 
 def p_value(losses: Floats, risk: float, binary: bool = False) -> float:

@@ -43,15 +43,10 @@ class Probes:
         if not (np.isfinite(self.weights).all() and np.isfinite(self.intercepts).all()):
             raise ValueError("A probe has a number that is not finite.")
 
-    @property
-    def layers(self) -> int:
-        """L, of the model."""
-        return len(self.weights) + 1
-
     def require(self, layers: int, width: int) -> None:
         """Raise ValueError unless they are for a model of so many layers and such a width."""
         if self.weights.shape != (layers - 1, width):
-            own = f"{self.layers} layers of width {self.weights.shape[1]}"
+            own = f"{len(self.weights) + 1} layers of width {self.weights.shape[1]}"
             raise ValueError(f"The probes are for {own}, not for {layers} layers of width {width}.")
 
     def scores(self, layer: int, states: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ LOW, HIGH, MARGIN, PROBED = "low", "high", "margin", "margin, probes"
 RULES = (LOW, HIGH, MARGIN, PROBED)
 OVERLAP, POINT = 0.98, 0.01  # what `high` and the margins keep of the full model's top K; what `low` loses of Precision
 AGENTS = (VIDEO, COMMUNITY)
-CALIBRATED_ON = {QUESTIONS: QUESTIONS, CLOZE: CLOZE, RAG: QUESTIONS, CONTEXT: QUESTIONS, VIDEO: VIDEO,
-                 COMMUNITY: COMMUNITY}  # fmt: skip
+CALIBRATED_ON = {RAG: QUESTIONS, CONTEXT: QUESTIONS}  # the other sets on their own validation pools
 FULL_LAYERS = 28  # of Qwen3-Reranker-0.6B
 OURS_NAME, NO_RERANKER = "GRATING", "no reranker"
 
@@ -105,7 +104,7 @@ def rule_of(
 
     settings: rows of `calibrated`. Raises ValueError where it was not calibrated.
     """
-    on = CALIBRATED_ON[set_]
+    on = CALIBRATED_ON.get(set_, set_)
     row = settings[(settings["model"] == model) & (settings["set"] == on) & (settings["k"] == k)]
     row = row[row["rule"] == rule]
     if len(row) != 1:

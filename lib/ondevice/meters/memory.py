@@ -54,11 +54,6 @@ class Sampled:
     lines: tuple[str, ...]
 
     @property
-    def baseline(self) -> int:
-        """Resident bytes at the first mark."""
-        return int(self.resident[self.at[0]])
-
-    @property
     def result(self) -> Any:
         """The last line that the process printed, from JSON."""
         return json.loads(self.lines[-1])
@@ -75,7 +70,7 @@ class Sampled:
         sampled = int(self.growth(*kinds)[self.at[first] : self.at[last] + 1].max())
         if kinds != ("resident",):
             return sampled
-        return max(sampled, int(self.highest[first + 1 : last + 1].max()) - self.baseline)
+        return max(sampled, int(self.highest[first + 1 : last + 1].max() - self.resident[self.at[0]]))
 
     def mean(self, *kinds: str) -> float:
         """Growth on average over the time from the first mark to the last one."""

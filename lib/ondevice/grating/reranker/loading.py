@@ -55,10 +55,8 @@ def answers(
         first, second = (tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("yes", "no"))
         return first, second
     if instruction is None and "rerank" not in Path(spec).name.lower():
-        raise ValueError(
-            f"{spec} is a causal language model that neither its name nor an instruction says to answer yes or no: "
-            f"it is no reranker."
-        )
+        why = "that neither its name nor an instruction says to answer yes or no"
+        raise ValueError(f"{spec} is a causal language model {why}: it is no reranker.")
     return answer_ids(tokenizer)
 
 

@@ -85,10 +85,9 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
     limit = budget * MB
     best = min((of(2, fewest, longest, offload) for offload in (False, True)), key=lambda one: one.total)
     if best.total > limit:
-        raise ValueError(
-            f"{budget:g} MB of memory are too few for {len(lengths)} candidates of up to {longest} tokens with "
-            f"{model.name}: the smallest budget that works is {math.ceil(best.total / MB)} MB."
-        )
+        asked = f"{len(lengths)} candidates of up to {longest} tokens with {model.name}"
+        least = f"the smallest budget that works is {math.ceil(best.total / MB)} MB"
+        raise ValueError(f"{budget:g} MB of memory are too few for {asked}: {least}.")
     best = _first([of(2, fewest, chunk, best.offload) for chunk in chunks], limit, best)
     row = best.parts["embedding"] // best.embedding_rows
     rows = best.embedding_rows + max(0, int((limit - best.total) // row))

@@ -166,7 +166,8 @@ class Rule:
     def needs(self, value: Value) -> int | None:
         """Samples with which an undecided value would be decided, if it stays where it is; None where that is unknown.
 
-        An interval shrinks with the root of the samples: n over the square of the widest scale of it that decides.
+        An interval shrinks with the root of the samples: n over the square of the widest scale of it that decides, of
+        the part whose interval alone decides where there is one.
         """
         parts = parts_of(value)
         known = [x.n for x in parts if x.n is not None]
@@ -176,7 +177,9 @@ class Rule:
         for _ in range(40):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self._decided(parts, middle) else (low, middle)
-        return math.ceil(min(known) / low**2)
+        alone = [x.n for x in parts if x.n is not None
+                 and self._decided(tuple(y.scaled(low if y is x else 1) for y in parts), 1)]  # fmt: skip
+        return math.ceil(min(alone or known) / low**2)
 
     def _decided(self, parts: _Parts, scale: float) -> bool:
         return self.verdict(tuple(x.scaled(scale) for x in parts)) != "undecided"

@@ -36,13 +36,17 @@ class Resident:
 
     def put(self, group: Group, hidden: Tensor) -> None:
         """Copy the states of a group."""
+        if (place := self._block(group)) is not None:
+            place.copy_(hidden)
+            return
         for row, candidate in enumerate(group):
             self._of(candidate).copy_(hidden[row, : self.lengths[candidate]])
 
     def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
-        """The states of one group after the other."""
+        """The states of one group after the other: a view where they stand side by side as they are."""
         for group in groups:
-            yield padded([self._of(candidate) for candidate in group])
+            block = self._block(group)
+            yield padded([self._of(candidate) for candidate in group]) if block is None else block
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -50,6 +54,13 @@ class Resident:
 
     def _of(self, candidate: int) -> Tensor:
         return self.all[self.starts[candidate] : self.starts[candidate + 1]]
+
+    def _block(self, group: Group) -> Tensor | None:
+        """[n, width, d] of neighbours of one length, which texts that were cut are."""
+        first, count, width = group[0], len(group), self.lengths[group[0]]
+        if list(group) != list(range(first, first + count)) or any(self.lengths[one] != width for one in group):
+            return None
+        return self.all[self.starts[first] : self.starts[first + count]].view(count, width, -1)
 
 
 class Offloaded:
@@ -131,7 +142,7 @@ class Offloaded:
         return torch.frombuffer(memory, dtype=self.dtype)[:count].view(-1, self.width)
 
 
-HiddenStates = Resident | Offloaded
+HiddenStates = Resident | Offloaded  # what `each` gives is to read, until it is put again
 
 
 def padded(parts: Sequence[Tensor]) -> Tensor:

@@ -84,7 +84,8 @@ def test_the_estimate_is_at_least_what_is_allocated_and_not_far_above(
         found = allocated(partial(run.embed, rest, batch, torch.zeros(sum(lengths), D, dtype=dtype)))
         for part in (0, 1):
             own = {key: value for key, value in layer.items() if run.part_of(key) == part}
-            found = max(found, allocated(partial(run.forward, 0, part, own, rest, batch, hidden)))
+            with run.holding(0, own):
+                found = max(found, allocated(partial(run.forward, 0, part, rest, batch, hidden)))
         estimate = activations(network.config, dtype.itemsize, len(lengths) * max(lengths), max(lengths))
         assert found <= estimate + planning._SCRATCH and estimate <= 2.5 * found, (lengths, found, estimate)
 

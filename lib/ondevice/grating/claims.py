@@ -229,21 +229,23 @@ def memory(record: pd.DataFrame) -> Values:
 def latency(record: pd.DataFrame, memory: pd.DataFrame, cells: Mapping[str, Cell]) -> Values:
     """c23, c37, c42, c44, c46, c47. record: one machine's whole runs. cells: by rule, of the pools that drove them."""
 
-    def of(method: str, documents: int, rule: str = "") -> Floats:
+    def of(method: str, documents: int, rule: str = "") -> list[float]:
         """Seconds by round."""
         rows = record[(record["documents"] == documents) & (record["tokens"] == 128) & (record["rule"] == rule)]
-        return rows[rows["method"] == method].sort_values("round")["seconds"].to_numpy(float)
+        return rows[rows["method"] == method].sort_values("round")["seconds"].astype(float).tolist()
 
     def saved(method: str) -> Estimate:
         """Percent of the baseline's seconds."""
         found = ratio(of(method, 60, LOW), of(BASELINE, 60), record)
-        return Estimate(*(100 * (1 - end) for end in (found.value, found.high, found.low)), found.n, found.kind)
+        value, high, low = (100 * (1 - end) for end in (found.value, found.low, found.high))
+        return Estimate(value, low, high, found.n, found.kind)
 
     def added(method: str, before: str, base: str, documents: int, rule: str) -> Estimate:
         """Percent of the base's seconds by which a method takes longer than another."""
-        rule_of_base = rule if base == before else ""
-        more = of(method, documents, rule) - of(before, documents, rule)
-        return mean(100 * more / of(base, documents, rule_of_base), record)
+        rounds = zip(*(of(*one) for one in (
+            (method, documents, rule), (before, documents, rule), (base, documents, rule if base == before else ""),
+        )), strict=True)  # fmt: skip
+        return mean([100 * (after - first) / whole for after, first, whole in rounds], record)
 
     peak = {method: memory.query("method == @method and tokens == 500 and documents == 20")["rss_mb"].median()
             for method in (OURS, HF, OFFLOAD)}  # fmt: skip
@@ -251,7 +253,7 @@ def latency(record: pd.DataFrame, memory: pd.DataFrame, cells: Mapping[str, Cell
     return {
         "grating-c23": (
             exact(peak[OURS] / min(peak[HF], peak[OFFLOAD]), memory),
-            Estimate(*(1 - end / 100 for end in (high.value, high.high, high.low)), high.n, high.kind),
+            Estimate(1 - high.value / 100, 1 - high.high / 100, 1 - high.low / 100, high.n, high.kind),
             ratio(of(OFFLOAD, 20), of(HF, 20), record),
         ),
         "grating-c37": (saved(ONE_BATCH), cells[LOW].lost), "grating-c46": (saved(CACHE), cells[LOW].lost),

@@ -353,7 +353,7 @@ GRATING = [
     ),
     Break(
         "a bound of the layers until the order stands", "grating", "lib/ondevice/grating/rules.py",
-        "AtMost(0.5),\n        AtMost(0.75),", "AtMost(0.5),\n        AtMost(0.95),", wrong("grating-c11"),
+        "AtMost(0.5), AtMost(0.75)", "AtMost(0.5), AtMost(0.95)", wrong("grating-c11"),
     ),
     Break(
         "thresholds are calibrated on the test split", "grating", "lib/ondevice/grating/study.py",

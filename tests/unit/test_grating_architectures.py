@@ -186,6 +186,17 @@ def test_parts_share_out_a_layers_tensors(kind: str) -> None:
     assert run.part_of("post_attention_layernorm.weight") == (0 if "Gemma2" in kind else 1)
 
 
+def test_a_layer_holds_parameters_no_longer_than_it_runs() -> None:
+    """Else a closed reranker would keep its window's memory."""
+    kind = next(iter(KINDS))
+    run = architecture(kind)
+    _, layers, _ = split(built(kind), run)
+    with pytest.raises(RuntimeError, match="amid"), run.holding(0, layers[0][0]):
+        assert not all(value.is_meta for value in run._stack[0].parameters())
+        raise RuntimeError("amid")
+    assert all(value.is_meta for value in run._stack.parameters())
+
+
 def test_layers_of_modernbert_differ() -> None:
     run = architecture("Modern")
     _, layers, _ = split(built("Modern"), run)

@@ -372,7 +372,6 @@ class _Decoder(_Kind):
     stack, inputs, heads = "model.layers", (), ("model.norm", "score")
     first: tuple[str, ...] = ("input_layernorm", "self_attn")
     causal = True
-    rotation: tuple[int, torch.dtype | None, Any] = (0, None, None)  # the last one made
 
     def trouble(self) -> str | None:
         if odd := sorted(set(self.kinds) - set(_ATTENDED)):
@@ -398,11 +397,10 @@ class _Decoder(_Kind):
 
     def attended(self, call: Call, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[n, width, d] attention's output, without the residual."""
-        width, dtype = hidden.shape[1], hidden.dtype
-        if self.rotation[:2] != (width, dtype):  # chunks of one width follow each other
-            self.rotation = width, dtype, self.rotary(hidden, torch.arange(width)[None])
+        # Made anew for each chunk: kept, it would stand among temporaries, and the heap would grow by half of them.
+        rotated = self.rotary(hidden, torch.arange(hidden.shape[1])[None])
         normed = call("input_layernorm", hidden)
-        return call("self_attn", normed, position_embeddings=self.rotation[2], attention_mask=mask)[0]
+        return call("self_attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
 
     def feed(self, call: Call, hidden: Tensor) -> Tensor:
         return hidden + call("mlp", call("post_attention_layernorm", hidden))

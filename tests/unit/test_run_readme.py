@@ -1,0 +1,35 @@
+"""README says what the published verdicts say."""
+
+import pandas as pd
+import pytest
+
+from ondevice import assets, evidence
+from ondevice.run import readme
+
+
+def test_the_summary_is_that_of_the_published_verdicts():
+    text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.written(text, readme.summary(evidence.scoreboard())) == text, "run python -m ondevice.run.readme"
+
+
+def test_another_verdict_is_another_summary():
+    board = evidence.scoreboard()
+    changed = board.assign(verdict=board["verdict"].mask(board["claim"] == "diaa-c12", "reproduced"))
+    assert readme.summary(changed) != readme.summary(board)
+
+
+def test_a_summary_of_two_claims_by_hand(monkeypatch):
+    monkeypatch.setattr(readme, "HEADLINES", {"a": ("a-c01", "A: seconds")})
+    rows = [("a-c01", "2 s", '{"value": 1.234, "low": 1, "high": 2}', "recorded", "trend", "does not discriminate: x"),
+            ("a-c02", "-", "", "", "untested", "")]  # fmt: skip
+    board = pd.DataFrame(rows, columns=["claim", "printed", "value", "kind", "verdict", "remark"])
+    assert readme.summary(board).splitlines()[2:] == [
+        "| A: seconds | 2 s | 1.23 [1, 2] | recorded | trend |", "",
+        "Of 2 claims: 1 trend, 1 untested. The 1 verdicts rest on: 1 measurement.",
+        "1 claims do not discriminate: a trivial method gets the same verdict.",
+    ]  # fmt: skip
+
+
+def test_a_readme_without_the_place_is_refused():
+    with pytest.raises(ValueError, match="0 places"):
+        readme.written("nothing", "block")

@@ -42,6 +42,7 @@ reproduce: $(READY)
 # PAPER=disco publishes one paper.
 publish: $(READY)
 	@$(BIN)/python -m ondevice.run publish $(PAPER)
+	@$(BIN)/python -m ondevice.run.readme
 
 lint: $(READY)
 	@echo "== Style (ruff)"
@@ -71,6 +72,7 @@ notebooks: $(READY)
 			--execute --inplace --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 \
 			$$notebook; \
 	done
+	@$(BIN)/python -m ondevice.run.readme
 
 record: $(READY)
 	@$(BIN)/python -m ondevice.evidence.record $(PAPER) $(ARGS)

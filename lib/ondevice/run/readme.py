@@ -26,7 +26,8 @@ def summary(board: pd.DataFrame) -> str:
     lines = ["| what | the paper | here | kind | verdict |", "|---|---|---|---|---|"]
     for claim, words in HEADLINES.values():
         row = claims.loc[claim]
-        lines.append(f"| {words} | {row['printed']} | {_first(str(row["value"]))} | {row['kind']} | {row['verdict']} |")
+        here = _first(str(row["value"]))
+        lines.append(f"| {words} | {row['printed']} | {here} | {row['kind']} | {row['verdict']} |")
     tested = board[board["verdict"] != "untested"]
     verdicts = _counted(board["verdict"], evidence.VERDICTS)
     bases = _counted(tested["kind"].map(plotting.basis_of), ("measurement", "simulation", "formula"))

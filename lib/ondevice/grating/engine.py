@@ -44,11 +44,11 @@ def run_layer(
     layer: from 0. rest: the resident tensors (`Architecture.prepared`).
     """
     groups, pooled = chunks(rows, active, most), torch.empty(0)
-    batches = [Batch([rows[candidate] for candidate in group]) for group in groups]
     place = {int(candidate): number for number, candidate in enumerate(active)}
     for parts, parameters in weights.layer(layer):
         with architecture.holding(layer, parameters):
-            for group, batch, hidden in zip(groups, batches, states.each(groups), strict=True):
+            for group, hidden in zip(groups, states.each(groups), strict=True):
+                batch = Batch([rows[candidate] for candidate in group])  # kept, its tensors would be holes in the heap
                 for part in parts:
                     hidden = architecture.forward(layer, part, rest, batch, hidden)
                 states.put(group, hidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -76,6 +76,7 @@ class Node:
     store: where documents' rows are kept; without one each query prefills its documents.
     longest: most tokens of a document in a prompt; what is beyond is cut off.
     name: of the model, as users know it. engine: runs the model, for all sessions of this side.
+    decodes: what makes a session's decoder, a `Decoder` or one that drafts.
     """
 
     lm: CausalLM
@@ -87,6 +88,7 @@ class Node:
     longest: int = 512
     name: str = "unnamed"
     engine: Engine = field(default_factory=Engine, repr=False)
+    decodes: Callable[..., Decoder] = Decoder
 
     @cached_property
     def hello(self) -> Hello:
@@ -120,7 +122,7 @@ class Node:
         store: Store | None = None, bare: Sequence[int] | None = None,
     ) -> Decoder:  # fmt: skip
         """The same of documents that are given, as `prefixes`; store, bare: as of `Decoder`."""
-        return Decoder(
+        return self.decodes(
             self.lm, prefixes, self.template.suffix(self.tokenizer, query), scores,
             temperature=self.weight_temperature, sampling_temperature=temperature or 1.0, store=store,
             end=self.end, bare=bare,

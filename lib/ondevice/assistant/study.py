@@ -1,0 +1,200 @@
+"""What each set of systems does to an answer: recorded passes and decisions, on a clock of measured costs.
+
+A set is a string of letters of SYSTEMS, in their order; "" is the plain pipeline: an embedder, the device alone, plain
+decoding. Sets are compared question by question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ondevice import evidence
+from ondevice.disco import dispatch
+from ondevice.disco.distributions import Lengths
+from ondevice.disco.migration import Answers, Migration, Prices, expected_remaining, stream
+from ondevice.disco.policy import NEVER
+from ondevice.disco.race import race
+from ondevice.dragon.pair import added
+from ondevice.dragon.simulator import HEADER, World, simulate
+from ondevice.network.link import Line
+
+SYSTEMS = {"G": "GRATING", "D": "DRAGON", "L": "DIAA", "S": "sd.npu", "C": "DiSCo"}
+SETS = ["".join(letters) for size in range(6) for letters in combinations(SYSTEMS, size)]
+KEYS = ["question", "picked", "method", "drafter"]
+Floats = NDArray[np.float64]
+
+
+def named(systems: str) -> str:
+    """A set in words."""
+    return " + ".join(SYSTEMS[letter] for letter in systems) or "plain"
+
+
+def drafter_of(systems: str) -> str:
+    """The letters of a set that name its drafter."""
+    return "".join(letter for letter in systems if letter in "LS")
+
+
+def temperature(picked: bool) -> float:
+    """What relevance is divided by before passages are weighed: the least loss of validation answers (record)."""
+    table = evidence.load("assistant", "relevance")
+    losses = table[table["picked"] == picked].groupby("temperature")["loss"].mean()
+    return float(losses.idxmin())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on one machine's core, by name and size (record `costs`)."""
+
+    table: Mapping[str, Mapping[int, float]]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Costs:
+        """Medians of a machine's rows."""
+        middle = table.groupby(["name", "size"])["seconds"].median()
+        return cls({str(name): rows.droplevel(0).to_dict() for name, rows in middle.groupby(level=0)})
+
+    def __call__(self, name: str, size: Any = 1) -> Any:
+        """Between measured sizes by a straight line."""
+        sizes = sorted(self.table[name])
+        return np.interp(size, sizes, [self.table[name][one] for one in sizes])
+
+    def ready(self, answer: pd.Series, side: str, picked: bool, drafter: str) -> float:
+        """Until a side has its passages' rows: picking, the reranker's layers, prefill."""
+        prefill = self("prefill, logits read" if "S" in drafter else "prefill", 1) * answer[f"{side}_prompt"]
+        found = self("hybrid") + self("layer of a candidate") * answer[f"{side}_work"] if picked else self("embedding")
+        return float(found + prefill)
+
+    def paces(self, widths: NDArray[np.int64], drafter: str) -> Floats:
+        """[n] of each position: a pass of so many tokens with its drafting, or only a mixture where it is known."""
+        passes = self("pass", widths) + self(f"drafting {drafter}".strip())
+        return np.where(widths > 0, passes, 0.0) + self("mixture")
+
+
+class Recorded:
+    """The records, by question. answers: a row an answer. steps: a row a position and side, in order."""
+
+    def __init__(self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs) -> None:
+        self.answers, self.costs = answers.set_index(KEYS).sort_index(), costs
+        self.names = sorted(answers["question"].unique())
+        self.steps = dict(steps.groupby([*KEYS, "side"], sort=False))
+        self.kind = evidence.kind_of([answers, "simulated"])
+
+    def answer(self, name: str, method: str, systems: str) -> pd.Series:
+        """The row of `answers`. method: device, cloud or both."""
+        return self.answers.loc[(name, "G" in systems, method, drafter_of(systems))]
+
+    def times(self, name: str, method: str, systems: str, side: str, slower: float) -> Floats:
+        """[n] seconds after its question at which a side has each of its own tokens, or drafts of them."""
+        steps = self.steps[name, "G" in systems, method, drafter_of(systems), side]
+        paces = self.costs.paces(steps["width"].to_numpy(), drafter_of(systems))
+        paces[0] += self.costs.ready(self.answer(name, method, systems), side, "G" in systems, drafter_of(systems))
+        return slower * np.cumsum(paces) if side == "device" else np.cumsum(paces)
+
+
+def together(
+    recorded: Recorded, name: str, systems: str, delay: float, slower: float, seed: int = 0,
+    simulate: Callable[..., Any] = simulate,
+) -> dict[str, float]:  # fmt: skip
+    """DRAGON's answer: both sides' passes, decisions and links in its simulator."""
+    up, down = added(delay)
+    steps = recorded.steps[name, "G" in systems, "both", drafter_of(systems), "device"]
+    device, cloud = (np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0)
+                     for side in ("device", "cloud"))  # fmt: skip
+    cloud[0] += Line(up, seed, "question").arrival(0.0, HEADER)
+    world = World(steps[["accepted", "other_accepted"]].to_numpy(bool), device, cloud, up, down, lookahead=32)
+    run, answer = simulate(world, seed=seed), recorded.answer(name, "both", systems)
+    return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,
+            "cloud_tokens": answer["cloud_prompt"] + run.drafted[1], "asked": True}  # fmt: skip
+
+
+def single(recorded: Recorded, name: str, systems: str, slower: float, side: str = "device") -> dict[str, float]:
+    """One side's answer, on that side."""
+    times, answer = recorded.times(name, side, systems, side, slower), recorded.answer(name, side, systems)
+    return {"ttft": times[0], "last": times[-1], "right": answer["right"], "wire": 0, "asked": False,
+            "cloud_tokens": (answer["cloud_prompt"] + len(times)) * (side == "cloud")}  # fmt: skip
+
+
+def admitted(lengths: Sequence[int], budget: float, seed: int = 0) -> NDArray[np.bool_]:
+    """DiSCo-S: which questions of so many tokens the cloud may start on."""
+    policy = dispatch.server_constrained(Lengths.of(np.asarray(lengths)), budget)
+    coins = np.random.default_rng(seed).random(len(lengths)) < policy.chance[lengths]
+    return policy.wait_server[coins.astype(int), lengths] < NEVER
+
+
+def raced(
+    recorded: Recorded, names: Sequence[str], systems: str, delay: float, slower: float, seed: int = 0
+) -> list[dict[str, float]]:
+    """DiSCo's answers without DRAGON: the first token wins; where that is the cloud's, the device takes its passages
+    over as soon as the reader would not notice, and goes on with the same text."""
+    up, down = added(delay)
+    device, cloud = ([single(recorded, name, systems, slower, side) for name in names] for side in ("device", "cloud"))
+    way = np.array([Line(up, seed + i, "up").arrival(0.0, HEADER) + Line(down, seed + i, "down").arrival(0.0, HEADER)
+                    for i in range(len(names))])  # fmt: skip
+    first, server = (np.array([one["ttft"] for one in side]) for side in (device, cloud))
+    lost = race(0.0 * way, 0.0 * way, first, server + way).device_won
+    answers = [recorded.answer(name, "cloud", systems) for name in names]
+    prompt, length, size = (np.array([answer[column] for answer in answers])
+                            for column in ("cloud_prompt", "tokens", "cloud_bytes"))  # fmt: skip
+    gap = np.array([one["last"] - one["ttft"] for one in cloud]) / np.maximum(1, length - 1)
+    prefill = slower * float(recorded.costs("prefill"))
+    fetch = 2 * way.mean() + size.mean() / down.bandwidth
+    rule = Migration(Prices(1.0, 1.0), Prices(0.0, 0.0), expected_remaining(length, int(length.max())),
+                     lambda tokens: fetch + prefill * tokens)  # fmt: skip
+    given = Answers(prompt, length, server + way, gap, slower * gap, np.full(len(names), fetch), prefill)
+    told = stream(rule, given)
+    took = fetch + prefill * (prompt + told.asked)
+    last = given.ttft + (np.where(told.migrated, told.asked, length) - 1) * gap
+    last += np.where(told.migrated, took + (length - told.asked) * given.target_gap, 0.0)
+    rows = []
+    for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
+        won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}
+        sent = HEADER * (1 + told.source_tokens[i]) + size[i] * told.migrated[i]
+        rows.append({**mine, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]} if lost[i] else
+                    {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + told.source_tokens[i]})
+    return rows
+
+
+def play(
+    recorded: Recorded, systems: str, delay: float, slower: float = 8.0, budget: float = 0.5, seed: int = 0, *,
+    admitted: Callable[..., NDArray[np.bool_]] = admitted, together: Callable[..., dict[str, float]] = together,
+) -> pd.DataFrame:  # fmt: skip
+    """A row a question: ttft and last token (s), right, bytes on the wire, cloud tokens, whether the cloud was asked.
+
+    delay: added to the link, s. slower: the device's seconds over the cloud's. budget: of the questions' tokens.
+    """
+    lengths = [int(recorded.answer(name, "device", systems)["query"]) for name in recorded.names]
+    asks = admitted(lengths, budget, seed) if "C" in systems else np.full(len(lengths), "D" in systems)
+    rows = {}
+    for i, name in enumerate(recorded.names):
+        rows[name] = (together(recorded, name, systems, delay, slower, seed + i) if asks[i] and "D" in systems
+                      else single(recorded, name, systems, slower))  # fmt: skip
+    if "D" not in systems and asks.any():
+        chosen = [name for name, asked in zip(recorded.names, asks, strict=True) if asked]
+        rows |= dict(zip(chosen, raced(recorded, chosen, systems, delay, slower, seed), strict=True))
+    table = pd.DataFrame(rows).T.astype(float).rename_axis("question").reset_index()
+    holders = recorded.answers["holder"].groupby(level="question").first()
+    table["holder"] = table["question"].map(holders)
+    return evidence.derived(table.assign(systems=systems, delay=delay, slower=slower), recorded.kind)
+
+
+def synergy(
+    played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str, seed: int = 0
+) -> evidence.Estimate:
+    """How a pair's gain stands to the product of its parts' alone: 1 multiplies, below it gains cancel.
+
+    gain: the plain pipeline's mean over a set's. played: by set, questions in one order.
+    """
+    pair = "".join(sorted(one + other, key="".join(SYSTEMS).index))
+    plain, first, second, both = (played[systems][quantity].to_numpy() for systems in ("", one, other, pair))
+
+    def ratio(draw: NDArray[np.int64]) -> float:
+        return float(first[draw].mean() * second[draw].mean() / (plain[draw].mean() * both[draw].mean()))
+
+    return evidence.resampled(ratio, len(plain), played[""], seed=seed)

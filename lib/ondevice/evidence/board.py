@@ -1,0 +1,125 @@
+"""The scoreboard's rows: every published verdict, the section that judges it, and what a first, smaller run gave."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import textwrap
+from typing import Any
+
+import pandas as pd
+
+from ondevice import assets
+from ondevice.evidence.exhibits import scoreboard
+from ondevice.evidence.paper_run import _shown, read_value
+from ondevice.evidence.rules import VERDICTS, Rule, Untested, parts_of
+
+_FILLED = re.compile(r"\{(\S+)\s+(\w+)\s*(\d*)\}")
+_JUDGED = re.compile(rf"^(?:{'|'.join(VERDICTS)}) +(\w+-c\d+) |^(\w+): (?:[a-z+]+, |untested\. )", re.M)
+
+
+def claims() -> pd.DataFrame:
+    """`scoreboard` with the columns conditions (the paper's), section (the heading under which a claim is judged) and
+    machine (whose clock and memory a measurement is of; empty for what is simulated or computed)."""
+    board = scoreboard()
+    papers = dict.fromkeys(board["paper"])
+    where, made = ({paper: of(paper) for paper in papers} for of in (sections, _machines))
+    printed = pd.concat(assets.paper_list("claims", paper) for paper in papers).set_index("claim_id")["conditions"]
+    rows: list[Any] = list(board.itertuples())
+    names = [(where[row.paper], row.claim, row.exhibit) for row in rows]
+    kinds = [[made[row.paper].get(kind, "") for kind in row.kind.split("+")] for row in rows]
+    return board.assign(
+        conditions=printed.fillna("").reindex(board["claim"]).to_numpy(),
+        section=[there.get(claim) or there.get(exhibit) or there["text"] for there, claim, exhibit in names],
+        machine=[" and ".join(dict.fromkeys(filter(None, each))) for each in kinds],
+    )
+
+
+def sections(paper: str) -> dict[str, str]:
+    """The heading above the cell whose stored output judges a claim or saves an exhibit, by its name.
+
+    `text`: that of all verdicts, for claims that are neither judged nor of an exhibit.
+    """
+    heading, found = "", dict[str, str]()
+    for cell in json.loads((assets.ROOT / "notebooks" / f"{paper}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown":
+            heading = (re.findall(r"^#+ (.+)", "".join(cell["source"]), re.M) or [heading])[-1]
+            continue
+        said = "".join("".join(output.get("text", [])) for output in cell.get("outputs", []))
+        for claim, exhibit in _JUDGED.findall(said):
+            found.setdefault(claim or exhibit, heading)
+        if cell.get("id") == "verdicts":
+            found["text"] = heading
+    return found
+
+
+def link(paper: str, heading: str) -> str:
+    """The address of a section, as JupyterLab and nbconvert name it, from a notebook beside its own."""
+    return f"{paper}.ipynb#{heading.replace('`', '').replace(' ', '-')}"
+
+
+def value_text(stored: str) -> str:
+    """A claim's value as it was judged, with its 95 % intervals, from the column `value`; empty where there is none."""
+    return _shown(read_value(stored), "") if stored else ""
+
+
+def told(text: str, board: pd.DataFrame) -> str:
+    """Prose whose numbers are the verdicts': {claim verdict} is ours, {claim verdict 1} its second part, {claim paper}
+    the paper's. Raises ValueError where the claim has not the verdict that the sentence takes it for."""
+    rows = board.set_index("claim")
+
+    def filled(match: re.Match[str]) -> str:
+        row, word = dict(rows.loc[match[1]]), match[2]
+        if word == "paper":
+            return str(row["printed"])
+        if row["verdict"] != word:
+            raise ValueError(f"The text takes {match[1]} for {word}, but it is {row['verdict']}: write it anew.")
+        return _shown(parts_of(read_value(row["value"]))[int(match[3] or 0)], "")
+
+    return wrapped(_FILLED.sub(filled, text))
+
+
+def verdict_of(rule: Rule | Untested, stored: str) -> str:
+    """What a rule says of a stored value; `another quantity` where it judges none or another number of parts."""
+    try:
+        return rule.verdict(read_value(stored)) if isinstance(rule, Rule) and stored else "another quantity"
+    except ValueError:
+        return "another quantity"
+
+
+def wrapped(text: str) -> str:
+    """Each paragraph of a text in lines of at most 110 characters."""
+    fill = textwrap.TextWrapper(110, break_long_words=False, break_on_hyphens=False).fill
+    return "\n\n".join(map(fill, text.strip().split("\n\n")))
+
+
+def as_html(rows: pd.DataFrame) -> str:
+    """A table of claims in words, each with a link to the section that judges it. rows: of `claims`, and `basis`."""
+    head = ("claim, section", "in words", "the paper", "here [95 %]", "n", "rests on", "verdict")
+    lines = ["<tr>", *(_cell(f"<b>{name}</b>") for name in head), "</tr>"]
+    row: Any
+    for row in rows.itertuples():
+        number, remark = re.match(r"[\d.]*\d", row.section), row.remark.partition(":")[0]
+        place = f"{row.claim.rpartition('-')[2]}, {number[0] if number else row.section}"
+        texts = [
+            f"{row.statement} ({row.conditions})" if row.conditions else row.statement,
+            row.printed, row.ours or f"Not tested: {row.note}", row.n,
+            f"{row.basis} ({row.kind}{', ' * bool(row.machine)}{row.machine})" if row.kind else "",
+            f"{row.verdict}; {remark}" if remark else row.verdict,
+        ]  # fmt: skip
+        anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'
+        lines += ["<tr>", _cell(anchor), *(_cell(html.escape(text, quote=False)) for text in texts), "</tr>"]
+    return "\n".join(["<table>", *lines, "</table>"]) if len(rows) else "<p>No claim is left by the filters.</p>"
+
+
+def _cell(text: str) -> str:
+    """A table's cell, which JupyterLab would set to the right."""
+    return wrapped(f'<td style="text-align:left">{text}</td>')
+
+
+def _machines(paper: str) -> dict[str, Any]:
+    """By kind: the machine that ran the notebook, and the one whose record it judged by."""
+    record = json.loads(min((assets.ROOT / "figures" / paper).glob("*.json")).read_text(encoding="utf-8"))
+    ran = record["machine"]["name"]
+    return {"measured": ran, "recorded": record["parameters"].get("machine", ran)}

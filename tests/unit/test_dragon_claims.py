@@ -74,32 +74,6 @@ def perplexity(
     return claims.perplexity(study.perplexities(figure_6(larger, smaller, spread)), ours)
 
 
-FIGURE_6 = [f"c0{n}" for n in range(1, 10)]
-
-
-@pytest.mark.parametrize("claim", FIGURE_6)
-def test_the_papers_picture_is_reproduced(claim: str):
-    assert verdict(perplexity(), claim) == "reproduced"
-
-
-@pytest.mark.parametrize(
-    ("claim", "larger", "smaller"),
-    [
-        ("c01", {DRAGON: 10.5}, {DRAGON: 10.5}),
-        ("c02", {DRAGON: 10.5}, {}),
-        ("c03", {}, {DRAGON: 10.5}),
-        ("c04", {DRAGON: 10.5}, {DRAGON: 10.7}),
-        ("c05", {DRAGON: LARGER[DRAGON][::-1]}, {DRAGON: SMALLER[DRAGON][::-1]}),
-        ("c06", {DRAGON: 10.7}, {DRAGON: 10.7}),
-        ("c07", {DRCG: np.linspace(10.2, 10.9, 8)}, {DRCG: np.linspace(10.2, 10.9, 8)}),
-        ("c08", {DRAGON: 10.5}, {DRAGON: 10.5}),
-        ("c09", {SEQUENCE: 10.8}, {SEQUENCE: 10.8}),
-    ],
-)
-def test_another_picture_is_contradicted(claim: str, larger: Perplexities, smaller: Perplexities):
-    assert verdict(perplexity({**LARGER, **larger}, {**SMALLER, **smaller}), claim) == "contradicted"
-
-
 def test_gains_by_hand_and_their_intervals():
     """c01: at the greatest count; c02 and c03: over the best baseline with any number of documents."""
     early = {DRCG: np.array([10.3, *[10.4] * 7])}
@@ -122,11 +96,6 @@ def test_a_baseline_that_gains_nothing_has_an_interval_without_an_end_above():
     found = claims.perplexity(study.perplexities(rows))["dragon-c02"]
     assert isinstance(found, Estimate) and 1 < found.low < found.value < found.high
     assert found.high < 100  # a draw in which it gains nothing counts as a hundredth
-
-
-def test_the_best_baseline_is_of_all_that_the_paper_prints():
-    assert values(perplexity({**LARGER, DRCG: 10.7, DEVICE: 10.5}), "c02") == pytest.approx(1.9 * 0.4 / 0.3)
-    assert values(perplexity({**LARGER, DRCG: 10.7, CLOUD: 10.5}), "c02") == pytest.approx(1.9 * 0.4 / 0.3)
 
 
 def test_the_null_of_a_gain_is_the_cloud_alone():
@@ -160,16 +129,6 @@ def test_latency_a_token_by_hand():
     assert values(found, "c13") == pytest.approx((260 / 140, 290 / 150)) and values(found, "c14") == (140, 120)
     assert values(found, "c16") == pytest.approx(100 * (140 / 131 - 1))  # the repeated one is no delay of its own
     assert {verdict(found, claim) for claim in ("c10", "c11", "c12", "c13", "c14", "c16")} == {"reproduced"}
-
-
-@pytest.mark.parametrize(
-    ("claim", "changed"),
-    [("c10", {f"{DRAGON} 300": 290}), ("c11", {f"{DRAGON} 300": 260}), ("c12", {f"{DRAGON} 300": 250}),
-     ("c13", {f"{TW} 300": 140}), ("c13", {f"{SW} 300": 150}), ("c14", {f"{SW} 300": 200}),
-     ("c16", {f"{DRAGON} 150": 400})],
-)  # fmt: skip
-def test_other_latencies_are_contradicted(claim: str, changed: dict[str, float]):
-    assert verdict(claims.per_token(sampled(PACED | changed)), claim) == "contradicted"
 
 
 def test_latency_is_of_one_holder_or_the_mean_of_all_four():
@@ -207,14 +166,6 @@ def test_other_first_tokens_are_contradicted(claim: str, changed: dict[str, Any]
     assert verdict(first_token(**changed), claim) == "contradicted"
 
 
-def test_sizes_are_of_the_configurations():
-    found = claims.sizes()
-    assert values(found, "c21") == pytest.approx(48 / 7)
-    assert {claim: verdict(found, claim) for claim in ("c21", "c22", "c23")} == {
-        "c21": "reproduced", "c22": "contradicted", "c23": "contradicted",
-    }  # fmt: skip
-
-
 # Figure 9
 
 QWEN_SETTING, EVEN, UNEVEN = f"drawn, {printed.QWEN}", "changing, both 100 ms", f"changing, {printed.QWEN}"
@@ -241,15 +192,6 @@ def test_schedules_by_hand():
     assert values(found, "c26") == 1 and values(found, "c27") == pytest.approx((1, 20))
     assert values(found, "c28") == pytest.approx((1, 1, 1.1)) and values(found, "c29") == pytest.approx((30, 10))
     assert {verdict(found, claim) for claim in ("c26", "c27", "c28", "c29")} == {"reproduced"}
-
-
-@pytest.mark.parametrize(
-    ("claim", "ours", "on_device"),
-    [("c26", {QWEN_SETTING: {200.0: 115}}, 1.0), ("c27", {QWEN_SETTING: {400.0: 99.5}}, 1.0), ("c28", {}, 0.5),
-     ("c29", {EVEN: {400.0: 95}}, 1.0)],
-)  # fmt: skip
-def test_other_schedules_are_contradicted(claim: str, ours: Mapping[str, Mapping[float, float]], on_device: float):
-    assert verdict(scheduling(ours, on_device), claim) == "contradicted"
 
 
 # Theorems and formulas
@@ -329,22 +271,3 @@ def test_overheads_by_hand():
         "c42": "trend", "c43": "trend", "c44": "reproduced", "c45": "reproduced", "c46": "reproduced",
         "c47": "reproduced",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("claim", "changed"),
-    [("c43", {"seconds": 0.01}), ("c45", {"size": 600}), ("c46", {"size": 1100}), ("c47", {"plain": 0.7})],
-)
-def test_other_overheads_are_contradicted(claim: str, changed: dict[str, Any]):
-    assert verdict(overheads(**changed), claim) == "contradicted"
-    assert verdict(overheads(lost=0.02), "c45") == "trend"
-
-
-def test_every_claim_that_has_a_rule_has_a_value_but_for_what_the_notebook_measures():
-    tokens = analysis.pipelines(3).tokens
-    known = {
-        *perplexity(), *claims.per_token(sampled(PACED)), *first_token(), *claims.sizes(), *scheduling(),
-        *claims.formulas(), *claims.pipelines(tokens), *overheads(), "dragon-c33", "dragon-c34",
-    }  # fmt: skip
-    judged = {claim for claim, rule in RULES.items() if hasattr(rule, "verdict")}
-    assert known < judged and judged - known == {"dragon-c25", "dragon-c30"}  # fetching, and Figure 10's replay

@@ -45,36 +45,6 @@ def test_bars_begin_at_0_stand_by_their_category_and_have_whiskers(flat):
     assert "4 x" in [text.get_text() for text in axis.texts]
 
 
-def test_lines_are_sorted_and_have_a_band_or_whiskers():
-    rows = pd.DataFrame({"x": [2.0, 1.0], "y": [20.0, 10.0], "low": [19.0, 9.0], "high": [22.0, 12.0], "by": "a"})
-    _, (pair,) = plotting.panels(1, 2)
-    plotting.lines(pair[0], rows, "x", "y", "by", looks={"a": dict(ls="--")})
-    plotting.lines(pair[1], rows, "x", "y", "by", whiskers=True)
-    for axis in pair:
-        assert np.column_stack(axis.lines[0].get_data()).tolist() == [[1, 10], [2, 20]]
-    assert pair[0].lines[0].get_linestyle() == "--"
-    (band,), (whiskers,) = (axis.collections for axis in pair)
-    assert band.get_datalim(pair[0].transData).extents.tolist() == [1, 9, 2, 22]
-    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [[9, 12], [19, 22]]
-
-
-def test_the_papers_value_is_hollow_dashed_or_a_band_and_last_in_the_one_legend():
-    figure, (pair,) = plotting.panels(1, 2)
-    for axis in pair:
-        plotting.quoted(axis, [0, 1], [2, 3])
-        plotting.quoted(axis, y=2, label="quoted, least")
-        plotting.quoted(axis, x=(1, 2), label="quoted, range")
-        plotting.bars(axis, TABLE, "task", "speed", "method")
-    plotting.legend(figure, "measured")
-    marks, dashed = pair[0].lines[:2]
-    assert marks.get_markerfacecolor() == "white" and marks.get_ydata().tolist() == [2, 3]
-    assert dashed.get_linestyle() == "--" and [*dashed.get_ydata()] == [2, 2]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "b", "a", "quoted", "quoted, least", "quoted, range",
-    ]  # fmt: skip
-    assert [text.get_text() for text in figure.texts] == ["measured"]
-
-
 def test_the_kind_comes_from_the_table_and_nothing_stands_on_it():
     figure, axes, _ = plotting.facets(TABLE, across="method")
     table = TABLE.copy()
@@ -87,21 +57,6 @@ def test_the_kind_comes_from_the_table_and_nothing_stands_on_it():
     others = [legend.get_tightbbox(), *(axis.get_tightbbox() for axis in figure.axes)]
     assert not any(kind.get_window_extent().overlaps(box) for box in others)
     assert not legend.get_tightbbox().overlaps(axes[0, 0].get_tightbbox())
-
-
-def test_facets_are_the_rows_of_their_values():
-    _, axes, parts = plotting.facets(TABLE, "method", "task")
-    assert axes.shape == (2, 3)
-    assert [axis.get_title() for axis, _ in parts][:3] == ["b, qa", "b, code", "b, average"]
-    assert [rows["speed"].tolist() for _, rows in parts] == [[1], [], [3], [2], [4], []]
-
-
-def test_ticks_stand_at_the_values():
-    _, axes = plotting.panels(1, 1)
-    axes[0, 0].set_xscale("log")
-    plotting.ticks_at(axes[0, 0].xaxis, [16, 2, 16])
-    assert [text.get_text() for text in axes[0, 0].get_xticklabels()] == ["2", "16"]
-    assert not axes[0, 0].get_xticks(minor=True).size
 
 
 def test_verdicts_are_counted_apart_by_what_they_rest_on():

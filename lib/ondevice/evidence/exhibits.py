@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from ondevice import __version__, assets
 
 _PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "torch", "transformers", "scikit-learn", "xgboost-cpu")
+MACHINE_VARIABLE = "ONDEVICE_MACHINE"  # a name in the place of the one from stable facts
 _CPUINFO = Path("/proc/cpuinfo")
 _ZEN = {"23": "zen2", "26": "zen5"}  # by family; 25 is Zen 3, or Zen 4 where it has AVX-512
 
@@ -71,8 +72,8 @@ def as_json(record: Any) -> str:
 
 
 def machine_name() -> str:
-    """Processor, matrix units and cores, like zen4-2c or xeon-amx-2c; never a frequency, a host or a date."""
-    return name_of(_facts(), platform.machine(), os.cpu_count() or 1)
+    """$ONDEVICE_MACHINE, else processor, matrix units and cores: xeon-amx-2c. Never a frequency, a host or a date."""
+    return os.environ.get(MACHINE_VARIABLE) or name_of(_facts(), platform.machine(), os.cpu_count() or 1)
 
 
 def name_of(facts: dict[str, str], architecture: str, cores: int) -> str:

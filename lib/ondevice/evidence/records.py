@@ -174,7 +174,13 @@ class Recorder:
         return path
 
     def _stored(self) -> list[pd.DataFrame]:
-        return [pd.read_parquet(path) for path in sorted(self.parts.glob("[!.]*.parquet"))]
+        """The parts; of a unit that two processes recorded, the first one's rows."""
+        known, kept = set[tuple[Any, ...]](), []
+        for part in (pd.read_parquet(path) for path in sorted(self.parts.glob("[!.]*.parquet"))):
+            units = _rows(part, self.keys)
+            kept.append(part[[unit not in known for unit in units]])
+            known |= set(units)
+        return kept
 
 
 @dataclass(frozen=True)

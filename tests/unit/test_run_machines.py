@@ -1,0 +1,77 @@
+"""docs/machines.md says what the records say; its numbers are ratios that can be checked by hand."""
+
+import json
+
+import pytest
+
+from ondevice import assets, evidence
+from ondevice.evidence import Recorder
+from ondevice.run import machines
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Records of a test's own."""
+    real = assets.data
+    monkeypatch.setattr(assets, "data", lambda *parts: tmp_path if parts == ("records",) else real(*parts))
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+def recorded(paper, name, machine, keys, rows):
+    run = Recorder(paper, name, keys, {}, machine=machine)
+    run.add(rows)
+    run.finish()
+
+
+def test_the_page_is_that_of_the_records():
+    text = (assets.ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    assert machines.written(text) == text, "run python -m ondevice.run.machines"
+
+
+def test_every_record_of_a_machine_is_whole():
+    """Those that others contribute, too: checksums, sidecars and names."""
+    names = [name for name in json.loads((machines.folder() / "manifest.json").read_text()) if name.endswith(".csv")]
+    assert sorted(names) == sorted(
+        str(path.relative_to(machines.folder())) for path in machines.folder().glob("*/*.csv")
+    )
+    for name in names:
+        paper, _, file = name.partition("/")
+        table = evidence.load(paper, file.removesuffix(".csv"))
+        assert len(table) and file.split(".")[1] == table.attrs["sidecar"]["machine"]
+
+
+def test_a_cost_curve_is_over_one_row_with_the_ends_of_both_medians(home):
+    about = {"model": "pydocs-lm-base", "dtype": "int8", "cached": 256}
+    rows = [about | {"rows": rows, "seconds": seconds, "low": seconds - 0.5, "high": seconds + 1.0, "n": n}
+            for rows, seconds, n in ((1, 2.0, 9), (8, 3.0, 9), (33, 8.0, 3))]  # fmt: skip
+    rows += [one | {"cached": 64, "seconds": 99.0} for one in rows]
+    recorded("diaa", "curves", "zen9-2c", ["cached", "rows"], rows)
+    assert dict(machines.curves("zen9-2c")) == {
+        "pydocs-lm-base, int8: 8 rows": "1.50 [0.83, 2.67]", "pydocs-lm-base, int8: 32 or 33 rows": "4.00",
+    }  # fmt: skip
+    assert dict(machines.curves("another")) == {}
+
+
+def test_speeds_are_above_one_where_faster_and_memory_where_larger(home):
+    recorded("disco", "router", "m0", ["way", "block"],
+             [{"way": way, "block": block, "request": 0, "seconds": seconds * (1 + block % 2)}
+              for way, seconds in (("direct", 1.0), ("router", 4.0)) for block in range(6)])  # fmt: skip
+    runs = [{"documents": 20, "tokens": 128, "round": turn, "method": method, "rule": rule, "k": 10, "seconds": seconds}
+            for turn in range(5) for method, rule, seconds in (("HF", "", 6.0), ("GRATING", "low", 2.0))]  # fmt: skip
+    recorded("grating", "latency", "m0", ["round", "method", "rule"], runs)
+    recorded("grating", "memory", "m0", ["method"],
+             [{"documents": 20, "tokens": 128, "run": 0, "method": method, "rss_mb": megabytes}
+              for method, megabytes in (("HF", 900.0), ("GRATING", 90.0))])  # fmt: skip
+    found = {section: dict(machines.compared("m0", section)) for section in (machines.SPEED, machines.MEMORY)}
+    assert found == {
+        machines.SPEED: {"GRATING, a ranking over transformers: GRATING, low": "3.00 [3.00, 3.00]"},
+        machines.MEMORY: {"Peak over GRATING's, 20 x 128 tokens: HF": "10.00"},
+    }
+    assert dict(machines.compared("m0", machines.ROUTER)) == {
+        "First token over a direct one: router": "4.00 [4.00, 4.00]"
+    }
+
+
+def test_a_page_without_the_place_is_refused():
+    with pytest.raises(ValueError, match="0 places"):
+        machines.written("nothing")

@@ -6,6 +6,7 @@
 #                     make reproduce TORCH_ARGS="--index-url <that address>"
 # JOBS=2              notebooks that run at a time (default 1)
 # PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder
+# MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
 
 export PYTHON ?= python3
@@ -26,7 +27,7 @@ help:
 	@echo "make lint        ruff, import layers, types"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
-	@echo "make record      long runs: data/records of one paper (PAPER=diaa); resumable"
+	@echo "make record      long runs: data/records of one paper (PAPER=diaa) or machine (MACHINE=name); resumable"
 	@echo "make bench       the measured numbers (tests/benchmarks)"
 	@echo "make clean       remove runs/ and caches (not .venv, not the cache of corpus and tables)"
 	@echo "Variables: see the head of the Makefile."
@@ -75,7 +76,7 @@ notebooks: $(READY)
 	@$(BIN)/python -m ondevice.run.readme
 
 record: $(READY)
-	@$(BIN)/python -m ondevice.evidence.record $(PAPER) $(ARGS)
+	@$(BIN)/python -m ondevice.evidence.record $(if $(filter command,$(origin MACHINE)),machine $(MACHINE:%=--name %),$(PAPER)) $(ARGS)
 
 bench: $(READY)
 	@set -e; for script in $(wildcard tests/benchmarks/bench_*.py); do \

@@ -101,11 +101,12 @@ def as_html(rows: pd.DataFrame) -> str:
     row: Any
     for row in rows.itertuples():
         number, remark = re.match(r"[\d.]*\d", row.section), row.remark.partition(":")[0]
+        source = ", ".join(word for word in (row.kind, row.machine) if word not in ("", "simulated", "analytic"))
         place = f"{row.claim.rpartition('-')[2]}, {number[0] if number else row.section}"
         texts = [
             f"{row.statement} ({row.conditions})" if row.conditions else row.statement,
             row.printed, row.ours or f"Not tested: {row.note}", row.n,
-            f"{row.basis} ({row.kind}{', ' * bool(row.machine)}{row.machine})" if row.kind else "",
+            row.basis + (f" ({source})" if source else "") if row.kind else "",
             f"{row.verdict}; {remark}" if remark else row.verdict,
         ]  # fmt: skip
         anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'

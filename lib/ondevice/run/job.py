@@ -99,14 +99,15 @@ def fingerprint(layout: Layout, paper: str) -> str:
     """SHA-256 over package versions, the modules, data and records that a paper's notebook may use, and its code cells.
 
     Other papers' packages and the runner itself do not count, nor prose and stored outputs; for the scoreboard the
-    published verdicts do.
+    published verdicts do, and the notebooks, to whose sections it links.
     """
     others = {*layout.papers(), "run"} - {paper}
     files = [path for path in layout.library.rglob("*.py") if path.relative_to(layout.library).parts[0] not in others]
     for folder in ("paper", "traces", f"records/{paper}"):
         files += (layout.data / folder).rglob("*")
     files += layout.data.glob("models/manifest.json")  # the checksums of all bundled models
-    files += layout.figures.glob("*/claims.csv") if paper == SCOREBOARD else []
+    if paper == SCOREBOARD:
+        files += {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
     cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
     code = [["".join(c["source"]), c["metadata"].get("tags", [])] for c in cells if c["cell_type"] == "code"]
     digest = hashlib.sha256(json.dumps([ondevice.__version__, sys.version, _packages(layout), code]).encode())

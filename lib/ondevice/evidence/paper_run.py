@@ -31,7 +31,7 @@ _STORED = ("value", "low", "high", "n")  # of a value with an interval
 class PaperRun:
     """One run of one paper's notebook: its parameters, exhibits and verdicts.
 
-    rules: one entry for every claim of the paper in data/paper/claims.csv.
+    rules: one entry for every claim of the paper in data/paper/claims.csv; none where there is no paper.
     """
 
     paper: str
@@ -41,7 +41,8 @@ class PaperRun:
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        claims, exhibits = (assets.paper_list(stem, self.paper).itertuples() for stem in ("claims", "exhibits"))
+        lists = ("claims", "exhibits") if self.rules else ()
+        claims, exhibits = [assets.paper_list(stem, self.paper).itertuples() for stem in lists] or ((), ())
         self.claims: dict[Any, Any] = {row.claim_id: row for row in claims}
         self.known: dict[Any, Any] = {row.exhibit: row for row in exhibits}
         if set(self.rules) != set(self.claims):
@@ -119,7 +120,7 @@ class PaperRun:
             why = getattr(self.rules[claim_id], "why", "not judged in this run")
             quote = dict(claim=claim_id, exhibit=claim.exhibit, statement=claim.statement, paper=quoted(claim))
             rows.append({**quote, **self.verdicts.get(claim_id, _untested(why))})
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=None if rows else ["exhibit", "verdict"])
 
     def finish(self) -> pd.DataFrame:
         """Write claims.csv and the result record, and return one row per exhibit: exhibit, kind, file, verdict.
@@ -140,7 +141,8 @@ class PaperRun:
             verdict = counted or ("untested" if kind == "untested" else "no claim")
             rows.append(dict(exhibit=exhibit, kind=kind, file=file, verdict=verdict))
         summary = pd.DataFrame(rows)
-        assets.write_text(folder / "claims.csv", claims.to_csv(index=False))
+        if self.rules:
+            assets.write_text(folder / "claims.csv", claims.to_csv(index=False))
         assets.write_text(folder / "exhibits.csv", summary.to_csv(index=False))
         write_result(dict(
             paper=self.paper, parameters=dict(self.parameters), exhibits=rows,

@@ -25,15 +25,13 @@ import torch
 from ondevice import commands
 from ondevice.assistant.sides import BUDGET_MB, Sides
 from ondevice.assistant.study import SYSTEMS
-from ondevice.disco.budgeted import Dispatcher
-from ondevice.disco.policy import NEVER
+from ondevice.disco.budgeted import Account
 from ondevice.dragon.live import library, terminal
 from ondevice.dragon.live.answer import Asked
 from ondevice.dragon.live.cloud import Cloud
 from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.passages import Splitter
 from ondevice.dragon.live.wire import Lost, Refused
-from ondevice.dragon.pair import alone
 
 _PROGRAM = "python -m ondevice.assistant"
 
@@ -83,28 +81,27 @@ def _ask(options: argparse.Namespace) -> None:
         node = sides.node(library.documents(str(options.private), splitter=splitter, private=True), private=True)
         device = stack.enter_context(Device(node, host, port, patience=options.patience))
         asked, budget = Asked(temperature=0.0, lookahead=32, limit=options.limit), options.budget
-        dispatcher = Dispatcher("server", 1.0 if "DiSCo" in options.without else budget)
+        account = Account(1.0 if "DiSCo" in options.without else budget)
         for question in options.question or map(str.strip, sys.stdin):
             if question:
-                _answer(device, dispatcher, question, asked)
+                _answer(device, account, question, asked)
 
 
-def _answer(device: Device, dispatcher: Dispatcher, question: str, asked: Asked) -> None:
-    """One answer, streamed, with its sources; the cloud takes part where DiSCo's budget holds the question."""
+def _answer(device: Device, account: Account, question: str, asked: Asked) -> None:
+    """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
     tokenizer = device.node.tokenizer
     tokens = len(tokenizer(question).input_ids)
-    order = dispatcher.arrive(tokens)
-    both = device.link is not None and order.waits["server"] < NEVER and dispatcher.start(order, "server", tokens)
-    if both:
-        stream = terminal.Stream(tokenizer, sys.stdout)
+    number = account.arrive(tokens)
+    held = account.start(number, tokens)
+    account.forget(number + 1)
+    stream = terminal.Stream(tokenizer, sys.stdout)
+    if held:
         answer = device.answer(question, asked, stream.token, stream.drafts)
-        stream.end()
-        if answer.times:
-            dispatcher.first_token(order, "server", answer.ttft)
     else:
-        answer = alone(device, question, asked)
-        print(answer.text, flush=True)
-    dispatcher.close(order, len(answer.tokens))
+        with Device(device.node) as single:
+            answer = single.answer(question, asked, stream.token)
+        answer.reason = "the budget of the cloud does not hold this question"
+    stream.end()
     for note in terminal.notes(answer, tokenizer):
         print(note, file=sys.stderr, flush=True)
 
@@ -138,8 +135,8 @@ def _parser() -> commands.Parser:
     parser.add_argument("--serve", type=commands.address, metavar="HOST:PORT", help="be the cloud; port 0: any")
     parser.add_argument("--without", action="append", default=[], choices=list(SYSTEMS.values()), metavar="SYSTEM",
                         help=f"leave a system out, the same on both sides: {', '.join(SYSTEMS.values())}")  # fmt: skip
-    parser.add_argument("--budget", type=commands.share, default=0.5, help="DiSCo: share of the questions' tokens that "
-                        "the cloud may read")  # fmt: skip
+    parser.add_argument("--budget", type=commands.share, default=1.0,
+                        help="DiSCo: share of the questions' tokens that the cloud may read")  # fmt: skip
     parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="GRATING's")
     parser.add_argument("--limit", type=commands.count, default=64, help="most tokens of an answer")
     parser.add_argument("--patience", type=commands.seconds, default=5.0, help="seconds to wait for the cloud")

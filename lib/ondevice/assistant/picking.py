@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ondevice.dragon.live.node import Documents
 from ondevice.grating.reranker import Reranker
@@ -40,10 +42,9 @@ class Reranked(Documents):
         return [int(found[one["corpus_id"]]) for one in best], [one["score"] for one in best]
 
 
-def picked(documents: Documents, vectors: Sequence[Sequence[float]], reranker: Reranker | None) -> Documents:
+def picked(documents: Documents, vectors: NDArray[np.float32], reranker: Reranker | None) -> Embedded | Reranked:
     """The same documents, picked by embeddings [n, size] alone, or by hybrid search and a reranker."""
-    dense = DenseIndex.build(vectors, embedder())  # type: ignore[arg-type]
-    held = {"texts": documents.texts, "index": documents.index, "sources": documents.sources}
+    dense = DenseIndex.build(vectors, embedder())
     if reranker is None:
-        return Embedded(**held, dense=dense)
-    return Reranked(**held, hybrid=Hybrid(dense, documents.index), reranker=reranker)
+        return Embedded(**vars(documents), dense=dense)
+    return Reranked(**vars(documents), hybrid=Hybrid(dense, documents.index), reranker=reranker)

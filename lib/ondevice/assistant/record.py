@@ -41,7 +41,7 @@ from ondevice.network.relay import Relay
 from ondevice.retrieval import SparseIndex, embeddings
 from ondevice.speculation.prompts import digest
 
-EACH, LIMIT = 50, 32  # questions of every holder, tokens of an answer
+EACH, DRAFTED, LIMIT = 50, 100, 32  # questions of every holder; those that drafters run on, too; tokens of an answer
 CERTIFIED, WEIGHED = 240, 25  # validation questions: for the reranker's rule; of every holder, for the temperatures
 TEMPERATURES = [2.0**-power for power in range(8)]
 LIVE_SETS, LIVE_EACH, DELAYS = ["D", "GD", "DS", "GDL", "GDLS"], 3, (0.0, 0.1, 0.3)
@@ -104,9 +104,9 @@ def answered(
     for reranked, method, drafter in sets:
         names = ("device", "cloud") if method == "both" else (method,)
         about = {"question": question.name, "picked": reranked, "method": method, "drafter": drafter}
-        row = {**about, "holder": question.holder, "margin": 1.0, "cloud_bytes": 0}
+        row: dict[str, Any] = {**about, "holder": question.holder, "margin": 1.0, "cloud_bytes": 0}
         row |= {f"{side}_{what}": 0 for side in ("device", "cloud") for what in ("prompt", "work")}
-        decoders = {}
+        decoders: dict[str, Any] = {}
         for name in names:
             node = replace(by_kind[reranked][name], weight_temperature=study.temperature(reranked),
                            decodes=partial(Ahead, drafter=makers[drafter]))  # fmt: skip
@@ -174,7 +174,7 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
         seconds = (time.perf_counter() - began) / sum(ranker.receipt.active)
         yield {"round": number, "name": "layer of a candidate", "size": 1, "seconds": seconds}
         for letters, make in makers.items():
-            decoder = replace(near, decodes=partial(Ahead, drafter=make)).decoder(question.query, K)[0]
+            decoder: Any = replace(near, decodes=partial(Ahead, drafter=make)).decoder(question.query, K)[0]
             if letters in ("", "S"):
                 long = sum(map(len, decoder._prefixes))
                 name = "prefill" + ", logits read" * (letters == "S")
@@ -262,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         pair = [Recorder("assistant", name, ["question"], parameters, models) for name in ("answers", "steps")]
         for number, question in enumerate(tqdm(world("test").first(EACH), "answers")):
             if number % of == part - 1 and (question.name,) not in pair[1].done & pair[0].done:
-                for recorder, rows in zip(pair, answered(by_kind, makers, question, SETS), strict=True):
+                sets = SETS if number < DRAFTED else [one for one in SETS if not one[2]]
+                for recorder, rows in zip(pair, answered(by_kind, makers, question, sets), strict=True):
                     recorder.add(rows)
         for recorder in pair:
             recorder.checkpoint()

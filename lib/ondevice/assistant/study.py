@@ -45,7 +45,7 @@ def temperature(picked: bool) -> float:
     """What relevance is divided by before passages are weighed: the least loss of validation answers (record)."""
     table = evidence.load("assistant", "relevance")
     losses = table[table["picked"] == picked].groupby("temperature")["loss"].mean()
-    return float(losses.idxmin())
+    return float(min(losses.items(), key=lambda pair: pair[1])[0])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,11 @@ class Costs:
     @classmethod
     def of(cls, table: pd.DataFrame) -> Costs:
         """Medians of a machine's rows."""
-        middle = table.groupby(["name", "size"])["seconds"].median()
-        return cls({str(name): rows.droplevel(0).to_dict() for name, rows in middle.groupby(level=0)})
+        found: dict[str, dict[int, float]] = {}
+        middle: Any = table.groupby(["name", "size"])["seconds"].median()
+        for (name, size), seconds in middle.items():
+            found.setdefault(name, {})[size] = seconds
+        return cls(found)
 
     def __call__(self, name: str, size: Any = 1) -> Any:
         """Between measured sizes by a straight line."""
@@ -88,7 +91,8 @@ class Recorded:
 
     def answer(self, name: str, method: str, systems: str) -> pd.Series:
         """The row of `answers`. method: device, cloud or both."""
-        return self.answers.loc[(name, "G" in systems, method, drafter_of(systems))]
+        key: Any = (name, "G" in systems, method, drafter_of(systems))
+        return self.answers.loc[key]
 
     def times(self, name: str, method: str, systems: str, side: str, slower: float) -> Floats:
         """[n] seconds after its question at which a side has each of its own tokens, or drafts of them."""
@@ -107,7 +111,7 @@ def together(
     steps = recorded.steps[name, "G" in systems, "both", drafter_of(systems), "device"]
     device, cloud = (np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0)
                      for side in ("device", "cloud"))  # fmt: skip
-    cloud[0] += Line(up, seed, "question").arrival(0.0, HEADER)
+    cloud[0] += Line(up, seed, "up").arrival(0.0, HEADER)
     world = World(steps[["accepted", "other_accepted"]].to_numpy(bool), device, cloud, up, down, lookahead=32)
     run, answer = simulate(world, seed=seed), recorded.answer(name, "both", systems)
     return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,

@@ -1,9 +1,7 @@
-"""Evaluation of a language model: each number against a direct computation, and the card's verdicts."""
+"""Evaluation of a language model: each number against a direct computation, and the cards' tables."""
 
 import argparse
-import copy
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,19 @@ import pandas as pd
 import pytest
 import torch
 
-from ondevice import corpus
+from ondevice import assets, corpus
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.generation import greedy, loops, repeated
 from ondevice.causal_lm.scoring import score
 from ondevice.corpus import answers
 from ondevice.corpus.reading import Document
 from ondevice.training import language_model
-from ondevice.training.evaluation import card, curve, estimates, overview, tasks
+from ondevice.training.evaluation import estimates, tasks
+from ondevice.training.evaluation.bars import BARS
 from ondevice.training.evaluation.copying import copying_ratio
 from ondevice.training.evaluation.perplexity import perplexity
 from ondevice.training.evaluation.retrieval_gain import Conditionals, best_temperature, gains, mixture, texts
+from ondevice.training.running import facts
 
 VOCABULARY, CONTEXT = 32, 64
 
@@ -235,123 +235,38 @@ def test_texts_are_cut_into_query_and_continuation(encoder: Any) -> None:
         assert 64 <= len(text.continuation) <= 96
 
 
-def _estimate(value: float) -> dict[str, float]:
-    return estimates.Estimate(value, 0.01 * value, 0.98 * value, 1.02 * value, 100).as_json()
+def _evaluations() -> dict[str, Any]:
+    return {folder.parent.name: json.loads(folder.read_text()) for folder in
+            sorted(assets.data("models").glob("*/evaluation.json"))}  # fmt: skip
 
 
-def _evaluation(size: str = "base", perplexity: float = 14.0, steps: Sequence[float] = (0.06, 0.02, 0.02, 0.01)) -> Any:
-    """A made-up evaluation that meets every bar."""
-    counts = ("1", "2", "4", "8")
-    row = {
-        name: _estimate(0.7)
-        for name in (
-            "ended",
-            "loops",
-            "ends_well",
-            "exact",
-            "hit",
-            "rouge1",
-            "hit_of_answers_not_in_train",
-            "teacher_forced_accuracy",
-            "repeated_4grams",
-            "repeated_4grams_of_reference",
-        )
-    }
-    low = row | {"hit": _estimate(0.1)}
-    tasks_found = {
-        "ends_well": _estimate(0.9), "rag_minus_passages_removed": _estimate(0.6),
-        "families": {"rag": row, "question": low, tasks.CLOSED: low},
-        "free_running": {name: _estimate(0.3) for name in
-                         ("repeated_4grams", "repeated_4grams_of_documents", "loops")},
-    }  # fmt: skip
-    retrieval = {
-        "retriever": "BM25", "passages": 1000, "temperature": 8.0, "texts_for_temperature": 50,
-        "perplexity": {count: _estimate(12.0) for count in ("0", *counts)},
-        "reduction": {count: _estimate(0.11) for count in counts},
-        "reduction_from_step_before": dict(zip(counts, map(_estimate, steps), strict=True)),
-        "reduction_with_another_texts_passages": {count: _estimate(-0.01) for count in counts},
-    }  # fmt: skip
-    split = {"documents": 10, "tokens": 1000, "task_tokens": 500}
-    shape = {"hidden_size": 320, "num_hidden_layers": 12, "num_attention_heads": 5, "intermediate_size": 864,
-             "vocab_size": 8192, "max_position_embeddings": 1024}  # fmt: skip
-    return {
-        "model": {"size": size, "parameters": 17_000_000, **shape},
-        "corpus": {"splits": dict.fromkeys(("train", "validation", "test"), split), "sha256_of_packages": "ab" * 32,
-                   "packages": {"numpy": "2"}, "licences": {"numpy": "BSD-3-Clause"}},
-        "limit": 1.0, "bootstrap": {"seed": 0, "draws": 2000},
-        "arithmetic": {"tasks": "float32", "others": "bfloat16 products"},
-        "results": {"perplexity": {"test": _estimate(perplexity), "validation": _estimate(13)},
-                    "copying": {"documents": _estimate(0.2), "passage": _estimate(0.25)},
-                    "retrieval": retrieval, "tasks": tasks_found},
-    }  # fmt: skip
+def test_every_cards_table_is_what_the_evaluation_says() -> None:
+    found = _evaluations()
+    assert set(found) == {"pydocs-lm-base", "pydocs-lm-small"}
+    for name, evaluation in found.items():
+        card = assets.data("models", name, "README.md").read_text()
+        for bar in BARS:
+            assert bar.row(evaluation) in card
 
 
-def _write(folder: Path, evaluation: Any) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / card.EVALUATION).write_text(json.dumps(evaluation))
-    card.write_card(folder)
-    return (folder / "README.md").read_text()
+def test_a_row_says_which_bar_is_missed() -> None:
+    (perplexity_bar, *_, outputs, _) = BARS
+    base, small = _evaluations().values()
+    assert perplexity_bar.row(base).endswith("| met |") and outputs.row(small).endswith("| no bar |")
+    base["results"]["perplexity"]["test"]["value"] = 15.01
+    assert perplexity_bar.row(base).endswith("| **not met** |")
 
 
-def _line(text: str, start: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(f"| {start}"))
-
-
-def test_a_card_says_which_bars_are_missed(tmp_path: Path) -> None:
-    good = _write(tmp_path / "lm-base", _evaluation())
-    assert "not met" not in good and good.count("| met |") == 7
-    bad = _write(tmp_path / "lm-base", _evaluation(perplexity=15.01))
-    assert bad.count("not met") == 1 and "**not met**" in _line(bad, "Perplexity")
-    rising = _write(tmp_path / "lm-base", _evaluation(steps=(0.06, 0.02, -0.001, 0.01)))
-    assert rising.count("not met") == 1 and "**not met**" in _line(rising, "Retrieval: least fall")
-    parrot = _evaluation()
-    parrot["results"]["tasks"]["families"][tasks.CLOSED]["hit"] = _estimate(0.36)
-    assert "**not met**" in _line(_write(tmp_path / "lm-base", parrot), "The same questions without passages")
-    with pytest.raises(FileNotFoundError, match=r"has no evaluation\.json"):
-        card.write_card(tmp_path)
-
-
-def test_base_is_compared_with_small_and_the_overview_shows_both(tmp_path: Path) -> None:
-    worse = _evaluation("small", perplexity=19.0)
-    for name in ("copying", "retrieval", "tasks"):
-        worse["results"][name] = copy.deepcopy(worse["results"][name])
-    worse["results"]["copying"]["documents"] = _estimate(0.35)
-    worse["results"]["retrieval"]["reduction"]["8"] = _estimate(0.09)
-    worse["results"]["retrieval"]["reduction_from_step_before"]["8"] = _estimate(0.005)
-    worse["results"]["tasks"]["ends_well"] = _estimate(0.8)
-    worse["results"]["tasks"]["families"]["rag"]["hit"] = _estimate(0.5)
-    small = _write(tmp_path / "lm-small", worse)
-    assert "not met" not in small and "no bar" in _line(small, "Task outputs")
-    assert _line(_write(tmp_path / "lm-base", _evaluation()), "Better than lm-small").endswith("| met |")
-    tied = _line(_write(tmp_path / "lm-base", _evaluation(perplexity=19.0)), "Better than lm-small")
-    assert "not on: Perplexity" in tied and "**not met**" in tied
-    reranker = tmp_path / "reranker"
-    reranker.mkdir()
-    estimate = {"mean": 0.8, "error": 0.01}
-    ranking = {"metrics": {"model": {"ndcg@10": estimate}}, "margin": {"mean": 0.06, "error": 0.01}, "passes": True}
-    (reranker / overview.RERANKING).write_text(json.dumps(ranking))
-    (tmp_path / "other").mkdir()
-    overview.write_overview(tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert "[lm-base](lm-base/README.md) | [lm-small](lm-small/README.md)" in text
-    assert "| [reranker](reranker/README.md) | 0.800 ± 0.010 | 6.0 ± 1.0 (met) |" in text and "other]" not in text
-
-
-def test_the_curve_is_thinned_and_drawn(tmp_path: Path) -> None:
+def test_a_log_says_how_the_run_went(tmp_path: Path) -> None:
     steps = np.arange(10, 10_010, 10)
     log = pd.DataFrame({"step": steps, "tokens": steps * 4096, "loss": 3 + 50 / steps, "lr": 0.02,
-                        "tokens_per_second": 4000, "seconds": steps * 1.0, "perplexity": np.nan})  # fmt: skip
-    log.loc[log.index % 25 == 24, "perplexity"] = 20.0
+                        "seconds": steps * 1.0, "perplexity": np.nan})  # fmt: skip
     log.loc[log.index[-1], "lr"] = 1e-6
-    curve.write(log, tmp_path)
-    kept = curve.read_log(tmp_path / "curve.csv")
-    assert 190 < len(kept) < 300
-    assert kept["perplexity"].notna().sum() == 40 and kept["step"].iloc[-1] == 10_000
-    assert kept["loss"].iloc[0] == pytest.approx(log["loss"].iloc[:5].mean(), abs=1e-4)
-    assert (tmp_path / "curve.png").stat().st_size > 5000
-    facts = curve.training_facts(log)
-    assert facts["finished"] and facts["tokens_a_step"] == 4096 and facts["minutes"] == pytest.approx(166.7)
-    assert not curve.training_facts(log.iloc[:500])["finished"]
+    log.to_csv(tmp_path / "log.csv")
+    found = facts(tmp_path / "log.csv")
+    assert found["finished"] and found["tokens_a_step"] == 4096 and found["minutes"] == pytest.approx(166.7)
+    log.iloc[:500].to_csv(tmp_path / "log.csv")
+    assert not facts(tmp_path / "log.csv")["finished"]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"other\.csv is no log"):
-        curve.read_log(tmp_path / "other.csv")
+        facts(tmp_path / "other.csv")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import os
 import signal
 from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
@@ -34,7 +32,7 @@ from ondevice.retrieval import pools as evaluation_data
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.layer_scores import layer_scores, scores_of
 from ondevice.retrieval.pools import Pool, evaluation_pools
-from ondevice.training.reranking import card, evaluation, examples, learning
+from ondevice.training.reranking import evaluation, examples, learning
 from ondevice.training.reranking.examples import Example, training_examples
 from ondevice.training.reranking.learning import Recipe
 from ondevice.training.reranking.lists import CANDIDATES, QUERIES, Lists, chosen
@@ -325,28 +323,6 @@ def test_the_report_compares_with_the_better_baseline_and_follows_the_layers():
     assert found["metrics"]["model"]["ndcg@10"] == {"mean": 1, "error": 0}
     assert found["margin"]["mean"] == pytest.approx(1 - 1 / np.log2(3))
     assert [layer["spearman"]["mean"] for layer in found["layers"]] == pytest.approx([-1, 1])
-
-
-def test_a_card_says_what_was_measured_and_how_it_was_trained(tmp_path):
-    trained(tmp_path / "run", queries=12 * QUERIES, supervision="deep")
-    query, relevant = corpus.Query("summary", "q", "n", ""), np.arange(20) == 3
-    up = np.where(relevant, 2.0, np.linspace(0, 1, 20))
-    pools = [Pool(query, ("p",) * 20, relevant, up, -up)] * 3
-    found = {"split": "test", **evaluation.report(evaluation_data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)}
-    found["training"] = card.training_facts(tmp_path / "run", "pydocs-lm-base", "a machine")
-    folder = tmp_path / "a-reranker"
-    assets.write_text(folder / card.EVALUATION, json.dumps(found))
-    card.write(folder, pd.read_csv(tmp_path / "run" / "log.csv"))
-    text = (folder / "README.md").read_text()
-    assert text.startswith("# Model card: a-reranker") and "every layer's score" in text
-    assert "96 queries of the train split in 12 steps" in text and "on a machine" in text
-    assert "BM25: 0.0 ± 0.0 (**not met**) points" in text  # the model orders as BM25 does
-    assert "| 2 | 1.000 ± 0.000 | 1.000 ± 0.000 |" in text and (folder / "curve.png").is_file()
-
-
-def test_a_folder_without_a_run_gives_no_card(tmp_path):
-    with pytest.raises(ValueError, match="not the folder of a reranker's training run"):
-        card.training_facts(tmp_path, "pydocs-lm-base", "a machine")
 
 
 @pytest.mark.parametrize("kind", PARENTS)

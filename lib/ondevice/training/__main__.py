@@ -18,7 +18,7 @@ HELD_OUT = 64  # windows of 512 tokens for the perplexity in the log
 
 
 def main(given: list[str] | None = None) -> None:
-    """Train a bundled model, or go on training it; evaluate one and write its card."""
+    """Train a bundled model, or go on training it; evaluate one."""
     parser = commands.Parser("python -m ondevice.training", description=main.__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
     lm = programs.add_parser(

@@ -1,1 +1,1 @@
-"""Evaluation of the bundled language models on held-out documents, and their model cards."""
+"""Evaluation of the bundled language models on held-out documents."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ondevice.training.evaluation.retrieval_gain import STEPS
-from ondevice.training.evaluation.tasks import CLOSED
 
 Results = Mapping[str, Any]
 _SENSES: dict[str, Callable[[float, float], bool]] = {
@@ -29,15 +28,21 @@ class Bar:
     measured: Callable[[Results], Mapping[str, float]]
     percent: bool = False
 
-    def met(self, results: Results, size: str | None) -> bool | None:
-        """Whether the value passes; None where there is no bar for the size."""
-        limit = self.limits.get(size or "")
-        return None if limit is None else _SENSES[self.sense](self.measured(results)["value"], limit)
-
-    def better(self, one: Results, other: Results) -> bool:
-        """Whether the first results beat the second's here."""
-        mine, its = self.measured(one)["value"], self.measured(other)["value"]
-        return mine < its if self.sense == "at most" else mine > its
+    def row(self, evaluation: Mapping[str, Any]) -> str:
+        """The row of a model card's table: limit, value with standard error, 95 % interval, n, whether it is met."""
+        found = self.measured(evaluation["results"])
+        limit = self.limits.get(evaluation["model"]["size"] or "")
+        scale, unit = (100, " %") if self.percent else (1, "")
+        digits = 1 if self.percent else 2 if abs(found["value"]) >= 1 else 3
+        value, error, low, high = (
+            f"{scale * found[key]:.{digits}f}" for key in ("value", "standard_error", "low", "high")
+        )
+        bar, verdict = "-", "no bar"
+        if limit is not None:
+            bar = f"{self.sense} {scale * limit:g}{unit}"
+            verdict = "met" if _SENSES[self.sense](found["value"], limit) else "**not met**"
+        return (f"| {self.label} | {bar} | {value} ± {error}{unit} | {low}{unit} to {high}{unit} | {found['count']} | "
+                f"{verdict} |")  # fmt: skip
 
 
 def _smallest_step(results: Results) -> Mapping[str, float]:
@@ -62,10 +67,3 @@ BARS = (
         lambda results: results["tasks"]["ends_well"], percent=True),
     Bar("Questions with passages (`rag`) answered", "at least", {"base": 0.60}, _task("rag", "hit"), percent=True),
 )  # fmt: skip
-
-
-def closed_book_is_well_below(results: Results) -> bool:
-    """Whether without passages less than half as many of the same questions, and of `question`'s, are answered."""
-    families = results["tasks"]["families"]
-    half = families["rag"]["hit"]["value"] / 2
-    return families[CLOSED]["hit"]["value"] < half and families["question"]["hit"]["value"] < half

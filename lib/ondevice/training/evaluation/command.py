@@ -1,4 +1,4 @@
-"""The commands `evaluate` and `cards` of `python -m ondevice.training`."""
+"""The command `evaluate` of `python -m ondevice.training`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from ondevice.precision import bfloat16_pays
 
 
 def register(programs: Any) -> None:
-    """Add the commands to the parser; each leaves its handler in `handler`."""
-    evaluate = programs.add_parser("evaluate", help="measure a language model on held-out documents; write its card")
+    """Add the command to the parser; it leaves its handler in `handler`."""
+    evaluate = programs.add_parser("evaluate", help="measure a language model on held-out documents")
     evaluate.add_argument("--model", required=True, help="a bundled model's name or a folder")
-    evaluate.add_argument("--log", type=existing, help="log.csv of the training run, for the curve and the card")
-    evaluate.add_argument("--out", type=writable, required=True, help="gets evaluation.json, README.md and the curve")
+    evaluate.add_argument("--log", type=existing, help="log.csv of the training run")
+    evaluate.add_argument("--out", type=writable, required=True, help="folder that gets evaluation.json")
     evaluate.add_argument("--limit", type=commands.number(0, 1, above=0), default=1.0, help="share of the samples")
     evaluate.add_argument("--vector-rate", type=positive, help="peak rate of AdamW in that run, where not the default")
-    evaluate.add_argument("--machine", help="what the run trained on, for the card; by default this machine's CPU")
+    evaluate.add_argument("--machine", help="what the run trained on; by default this machine's CPU")
     evaluate.add_argument("--threads", type=count, help="CPU threads (all by default)")
     evaluate.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to measure")
     evaluate.set_defaults(handler=run)
-    cards = programs.add_parser("cards", help="write the cards of all bundled models, and data/models/README.md, anew")
-    cards.set_defaults(handler=write_cards)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -35,34 +33,21 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from ondevice import models
-    from ondevice.training.evaluation import card, curve, suite
+    from ondevice.training.evaluation import bars, suite
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    log = curve.read_log(arguments.log) if arguments.log else None  # read first: a wrong path should fail at once
+    training = _training(arguments) if arguments.log else None  # read first: a wrong path should fail at once
     loaded = models.load(arguments.model, device=arguments.device)
     digest = _weights_digest(arguments.model)  # before measuring: a training run may write its folder anew meanwhile
     found = suite.evaluate(loaded, arguments.limit)
     found["model"]["weights_sha256"] = digest
-    if log is not None:
-        found["training"] = curve.training_facts(log) | _recipe(arguments)
-        curve.write(log, arguments.out)
-    assets.write_text(arguments.out / card.EVALUATION, json.dumps(found, indent=1) + "\n")
-    card.write_card(arguments.out)
-    print(f"wrote {arguments.out.name}/{card.EVALUATION} and README.md")
-
-
-def write_cards(_: argparse.Namespace) -> None:
-    """The `cards` command."""
-    from ondevice.training.evaluation import card, overview
-    from ondevice.training.reranking import card as reranking
-
-    for folder in sorted(path for path in overview.models_folder().iterdir() if path.is_dir()):
-        if card.read(folder):
-            card.write_card(folder)
-        if (folder / reranking.EVALUATION).is_file():
-            reranking.write_card(folder)
-    overview.write_overview()
+    if training is not None:
+        found["training"] = training
+    assets.write_text(arguments.out / "evaluation.json", json.dumps(found, indent=1) + "\n")
+    for bar in bars.BARS:
+        print(bar.row(found))
+    print(f"wrote {arguments.out.name}/evaluation.json")
 
 
 def _weights_digest(spec: str) -> str | None:
@@ -75,10 +60,12 @@ def _weights_digest(spec: str) -> str | None:
     return None
 
 
-def _recipe(arguments: argparse.Namespace) -> dict[str, Any]:
+def _training(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the run's log and the arguments say of it."""
     from ondevice.training.language_model import Recipe
+    from ondevice.training.running import facts
 
     instructions = " with bfloat16 instructions" if bfloat16_pays("cpu") else ""
     machine = arguments.machine or f"{os.cpu_count()} CPU cores{instructions}"
     rate = arguments.vector_rate or Recipe.vector_rate
-    return {"peak_vector_rate": rate, "machine": machine, "more_tasks_in_decay": True}
+    return facts(arguments.log) | {"peak_vector_rate": rate, "machine": machine, "more_tasks_in_decay": True}

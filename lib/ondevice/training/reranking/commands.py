@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import pandas as pd
 import torch
 import transformers
 
@@ -17,7 +16,7 @@ from ondevice.corpus.pairs import is_causal
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import pool_scores
 from ondevice.retrieval.pools import for_evaluation
-from ondevice.training.reranking import card, examples, learning
+from ondevice.training.reranking import examples, learning
 from ondevice.training.reranking.evaluation import mean_ndcg, report
 from ondevice.training.reranking.lists import Lists
 
@@ -43,12 +42,7 @@ def register(programs: Any) -> None:
     evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
     evaluating.add_argument("--split", choices=["validation", "test"], default="test", help="whose pools")
-    evaluating.add_argument(
-        "--out", type=writable, required=True, help="the JSON file; with --run, the model's folder"
-    )
-    evaluating.add_argument("--run", type=Path, help="folder of its training run, for a model card")
-    evaluating.add_argument("--parent", default="", help="what it was begun from, for the card")
-    evaluating.add_argument("--machine", default="", help="where it was trained, for the card")
+    evaluating.add_argument("--out", type=writable, required=True, help="the JSON file")
     evaluating.add_argument("--threads", type=count, help="CPU threads (all by default)")
     evaluating.set_defaults(handler=evaluate_reranker)
 
@@ -83,13 +77,7 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
         scores = pool_scores(loaded.model, loaded.tokenizer, evaluation.pools)
     found = report(evaluation, scores)
     name = arguments.model if loaded.origin != "folder" else Path(arguments.model).name
-    record: dict[str, Any] = {"model": name, "split": arguments.split, **found}
-    if arguments.run:
-        record["training"] = card.training_facts(arguments.run, arguments.parent, arguments.machine)
-    place = arguments.out / card.EVALUATION if arguments.run else arguments.out
-    assets.write_text(place, json.dumps(record, indent=1) + "\n")
-    if arguments.run:
-        card.write(arguments.out, pd.read_csv(arguments.run / "log.csv"))
+    assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **found}, indent=1) + "\n")
     means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in found["metrics"].items()}
     print(f"nDCG@10 on {found['queries']} queries: {means}")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool
 from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
-
-if TYPE_CHECKING:
-    pass
 
 MARGIN = 0.05  # of nDCG@10 over the better of the two baselines: what makes a model a reranker
 

@@ -4,6 +4,8 @@ import re
 import tomllib
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ondevice.assets import ROOT
 
@@ -15,7 +17,9 @@ def test_environment_yml_adds_no_dependency():
     conda = [entry for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str)]
     pip = [entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict)]
     assert sorted(re.split(r"[<>=]", entry)[0] for entry in conda) == ["pip", "python"]
-    assert [[line for line in lines if not line.startswith("--extra-index-url")] for lines in pip] == [["-e .[dev]"]]
+    assert [[line for line in lines if not line.startswith("--extra-index-url")] for lines in pip] == [
+        ["-c requirements.lock", "-e .[dev]"]
+    ]
     assert "dev" in PROJECT["optional-dependencies"]
     assert ENVIRONMENT["name"] == PROJECT["name"]
 
@@ -39,3 +43,25 @@ def test_the_lock_has_what_pyproject_asks_for():
 
 def test_the_set_up_finds_one_pin_of_torch():
     assert len(re.findall(r"torch==[0-9.]*", (ROOT / "pyproject.toml").read_text())) == 1
+
+
+def test_of_two_builds_of_torch_pip_takes_the_one_for_cpus():
+    """environment.yml adds an index with CPU builds; both the pin and the lock must allow them, and they sort above."""
+    [pin] = [Requirement(entry) for entry in PROJECT["dependencies"] if entry.startswith("torch")]
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    [locked] = [Requirement(line) for line in lock if line.startswith("torch==")]
+    [version] = [Version(one.version) for one in pin.specifier]
+    builds = [version, Version(f"{version}+cpu")]
+    assert [*locked.specifier.filter(pin.specifier.filter(builds))] == builds and max(builds) == builds[1]
+
+
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}
+
+
+def test_the_lock_is_tried_every_week_and_audited():
+    weekly = WORKFLOWS["weekly"]
+    assert weekly[True]["schedule"]  # YAML's "on"
+    assert {"locked", "newest"} <= set(weekly["jobs"]["versions"]["strategy"]["matrix"]["versions"])
+    steps = [step.get("run", "") for step in WORKFLOWS["test"]["jobs"]["audit"]["steps"]]
+    assert any("pip-audit" in step and "-r requirements.lock" in step for step in steps)
+    assert "pip-audit" not in (ROOT / "pyproject.toml").read_text()

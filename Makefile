@@ -18,7 +18,7 @@ NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcar
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce publish test lint lab notebooks record bench clean
+.PHONY: help reproduce publish test lint lab notebooks record bench site clean
 
 help:
 	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
@@ -29,6 +29,7 @@ help:
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
 	@echo "make record      long runs: data/records of one paper (PAPER=diaa) or machine (MACHINE=name); resumable"
 	@echo "make bench       the measured numbers (tests/benchmarks)"
+	@echo "make site        the site of README, notebooks, cards and API in runs/site"
 	@echo "make clean       remove runs/ and caches (not .venv, not the cache of corpus and tables)"
 	@echo "Variables: see the head of the Makefile."
 
@@ -82,6 +83,13 @@ bench: $(READY)
 	@set -e; for script in $(wildcard tests/benchmarks/bench_*.py); do \
 		echo "== $$script"; $(BIN)/python $$script; \
 	done
+
+# Pages are gathered from the repository below runs/site-source; -W: a link that leads nowhere fails.
+site: $(READY)
+	@echo "== Building runs/site"
+	@rm -rf runs/site && mkdir -p runs/site-source
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs -d runs/site-doctrees runs/site-source runs/site
+	@echo "Open runs/site/index.html"
 
 clean:
 	@echo "== Removing runs/ and caches"

@@ -276,17 +276,10 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
     [
         ("completions", b'{"prompt": ""}', "The prompt is empty."),
         ("completions", b'{"prompt": ["a", "b"]}', "'prompt' is not a string"),
-        ("completions", b'{"prompt": "a", "max_tokens": 0}', "'max_tokens' is not a whole number of at least 1."),
-        ("completions", b'{"prompt": "a", "model": 3}', "'model' is not a string."),
         ("completions", b'{"prompt": "a", "n": "private"}', "'n' is not a whole number of at least 1."),
-        ("completions", b'{"prompt": "a", "n": -5}', "'n' is not a whole number of at least 1."),
         ("completions", b"[1]", "The body is not a JSON object."),
-        ("completions", b'{"prompt": ', "The body is not JSON"),
         ("chat/completions", b'{"messages": []}', "'messages' is not a list of at least one message."),
         ("chat/completions", b'{"messages": [{"role": "user", "content": ""}]}', "The prompt is empty."),
-        ("chat/completions", b'{"messages": ["hi"]}', "A message is not an object with a 'role'."),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": 3}]}', "neither a string nor a list"),
-        ("chat/completions", b'{"messages": [{"role": "user"}], "stream_options": 1}', "not an object"),
     ],
 )
 def test_a_bad_request_gets_400_and_one_sentence(tmp_path: Path, path: str, body: bytes, message: str) -> None:

@@ -17,7 +17,7 @@ from ondevice.diaa import ambiguities
 from ondevice.diaa.drafter import RECYCLING, Diaa
 from ondevice.diaa.tables import NONE, Fresh, Tables, likeliest, overwrite
 from ondevice.diaa.tree import grow, refill
-from ondevice.diaa.warmup import bigrams, means, said, warm_up
+from ondevice.diaa.warmup import means, said, warm_up
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
@@ -45,23 +45,6 @@ def random_tables(seed: int, vocabulary: int = V, k: int = 8) -> Tables:
 
 
 # Tables
-
-
-def test_memory_is_that_of_table_4():
-    assert Tables.empty(128_256).mebibytes == pytest.approx((7.83, 3.91), abs=0.005)
-    assert Tables.empty(32_000).mebibytes == pytest.approx((1.95, 0.98), abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Tables.empty(5, 8), "1 to 5 candidates"),
-        (lambda: Diaa(Tables.empty(V), refresh=0), "every 0 steps"),
-    ],
-)
-def test_bad_settings_are_one_clear_error(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # Updates
@@ -148,15 +131,9 @@ def test_windows_know_nothing_of_each_other(lm, monkeypatch):
     assert (whole.tokens[16:] == last.tokens).all() and len(whole.tokens) == 20
 
 
-def test_bigrams_are_the_shares_of_next_tokens():
-    tables = bigrams(np.array([1, 2, 1, 3, 1, 2]), V)
-    assert tables.row(1) == [(2, pytest.approx(2 / 3)), (3, pytest.approx(1 / 3))] and tables.row(2) == [(1, 1.0)]
-
-
 def test_means_break_ties_by_the_lower_token():
     fresh = Fresh(np.array([[9, 4], [4, 7]]), np.array([[0.6, 0.2], [0.2, 0.6]], np.float32))
     assert [token for token, _ in means(np.array([1, 1]), fresh, V).row(1)] == [7, 9, 4]
-
 
 
 # Tree
@@ -289,11 +266,6 @@ def test_without_a_dynamic_tree_it_is_token_recycling(limit):
     drafter.observe(verified)
     recycling.observe(verified)
     assert (tables.tokens == recycling.matrix).all()
-
-
-def test_a_foreign_vocabulary_is_refused(lm):
-    with pytest.raises(ValueError, match=f"DIAA was made for 7 token ids; this model has {V}"):
-        generate(lm, Diaa(Tables.empty(7, 3)), [1], 5)
 
 
 def step(root: int, draft: Draft, seed: int, path: tuple[int, ...] = ()) -> Verified:

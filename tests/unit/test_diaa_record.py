@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -83,21 +82,6 @@ def test_a_method_says_the_same_each_time_and_begins_each_task_anew(bench):
     assert alone.equals(passes[passes["task"] == "b"].reset_index(drop=True))
 
 
-def test_an_edited_function_acts(bench):
-    def nothing(tables: Tables, root: int, budget: int):
-        return methods.tree.Tree()
-
-    edited = Workbench("tiny", grow=nothing)
-    edited.lm = bench.lm
-    assert record.again(edited, "DIAA", "tasks", REQUESTS)[1]["drafted"].sum() == 0
-    assert record.again(bench, "DIAA", "tasks", REQUESTS)[1]["drafted"].sum() > 0
-
-
-def test_forwards_of_drafts_are_recorded(bench):
-    passes = record.again(bench, "SWIFT", "tasks", REQUESTS)[1]
-    assert (passes["drafting_passes"] >= passes["depth"]).all() and (passes["depth"] > 0).any()
-
-
 def test_a_prompt_that_changed_is_refused(bench, monkeypatch):
     answers = record.again(bench, "vanilla", "tasks", REQUESTS)[0]
     known = {one.name: list(one.ids) for one in REQUESTS}
@@ -133,13 +117,3 @@ def test_a_driven_shape_accepts_what_the_other_model_does(bench, monkeypatch):
     right = [len(generate(bench.lm, Drafter(), one.ids, 30).steps) for one in REQUESTS]
     assert runs[runs["method"] == "vanilla"]["passes"].tolist() == right and (runs["decode_s"] > 0).all()
     assert (runs[runs["method"] == "DIAA"]["passes"] < 29).all()
-
-
-def test_a_curve_has_medians_inside_their_intervals(lm):
-    one = timing.Curve(lm, 8, (1, 2, 4), {"model": "tiny"})
-    for _ in range(9):
-        one.turn()
-    table = one.table()
-    assert table["rows"].tolist() == [1, 2, 4] and (table["cached"] == 8).all()
-    assert ((table["low"] <= table["seconds"]) & (table["seconds"] <= table["high"])).all()
-    assert isinstance(table, pd.DataFrame) and (table["n"] >= 1).all()

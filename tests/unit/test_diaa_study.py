@@ -73,15 +73,6 @@ def test_beyond_the_last_size_the_last_slope_goes_on_and_an_unknown_model_is_nam
         machine.forward("a model", "float32", 1, 1)
 
 
-def test_a_variant_that_was_not_run_has_diaas_own_work_and_plain_decodings_prefill(machine):
-    machine.whole.loc[machine.whole["method"] == "vanilla", [f"{part}_s" for part in study.PARTS]] = 0.0
-    assert machine.own_work(BASE, "vanilla") == dict.fromkeys(study.PARTS, 0.0)
-    assert machine.own_work(BASE, "a variant") == pytest.approx(dict.fromkeys(study.PARTS, 1e-3))
-    assert machine.own_work("random:shape", "DIAA") == dict.fromkeys(study.PARTS, 0.0)
-    assert machine.prefill(BASE, "a variant", pd.Series([15, 30])) == pytest.approx([1.5, 3.0])
-    assert np.isnan(machine.prefill("random:shape", "DIAA", pd.Series([15]))).all()
-
-
 def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
     rng = np.random.default_rng(1)
     values = rng.uniform(1, 2, (2, 30))
@@ -95,12 +86,6 @@ def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
     assert mean.value == pytest.approx(values.mean())
     spread = 1.96 * np.sqrt((values.var(axis=1, ddof=1) / 30).sum()) / 2
     assert mean.high - mean.low == pytest.approx(2 * spread, rel=0.15)
-
-
-def test_one_prompt_a_task_has_an_interval_without_ends():
-    table = born(pd.DataFrame({"task": TASKS, "request": 0, "method": "a", "value": [1.0, 2.0]}), "measured")
-    estimate = study.resample(table, "value").estimate(study.resample(table, "value")["a"].mean(axis=1))
-    assert (estimate.value, estimate.low, estimate.high) == (1.5, -np.inf, np.inf)
 
 
 def test_claims_and_a_null_are_the_same_code(timed):
@@ -125,33 +110,3 @@ def test_predictions_are_compared_with_runs_that_took_the_same_passes(timed):
     runs.loc[runs["request"] == 0, ["passes", "decode_s"]] = [99, 1.0]
     found = study.checked(timed, born(runs, "recorded")).set_index(["model", "method"])
     assert found["ratio"].to_numpy() == pytest.approx(1.03) and (found["answers"] == 4).all()
-
-
-def test_which_of_two_trees_has_more_is_told_on_average_or_by_cells(timed):
-    sample = study.resample(timed[timed["model"] == BASE], "goodput")
-    pairs = [("DIAA", "vanilla"), ("vanilla", "SAM-D")]
-    assert [e.value for e in study.more([sample], pairs)] == [0.5]
-    assert [e.value for e in study.more([sample], pairs[:1], cells=True)] == [1.0]
-    place, over = study.best_size(sample, ["vanilla", "DIAA", "SAM-D"])
-    assert place.value == 1 and over.value > 1
-
-
-def test_answers_that_differ_are_counted_and_another_models_are_the_null(record):
-    answers = record[0]
-    percent, count = study.differing(answers)
-    assert (percent.value, count.value, count.n) == (0, 12, 12)
-    assert study.of_another_model(answers)[0].value == 100
-    answers.loc[answers["method"] == "DIAA", "identical"] = [False] + [True] * 11
-    assert study.differing(answers)[0].value == pytest.approx(100 / 12)
-
-
-def test_rank_correlation_over_bins_of_equally_many_nodes():
-    rng = np.random.default_rng(0)
-    said = rng.uniform(0, 1, 4000)
-    nodes = pd.DataFrame({"model": "m", "answer": np.repeat(range(40), 100), "said": said, "depth": 1 + (said < 0.5)})
-    nodes["accepted"] = rng.uniform(0, 1, 4000) < said
-    found = study.follows(born(nodes, "measured"))
-    assert found.value > 0.95 and found.low > 0.8 and found.n == 40
-    assert study.follows(nodes, "depth").value == pytest.approx(1)
-    nodes["accepted"] = rng.uniform(0, 1, 4000) < 0.5
-    assert study.follows(nodes).low < 0.3

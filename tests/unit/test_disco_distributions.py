@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco.distributions import DEVICES, Device, Latency, Lengths
-from ondevice.disco.policy import NEVER, DispatchPolicy, check_budget, mixture, single
+from ondevice.disco.distributions import Device, Latency, Lengths
+from ondevice.disco.policy import check_budget, mixture, single
 
 S = Latency.of([4.0, 1.0, 2.0, 2.0])
 
@@ -31,20 +31,12 @@ def test_expected_minimum_averages_the_samples_cut_at_t(t):
     assert S.expected_minimum(t) == pytest.approx(np.minimum(S.samples, t).mean(), abs=1e-15)
 
 
-def test_mean_is_the_samples_mean():
-    assert S.mean == 2.25
-
-
 def test_token_mass_weighs_a_prompt_by_its_tokens():
     lengths = Lengths.of([1, 1, 4])
     assert lengths.support.tolist() == [1, 4]
     assert lengths.probability.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert lengths.mean == pytest.approx(2.0)
     assert lengths.mass.tolist() == pytest.approx([2 / 6, 4 / 6])
-
-
-def test_whole_floats_are_lengths_like_integers():
-    assert Lengths.of([3.0, 5.0]).counts.tolist() == Lengths.of([3, 5]).counts.tolist()
 
 
 def test_sampled_lengths_follow_the_histogram():
@@ -57,19 +49,12 @@ def test_a_device_takes_overhead_and_time_per_token():
     assert Device("d", 50.0, 10.0, 0.5).ttft([0, 100]).tolist() == [0.5, 2.5]
 
 
-def test_the_papers_three_devices_have_section_5_1_rates():
-    rates = [(d.prefill_rate, d.decode_rate) for d in DEVICES.values()]
-    assert rates == [(31.32, 13.93), (51.80, 20.14), (79.90, 21.47)]
-
-
 @pytest.mark.parametrize(
     ("seconds", "message"),
     [
         ([], "at least one sample"),
         ([1.0, -0.5], "negative number, -0.5"),
         ([1.0, np.nan], "NaN or an infinite"),
-        ([1.0, np.inf], "NaN or an infinite"),
-        ([1.0, -np.inf], "negative"),
     ],
 )
 def test_bad_latency_traces_are_refused(seconds, message):
@@ -82,10 +67,8 @@ def test_bad_latency_traces_are_refused(seconds, message):
     [
         ([], "at least one prompt"),
         ([3, 0], "smallest length given is 0"),
-        ([3, -2], "smallest length given is -2"),
         ([2.5], "whole numbers"),
         ([2.0, np.nan], "whole numbers"),
-        ([2.0, np.inf], "whole numbers"),
     ],
 )
 def test_bad_lengths_are_refused(tokens, message):
@@ -117,25 +100,10 @@ def test_a_policy_refuses_waits_that_are_no_times(wait):
         single("bad", "device", 0.5, np.array([0.0, wait, 0.0]), ONE)
 
 
-def test_a_policy_refuses_lengths_that_nobody_serves():
-    with pytest.raises(ValueError, match="neither endpoint ever starts"):
-        single("bad", "device", 0.5, np.array([0.0, NEVER, 0.0]), np.array([0.0, NEVER, 0.0]))
-
-
 @pytest.mark.parametrize("chance", [-0.1, 1.1, np.nan])
 def test_a_policy_refuses_a_chance_outside_0_to_1(chance):
     with pytest.raises(ValueError, match="chance is not in"):
         mixture("bad", "device", 0.5, (ONE, ONE), (ONE, ONE), chance)
-
-
-def test_a_policy_refuses_an_unknown_endpoint():
-    with pytest.raises(ValueError, match="device or server, not 'cloud'"):
-        single("bad", "cloud", 0.5, ONE, ONE)
-
-
-def test_a_policy_refuses_waits_of_another_shape_than_its_chances():
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) for 2 lengths"):
-        DispatchPolicy("bad", "device", 0.5, np.ones((2, 3)), np.ones((2, 3)), np.zeros(2))
 
 
 def test_the_decider_takes_the_second_alternative_below_its_chance():

@@ -29,22 +29,6 @@ def test_on_a_slowly_changing_series_recent_values_beat_the_median(seed):
     assert found["exponential_smoothing"] < 0.9 * found["constant_median"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_on_independent_values_nothing_beats_the_median(seed):
-    found = mae(autoregressive(0.0, 600, seed))
-    assert (found.drop("constant_median") > found["constant_median"]).all()
-
-
-def test_the_moving_average_predicts_the_mean_of_ten_values():
-    series = np.r_[np.full(40, 2.0), 12.0, np.full(19, 2.0)]
-    guess = predictors._predictions(series, 42, 0)["moving_average"]
-    assert guess[:11].tolist() == pytest.approx([3.0] * 9 + [2.0] * 2)
-
-
-def test_smoothing_moves_three_tenths_of_the_way():
-    assert predictors._smoothed(np.array([1.0, 2.0, 2.0])).tolist() == pytest.approx([1.0, 1.0, 1.3])
-
-
 def test_the_future_does_not_change_past_predictions():
     series = autoregressive(0.8, 200, 3)
     changed = series.copy()
@@ -54,17 +38,6 @@ def test_the_future_does_not_change_past_predictions():
         np.testing.assert_array_equal(before[name][:31], after[name][:31], err_msg=name)  # 170 itself is guessed too
         if name != "constant_median":
             assert not np.array_equal(before[name][31:], after[name][31:]), name
-
-
-def test_errors_are_percent_of_the_truth_and_seconds():
-    series = np.r_[np.full(70, 2.0), np.full(30, 4.0)]
-    found = predictors.prediction_errors(series).set_index("predictor").loc["constant_median"]
-    assert (found["mape_percent"], found["mae_s"]) == (pytest.approx(50.0), pytest.approx(2.0))
-
-
-def test_the_same_seed_gives_the_same_errors():
-    series = autoregressive(0.5, 120, 4)
-    pd.testing.assert_frame_equal(predictors.prediction_errors(series, 7), predictors.prediction_errors(series, 7))
 
 
 def test_a_series_too_short_for_its_lags_is_refused():

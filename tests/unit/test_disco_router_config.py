@@ -72,17 +72,12 @@ def put(*path: Any) -> Callable[[Any], None]:
     ("change", "said"),
     [
         (put("colour", 1), "colour is no key that is known here"),
-        (put("router_settings", "budgets", 1), "router_settings.budgets is no key that is known here"),
         (put("model_list", 0, "litellm_params", "modle", 1), "model_list.0.litellm_params.modle is no key"),
         (put("model_list", 0, "model_info", {}), "model_list.0.model_info.side: field required"),
         (put("model_list", 0, "model_info", "side", "server"), "has no deployment whose side is device"),
         (put("model_list", 1, "litellm_params", "api_key", "os.environ/NONE_SUCH"), "variable NONE_SUCH holds nothing"),
         (put("model_list", 0, "litellm_params", "api_base", "ftp://host"), "'ftp://host' is not the http(s) URL"),
-        (put("model_list", 0, "litellm_params", "api_base", "http://a/v1?k=1"), "is not the http(s) URL"),
         (put("router_settings", "budget", 1.1), "router_settings.budget: input should be less than or equal to 1"),
-        (put("router_settings", 5), "router_settings: input should be a valid dictionary"),
-        (put("router_settings", "pace", 0), "router_settings.pace: input should be greater than 0"),
-        (put("general_settings", "master_key", "os.environ/NONE_SUCH"), "variable NONE_SUCH holds nothing"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(written: Any, change: Any, said: str) -> None:
@@ -101,7 +96,6 @@ def test_two_endpoints_that_are_one_are_refused() -> None:
     "kept",
     [
         '{"version": 7, "dispatcher": {}, "spent": {}}', '{"version": 1, "disp', "[]", '{"version": 1}',
-        '{"version": 1, "dispatcher": null, "spent": [1]}', '{"version": 1, "dispatcher": {}, "spent": {"x": "y"}}',
     ],
 )  # fmt: skip
 def test_a_state_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kept: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ondevice import assets
 from ondevice.disco import traces
-
-NO_TAIL = ["DeepSeek", "LLaMA"]
 
 
 def test_every_series_has_both_metrics_at_ascending_levels_and_times():
@@ -20,38 +20,6 @@ def test_every_series_has_both_metrics_at_ascending_levels_and_times():
         assert rows["level"].between(0, 1, inclusive="neither").all()
         assert np.all(np.diff(rows["seconds"]) >= 0)
         assert (rows["seconds"] > 0).all()
-
-
-def test_every_series_is_long_enough_for_a_p99():
-    assert min(traces.measured(name).samples.size for name in traces.series_names()) >= traces.MINIMUM_ROWS
-
-
-def test_pairs_of_lengths_are_positive_and_unique():
-    table = assets.derived_trace("length_pairs")
-    assert (table[["prompt", "answer", "count"]] > 0).all(axis=None)
-    assert not table.duplicated(["source", "prompt", "answer"]).any()
-
-
-def test_prompts_and_answers_are_the_margins_of_their_pairs():
-    pairs = traces.pairs()
-    for column in ("prompt", "answer"):
-        lengths = traces.lengths(column)
-        assert lengths.counts.sum() == pairs["count"].sum()
-        assert lengths.mean == pytest.approx(np.average(pairs[column], weights=pairs["count"]))
-
-
-def test_alpaca_prompts_have_the_length_statistics_of_the_notes():
-    lengths = traces.lengths()
-    assert lengths.counts.sum() == 999
-    assert lengths.mean == pytest.approx(18.4, abs=0.05)
-    assert lengths.support[-1] == 163
-
-
-def test_dependence_has_ten_correlations_for_each_series():
-    table = assets.derived_trace("ttft_dependence")
-    assert sorted(table["series"].unique()) == traces.series_names()
-    assert (table.groupby("series")["lag"].apply(list).map(sorted).map(lambda lags: lags == list(range(1, 11)))).all()
-    assert table["autocorrelation"].abs().le(1).all()
 
 
 @pytest.mark.parametrize("service", traces.PAPER_SERVICES)
@@ -68,18 +36,6 @@ def test_where_table_3_implies_a_tail_the_stand_in_has_its_p99(service):
     row = assets.derived_trace("paper_implied_ttft").set_index("trace").loc[service]
     assert traces.inferred(service, 10_000).quantile(0.99) == pytest.approx(row.implied_tm_s, rel=0.01)
     assert row.implied_tm_s > 1.5 * row.implied_body_p99_s
-
-
-@pytest.mark.parametrize("service", ["GPT", "Command"])
-def test_the_stand_ins_tail_joins_its_body_without_a_jump(service):
-    samples = traces.inferred(service, 10_000).samples
-    assert np.diff(np.log(samples[9600:9900])).max() < 0.02
-
-
-@pytest.mark.parametrize("service", NO_TAIL)
-def test_elsewhere_the_stand_in_has_the_bodys_p99(service):
-    row = assets.derived_trace("paper_implied_ttft").set_index("trace").loc[service]
-    assert traces.inferred(service, 10_000).quantile(0.99) == pytest.approx(row.implied_body_p99_s, rel=0.02)
 
 
 def test_a_server_is_found_by_either_kind_of_name():
@@ -114,11 +70,7 @@ def test_arrival_gaps_have_the_mean_asked_for_and_the_users_burstiness(user):
         assert gaps.std() / gaps.mean() == pytest.approx(row["shape"] ** -0.5, rel=0.05)
 
 
-def test_there_are_ten_users_from_least_to_most_active():
-    assert traces.users()["user"].tolist() == list(range(10))
-
-
-@pytest.mark.skipif(assets.local_file("traces/llmperf_leaderboard.csv") is None, reason="needs the raw traces")
+@pytest.mark.skipif(not ((assets.local_data() or Path()) / "traces").is_dir(), reason="needs the raw traces")
 def test_the_committed_tables_are_what_the_raw_traces_give():
     folder = assets.local_data() / "traces"
     for name, table in traces._derive(folder).items():
@@ -130,11 +82,8 @@ def test_the_committed_tables_are_what_the_raw_traces_give():
     ("call", "message"),
     [
         (lambda: traces.measured("openai-7b"), "No series 'openai-7b'.*there are anyscale-13b"),
-        (lambda: traces.measured("groq-70b", "latency"), "metric 'latency'"),
         (lambda: traces.inferred("Gemini"), "no service 'Gemini'; it has GPT"),
-        (lambda: traces.server("Gemini"), "No series 'Gemini'"),
         (lambda: traces.arrival_gaps(10, 30.0, 5, np.random.default_rng(0)), "No user 10"),
-        (lambda: traces.arrival_gaps(1, 0.0, 5, np.random.default_rng(0)), "mean gap"),
     ],
 )
 def test_unknown_names_are_refused(call, message):

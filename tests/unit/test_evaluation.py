@@ -1,12 +1,9 @@
 """Evaluation of a language model: each number against a direct computation, and the cards' tables."""
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -17,12 +14,10 @@ from ondevice.causal_lm.scoring import score
 from ondevice.corpus import answers
 from ondevice.corpus.reading import Document
 from ondevice.training import language_model
-from ondevice.training.evaluation import estimates, tasks
+from ondevice.training.evaluation import tasks
 from ondevice.training.evaluation.bars import BARS
-from ondevice.training.evaluation.copying import copying_ratio
 from ondevice.training.evaluation.perplexity import perplexity
-from ondevice.training.evaluation.retrieval_gain import Conditionals, best_temperature, gains, mixture, texts
-from ondevice.training.running import facts
+from ondevice.training.evaluation.retrieval_gain import mixture
 
 VOCABULARY, CONTEXT = 32, 64
 
@@ -73,30 +68,6 @@ def test_scores_do_not_depend_on_the_batch(sharp: Any) -> None:
         score(sharp, [[1] * 64], [[1]])
 
 
-class _Copier:
-    """Stands for a model: sure (0.9) of the token that followed the last one's earlier occurrence, else uniform."""
-
-    device = "cpu"
-    config = argparse.Namespace(max_position_embeddings=CONTEXT)
-
-    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int, **_: object) -> argparse.Namespace:
-        logits = torch.zeros(*input_ids.shape, VOCABULARY)
-        for row, ids in enumerate(input_ids.tolist()):
-            for place, token in enumerate(ids):
-                earlier = [i for i in range(place) if ids[i] == token]
-                if earlier:
-                    logits[row, place, ids[earlier[-1] + 1]] = np.log(9 * (VOCABULARY - 1))
-        return argparse.Namespace(logits=logits[:, -logits_to_keep:])
-
-
-def test_copying_is_one_for_a_uniform_model_and_small_for_a_copier(model: Any) -> None:
-    rng = np.random.default_rng(2)
-    passages = [rng.permutation(np.arange(2, VOCABULARY))[:20].tolist() for _ in range(5)]
-    found = copying_ratio(_Copier(), passages, [0], [0])  # type: ignore[arg-type]
-    assert found.value == pytest.approx(np.log(1 / 0.9) / np.log(VOCABULARY), rel=1e-4)  # the end token is copied from
-    assert copying_ratio(model, passages, [0], [0, 1]).value == pytest.approx(1, abs=0.05)
-
-
 def test_the_mixture_is_equation_2_in_probabilities() -> None:
     rng = np.random.default_rng(3)
     log_probs, scores = np.log(rng.random((4, 7))), rng.random(4) * 30
@@ -105,26 +76,6 @@ def test_the_mixture_is_equation_2_in_probabilities() -> None:
     np.testing.assert_allclose(np.exp(mixture(log_probs, scores, 5.0)), right, rtol=1e-12)
     np.testing.assert_allclose(mixture(log_probs[:1], scores[:1], 5.0), log_probs[0], rtol=1e-12)
     assert np.isfinite(mixture(log_probs - 5000, scores * 100, 1.0)).all()  # where probabilities underflow
-
-
-def _conditionals(rng: np.random.Generator, gain: float) -> Conditionals:
-    alone = -rng.random(20) * 3
-    after = alone + gain * (np.arange(8) == 0)[:, None] - 0.5 * (np.arange(8) > 0)[:, None]
-    return Conditionals(alone, after, np.linspace(40, 10, 8))
-
-
-def test_gains_are_against_none_and_the_temperature_fits_its_texts() -> None:
-    rng = np.random.default_rng(4)
-    measured = [_conditionals(rng, gain=0.2) for _ in range(6)]
-    assert best_temperature(measured) == 1.0  # all weight on the one passage that helps
-    found = gains(measured, 1.0)
-    assert found["reduction"]["1"]["value"] == pytest.approx(1 - np.exp(-0.2), rel=1e-3)
-    assert found["perplexity"]["1"]["value"] / found["perplexity"]["0"]["value"] == pytest.approx(
-        np.exp(-0.2), rel=1e-3
-    )
-    assert found["reduction_from_step_before"]["2"]["value"] < 0
-    flat = [Conditionals(one.alone, one.after[::-1], one.scores) for one in measured]
-    assert best_temperature(flat) == 32.0  # the best passage has the least score
 
 
 def test_a_loop_is_an_ngram_three_times() -> None:
@@ -173,19 +124,6 @@ def test_answers() -> None:
     assert answers.standing_in(["copy the array", "array other", "cop"], train) == [True, False, False]
 
 
-def test_estimates() -> None:
-    found = estimates.rate([1, 0] * 50)
-    assert found.value == 0.5
-    assert found.standard_error == pytest.approx(0.05, rel=0.1)
-    assert found.low < 0.45 < 0.55 < found.high
-    assert estimates.ratio([1, 2], [2, 4]).standard_error == pytest.approx(0, abs=1e-12)
-    groups = estimates.mean_of_groups([[1] * 4, [1, 0] * 200])
-    assert groups.value == 0.75 and groups.count == 404
-    assert groups.standard_error == pytest.approx(0.0125, rel=0.1)
-    with pytest.raises(ValueError, match="two units"):
-        estimates.rate([1])
-
-
 def _documents(count: int) -> list[Document]:
     made = []
     for i in range(count):
@@ -226,15 +164,6 @@ def test_tasks_are_answered_and_judged_by_family(encoder: Any) -> None:
     assert free["loops"]["count"] == 4
 
 
-def test_texts_are_cut_into_query_and_continuation(encoder: Any) -> None:
-    chosen = texts(_documents(30), encoder, 4)
-    assert len(chosen) == 4
-    for text in chosen:
-        assert text.query.startswith("def pkg.f_")
-        assert encoder.decode(text.given) == text.query
-        assert 64 <= len(text.continuation) <= 96
-
-
 def _evaluations() -> dict[str, Any]:
     return {folder.parent.name: json.loads(folder.read_text()) for folder in
             sorted(assets.data("models").glob("*/evaluation.json"))}  # fmt: skip
@@ -255,18 +184,3 @@ def test_a_row_says_which_bar_is_missed() -> None:
     assert perplexity_bar.row(base).endswith("| met |") and outputs.row(small).endswith("| no bar |")
     base["results"]["perplexity"]["test"]["value"] = 15.01
     assert perplexity_bar.row(base).endswith("| **not met** |")
-
-
-def test_a_log_says_how_the_run_went(tmp_path: Path) -> None:
-    steps = np.arange(10, 10_010, 10)
-    log = pd.DataFrame({"step": steps, "tokens": steps * 4096, "loss": 3 + 50 / steps, "lr": 0.02,
-                        "seconds": steps * 1.0, "perplexity": np.nan})  # fmt: skip
-    log.loc[log.index[-1], "lr"] = 1e-6
-    log.to_csv(tmp_path / "log.csv")
-    found = facts(tmp_path / "log.csv")
-    assert found["finished"] and found["tokens_a_step"] == 4096 and found["minutes"] == pytest.approx(166.7)
-    log.iloc[:500].to_csv(tmp_path / "log.csv")
-    assert not facts(tmp_path / "log.csv")["finished"]
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"other\.csv is no log"):
-        facts(tmp_path / "other.csv")

@@ -19,8 +19,6 @@ from transformers import (
     BertTokenizerFast,
     LlamaConfig,
     LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -31,11 +29,11 @@ from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
 from ondevice.retrieval import pools as evaluation_data
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.layer_scores import layer_scores, scores_of
-from ondevice.retrieval.pools import Pool, evaluation_pools
-from ondevice.training.reranking import evaluation, examples, learning
-from ondevice.training.reranking.examples import Example, training_examples
+from ondevice.retrieval.pools import evaluation_pools
+from ondevice.training.reranking import examples, learning
+from ondevice.training.reranking.examples import training_examples
 from ondevice.training.reranking.learning import Recipe
-from ondevice.training.reranking.lists import CANDIDATES, QUERIES, Lists, chosen
+from ondevice.training.reranking.lists import CANDIDATES, QUERIES
 from ondevice.training.reranking.loss import listwise
 from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
 from ondevice.training.running import export
@@ -180,26 +178,6 @@ def test_no_training_example_leaks(collection):
                 assert example.query.answer not in passage.text
 
 
-def test_copies_twins_and_the_summary_itself_are_left_out():
-    same = "Return the greatest of several numbers.\n\n" + "It compares them one by one. " * 12
-    documents = [corpus.Document(f"p.m{n}.f{n}", "p", "function", "", same + str(n), "") for n in range(2)]
-    found = Collection.of(documents, WordTokenizer())  # type: ignore[arg-type]
-    (query, _) = corpus.queries(documents)
-    unfit = found.unfit(query)
-    mine, twin = (found.by_title[d.name] for d in documents)
-    assert unfit(found.passages[mine[0]])  # the summary
-    assert found.relevant(query) == mine[1:]
-    assert all(unfit(found.passages[index]) for index in twin)
-
-
-def test_half_an_answer_in_its_own_document_is_left_out(collection):
-    query = next(query for query in corpus.queries(DOCUMENTS) if query.kind == "parameter")
-    unfit, half = collection.unfit(query), query.answer[: len(query.answer) // 2 + 3]
-    assert unfit(corpus.Passage(query.name, f"text {half}", 5))
-    assert not unfit(corpus.Passage("pack.other", f"text {half}", 5))
-    assert unfit(corpus.Passage("pack.other", f"text {query.answer}", 5))
-
-
 def test_training_sees_no_held_out_module_and_evaluation_asks_of_no_other(monkeypatch):
     splits = {name: tuple(document(i, n) for i in range(60)) for n, name in enumerate(("train", "validation", "test"))}
     monkeypatch.setattr(corpus, "documents", splits.__getitem__)
@@ -240,22 +218,6 @@ def test_pools_have_twenty_candidates_with_their_baselines_scores_in_no_telling_
     assert len(places) > 10
 
 
-def test_a_step_reads_one_positive_and_seven_negatives_and_depends_on_the_step_alone():
-    negatives = {source: tuple(f"{source} {n}" for n in range(4)) for source in ("sparse", "dense", "module", "random")}
-    example = Example(corpus.Query("summary", "q", "n", ""), ("yes 1", "yes 2"), negatives)
-    picked = chosen(example, np.random.default_rng(0))
-    assert picked[0].startswith("yes")
-    assert [sum(text.startswith(source) for text in picked) for source in negatives] == [3, 2, 1, 1]
-    few = dataclasses.replace(example, negatives={**negatives, "dense": ()})
-    assert len(set(chosen(few, np.random.default_rng(0)))) == CANDIDATES
-    tokenizer = shapes.byte_tokenizer()
-    lists, again = Lists([example] * 9, tokenizer), Lists([example] * 9, tokenizer)
-    assert lists(7) == again(7) != lists(8)
-    assert len(lists(0)) == QUERIES * CANDIDATES
-    with pytest.raises(ValueError, match="needs 8 queries with passages; there are 3"):
-        Lists([example] * 3, tokenizer)
-
-
 def test_a_long_passage_is_cut_and_the_query_is_not():
     tokenizer = reading_pairs(marked(), causal=True)
     (row,) = rows(tokenizer, "what?", ["x" * 500])
@@ -278,13 +240,6 @@ def test_scores_are_the_models_own_whichever_side_is_padded(kind, side):
     alone = torch.cat([layer_scores(model, padded([row], 0)) for row in group], dim=1)
     assert torch.allclose(every, alone, atol=1e-5)
     assert torch.allclose(scores_of(model, group), every, atol=1e-5)
-
-
-def test_many_rows_come_back_in_their_order():
-    model = learning.warm(decoder())
-    many = [Row(tuple(range(2, 3 + n % 7)), 1) for n in range(50)]
-    alone = torch.stack([scores_of(model, [row], every=False)[0, 0] for row in many])
-    assert torch.allclose(scores_of(model, many, every=False)[0], alone, atol=1e-5)
 
 
 def test_the_listwise_loss_by_hand_and_deep_supervision_weighs_by_depth():
@@ -311,18 +266,6 @@ def test_metrics_by_hand_with_ties_against_the_ranker():
         ranked(np.array([1, np.nan]), relevant[:2])
     with pytest.raises(ValueError, match="no nDCG"):
         ndcg(np.zeros(3, bool))
-
-
-def test_the_report_compares_with_the_better_baseline_and_follows_the_layers():
-    query = corpus.Query("summary", "q", "n", "")
-    relevant = np.arange(20) == 3
-    up = np.where(relevant, 2.0, np.linspace(0, 1, 20))
-    pools = [Pool(query, ("p",) * 20, relevant, -up, np.where(relevant, 0.97, np.linspace(0, 1, 20)))] * 3
-    found = evaluation.report(evaluation_data.Evaluation(pools, 5), [np.stack([-up, up])] * 3)
-    assert (found["queries"], found["dropped"], found["better_baseline"], found["passes"]) == (3, 2, "embedder", True)
-    assert found["metrics"]["model"]["ndcg@10"] == {"mean": 1, "error": 0}
-    assert found["margin"]["mean"] == pytest.approx(1 - 1 / np.log2(3))
-    assert [layer["spearman"]["mean"] for layer in found["layers"]] == pytest.approx([-1, 1])
 
 
 @pytest.mark.parametrize("kind", PARENTS)
@@ -361,25 +304,6 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
         ValueError, match="broken holds a run of 96 queries with 'deep' supervision, not of 96 with 'last'"
     ):
         trained(tmp_path / "broken", kind, supervision="last")
-
-
-def test_deep_supervision_teaches_the_shallow_layers(tmp_path):
-    accuracy = {}
-    for supervision in ("last", "deep"):
-        _, model = trained(tmp_path / supervision, supervision=supervision, queries=30 * QUERIES, matrix_rate=0.02)
-        with torch.no_grad():
-            accuracy[supervision] = listwise(scores_of(model, toy_lists(999)).view(3, -1, CANDIDATES)[1:2]).item()
-    assert accuracy["deep"] < accuracy["last"]
-
-
-def test_a_parent_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="from a Llama or a BERT, not from opt"):
-        learning.warm(opt())
-
-
-def opt() -> OPTForCausalLM:
-    return OPTForCausalLM(OPTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16,
-                                    word_embed_proj_dim=16, vocab_size=20))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", PARENTS)

@@ -30,20 +30,46 @@ def likeliest_chain(draft: Draft, most: int) -> list[int]:
     return tokens
 
 
+def verify(side: Ahead) -> Tensor:
+    """Logits [D, 1 + n, V] after what is committed and after each of n drafts, in one pass over all documents."""
+    assert side._batch is not None
+    common = side._suffix + side.tokens
+    seen = min(side._batch.length, len(common) - 1)
+    side._batch.rollback(seen)
+    most = min(BUDGET, side.room - 1) if side.tokens else 0
+    draft = side.drafter.propose(side.read + side.tokens, NODES) if most > 0 else Draft((), ())
+    side.drafts, side.taken = likeliest_chain(draft, most), 0
+    given = common[seen:] + side.drafts
+    side.width = len(given)
+    return side._batch.extend(given)[:, -1 - len(side.drafts) :] if side.drafts else side._batch.prefill(given)[:, None]
+
+
+def learn(side: Ahead, verified: Tensor, token: int) -> None:
+    """The drafter sees the side's mixture of its documents, as if one model had said it, and what was said at last."""
+    weights = torch.from_numpy(side._log_weights)[:, None, None]
+    mixed = (verified[: len(weights)].log_softmax(-1) + weights).logsumexp(0).float()
+    taken = side.drafts[: side.taken]
+    root = (side.read + side.tokens)[-2 - len(taken)]
+    side.drafter.observe(Verified(root, Draft.chain(side.drafts), mixed, range(len(taken)), [*taken, token]))
+
+
 class Ahead(Decoder):
     """A `Decoder` whose passes verify a chain of drafts; its distributions are those of a plain one.
 
-    drafter: reads all documents and the query as one prompt. width: tokens of a sequence in the last
-    `next_distribution`'s pass, 0 where an earlier pass had it already.
+    drafter: reads all documents and the query, `read`, as one prompt. drafts: of the last pass, of which `taken` came
+    true. width: tokens of the pass that gave the last distribution, 0 where an earlier one had. verify, learn: above.
     """
 
-    def __init__(self, *decoded: Any, drafter: Callable[[], Drafter], **options: Any) -> None:
+    def __init__(
+        self, *decoded: Any, drafter: Callable[[], Drafter], verify: Callable[[Ahead], Tensor] = verify,
+        learn: Callable[..., None] = learn, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*decoded, **options)
-        self.drafter, self.width = drafter(), 0
-        self._read = [*chain.from_iterable(self._prefixes), *self._suffix]
-        self.drafter.begin(self._read)
-        self._drafts, self._taken = list[int](), 0
-        self._verified: Tensor | None = None  # [D, 1 + drafts, V] logits of the last pass, while they are of use
+        self.drafter, self.verify, self.learn, self.width = drafter(), verify, learn, 0
+        self.read = [*chain.from_iterable(self._prefixes), *self._suffix]
+        self.drafter.begin(self.read)
+        self.drafts, self.taken = list[int](), 0
+        self._verified: Tensor | None = None  # the last pass's logits, while they are of use
 
     def pieces(self) -> Iterator[int]:
         """Prefill; a drafter that reads the prompt's logits is given those of the documents."""
@@ -65,10 +91,10 @@ class Ahead(Decoder):
         super().commit(token)
         if self._verified is None:
             return
-        if self._taken < len(self._drafts) and self._drafts[self._taken] == token:
-            self._taken += 1
+        if self.taken < len(self.drafts) and self.drafts[self.taken] == token:
+            self.taken += 1
             return
-        self._observe(token)
+        self.learn(self, self._verified, token)
         assert self._batch is not None
         self._batch.rollback(min(self._batch.length, len(self._suffix) + self.position - 1))
         self._verified = None
@@ -83,28 +109,11 @@ class Ahead(Decoder):
         if self._batch is None:  # documents one by one: no pass to share
             return super()._logits()
         if self._verified is None:
-            common = self._suffix + self.tokens
-            seen = min(self._batch.length, len(common) - 1)
-            self._batch.rollback(seen)
-            most = min(BUDGET, self.room - 1) if self.tokens else 0
-            draft = self.drafter.propose(self._read + self.tokens, NODES) if most > 0 else Draft((), ())
-            self._drafts, self._taken = likeliest_chain(draft, most), 0
-            given = common[seen:] + self._drafts
-            logits = self._batch.extend(given) if self._drafts else self._batch.prefill(given)[:, None]
-            self._verified, self.width = logits[:, -1 - len(self._drafts) :], len(given)
-        return self._verified[:, self._taken]
+            self._verified = self.verify(self)
+        return self._verified[:, self.taken]
 
     def _prefilled(self, start: int, place: int, logits: Tensor) -> None:
         self.drafter.prefilled(start + place, logits)
-
-    def _observe(self, token: int) -> None:
-        """The drafter learns from the mixture's distributions, as from a model's logits."""
-        assert self._verified is not None
-        weights = torch.from_numpy(self._log_weights)[:, None, None]
-        mixed = (self._verified[: len(weights)].log_softmax(-1) + weights).logsumexp(0).float()
-        taken = self._drafts[: self._taken]
-        root = (self._read + self.tokens)[-2 - len(taken)]
-        self.drafter.observe(Verified(root, Draft.chain(self._drafts), mixed, range(len(taken)), [*taken, token]))
 
 
 class Continued(Drafter):

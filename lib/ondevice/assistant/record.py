@@ -96,9 +96,9 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
 
 def answered(
     by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], question: Question, sets: Sequence[tuple[bool, str, str]],
-    step: Callable[..., Any] = lockstep.step, target: Callable[..., Any] = target,
+    **hooks: Callable[..., Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
-    """(rows of answers, rows of steps) of a question by (picked, method, drafter)."""
+    """(rows of answers, rows of steps) of a question by (picked, method, drafter). hooks: of `Ahead`."""
     rows, steps = list[dict[str, Any]](), list[dict[str, Any]]()
     chosen: dict[tuple[bool, str], Any] = {}
     for reranked, method, drafter in sets:
@@ -109,7 +109,7 @@ def answered(
         decoders: dict[str, Any] = {}
         for name in names:
             node = replace(by_kind[reranked][name], weight_temperature=study.temperature(reranked),
-                           decodes=partial(Ahead, drafter=makers[drafter]))  # fmt: skip
+                           decodes=partial(Ahead, drafter=makers[drafter], **hooks))  # fmt: skip
             if (reranked, name) not in chosen:
                 places, scores = node.documents.places(question.query, K)
                 work = sum(node.documents.reranker.receipt.active) if reranked else 0  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def answered(
         tokens: list[int] = []
         while len(tokens) < LIMIT and not any(decoder.ended for decoder in decoders.values()):
             if method == "both":
-                now = step(decoders)
+                now = lockstep.step(decoders)
                 p = target(now.told["device"], now.told["cloud"], now.log_weight["device"], now.log_weight["cloud"])
                 own = {name: int(now.p[name].argmax()) for name in names}
             else:
@@ -179,7 +179,7 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
                 long = sum(map(len, decoder._prefixes))
                 name = "prefill" + ", logits read" * (letters == "S")
                 yield row(name, 1, lambda: [*decoder.pieces()], long)  # noqa: B023
-            text = list(decoder._read)
+            text = list(decoder.read)
             decoder.next_distribution()
             draft = decoder.drafter
             yield row(f"drafting {letters}".strip(), 1,

@@ -21,6 +21,7 @@ from ondevice.disco.distributions import Lengths
 from ondevice.disco.migration import Answers, Migration, Prices, expected_remaining, stream
 from ondevice.disco.policy import NEVER
 from ondevice.disco.race import race
+from ondevice.dragon.aggregation import Floats
 from ondevice.dragon.pair import added
 from ondevice.dragon.simulator import HEADER, World, simulate
 from ondevice.network.link import Line
@@ -28,7 +29,6 @@ from ondevice.network.link import Line
 SYSTEMS = {"G": "GRATING", "D": "DRAGON", "L": "DIAA", "S": "sd.npu", "C": "DiSCo"}
 SETS = ["".join(letters) for size in range(6) for letters in combinations(SYSTEMS, size)]
 KEYS = ["question", "picked", "method", "drafter"]
-Floats = NDArray[np.float64]
 
 
 def named(systems: str) -> str:
@@ -50,7 +50,7 @@ def temperature(picked: bool) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds on one machine's core, by name and size (record `costs`)."""
+    """Seconds on one core of a machine, by name and size (record `costs`)."""
 
     table: Mapping[str, Mapping[int, float]]
 
@@ -68,38 +68,49 @@ class Costs:
         sizes = sorted(self.table[name])
         return np.interp(size, sizes, [self.table[name][one] for one in sizes])
 
-    def ready(self, answer: pd.Series, side: str, picked: bool, drafter: str) -> float:
-        """Until a side has its passages' rows: picking, the reranker's layers, prefill."""
-        prefill = self("prefill, logits read" if "S" in drafter else "prefill", 1) * answer[f"{side}_prompt"]
-        found = self("hybrid") + self("layer of a candidate") * answer[f"{side}_work"] if picked else self("embedding")
-        return float(found + prefill)
 
-    def paces(self, widths: NDArray[np.int64], drafter: str) -> Floats:
-        """[n] of each position: a pass of so many tokens with its drafting, or only a mixture where it is known."""
-        passes = self("pass", widths) + self(f"drafting {drafter}".strip())
-        return np.where(widths > 0, passes, 0.0) + self("mixture")
+def ready(costs: Costs, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
+    """Seconds until a side has its passages' rows: picking, the reranker's layers, prefill."""
+    prefill = costs("prefill, logits read" if "S" in drafter else "prefill") * answer[f"{side}_prompt"]
+    found = costs("hybrid") + costs("layer of a candidate") * answer[f"{side}_work"] if picked else costs("embedding")
+    return float(found + prefill)
+
+
+def paces(costs: Costs, widths: NDArray[np.int64], drafter: str) -> Floats:
+    """[n] seconds of each position: a pass of so many tokens with its drafting, or a mixture where it is known."""
+    passes = costs("pass", widths) + costs(f"drafting {drafter}".strip())
+    return np.where(widths > 0, passes, 0.0) + costs("mixture")
 
 
 class Recorded:
-    """The records, by question. answers: a row an answer. steps: a row a position and side, in order."""
+    """The records, by question: of those that all drafters ran on.
 
-    def __init__(self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs) -> None:
-        self.answers, self.costs = answers.set_index(KEYS).sort_index(), costs
-        self.names = sorted(answers["question"].unique())
-        self.steps = dict(steps.groupby([*KEYS, "side"], sort=False))
-        self.kind = evidence.kind_of([answers, "simulated"])
+    answers: a row an answer. steps: [n, 3] of a side's positions, in order: width, and whether its and the other side's
+    draft were accepted. ready, paces: the functions above, or an experiment's.
+    """
 
-    def answer(self, name: str, method: str, systems: str) -> pd.Series:
+    def __init__(
+        self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs, ready: Callable[..., float] = ready,
+        paces: Callable[..., Floats] = paces,
+    ) -> None:  # fmt: skip
+        self._ready, self._paces = ready, paces
+        self.costs, self.kind = costs, evidence.kind_of([answers, "simulated"])
+        self.names = sorted(set(answers.loc[answers["drafter"] != "", "question"]))
+        rows: Any = answers.to_dict("records")
+        self.answers = {tuple(row[key] for key in KEYS): row for row in rows}
+        known: Any = steps.groupby([*KEYS, "side"], sort=False)[["width", "accepted", "other_accepted"]]
+        self.steps = {key: part.to_numpy(int) for key, part in known}
+
+    def answer(self, name: str, method: str, systems: str) -> dict[str, Any]:
         """The row of `answers`. method: device, cloud or both."""
-        key: Any = (name, "G" in systems, method, drafter_of(systems))
-        return self.answers.loc[key]
+        return self.answers[name, "G" in systems, method, drafter_of(systems)]
 
     def times(self, name: str, method: str, systems: str, side: str, slower: float) -> Floats:
         """[n] seconds after its question at which a side has each of its own tokens, or drafts of them."""
-        steps = self.steps[name, "G" in systems, method, drafter_of(systems), side]
-        paces = self.costs.paces(steps["width"].to_numpy(), drafter_of(systems))
-        paces[0] += self.costs.ready(self.answer(name, method, systems), side, "G" in systems, drafter_of(systems))
-        return slower * np.cumsum(paces) if side == "device" else np.cumsum(paces)
+        picked, drafter = "G" in systems, drafter_of(systems)
+        seconds = self._paces(self.costs, self.steps[name, picked, method, drafter, side][:, 0], drafter)
+        seconds[0] += self._ready(self.costs, self.answer(name, method, systems), side, picked, drafter)
+        return slower * np.cumsum(seconds) if side == "device" else np.cumsum(seconds)
 
 
 def together(
@@ -112,7 +123,7 @@ def together(
     device, cloud = (np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0)
                      for side in ("device", "cloud"))  # fmt: skip
     cloud[0] += Line(up, seed, "up").arrival(0.0, HEADER)
-    world = World(steps[["accepted", "other_accepted"]].to_numpy(bool), device, cloud, up, down, lookahead=32)
+    world = World(steps[:, 1:].astype(bool), device, cloud, up, down, lookahead=32)
     run, answer = simulate(world, seed=seed), recorded.answer(name, "both", systems)
     return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,
             "cloud_tokens": answer["cloud_prompt"] + run.drafted[1], "asked": True}  # fmt: skip
@@ -182,23 +193,18 @@ def play(
     if "D" not in systems and asks.any():
         chosen = [name for name, asked in zip(recorded.names, asks, strict=True) if asked]
         rows |= dict(zip(chosen, raced(recorded, chosen, systems, delay, slower, seed), strict=True))
-    table = pd.DataFrame(rows).T.astype(float).rename_axis("question").reset_index()
-    holders = recorded.answers["holder"].groupby(level="question").first()
-    table["holder"] = table["question"].map(holders)
+    table = pd.DataFrame([rows[name] for name in recorded.names], dtype=float).assign(question=recorded.names)
+    table["holder"] = [recorded.answer(name, "device", "")["holder"] for name in recorded.names]
     return evidence.derived(table.assign(systems=systems, delay=delay, slower=slower), recorded.kind)
 
 
-def synergy(
-    played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str, seed: int = 0
-) -> evidence.Estimate:
-    """How a pair's gain stands to the product of its parts' alone: 1 multiplies, below it gains cancel.
+def gain(played: Mapping[str, pd.DataFrame], quantity: str, systems: str, before: str = "") -> evidence.Estimate:
+    """How many times less a set takes than another one, in the geometric mean over questions. played: by set."""
+    return evidence.ratio(played[before][quantity].tolist(), played[systems][quantity].tolist(), played[systems])
 
-    gain: the plain pipeline's mean over a set's. played: by set, questions in one order.
-    """
-    pair = "".join(sorted(one + other, key="".join(SYSTEMS).index))
-    plain, first, second, both = (played[systems][quantity].to_numpy() for systems in ("", one, other, pair))
 
-    def ratio(draw: NDArray[np.int64]) -> float:
-        return float(first[draw].mean() * second[draw].mean() / (plain[draw].mean() * both[draw].mean()))
-
-    return evidence.resampled(ratio, len(plain), played[""], seed=seed)
+def synergy(played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str) -> evidence.Estimate:
+    """A pair's gain over the product of its parts' gains alone: 1 where they multiply, below 1 where they cancel."""
+    pair = "".join(letter for letter in SYSTEMS if letter in one + other)
+    plain, first, second, both = (played[systems][quantity] for systems in ("", one, other, pair))
+    return evidence.ratio((first * second).tolist(), (plain * both).tolist(), played[pair])

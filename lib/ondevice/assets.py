@@ -40,13 +40,6 @@ def local_data() -> Path | None:
     return beside if beside.is_dir() else None
 
 
-def local_file(relative: str) -> Path | None:
-    """A file of the local data folder, or None when the folder or the file is absent."""
-    folder = local_data()
-    path = folder / relative if folder else None
-    return path if path and path.is_file() else None
-
-
 def paper_table(paper: str, stem: str) -> pd.DataFrame:
     """A table of the paper as transcribed in data/paper/<paper>/<stem>.csv (quoted numbers)."""
     return _read("paper", paper, f"{stem}.csv")

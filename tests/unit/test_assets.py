@@ -39,9 +39,7 @@ def test_written_files_are_readable_as_any_other(tmp_path):
 
 def test_the_local_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path))
-    (tmp_path / "trace.csv").write_text("a\n1\n")
     assert assets.local_data() == tmp_path
-    assert assets.local_file("trace.csv") == tmp_path / "trace.csv" and assets.local_file("other.csv") is None
     monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match=r"ONDEVICE_DATA names '.*nowhere', which is not a folder"):
         assets.local_data()
@@ -50,7 +48,7 @@ def test_the_local_data_folder(tmp_path, monkeypatch):
 def test_no_local_data_folder_is_no_error(tmp_path, monkeypatch):
     monkeypatch.delenv(assets.LOCAL_DATA_VARIABLE, raising=False)
     monkeypatch.setattr(assets, "ROOT", tmp_path / "clone")
-    assert assets.local_data() is None and assets.local_file("trace.csv") is None
+    assert assets.local_data() is None
 
 
 def test_missing_tables_are_named(tmp_path, monkeypatch):

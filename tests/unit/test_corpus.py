@@ -1,7 +1,5 @@
 """The corpus on small package trees written for the test."""
 
-import gzip
-import json
 from pathlib import Path
 
 import numpy as np
@@ -126,18 +124,6 @@ def test_a_planted_near_duplicate_leaves_the_held_out_split() -> None:
     assert splits.overlap_with_earlier([original.docstring, copy.docstring])[1] == pytest.approx(29 / 33)
 
 
-def test_exact_duplicates_are_found_whatever_their_spacing_and_case() -> None:
-    text = "The same eight words stand here once more today"
-    chosen = corpus.select([_document(_name("train"), text), _document(_name("test"), text.upper().replace(" ", "\n"))])
-    assert chosen.exact_duplicates == 1
-    assert [len(chosen.documents[split]) for split in corpus.SPLITS] == [1, 0, 0]
-
-
-def test_an_empty_corpus_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="The corpus is empty"):
-        corpus.select(corpus.read_folder("toy", tmp_path))
-
-
 def test_fields_of_both_styles(tree: Path) -> None:
     found = {document.name: document.docstring for document in corpus.read_folder("toy", tree)}
     numpy, google = found["toy.scale.scale"], found["toy.shift.Shifter.apply"]
@@ -173,15 +159,6 @@ def test_every_answer_stands_in_its_document(tree: Path) -> None:
     assert answers["summary"] == "Multiply every value by a factor and return the products."
 
 
-def test_retrieval_tasks_show_the_answer_and_other_documents(tree: Path) -> None:
-    documents = corpus.read_folder("toy", tree)
-    for task in corpus.tasks(documents, ["rag"]):
-        titles = [title for title, _ in task.passages]
-        assert titles.count(task.name) == 1
-        assert 2 <= len(titles) <= 3
-        assert normal(task.answer) in normal(dict(task.passages)[task.name])
-
-
 def test_passages_quote_and_queries_have_relevant_passages(tree: Path) -> None:
     documents = corpus.read_folder("toy", tree)
     tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
@@ -202,35 +179,6 @@ def test_passages_quote_and_queries_have_relevant_passages(tree: Path) -> None:
     assert [passage.place for passage in found if summary.relevant(passage)][:2] == [1, 2]
     with pytest.raises(ValueError, match="at least one token, not 0"):
         corpus.passages(documents, tokenizer, 0)
-
-
-def test_public_texts_come_from_the_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONDEVICE_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="Spec-Bench is not here"):
-        corpus.spec_bench()
-    (tmp_path / "spec_bench").mkdir()
-    rows = [
-        {"question_id": 1, "category": "writing", "turns": ["a", "b"]},
-        {"question_id": 2, "category": "rag", "turns": ["c"]},
-    ]
-    (tmp_path / "spec_bench" / "question.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert [(question.task, question.turns) for question in corpus.spec_bench()] == [
-        ("multi_turn", ("a", "b")),
-        ("rag", ("c",)),
-    ]
-    (tmp_path / "wikitext-2").mkdir()
-    with gzip.open(tmp_path / "wikitext-2" / "test.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(" \n = One = \n\n Text of one . \n\n = = Part = = \n\n More . \n = Two = \n\n Text of two . \n")
-    assert "= = Part = =" in corpus.wikitext("test")
-    with pytest.raises(ValueError, match="not 'train'"):
-        corpus.wikitext("train")
-
-
-def test_an_unknown_family_or_split_is_refused(tree: Path) -> None:
-    with pytest.raises(ValueError, match="no task family 'translation'"):
-        next(corpus.tasks(corpus.read_folder("toy", tree), ["translation"]))
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        corpus.dataset("dev")
 
 
 def test_written_and_read_back(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The documentation corpus: docstrings of the installed packages as documents, passages, task prompts and tokens."""
 
-from ondevice.corpus.benchmarks import spec_bench, wikitext
 from ondevice.corpus.excerpts import Passage, Query, passages, queries
 from ondevice.corpus.prompts import FAMILIES, Task, tasks
 from ondevice.corpus.reading import PACKAGES, Document, read_folder
@@ -25,10 +24,8 @@ __all__ = [
     "queries",
     "read_folder",
     "select",
-    "spec_bench",
     "task_tokens",
     "tasks",
     "tokenizer",
     "train_tokenizer",
-    "wikitext",
 ]

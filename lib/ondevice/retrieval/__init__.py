@@ -1,15 +1,13 @@
 """Search over texts or passages: dense (FAISS over MiniLM embeddings), sparse (BM25) and hybrid."""
 
-from ondevice.retrieval.dense import KINDS, DenseIndex
+from ondevice.retrieval.dense import DenseIndex
 from ondevice.retrieval.embedding import Embedder, embedder
-from ondevice.retrieval.hybrid import METHODS, Hybrid
+from ondevice.retrieval.hybrid import Hybrid
 from ondevice.retrieval.sparse import SparseIndex, words
 from ondevice.retrieval.store import dense_index, embeddings, sparse_index
 from ondevice.retrieval.texts import Titled, plain
 
 __all__ = [
-    "KINDS",
-    "METHODS",
     "DenseIndex",
     "Embedder",
     "Hybrid",

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import bm25s
 import numpy as np
@@ -88,18 +87,6 @@ class SparseIndex:
     def _scores(self, query: str) -> np.ndarray:
         known = [word for word in words(query) if word in self.bm25.vocab_dict]
         return self.bm25.get_scores(known) if known else np.zeros(self.size, np.float32)
-
-    def save(self, folder: Path) -> None:
-        """Write the index to a folder: arrays and JSON, no pickle."""
-        self.bm25.save(folder, show_progress=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> SparseIndex:
-        """Read what `save` wrote; raises ValueError when it is not whole."""
-        try:
-            return cls(bm25s.BM25.load(folder, show_progress=False))
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise ValueError(f"{folder.name} is no whole BM25 index: {str(error).splitlines()[0][:200]}") from None
 
 
 def _empty() -> bm25s.BM25:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ondevice import assets
-from ondevice.retrieval.dense import DenseIndex, Kind
+from ondevice.retrieval.dense import DenseIndex
 from ondevice.retrieval.embedding import Embedder, embedder
 from ondevice.retrieval.sparse import SparseIndex
 from ondevice.retrieval.texts import Titled, digest, plain
@@ -30,28 +28,15 @@ def embeddings(texts: Sequence[str | Titled], encoder: Embedder | None = None) -
     return np.concatenate([_vectors(block, encoder) for block in blocks])
 
 
-def dense_index(texts: Sequence[str | Titled], kind: Kind = "flat", encoder: Embedder | None = None) -> DenseIndex:
-    """The dense index of the texts, from the cache or built and kept. encoder: MiniLM unless given."""
+def dense_index(texts: Sequence[str | Titled], encoder: Embedder | None = None) -> DenseIndex:
+    """The dense index of the texts, whose vectors are kept. encoder: MiniLM unless given."""
     encoder = encoder or embedder()
-    if kind == "flat":  # its file would be a second copy of the vectors
-        return DenseIndex.build(embeddings(texts, encoder), encoder)
-    path = assets.cache_folder("retrieval") / f"{kind}-{digest(plain(texts), _FORMAT, kind, encoder.key)}.faiss"
-    if not path.is_file():
-        built = DenseIndex.build(embeddings(texts, encoder), encoder, kind)
-        with assets.writing(path) as temporary:
-            built.save(temporary)
-    return DenseIndex.load(path, encoder)
+    return DenseIndex.build(embeddings(texts, encoder), encoder)
 
 
 def sparse_index(texts: Sequence[str | Titled]) -> SparseIndex:
     """The BM25 index of the texts, from the cache or built and kept."""
-    place = assets.cache_folder("retrieval") / f"bm25-{digest(plain(texts), _FORMAT)}"
-    if not place.is_dir():
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".bm25-") as part:
-            SparseIndex.build(texts).save(Path(part) / "index")
-            with contextlib.suppress(OSError):  # another process put the same index there meanwhile
-                (Path(part) / "index").rename(place)
-    return SparseIndex.load(place)
+    return kept_sparse_index(texts, assets.cache_folder("retrieval") / f"bm25-{digest(plain(texts), _FORMAT)}.npz")
 
 
 def kept_sparse_index(texts: Sequence[str | Titled], path: Path, mode: int = 0o666) -> SparseIndex:

@@ -4,7 +4,6 @@ from copies import Break
 
 UNIT = "tests/unit/test_"
 PUBLISHED = "tests/notebooks/test_published.py::test_"
-SHOWN = f"{UNIT}plots.py::test_a_figure_shows_the_tables_numbers_and_its_kind"
 
 
 def notebook(paper: str) -> tuple[str, ...]:
@@ -442,7 +441,7 @@ SDNPU = [
     Break(
         "a bound of the memory's claim", "sdnpu", "lib/ondevice/sdnpu/rules.py",
         "AtMost(1.03), AtMost(1.1)", "AtMost(1.03), AtMost(1.6)",
-        (f"{UNIT}sdnpu_rules.py::test_each_rule_rejects_its_wrong_value[sdnpu-c29]",),
+        wrong("sdnpu-c29"),
     ),
     Break(
         "greedy's source cell is edited", "sdnpu", "notebooks/sdnpu.ipynb", "j = max(fitting)", "j = min(fitting)",

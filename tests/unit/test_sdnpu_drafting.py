@@ -16,7 +16,7 @@ from ondevice.sdnpu import calibration, drafter, reuse
 from ondevice.sdnpu.calibration import NOTHING, Calibration, Row, learn, likeliest, look_up, searched
 from ondevice.sdnpu.drafter import Branch, Rates, SdNpu, first_guess, grow, merged, offered, standing
 from ondevice.sdnpu.history import History
-from ondevice.sdnpu.rejections import Watched, classify
+from ondevice.sdnpu.rejections import classify
 from ondevice.sdnpu.retrieval import Pld, Sam, Suffixes
 from ondevice.sdnpu.reuse import Reuse, Segment, agreed_run, rejected, resumed
 from ondevice.speculation import Draft, Drafter, Verified, generate
@@ -57,14 +57,6 @@ def test_the_likeliest_are_those_of_a_full_sort(vocabulary, k):
     right = logits.float().softmax(-1).sort(descending=True)
     assert (tokens == right.indices[:, :k]).all()
     np.testing.assert_allclose(shares, right.values[:, :k], rtol=1e-5)
-
-
-def test_candidates_share_a_probability_of_one():
-    logits = logits_of(3, 5)
-    for row, said in zip(logits, likeliest(logits), strict=True):
-        order = row.argsort(descending=True)[: calibration.K]
-        assert said.tokens == order.tolist()
-        np.testing.assert_allclose(said.chances, row[order].softmax(-1), rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -229,14 +221,6 @@ def test_the_run_is_eq_3_over_all_paths(drawn):
         )
 
 
-def test_the_tail_begins_where_the_draft_went_another_way():
-    draft = Draft([1, 2, 3, 4, 9, 9], [-1, 0, 1, 2, 0, 4])
-    assert rejected(draft, [0]).tokens == [2, 3, 4] and rejected(draft, [0]).accepted == 1
-    assert rejected(draft, []).tokens == [1, 2, 3, 4]
-    assert rejected(draft, [0, 4, 5]).tokens == [2, 3, 4] and rejected(draft, [0, 4, 5]).accepted == 1
-    assert rejected(Draft([1], [-1]), [0]) is None and rejected(Draft((), ()), []) is None
-
-
 def observed(made, *steps: Verified):
     made.begin()
     for one in steps:
@@ -273,11 +257,6 @@ def test_a_confirmed_run_is_found_by_both():
 )
 def test_where_a_tail_may_go_on(tail, said, kind, right):
     assert Segment(kind, right) in resumed(tail, said)
-
-
-def test_nothing_is_offered_behind_the_tail():
-    assert resumed((1, 2), (2,)) == [Segment("synonym", (2,)), Segment("missing", (1, 2))]
-    assert resumed((1, 2), (7, 8, 9)) == [Segment("missing", (1, 2))]
 
 
 def test_lifetimes_and_partial_advance():
@@ -455,46 +434,6 @@ def test_a_token_of_several_sources_is_one_child_and_takes_from_the_calibrated()
     assert found[6][0] == pytest.approx(left * 0.2 * 0.8)
 
 
-def test_how_a_token_stands():
-    row = Row(2, [5, 6, 7], [0.7, 0.2, 0.05])
-    assert [standing(said, row) for said in (5, 6, 7, 8)] == [4, 2, 2, 1]
-    assert standing(5, NOTHING) == 0 and standing(5, Row(1, [5], [1.0])) == 6
-
-
-def test_the_printed_pool_is_filled_in_its_order():
-    """Reused segments, the retrieved branch, calibrated ones; after three matched tokens the retrieved one first."""
-
-    class Fixed(Pld):
-        matched = 1
-
-        def retrieve(self, tokens: Sequence[int], budget: int):
-            return [[ARRIVED, 8, 9]], self.matched
-
-    made = SdNpu(Fixed(), figure_9(), reuse.Printed())
-    made.reuse.begin()
-    made.reuse.observe(
-        step(0, Draft.chain([1, HAS, AT]), [], [CLINTON], saying([{0: 0.9}, {HAS: 0.9}, {AT: 0.9}, {}]))
-    )
-    right = merged([[HAS, AT], [ARRIVED, 8, 9], *figure_9().tree(CLINTON).branches()], 31)
-    first = made.propose([CLINTON], 31)
-    assert first.tokens.tolist() == right.tokens.tolist() and first.parents.tolist() == right.parents.tolist()
-    assert made.propose([CLINTON], 4).tokens.tolist() == [HAS, AT, ARRIVED, 8]  # the last branch is cut
-    Fixed.matched = 3
-    assert made.propose([CLINTON], 4).tokens.tolist() == [ARRIVED, 8, 9, HAS]
-
-
-def test_a_source_that_is_wrong_loses_its_place():
-    rates = Rates()
-    before = rates["missing", 0, 0]
-    for _ in range(40):
-        rates.observe(("missing", 0, 0), 1.0, False)
-        rates.observe(("match", 0, 0), 1.0, True)
-    assert rates["missing", 0, 0] < 0.2 * before and rates["match", 0, 0] > 0.9
-    for _ in range(2000):
-        rates.observe(("calibrated", 1, 0), 0.2, True)
-    assert rates["calibrated", 1, 0] == 1  # a promise is kept at most
-
-
 def test_the_models_choice_judges_all_that_was_offered_where_it_was_reached():
     rates, row = Rates(), Row(2, [5, 6], [0.8, 0.2])
     branch = Branch("match", [5, 7], 4)
@@ -529,13 +468,6 @@ def test_every_method_says_what_plain_decoding_says(lm):
     assert steps["PLD+both"] <= steps["PLD"] and steps["SAM+both"] <= 6  # it has seen the answer
 
 
-def test_rejections_are_counted_over_whole_outputs(lm):
-    watched = Watched(Sam(40))
-    found = generate(lm, watched, [1, 2, 3, 1, 2], 60)
-    rejecting = [one for one in found.steps if one.drafted > one.accepted]
-    assert 0 < len(watched.rejections) <= len(rejecting)
-
-
 # Bad input
 
 
@@ -546,9 +478,7 @@ def test_rejections_are_counted_over_whole_outputs(lm):
         (lambda lm: SdNpu(None, Calibration(8), reuse.Printed()), "both ours or both the paper's"),
         (lambda lm: generate(lm, SdNpu(Pld(), Calibration(40)), [], 5), "not 0"),
         (lambda lm: generate(lm, SdNpu(Pld(), Calibration(41)), [1], 5), "made for 41 token ids; this model has 40"),
-        (lambda lm: generate(lm, Sam(7), [1], 5), "SAM was made for 7 token ids"),
         (lambda lm: Calibration(calibration.K - 1), f"at least {calibration.K} token ids"),
-        (lambda lm: Sam(8, History(7)), "history has 7 token ids, the model 8"),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

@@ -69,15 +69,6 @@ def test_an_answer_counts_up_to_its_limit():
         assert left.equals(right)
 
 
-def test_a_summary_and_its_context():
-    said = [request("summary", 7, [0, 1, 2, 3, 4], [2, 3]), request("rag", 0, [1], [1])]
-    table = similarity.of_contexts(said, "m", Spelled(), embed=counted)
-    assert list(table.columns) == ["model", "task", "prompt", "cosine", "overlap", "distance"] and len(table) == 1
-    row = table.iloc[0]
-    assert (row["prompt"], row["overlap"], row["distance"]) == (7, 0.5, 0.5)  # the marker is no token of the text
-    assert row["cosine"] == pytest.approx(2 / np.sqrt(8))
-
-
 def edits(first: list[int], second: list[int]) -> int:
     if not first or not second:
         return len(first) + len(second)
@@ -95,12 +86,6 @@ def test_the_distance_is_levenshteins(first, second):
     found = similarity.distance(first, second)
     assert found * max(len(first), len(second), 1) == pytest.approx(edits(first, second))
     assert found == similarity.distance(second, first) and 0 <= found <= 1
-
-
-def test_the_distance_of_known_words():
-    words = [[ord(letter) for letter in word] for word in ("kitten", "sitting")]
-    assert similarity.distance(*words) == pytest.approx(3 / 7)
-    assert similarity.distance(list(range(300)), list(range(250, 300))) == pytest.approx(250 / 300)
 
 
 def test_copied_grams_are_counted_over_a_family():

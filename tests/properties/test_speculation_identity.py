@@ -447,13 +447,11 @@ def circular(tables: Tables, root: int, budget: int) -> Tree:
         (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
         (lambda of: Mixture(np.zeros((7, 7, 5))), r"are \[7, 7, 5\]; for these sources they are \[7, 7, 4\]"),
         (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
-        (lambda of: Tables.empty(V, V + 1), f"1 to {V} candidates, the vocabulary, not {V + 1}"),
         (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),
         (lambda of: generate(of, Diaa(Tables.empty(V), grow=too_many), [1], 5), "65 nodes; the budget is 64"),
         (lambda of: generate(of, Diaa(Tables.empty(V), grow=circular), [1], 5), "parents are -1 or earlier nodes"),
         (lambda of: TokenRecycling(7), "at least 8 token ids, not 7"),
         (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "at least one node, not 0"),
-        (lambda of: generate(of, TokenRecycling(V), [1], 5, budget=-1), "at least one node, not -1"),
     ],
 )
 def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], message: str) -> None:

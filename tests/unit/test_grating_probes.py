@@ -77,23 +77,6 @@ def test_cross_fitted_scores_do_not_depend_on_the_pool_itself() -> None:
     assert np.array_equal(before[7], after[7]) and not np.array_equal(before, after)
 
 
-def test_candidates_near_the_boundary_count_more() -> None:
-    states, final, direction = planted(300, 0.0)
-    order = np.argsort(-final, axis=1)
-    far = np.zeros_like(final, bool)
-    np.put_along_axis(far, order[:, -2:], True, axis=1)  # of a boundary after the first
-    wrong = np.where(far, final - 4, final)
-    near, evenly = (fit(states, wrong, k).weights[0] for k in (1, N - 2))
-    assert np.abs(near / np.linalg.norm(near) - direction / np.linalg.norm(direction)).max() < 0.2
-    assert np.linalg.norm(near - direction) < np.linalg.norm(evenly - direction)
-
-
-@pytest.mark.parametrize(("pools", "k"), [(3, K), (5, N)])
-def test_fitting_refuses_too_few_pools_and_candidates(pools: int, k: int) -> None:
-    with pytest.raises(ValueError, match="Probes for K"):
-        fit(np.ones((pools, 2, N, 6)), np.ones((pools, N)), k)
-
-
 # Probes
 
 

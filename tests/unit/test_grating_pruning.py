@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import combinations
 
 import numpy as np
@@ -22,7 +21,6 @@ from ondevice.grating.pruning import (
     cluster_rule,
     dispersion,
     ranking,
-    select,
 )
 
 ALWAYS = cluster_rule(-np.inf)
@@ -75,16 +73,6 @@ def test_a_common_offset_does_not_change_clusters():
     np.testing.assert_array_equal(kmeans(values + 1e6, 3), kmeans(values, 3))
 
 
-def test_two_thousand_candidates_are_clustered_within_a_second_of_cpu():
-    values, began = np.random.default_rng(2).normal(size=2000), time.process_time()
-    labels = kmeans(values, 3)
-    assert time.process_time() - began < 1
-    for edge in (0, 1):  # no candidate beside an edge would be better off on the other side
-        low, high = values[labels == edge].min(), values[labels == edge + 1].max()
-        middle = (values[labels == edge].mean() + values[labels == edge + 1].mean()) / 2
-        assert high < middle < low
-
-
 # The decision after a layer
 
 
@@ -104,10 +92,6 @@ def test_above_the_boundary_is_accepted_and_below_it_dropped():
     labels, scores = np.array([2, 0, 1, 1, 0, 2]), np.array([1.0, 9, 5, 4, 8, 2])
     assert around_boundary(labels, scores, 3).tolist() == [DROP, ACCEPT, DEFER, DEFER, ACCEPT, DROP]
     assert around_boundary(labels, scores, 2).tolist() == [DROP, DEFER, DROP, DROP, DEFER, DROP]
-
-
-def test_equal_scores_rank_by_position():
-    assert ranking([1.0, 2.0, 1.0, 2.0]).tolist() == [1, 3, 0, 2]
 
 
 def test_the_papers_example_is_decided_as_it_says():
@@ -152,18 +136,6 @@ def test_nobody_is_pruned_where_all_are_wanted(k):
     assert outcome.saved == 0
 
 
-def test_as_many_deferred_as_places_end_it():
-    scores = logit(np.array([[0.1, 0.9, 0.1, 0.92]] * 3))
-    outcome = replay(pool(scores), 2, ALWAYS)
-    assert (outcome.active.tolist(), outcome.chosen.tolist()) == ([4], [3, 1])
-    assert np.isnan(outcome.history[1:]).all()
-
-
-def test_no_place_left_ends_it():
-    found = select(lambda layer, active: -active, 4, 3, 1, lambda history, slots: np.array([1, 0, 0, -1], np.int8))
-    assert (found.layer.tolist(), found.kept.tolist()) == ([1] * 4, [True, False, False, False])
-
-
 def test_who_was_dropped_is_not_run_again_and_does_not_come_back():
     scores = np.array([[4.0, 4, -4, -4], [1, 2, 9, 9], [1, 2, 9, 9]])
     outcome = replay(pool(scores), 1, ALWAYS)
@@ -184,7 +156,3 @@ def test_exact_order_ranks_by_final_scores_and_accepts_nobody_early(seed):
 def test_equal_scores_cannot_be_decided_before_the_end_and_go_by_position(exact_order):
     outcome = replay(pool(np.zeros((3, 6))), 2, ALWAYS, exact_order)
     assert (outcome.chosen.tolist(), outcome.saved) == ([0, 1], 0)
-
-
-def test_one_candidate_is_chosen():
-    assert replay(drawn(0, n=1), 1, ALWAYS).chosen.tolist() == [0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from ondevice import assets, corpus, retrieval
@@ -86,12 +85,6 @@ def test_twenty_are_found_by_either_search_and_the_best_of_both_is_first():
     assert set(near) <= set(places) and 19 in near
 
 
-def test_ranks_are_fused_by_their_reciprocals_and_of_equal_ones_the_first_is_first():
-    # BM25 ranks 0 2 1, cosine ranks 1 0 2: 1/61 + 1/62 > 1/63 + 1/61 > 1/62 + 1/63
-    assert questions.fused(np.array([3.0, 1.0, 2.0]), np.array([0.5, 0.9, 0.1])).tolist() == [0, 1, 2]
-    assert questions.fused(np.array([1.0, 2.0]), np.array([0.9, 0.1])).tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("set_", [VIDEO, COMMUNITY])
 def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_nothing_of_the_other(set_):
     work = agent_memory.workload(set_.removeprefix("agent "))
@@ -108,25 +101,6 @@ def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_not
             assert one.query not in {task.task for task in work.memory}
         splits[split] = {one.name for one in found}
     assert not splits["test"] & splits["validation"]
-
-
-def test_the_cut_off_is_the_lowest_that_is_precise_enough():
-    scores, right = [1.0, 2.0, 3.0, 4.0, 4.0], [False, True, False, True, True]
-    assert [agent_memory.cut_off(scores, right, share) for share in (0.6, 0.75, 0.9)] == [1.0, 2.0, 4.0]
-    assert agent_memory.cut_off(scores, [False] * 5) == np.inf
-
-
-def test_long_documents_are_asked_about_at_most_four_times_among_all_their_segments():
-    found = pools(CONTEXT, "test")
-    long = DOCUMENTS["test"][-1]
-    assert [one.name for one in found] == [long.name] * questions.EACH and len({one.query for one in found}) == 4
-    for one in found:
-        place = one.query.removeprefix("What is the parameter p").partition(" ")[0]
-        assert one.answer == f"The {WORDS[4]} measure number {place} of {MODULES[22]} in the list of all here."
-        assert one.relevant.tolist() == [one.answer in " ".join(text.split()) for text in one.documents]
-        segments = [text.removeprefix(f"{long.name}\n") for text in one.documents]
-        starts = [long.docstring.index(text) for text in segments]
-        assert one.relevant.any() and starts == sorted(starts) and starts[0] == 0
 
 
 def test_splits_and_sets_that_there_are_not_are_refused():

@@ -12,7 +12,7 @@ from ondevice.evidence import born, kind_of
 from ondevice.grating import study
 from ondevice.grating.margins import CHANCES
 from ondevice.grating.questions import CLOZE, QUESTIONS, RAG, VIDEO
-from ondevice.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, NO_RERANKER, PROBED
+from ondevice.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, PROBED
 
 LAYERS, N = 4, 6
 EVERY = (np.inf, 1.0, 0.1, 0.001)
@@ -76,14 +76,6 @@ def test_rules_are_as_aggressive_as_validation_pools_allow(settled: bool):
     assert len(found) == 4 * 2 * 5 and kind_of(found) == "recorded"
 
 
-def test_low_may_lose_a_point_of_precision_and_high_two_of_overlap():
-    rows = scored(BASE, QUESTIONS, "validation", 200, settled=True) + scored(BASE, CLOZE, "validation", 10, True)
-    for row in rows[:3]:  # 1.5 % of all are wrong after the first layers
-        row["scores"] = np.concatenate([-row["scores"][:-N], row["scores"][-N:]])
-    found = study.calibrated(pd.DataFrame(rows), BASE, QUESTIONS, 1, every=EVERY)
-    assert found[1]["setting"] == EVERY[-1] < found[0]["setting"]
-
-
 def test_a_chance_of_0_prunes_nothing_and_a_rule_that_is_missing_is_refused():
     scores = record(settled=True, pools=10)
     found = study.outcomes(scores, table({MARGIN: 0.0, LOW: 0.001}), [BASE], [QUESTIONS], [1], [MARGIN, LOW])
@@ -112,41 +104,9 @@ def test_seconds_by_hand(runs: list[int], seconds: float):
     assert COST.seconds(np.array(runs)) == pytest.approx(seconds)
 
 
-def test_a_further_layer_of_a_candidate_takes_no_less():
-    for runs in np.random.default_rng(0).integers(1, 28, (50, 4)):
-        assert all(COST.seconds(runs + np.eye(4, dtype=int)[place]) >= COST.seconds(runs) for place in range(4))
-
-
-def test_costs_are_medians_of_one_machine_and_length():
-    latency = pd.DataFrame([("m", 128, 20, "HF", s, 1) for s in (20, 40, 400)] + [("m", 500, 20, "HF", 1, 9)]
-                           + [("other", 128, 20, "HF", 1, 9), ("m", 128, 60, "HF Offload", 600, 3)],
-                           columns=["machine", "tokens", "documents", "method", "seconds", "embedding"])  # fmt: skip
-    layers = pd.DataFrame([("m", 128, 1, 1), ("m", 128, 2, 5), ("m", 128, 1, 3), ("m", 500, 1, 9), ("x", 128, 1, 9)],
-                          columns=["machine", "tokens", "active", "seconds"])  # fmt: skip
-    found = study.costs(latency, layers, "m", 128)
-    assert (found.active.tolist(), found.layer.tolist(), found.embedding) == ([1, 2], [2, 5], 0.05)
-    assert found.whole == {"HF": 2, "HF Offload": 10}
-
-
 def outcome(*layers: list[int], **columns: Any) -> pd.DataFrame:
     rows = {"layer": [np.array(one) for one in layers], "layers": LAYERS, "k": 1}
     return born(pd.DataFrame(rows | columns), "replayed")
-
-
-def test_outcomes_are_timed_at_the_full_depth():
-    found = study.timed(outcome([1, 4], [1, 1, 1]), COST)
-    assert found[study.OURS_NAME].tolist() == pytest.approx([1 + 7 * 2 + 21 * 1, 1.5 + 7 * 2.5])
-    assert found["HF"].tolist() == [14, 21] and found["HF Offload"].tolist() == [18, 27]
-    assert kind_of(found) == "recorded+replayed"
-
-
-def test_end_to_end_is_with_what_comes_before_and_with_reading():
-    found = study.timed(outcome([1, 4], [1, 1, 1]), COST)
-    before, read = study.end_to_end(found, 10), study.end_to_end(found, 10, lambda candidates: 100.0 * candidates)
-    assert before["HF"].tolist() == [24, 31] and read["HF"].tolist() == [124, 131] and NO_RERANKER not in before
-    assert read[NO_RERANKER].tolist() == [210, 310]  # which reads all
-    assert (read[study.OURS_NAME] - before[study.OURS_NAME]).tolist() == [100, 100]
-    assert kind_of(before) == kind_of(found) and "simulated" in kind_of(read)
 
 
 # Agents
@@ -173,9 +133,3 @@ def test_a_wrong_replay_costs_the_success_and_a_refused_one_calls(kept: int, don
     assert made["done"].tolist() == [1, done, 1, 1, 1, 1]
     assert made["replayed"].tolist() == [True, True, False, False, False, False]
     assert "simulated" in kind_of(made)
-
-
-def test_saved_is_of_hfs_seconds_and_lost_of_its_tasks():
-    found = study.saved_and_lost(tasks(1))
-    assert found["saved"].value == pytest.approx(100 * (1 - 310 / 322)) and found["lost"].value == pytest.approx(50)
-    assert study.saved_and_lost(tasks(0))["lost"].value == 0

@@ -8,7 +8,7 @@ from scipy import stats
 
 from ondevice.grating.pools import Pool, kendall, measure, measured, replay, validation
 from ondevice.grating.pruning import ACCEPT, DROP, cluster_rule
-from ondevice.grating.thresholds import THRESHOLDS, calibrate, curve, lowest
+from ondevice.grating.thresholds import THRESHOLDS, calibrate, lowest
 
 INF = np.inf
 
@@ -105,17 +105,3 @@ def test_a_calibrated_threshold_meets_its_target_on_its_pools_and_the_next_one_d
 def test_only_validation_pools_are_calibrated_on(pools, which, calibrating):
     with pytest.raises(ValueError, match=f"A rule is calibrated on validation pools, not on {which}"):
         calibrating(pools)
-
-
-def test_a_curve_has_a_row_a_threshold_and_begins_without_pruning():
-    pools = drawn(8)
-    found = curve(pools, 3, exact_order=True)
-    assert found["saved"][0].tolist() == [0] * 8 and found["overlap"][0].tolist() == [1] * 8
-    assert found["saved"][-1].mean() > 0.2
-    for row in (0, 20, 40):
-        direct = measure(pools, 3, cluster_rule(THRESHOLDS[row]), exact_order=True)
-        assert all(np.array_equal(found[name][row], values) for name, values in direct.items())
-
-
-def test_thresholds_fall_from_never_to_nearly_always():
-    assert THRESHOLDS[0] == INF and THRESHOLDS[-1] < 0.005 and (np.diff(THRESHOLDS[1:]) < 0).all()

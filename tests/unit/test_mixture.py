@@ -16,7 +16,7 @@ from ondevice import evidence
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.splits import split_of
 from ondevice.speculation import Drafter, bundled, fitting, generate, record
-from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, mix, most_per_second
+from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.store import ORDERS, K, Store
@@ -39,19 +39,6 @@ def test_ngrams_know_where_the_longest_suffix_went_on(text, context, longest):
             assert (length, places) == (size, ends)
             return
     assert (length, places) == (0, [])
-
-
-def test_ngrams_grow_with_their_text():
-    whole, parts = NGrams([1, 2, 3, 1, 2, 4, 1, 2]), NGrams()
-    for token in (1, 2, 3, 1, 2, 4, 1, 2):
-        parts.extend([token])
-    assert parts.after([1, 2]) == whole.after([1, 2]) == (2, [2, 5]) and parts.text == whole.text
-
-
-def test_prompts_may_be_arrays():
-    drafter = Mixture(stores=[Store.of([[1, 2, 3]] * 3)])
-    drafter.begin(np.array([1, 2, 3, 1]))
-    assert drafter.propose([1, 2, 3, 1, 2], 3).tokens.tolist()[0] == 3
 
 
 def witten_bell(sequences, context, token):
@@ -132,10 +119,6 @@ def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
     assert [path.name for path in folder.parent.iterdir()] == ["store"] and Store.load(folder).after([1])[0] == 1
 
 
-def test_ids_beyond_16_bits_can_be_stored():
-    assert Store.of([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
-
-
 def test_the_bundled_stores_hold_train_text_alone():
     table = evidence.load("speculation", "answered")
     assert (table["document"].map(split_of) == table["split"]).all() and set(table["split"]) == {"train", "validation"}
@@ -143,23 +126,7 @@ def test_the_bundled_stores_hold_train_text_alone():
     assert [one.tolist() for one in bundled.answers()] == [one.tolist() for one in train]
 
 
-def test_the_bundled_weights_are_of_both_mixtures():
-    for stored, sources in ((True, 6), (False, 4)):
-        weights = bundled.weights(stored)
-        assert weights.shape == (*SHAPE, sources) and (weights >= 0).all() and (weights.sum(axis=2) <= 1 + 1e-9).all()
-    assert bundled.mixture().vocabulary == 8192  # the loop refuses a model of another
-    drafter = bundled.mixture(stored=False)
-    assert drafter.vocabulary is None
-    drafter.begin([1, 2, 3, 1])
-    assert drafter.propose([1, 2, 3, 1, 2], 2).tokens.tolist()[0] == 3
-
-
 # The tree
-
-
-def test_shares_are_mixed_by_weight():
-    mixed = mix([0.5, 0.25, 0.25], [{1: 0.8, 2: 0.2}, {2: 1.0}, {}])
-    assert mixed == [(1, pytest.approx(0.4)), (2, pytest.approx(0.35))]
 
 
 @settings(deadline=None, max_examples=40)
@@ -187,14 +154,6 @@ def test_the_tree_has_the_likeliest_nodes_of_all(seed, budget):
     for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True)):
         above, last = (1.0, 0) if parent < 0 else (chances[parent], tokens[parent])
         assert parent < node and chance == pytest.approx(above * rows[last][token])
-
-
-def test_as_many_nodes_as_pay():
-    chances = [0.8, 0.5, 0.2, 0.1]
-    free, dear = np.ones(5), 1 + 2.0 * np.arange(5)
-    assert most_per_second(chances, free) == 4 and most_per_second(chances, dear) == 0
-    rates = [(1 + sum(chances[:n])) / (1 + 0.3 * n) for n in range(5)]
-    assert most_per_second(chances, 1 + 0.3 * np.arange(5)) == int(np.argmax(rates)) == 2
 
 
 @given(st.lists(st.floats(0, 1), max_size=30), st.floats(0.001, 1))
@@ -276,17 +235,6 @@ def test_a_class_without_answers_has_the_weights_of_all():
 def test_the_recorded_weights_are_the_fit_of_the_recorded_answers():
     """Of the mixture without stores, whose text depends on the packages that are installed."""
     assert record.fitted(()) == pytest.approx(bundled.weights(False), abs=1e-9)
-
-
-def test_observations_are_of_the_text_before_each_token():
-    classes, chances = fitting.observed(Mixture(), [([1, 2, 3, 1], [2, 3, 9])])
-    assert classes.tolist() == [[2, 0], [3, 0]]  # "1 2" and "1 2 3", each said before
-    assert chances[:, :3].tolist() == [[1, 1, 1], [0, 0, 0]]
-
-
-def test_weights_of_other_sources_are_refused():
-    with pytest.raises(ValueError, match=r"are \[7, 7, 5\]; for these sources they are \[7, 7, 4\]"):
-        Mixture(np.zeros((*SHAPE, 5)))
 
 
 # Known answers

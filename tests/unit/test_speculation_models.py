@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sampling import Sampling
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -100,20 +99,6 @@ def test_the_heuristic_schedule():
     assert [*seen, drafter.tokens] == [4, 3, 2, 1, 1, 1, 1]
 
 
-def test_a_small_model_with_a_short_context_stops_drafting(lm, right):
-    for context in (4, 9, 20):
-        drafter = SmallModel(CausalLM(tiny(layers=1, seed=1, context=context)))
-        found = generate(lm, drafter, PROMPT, 40)
-        assert list(found.tokens) == right and found.steps[-1].drafted == 0
-    assert generate(lm, SmallModel(lm), PROMPT, 200).tokens == generate(lm, Drafter(), PROMPT, 200).tokens
-
-
-@pytest.mark.parametrize("drafter_of", [SmallModel, LayerSkipping])
-def test_sampling_is_that_of_the_target(lm, drafter_of):
-    expected = generate(lm, Drafter(), PROMPT, 25, choice=Sampling(0.5, seed=3)).tokens
-    assert generate(lm, drafter_of(lm), PROMPT, 25, choice=Sampling(0.5, seed=3)).tokens == expected
-
-
 # Skipped layers
 
 
@@ -158,14 +143,6 @@ def test_layer_skipping_changes_nothing_but_the_steps(lm, right, confidence):
         assert list(generate(lm, drafter, PROMPT, 40).tokens) == right
     assert drafter.search.score >= 0 and len(drafter.search.best) in (1, 2)
     assert not any("forward" in module.__dict__ for module, _ in sublayers(lm))
-
-
-def test_nothing_skipped_drafts_what_the_target_says(lm, right):
-    drafter = LayerSkipping(lm, 0.0, longest=4, search=easy_search(tries=0))
-    drafter.search.best = np.empty(0, np.int64)
-    found = generate(lm, drafter, PROMPT, 36)
-    assert list(found.tokens) == right[:36] and len(found.steps) == 7
-    assert [step.drafting for step in found.steps] == [4] * 7
 
 
 def test_a_set_is_scored_on_the_output_fed_to_the_skipped_model(lm, right):

@@ -9,22 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny import random_model
 
 from ondevice.causal_lm import CausalLM, Session, TokenTree
 
 V, CONTEXT = 23, 40
-SIZES = dict(
-    vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-    max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 1},
-    "qwen2": {"num_key_value_heads": 1},
-    "qwen3": {"num_key_value_heads": 1, "head_dim": 8},
-    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
-    "gpt_neox": {},
-}
+KINDS = "llama", "qwen2", "qwen3", "opt", "gpt_neox"
 token = st.integers(0, V - 1)
 tokens = st.lists(token, min_size=1, max_size=6)
 
@@ -51,13 +41,7 @@ calls = st.lists(
 @cache
 def lm(kind: str) -> CausalLM:
     torch.set_num_threads(1)
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | KINDS[kind]), dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.2)
-    return CausalLM(model)
+    return CausalLM(random_model(kind, vocabulary=V, context=CONTEXT, spread=0.2, seed=1))
 
 
 @torch.inference_mode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -15,15 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import websockets
-from dragon_tables import NOTHING, CloudProcess, TableNode, begin_of, by_itself, exact, left_over
-from waiting import PATIENCE, one_of, until
+from dragon_tables import NOTHING, TableNode, by_itself, exact, left_over
+from waiting import PATIENCE, until
 
 from ondevice.dragon import decisions, messages
 from ondevice.dragon.live import wire
@@ -31,10 +28,7 @@ from ondevice.dragon.live.answer import Answer, Asked
 from ondevice.dragon.live.cloud import Cloud, Limits
 from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.wire import Connection, Refused, client_tls, server_tls
-from ondevice.dragon.simulator import CLOUD, DEVICE, World, simulate
 from ondevice.dragon.speculative_aggregation import Stream
-from ondevice.network.link import Link
-from ondevice.network.relay import Relay
 
 QUICK = dict(beat=0.05, silence=0.5)
 ASKED = Asked(limit=12, mode="shared", seed=5)
@@ -81,8 +75,6 @@ def nobody_s_port() -> Iterator[int]:
     [
         (dict(name="larger"), "The cloud has the model larger, the device tables. They must have the same"),
         (dict(model="another"), "Both sides have a model tables, but not the same weights."),
-        (dict(tokenizer="letters"), "Both sides have a model tables, but not the same tokenizer."),
-        (dict(vocabulary=4), "Both sides have a model tables, but not the same vocabulary."),
         (dict(version=7), f"The cloud speaks version 7 of the protocol, the device version {messages.VERSION};"),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
@@ -118,16 +110,9 @@ def test_a_web_client_is_told_what_this_is(header: str | None):
     "wrong, named",
     [
         (dict(k=0), "A request's k cannot be 0: "),
-        (dict(limit=0), "A request's limit cannot be 0: "),
         (dict(mode="quick"), "A request's mode cannot be 'quick': "),
-        (dict(aggregator="both"), "A request's aggregator cannot be 'both': "),
-        (dict(scheduler="often"), "A request's scheduler cannot be 'often': "),
-        (dict(lookahead=0), "A request's lookahead cannot be 0: "),
-        (dict(cap=3), "A request's cap cannot be 3: "),
-        (dict(gamma_remote=1.5), "A request's gamma_remote cannot be 1.5: "),
         (dict(temperature=-1.0), "A request's temperature cannot be -1.0: "),
         (dict(temperature=float("nan")), "temperature takes finite numbers, not nan"),
-        (dict(seed=-1), "A request's seed cannot be -1: "),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
 )
@@ -253,16 +238,6 @@ def test_a_stranger_listens(reply: bytes, named: str):
 
     with pytest.raises(Refused, match=f"{re.escape(named)}$"):
         asyncio.run(run())
-
-
-@pytest.mark.parametrize("scheduler, least", [("stay", 0), ("greedy", 1)])
-def test_moves_of_the_aggregator_are_counted(scheduler: str, least: int):
-    """The cloud aggregates, and the device's drafts are rejected more often."""
-    found = [ask(TableNode(2), TableNode(1, 0.3), replace(ASKED, scheduler=scheduler, aggregator=side, seed=seed))
-             for side in ("device", "cloud") for seed in range(4)]  # fmt: skip
-    assert all(answer.alone_from is None for answer in found)
-    moves = sum(answer.moves for answer in found)
-    assert moves >= least and (moves == 0) == (scheduler == "stay")
 
 
 def test_a_port_in_use_is_named():
@@ -629,50 +604,3 @@ def test_a_device_without_a_cloud_says_so_in_a_line(served):
 
 
 # How long it takes
-
-
-PACES = dict(device=0.013, cloud=0.002)
-SYSTEMS = {
-    "device": (Asked(limit=16, mode="shared", seed=17), DEVICE),
-    "cloud": (Asked(limit=16, mode="shared", seed=17, aggregator="cloud"), CLOUD),
-    "token-wise": (Asked(limit=16, mode="token-wise", seed=17), DEVICE),
-}
-
-
-def simulated(asked: Asked, aggregator: int, accepted: np.ndarray, delay: float, paces: dict) -> float:
-    """Seconds a token after the first."""
-    link = Link(delay)
-    world = World(accepted, **paces, up=link, down=link, lookahead=decisions.lookahead(begin_of(asked)))
-    seen = simulate(world, aggregator).seen
-    return float(seen[-1] - seen[0]) / (len(seen) - 1)
-
-
-def measured(answer: Answer) -> dict:
-    """The paces that the session's drafts did take, waits for the processor included."""
-    device, cloud = np.array(answer.decisions)[:, 3:].T
-    return dict(device=float(np.median(device)), cloud=float(np.median(cloud)))
-
-
-def agrees(device: Device, asked: Asked, aggregator: int, delay: float, paces: dict) -> bool:
-    """Whether an answer's time is the simulator's, at its own paces, which are put into `paces`."""
-    accepted = exact(TableNode(2), TableNode(1, 0.3), asked).accepted
-    answer = device.answer("q", asked)
-    flags = [found[1:3] for found in answer.decisions]
-    assert not flags or flags == [tuple(row) for row in accepted.tolist()]
-    paces |= measured(answer) if flags else {}  # where the cloud decides its account is not here: the run before
-    expected = simulated(asked, aggregator, accepted, delay, paces)
-    print(f"{delay} s: {answer.per_token:.4f} s a token live, {expected:.4f} s simulated")
-    return abs(answer.per_token / expected - 1) < 0.1
-
-
-def test_the_simulator_s_time_is_the_live_time_within_a_tenth():
-    """Where nothing disturbs an answer: each is asked again until one agrees."""
-    options, paces = dict(pace=PACES["cloud"]), dict(PACES)
-    with (
-        CloudProcess(dict(seed=1, log_weight=0.3), options) as cloud,
-        Relay("127.0.0.1", cloud.port) as relay,
-        Device(TableNode(2), port=relay.port, pace=PACES["device"]) as device,
-    ):
-        for delay, name in itertools.product((0.0, 0.02, 0.06), SYSTEMS):
-            relay.set(up=Link(delay), down=Link(delay))
-            assert one_of(20, partial(agrees, device, *SYSTEMS[name], delay, paces)), (name, delay)

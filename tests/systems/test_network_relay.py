@@ -19,7 +19,7 @@ import pytest
 from broken_relay import Burst, Corrupt, Cut, Drop, Relay, Repeat, Stall
 from waiting import PATIENCE, least_time, one_of, wait_for
 
-from ondevice.network.link import Line, Link, Sinusoid
+from ondevice.network.link import Line, Link
 
 HOST = "127.0.0.1"
 DATA = bytes(range(256)) * 4
@@ -158,15 +158,6 @@ def test_a_change_does_not_overtake():
     assert target.data == b"".join(bytes([number]) * 50 for number in range(20))
 
 
-def test_delays_that_change_with_time():
-    target = Recorder()
-    with Target(target) as server, Relay(HOST, server.port, Link(Sinusoid(0.06, 0.05, 0.4))) as relay:
-        sent, arrived = one_byte_each(relay, target, 45)
-    took = arrived - sent
-    assert 0.01 <= took.min() < 0.03 and took.max() > 0.09 and np.median(took) < 0.11
-    assert (np.diff(arrived) >= 0).all()
-
-
 def test_bandwidth_is_kept_and_shared(capfd):
     """Two connections send 150 kB each at 500 kB/s."""
     ends: list[float] = []
@@ -193,42 +184,6 @@ def test_bandwidth_is_kept_and_shared(capfd):
 
         assert one_of(20, both)
     assert capfd.readouterr().err == ""
-
-
-def test_a_message_does_not_wait_for_all_of_another_connections_bytes():
-    with (
-        Target(echo) as server,
-        Relay(HOST, server.port, Link(bandwidth=5e5)) as relay,
-        connected(relay) as bulk,
-        connected(relay) as small,
-    ):
-        data = bytes(1_500_000)  # three seconds
-        sender = threading.Thread(target=bulk.sendall, args=(data,))
-        sender.start()
-        begun = bulk.recv(1)
-        begin = time.monotonic()
-        small.sendall(b"a")
-        assert small.recv(1) == b"a"
-        assert 0.02 < time.monotonic() - begin < 1.5
-        assert begun + read(bulk, len(data) - 1) == data
-        sender.join()
-
-
-def test_many_bytes_keep_their_order_to_a_slow_receiver():
-    data, found = np.random.default_rng(0).bytes(6_000_000), []
-
-    def slow(connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
-        while part := connection.recv(2**17):
-            found.append(part)
-            time.sleep(0.001)
-        connection.sendall(b"!")
-
-    with Target(slow) as server, Relay(HOST, server.port, Link(0.01, 0.01)) as relay, connected(relay) as client:
-        client.sendall(data)
-        client.shutdown(socket.SHUT_WR)
-        assert client.recv(1) == b"!"
-    assert b"".join(found) == data
 
 
 @pytest.mark.parametrize(("link", "most"), [(Link(), 30e6), (Link(60.0), 80e6), (Link(bandwidth=1e5), 20e6)])
@@ -410,15 +365,6 @@ def test_a_stalled_connection_hides_the_end():
         assert (target.data, target.ended) == (bytes(3), [])
 
 
-def test_new_faults_count_new_connections():
-    with Target(echo) as server, Relay(HOST, server.port) as relay:
-        for faults, wanted in (([Drop(length=2)], b"cd"), ([], b"abcd"), ([Drop(at=2, length=2)], b"ab")):
-            relay.set(faults=faults)
-            with connected(relay) as client:
-                client.sendall(b"abcd")
-                assert read(client, len(wanted)) == wanted
-
-
 # Nothing is left
 
 
@@ -482,18 +428,6 @@ def test_a_killed_relay_is_told():
             relay.set(up=Link(0.1))
 
 
-def test_it_sleeps_when_there_is_nothing_to_do():
-    with Target(echo) as server, Relay(HOST, server.port, Link(0.3)) as relay, connected(relay) as client:
-        assert relay._process
-        used = psutil.Process(relay._process.pid).cpu_times
-        client.sendall(b"a")
-        assert client.recv(1) == b"a"
-        before = sum(used()[:2])
-        client.sendall(b"b" * 100)
-        time.sleep(0.6)
-        assert sum(used()[:2]) - before < 0.05
-
-
 # Bad input
 
 
@@ -504,50 +438,3 @@ def test_bad_relays_are_refused():
     with pytest.raises(ValueError, match="not running"):
         Relay(HOST, 9).set(up=Link())
     assert psutil.Process().children() == before
-
-
-# The command
-
-
-def run(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ondevice.network", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_relays_until_it_is_interrupted(ends):
-    options = ["--delay-ms", "50", "--jitter-ms", "10", "--bandwidth-mbps", "100", "--only", "down"]
-    with Target(echo) as server, run("--listen", f"{HOST}:0", "--to", f"{HOST}:{server.port}", *options) as process:
-        assert process.stdout and process.stderr
-        port = int(process.stdout.readline().rsplit(":", 1)[1])
-        with socket.create_connection((HOST, port), PATIENCE) as client:
-
-            def there_and_back() -> None:
-                client.sendall(b"a")
-                assert client.recv(1) == b"a"
-
-            assert 0.05 <= least_time(there_and_back, below=0.1) < 0.1
-        process.send_signal(ends)
-        assert process.wait(PATIENCE) == 0 and process.stderr.read() == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--to", "127.0.0.1:9", "--delay-ms", "-1"], "--delay-ms: it is a number from 0, not '-1'"),
-        (["--to", "127.0.0.1:9", "--delay-ms", "1", "--swing-ms", "2"], "does not swing by 0.002"),
-        (["--to", "127.0.0.1:9", "--bandwidth-mbps", "0"], "--bandwidth-mbps: it is a number above 0, not '0'"),
-        (["--to", "127.0.0.1:99999"], "a port from 0 to 65535, not '127.0.0.1:99999'"),
-        (["--to", "127.0.0.1"], "HOST:PORT with a port from 0 to 65535, not '127.0.0.1'"),
-        (["--to", "127.0.0.1:9", "--listen", "192.0.2.1:80"], "cannot listen on 192.0.2.1:80"),
-        (["--to", "127.0.0.1:9", "--listen", "no.such.host:0"], "cannot listen on no.such.host:0"),
-        (["--to", "127.0.0.1:9", "--latency", "3"], "unrecognized arguments: --latency 3"),
-        ([], "--to"),
-    ],
-)
-def test_bad_commands_are_refused(arguments, said):
-    with run(*arguments) as process:
-        assert process.stderr
-        error = process.stderr.read()
-        assert process.wait(PATIENCE) in (1, 2)
-    assert said in error and "Traceback" not in error

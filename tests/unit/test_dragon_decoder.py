@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
@@ -19,12 +19,8 @@ from ondevice.dragon.aggregation import Floats, target
 from ondevice.dragon.live.decoder import Decoder, Interrupted, Template, next_together
 from ondevice.dragon.live.kv_store import KVStore
 
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 2},
-    "qwen2": {"num_key_value_heads": 2},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "mistral": {"num_key_value_heads": 2, "sliding_window": 12},  # takes no mask of ours: its documents run one by one
-}
+# The last takes no mask of ours: its documents run one by one.
+KINDS: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "opt": {}, "mistral": {"sliding_window": 12}}
 V, CONTEXT = 61, 32
 PREFIXES = [[5, 17, 3, 44, 8, 29, 2], [11, 4], [23, 23, 50, 31, 9, 31, 40, 60, 12, 7]]
 SUFFIX, SCORES = [9, 33, 14], [1.0, 2.5, -0.5]
@@ -35,18 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @cache
 def lm(kind: str = "llama", dtype: torch.dtype = torch.float64) -> CausalLM:
-    """A random model whose distributions are far from uniform."""
-    config = AutoConfig.for_model(
-        kind, vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2, **KINDS[kind],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.15)
-    return CausalLM(model)
+    return CausalLM(random_model(kind, dtype, vocabulary=V, context=CONTEXT, **KINDS[kind]))
 
 
 def side(of: CausalLM | None = None, **options: Any) -> Decoder:
@@ -113,13 +98,6 @@ def test_the_bound_rejects_equal_weights_and_a_document_less() -> None:
     assert np.abs(found - by_hand(lm(), [], documents=(0, 1))).max() > 1e-3
 
 
-@pytest.mark.parametrize("temperature", [0.3, 4.0])
-def test_scores_are_divided_by_their_temperature(temperature: float) -> None:
-    decoder = side(temperature=temperature)
-    assert_next(decoder, temperature=temperature)
-    assert decoder.log_weight == pytest.approx(np.log(np.exp(np.array(SCORES) / temperature).sum()), abs=1e-12)
-
-
 @pytest.mark.parametrize("sampling", [0.25, 3.0])
 def test_the_sampling_temperature_acts_on_each_document(sampling: float) -> None:
     decoder = side(sampling_temperature=sampling)
@@ -138,40 +116,7 @@ def test_two_sides_make_the_mixture_of_all_documents() -> None:
     assert np.abs(found - by_hand(lm(), [19])).max() < 1e-12
 
 
-def test_a_distribution_asked_for_twice_is_computed_once() -> None:
-    decoder = side()
-    assert decoder.next_distribution() is decoder.next_distribution()
-
-
 # Rollback
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_a_rollback_other_tokens_give_what_a_fresh_decoder_gives(kind: str) -> None:
-    decoder = side(lm(kind))
-    greedily(decoder, 6)
-    decoder.next_distribution()
-    decoder.rollback(2)
-    kept = decoder.tokens.copy()
-    decoder.commit(41)
-    fresh = side(lm(kind))
-    for token in [*kept, 41]:
-        fresh.commit(token)
-    assert decoder.tokens == [*kept, 41] and len(kept) == 2
-    assert np.abs(decoder.next_distribution() - fresh.next_distribution()).max() < 1e-10
-    assert_next(decoder)
-
-
-@pytest.mark.parametrize("position", [0, 1, 3])
-def test_a_rollback_alone_gives_the_earlier_distribution(position: int) -> None:
-    decoder = side()
-    before = []
-    for token in (7, 50, 9):
-        before.append(decoder.next_distribution())
-        decoder.commit(token)
-    before.append(decoder.next_distribution())
-    decoder.rollback(position)
-    assert np.abs(decoder.next_distribution() - before[position]).max() < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -324,13 +269,6 @@ def test_an_interruption_where_nothing_runs_stops_the_next_call_and_no_other() -
 # Documents in pieces, sessions in one forward
 
 
-def test_greedy_tokens_are_the_likeliest_of_the_mixture() -> None:
-    decoder, tokens = side(), list[int]()
-    for _ in range(5):
-        tokens.append(int(by_hand(lm(), tokens).argmax()))
-    assert greedily(decoder, 5) == tokens
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("ondevice.dragon.live.decoder._PIECE", 4)
@@ -340,12 +278,6 @@ def test_documents_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch, kind
     assert list(decoder.pieces()) == [4, 3, 2, 4, 4, 2, *query]
     assert forwards == [*((1, n) for n in (4, 3, 2, 4, 4, 2)), *((3, 1) for _ in query)]
     assert list(decoder.pieces()) == []
-    assert_next(decoder)
-
-
-def test_pieces_that_were_not_done_are_done_with_the_first_distribution() -> None:
-    decoder = side()
-    next(decoder.pieces())
     assert_next(decoder)
 
 
@@ -425,12 +357,6 @@ def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
     assert_next(decoder)
 
 
-def test_an_end_token_in_the_prompt_ends_nothing() -> None:
-    decoder = side(end=SUFFIX[-1])
-    assert not decoder.ended
-    assert_next(decoder)
-
-
 def test_the_context_ends_with_its_longest_document() -> None:
     decoder = side()
     room = CONTEXT - len(PREFIXES[2]) - len(SUFFIX) + 1
@@ -445,13 +371,6 @@ def test_the_context_ends_with_its_longest_document() -> None:
             call()
     decoder.rollback(room - 1)
     assert_next(decoder)
-
-
-def test_a_prompt_that_fills_the_context_has_room_for_one_token() -> None:
-    decoder = Decoder(lm(), [[3] * 29], SUFFIX, [0.0])
-    assert decoder.room == 1
-    decoder.commit(int(decoder.next_distribution().argmax()))
-    assert decoder.room == 0
 
 
 # Bad input

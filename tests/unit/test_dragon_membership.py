@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM, scoring
@@ -45,18 +45,7 @@ QUERY = "When are zebras seen by the doctor?"
 
 @cache
 def lm() -> CausalLM:
-    """A random model whose distributions are far from uniform, and far apart after unlike contexts."""
-    config = AutoConfig.for_model(
-        "llama", vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.3)
-    return CausalLM(model)
+    return CausalLM(random_model("llama", torch.float32, vocabulary=V, context=256, spread=0.3))
 
 
 def node(*texts: str) -> Node:
@@ -80,12 +69,6 @@ def distributions(*shape: int, seed: int = 0) -> Singles:
 
 
 # Ranks
-
-
-def test_ranks_and_auc_of_scores_without_ties():
-    scores, members = np.array([3.0, 9.0, 5.0, 7.0, 1.0]), np.array([False, False, True, False, True])
-    assert standing(scores, members) == (0, 3, pytest.approx(1 / 6))  # above: 5 > 3 alone, of six pairs
-    assert standing(-scores, members) == (1, 1, pytest.approx(5 / 6))
 
 
 def test_ties_count_against_the_attacker_but_not_between_members():
@@ -137,13 +120,6 @@ def test_noise_counts_the_tokens_that_it_would_give_and_then_weighs_them():
     assert np.argsort(found).tolist() == np.lexsort((from_tokens(np.log(given), seen), counts)).tolist()
 
 
-def test_without_the_sessions_seed_the_noise_says_little():
-    given, n = distributions(1, 40, 9), 40
-    tokens = [int(choose(given[0, t], gumbels(5, t, 9))) for t in range(n)]
-    right, wrong = (from_noise(np.log(given), session(given[0], given[0], tokens, seed=seed))[0] for seed in (5, 6))
-    assert n <= right < n + 1 and wrong < 0.75 * n
-
-
 @pytest.mark.parametrize("cap", [8, 16, 4096])
 def test_distributions_are_compared_as_the_cloud_reads_them(cap: int):
     given, p_device, prior = distributions(3, 2, 60), distributions(2, 60, seed=1), distributions(2, 60, seed=2)
@@ -173,22 +149,6 @@ def test_candidates_are_the_members_and_the_nearest_of_the_pool():
     assert len(candidates("zebras", ["rain"], pool, 5)) == 5
 
 
-@pytest.mark.parametrize("count", [6, 1])
-def test_too_few_candidates_are_refused(count: int):
-    with pytest.raises(ValueError, match="2 members and their pool give from 2 to"):
-        candidates("zebras", ["one", "two"], ["two", "three", "three", "four", "five"], count)
-
-
-def test_relevance_is_the_documents_own():
-    found, side = relevance(QUERY, TEXTS), node(*TEXTS)
-    best, scores = side.documents.places(QUERY, len(TEXTS))
-    assert found[best] == pytest.approx(scores) and found[5] == 0 < found[3] < found[0] < 1
-
-
-def test_relevance_of_a_query_without_words_is_0():
-    assert relevance("?!", TEXTS).tolist() == [0.0] * len(TEXTS)
-
-
 def gathered(side: Node, passages: Sequence[str], query: str, tokens: Sequence[int]) -> tuple[Singles, int]:
     """([N, n, V] in the passages' order, batches)."""
     batches = list(candidate_log_probs(side, passages, query, tokens))
@@ -216,22 +176,6 @@ def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch, limit: str):
     alone, single = gathered(node("x"), TEXTS, QUERY, [70, 12, 200])
     assert (batches, single) == (1, len(TEXTS))
     assert np.abs(found - alone).max() < 1e-5
-
-
-def test_what_is_beyond_the_longest_passage_is_cut_off():
-    side = node("x")
-    side.longest = 6
-    found, _ = gathered(side, ["zebras", "zebras at dusk", "zebra"], QUERY, [70, 12])
-    assert np.abs(found[0] - found[1]).max() < 1e-5 < np.abs(found[0] - found[2]).max()
-
-
-def test_candidates_need_tokens_and_room():
-    fits = 256 - len(f"\n{QUERY}\n") - 1
-    assert gathered(node("x"), ["x" * fits], QUERY, [1, 2])[0].shape == (1, 2, V)
-    with pytest.raises(ValueError, match="257 tokens does not fit the model's context of 256"):
-        next(candidate_log_probs(node("x"), ["x" * (fits + 1)], QUERY, [1, 2]))
-    with pytest.raises(ValueError, match="no token"):
-        next(candidate_log_probs(node("x"), TEXTS, QUERY, []))
 
 
 # The session
@@ -273,40 +217,7 @@ def test_a_transcript_is_the_session_token_by_token(mode: Mode, seed: int):
     assert [TEXTS[place] for place in seen.places] == [TEXTS[0], TEXTS[2]]
 
 
-def test_a_transcript_is_deterministic_and_its_seed_and_mode_matter():
-    one, again = (transcript(*sides(), QUERY, 2, 8, "speculative", 0) for _ in range(2))
-    for name in ("tokens", "p_device", "p_cloud", "prior", "accepted"):
-        assert np.array_equal(getattr(one, name), getattr(again, name))
-    for mode, seed, temperature in (("speculative", 1, 1.0), ("shared", 0, 1.0), ("speculative", 0, 0.0)):
-        other = transcript(*sides(), QUERY, 2, 8, mode, seed, temperature)  # type: ignore[arg-type]
-        assert other.tokens.tolist() != one.tokens.tolist()
-
-
-def test_a_transcript_stops_after_the_end_token(monkeypatch: pytest.MonkeyPatch):
-    whole = transcript(*sides(), QUERY, 2, 8, "speculative", 0).tokens.tolist()
-    end = whole[4]
-    monkeypatch.setattr(Node, "end", end)
-    cut = transcript(*sides(), QUERY, 2, 8, "speculative", 0)
-    assert cut.tokens.tolist() == whole[: whole.index(end) + 1] and len(cut.p_device) == len(cut.tokens) < 8
-
-
-@pytest.mark.parametrize(("mode", "limit"), [("token-wise", 3), ("speculative", 0)])
-def test_other_sessions_are_refused(mode: Mode, limit: int):
-    with pytest.raises(ValueError, match="speculative or shared and has a token"):
-        transcript(*sides(), QUERY, 2, limit, mode, 0)
-
-
 # The attack
-
-
-def test_the_attack_has_a_row_for_all_that_crosses():
-    rows = attack(*sides(), QUERY, TEXTS, limit=4, caps=(8, 4096))
-    asked = [(row["mode"], row["cap"], row["with_query"], row["tokens"], row["candidates"]) for row in rows]
-    expected = [("query alone", 0, False, 0, 7)]
-    for mode, cap in [("device aggregates", 0), ("cloud aggregates", 8), ("cloud aggregates", 4096),
-                      ("shared randomness", 0)]:  # fmt: skip
-        expected += [(mode, cap, False, 4, 7), (mode, cap, True, 4, 7)]
-    assert asked == expected
 
 
 def test_each_row_is_its_evidences_standing():
@@ -324,38 +235,3 @@ def test_each_row_is_its_evidences_standing():
         expected[*key, True] = standing(scores + told / WEIGHT_TEMPERATURE, chosen)
     assert {key: (row["top1"], row["best_rank"], row["auc"]) for key, row in rows.items()} == expected
     assert len(set(expected.values())) > 5 and expected["query alone", 0, False][1] > 1
-
-
-def test_the_device_that_has_one_passage_is_found_by_its_distributions():
-    """Its distribution is p(.|c), so that none is nearer; the cloud's documents do not matter."""
-    for text in TEXTS[:4]:
-        rows = attack(node(text), node(*TEXTS[4:]), QUERY, TEXTS, k=1, limit=4, caps=(4096,))
-        alone = [row for row in rows if row["mode"] == "cloud aggregates" and not row["with_query"]]
-        assert [(row["top1"], row["best_rank"], row["auc"]) for row in alone] == [(1, 1, 1.0)]
-
-
-def test_the_query_alone_tells_the_same_whatever_the_session():
-    one, other = (attack(*sides(), QUERY, TEXTS, limit=limit, seed=seed, caps=caps)
-                  for limit, seed, caps in ((3, 0, (8,)), (6, 1, (64,))))  # fmt: skip
-    assert one[0] == other[0] and one[0]["mode"] == "query alone"
-    assert one[1:3] != other[1:3]
-
-
-@pytest.mark.parametrize(("name", "mode"), [
-    ("from_tokens", "device aggregates"), ("from_noise", "shared randomness"),
-])  # fmt: skip
-def test_an_experiments_evidence_takes_the_place_of_ours(name: str, mode: str):
-    def blind(log_probs: Singles, seen: Transcript) -> np.ndarray:
-        return np.zeros(len(log_probs))
-
-    ours, theirs = (attack(*sides(), QUERY, TEXTS, limit=3, caps=(8,), **options) for options in ({}, {name: blind}))
-    different = {(row["mode"], row["with_query"]) for row, other in zip(ours, theirs, strict=True) if row != other}
-    assert (mode, False) in different and {found for found, _ in different} == {mode}
-    assert [row["auc"] for row in theirs if row["mode"] == mode] == [0.5, theirs[0]["auc"]]
-
-
-@pytest.mark.parametrize("passages", [TEXTS[1:], TEXTS[3:]])
-def test_members_that_are_no_candidates_are_refused(passages: list[str]):
-    missing = 2 - sum(text in passages for text in (TEXTS[0], TEXTS[2]))
-    with pytest.raises(ValueError, match=f"{missing} of the device's 2 passages are not among the candidates"):
-        attack(*sides(), QUERY, passages)

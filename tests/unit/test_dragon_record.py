@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny import random_model
 
 from ondevice import assets, corpus, shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import passages
-from ondevice.dragon import language_modelling, lockstep, pair, record, replays, study
+from ondevice.dragon import lockstep, pair, record, study
 from ondevice.dragon.live.answer import Answer, Asked
 from ondevice.dragon.live.decoder import Template
 from ondevice.dragon.live.node import Documents, Node
-from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, FETCHED, ON_CLOUD, ROWS, SW, TEXT, TW, Paces, added
-from ondevice.dragon.printed import Recording
-from ondevice.dragon.record import DELAYS, FIRST, IMPOSED, PACES, UNPACED
-from ondevice.dragon.simulator import independent
+from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice.dragon.record import IMPOSED
 from ondevice.dragon.windows import Retrieved, retrieve, windows
 from ondevice.dragon.world import Question
 from ondevice.evidence import born
@@ -83,74 +80,6 @@ def test_what_is_asked_of_which_device(name: str, how: str, changed: dict, monke
     assert device.calls == [(how, "q", replace(ASKED, **changed), options)]
 
 
-def test_a_fetch_is_timed_from_the_question_to_the_texts(monkeypatch: pytest.MonkeyPatch):
-    now, asked, closed = [3.0], list[Any](), list[float]()
-
-    class Asking:
-        def __init__(self, device: Any, begin: Any) -> None:
-            asked.append((begin.query, begin.k))
-            self.began, self.answer = now[0], Answer()
-
-        def close(self) -> None:
-            closed.append(now[0])
-
-    async def fetched(asking: Asking, what: str) -> None:
-        assert what == "text"
-        now[0] += 0.25
-
-    def run(work: Any) -> Any:
-        with pytest.raises(StopIteration) as ended:
-            work.send(None)
-        return ended.value.value
-
-    monkeypatch.setattr(pair, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(pair, "Asking", Asking)
-    monkeypatch.setattr(pair.centralised, "fetched", fetched)
-    answer = pair.method(FETCHED, ASKED)(SimpleNamespace(run=run), "q")  # type: ignore[arg-type]
-    assert answer.ttft == pytest.approx(0.25) and asked == [("q", 3)] and closed == [3.25]
-
-
-def test_the_methods_of_a_pace():
-    assert record.methods(IMPOSED, 0, DELAYS) == [DRAGON, TW, SW, CRCG]
-    assert record.methods(IMPOSED, 50, DELAYS) == [DRAGON, TW, SW]
-    assert record.methods(IMPOSED, 150, DELAYS) == [DRAGON, TW, SW, AGAIN]
-    firsts = [TEXT, ROWS, ON_CLOUD, AS_MANY]
-    assert record.methods(UNPACED, 100, DELAYS) == [DRAGON, TW, SW, *firsts]
-    assert record.methods(UNPACED, 300, DELAYS) == [DRAGON, TW, SW, CRCG, *firsts]
-    assert record.methods(UNPACED, 200, DELAYS) == [DRAGON, TW, SW]
-    assert all(record.methods(FIRST, delay, DELAYS) == [DRAGON, CRCG] for delay in DELAYS)
-    assert record.methods(record.FETCH, 0, DELAYS) == [FETCHED]
-    assert PACES[UNPACED] == PACES[record.FETCH] == Paces() != PACES[IMPOSED]
-    assert replace(PACES[FIRST], device_prefill=0.0, cloud_prefill=0.0) == PACES[IMPOSED]
-
-
-def test_latencies_are_of_each_delay_and_method_in_turn_and_short_where_only_a_first_token_counts(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    links, asked = list[Any](), list[tuple[str, int]]()
-
-    def method(name: str, how: Asked) -> Callable[..., Answer]:
-        def answered(device: Any, query: str) -> Answer:
-            assert query == QUESTION.query and replace(how, limit=20) == pair.GREEDY
-            asked.append((name, how.limit))
-            return Answer(tokens=[1, 2], times=[0.1 * len(links), 0.9], sent=len(asked))
-
-        return answered
-
-    monkeypatch.setattr(pair, "method", method)
-    relay = SimpleNamespace(set=lambda *, up, down: links.append((up, down)))
-    rows = record.latencies(None, relay, QUESTION, UNPACED, (0, 50, 300))  # type: ignore[arg-type]
-    assert links == [added(0.0), added(0.05), added(0.3)]
-    ends = [(DRAGON, 20), (TW, 20), (SW, 20), (CRCG, 20), (TEXT, 3), (ROWS, 3), (ON_CLOUD, 3), (AS_MANY, 3)]
-    assert asked == [*ends, (DRAGON, 20), (TW, 20), (SW, 20), (AGAIN, 20), *ends]
-    assert [row["delay_ms"] for row in rows] == [0] * 8 + [50] * 4 + [300] * 8
-    assert [row["method"] for row in rows] == [name for name, _ in asked]
-    assert {(row["pace"], row["question"], row["holder"]) for row in rows} == {(UNPACED, QUESTION.name, "device")}
-    assert rows[0]["times"] == "100.0 900.0" and rows[-1]["times"] == "300.0 900.0"  # the delay was set before
-    only = record.latencies(None, relay, QUESTION, FIRST, (300,), [DRAGON])  # type: ignore[arg-type]
-    assert [row["method"] for row in only] == [DRAGON] and asked[-1] == (DRAGON, 3)
-
-
 # An answer in a row
 
 
@@ -171,12 +100,6 @@ def test_an_answer_is_a_row_that_is_read_back():
     assert study.decisions(again).tolist() == [list(one[1:3]) for one in answer.decisions]
 
 
-def test_what_did_not_answer_has_an_empty_account():
-    fetched = record.account(Answer(times=[0.04]))
-    assert fetched["times"] == "40.0" and fetched["prefilled"] == "0.0" and not fetched["alone"]
-    assert fetched["decided"] == fetched["device"] == fetched["cloud"] == "" and fetched["tokens"] == 0
-
-
 # Answers and relevance, on a tiny model
 
 DEVICE = ["zebras are seen at dusk", "the doctor was told", "zebras sleep standing"]
@@ -185,16 +108,7 @@ CLOUD = ["a pharmacy by the river", "zebras eat grass, and sleep", "rain at dusk
 
 @pytest.fixture(scope="module")
 def nodes() -> dict[str, Node]:
-    config = AutoConfig.for_model(
-        "llama", vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.3)
+    model = random_model("llama", torch.float32, vocabulary=300, context=256, spread=0.3)
     lm, template = CausalLM(model), Template("{document}\n{query}\n")
     return {side: Node(lm, shapes.byte_tokenizer(), Documents(texts, SparseIndex.build(texts)), template)
             for side, texts in (("device", DEVICE), ("cloud", CLOUD))}  # fmt: skip
@@ -260,68 +174,7 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
     assert len({one.window.start for one in retrieved}) > 1 and any(p.place for one in retrieved for p in one.passages)
 
 
-@pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A model whose documents' log-probabilities are known, in the place of forwards; what is asked of it."""
-    read = language_modelling.Read(np.log([[0.5], [0.2], [0.4]]), np.empty(0), np.array([3]), np.array([2.0, 0.0]),
-                                   np.array([1, 2, 3]))  # fmt: skip
-    asked = list[Any]()
-
-    def methods(*arguments: Any, **options: Any) -> list[tuple[Any, ...]]:
-        asked.append((arguments, options))
-        return [("DRAGON", 2, 512, 7.5, 99), ("DRCG", 2, 0, 8.5, 98)]
-
-    monkeypatch.setattr(record, "Fronts", lambda model, tokenizer: (model, tokenizer))
-    monkeypatch.setattr(record, "read_window", lambda model, fronts, one: read)
-    monkeypatch.setattr(record.language_modelling, "methods", methods)
-    return asked
-
-
-def test_rows_of_windows_and_temperatures(scored: list[Any], retrieved: list[Retrieved]):
-    loaded: Any = SimpleNamespace(model="model", tokenizer="tokenizer")
-    rows = record.window_rows(loaded, "m", 5, retrieved[0], 4.0, caps=(8, 512))
-    about = {"model": "m", "window": 5, "tokens": 64}
-    assert rows == [
-        about | {"method": "DRAGON", "documents": 2, "cap": 512, "nats": 7.5, "read": 99},
-        about | {"method": "DRCG", "documents": 2, "cap": 0, "nats": 8.5, "read": 98},
-    ]  # fmt: skip
-    assert scored == [(("model", ("model", "tokenizer"), retrieved[0], 4.0), {"caps": (8, 512)})]
-    losses = record.temperature_rows(loaded, "m", 5, retrieved[0], "validation")
-    assert [row["temperature"] for row in losses] == list(language_modelling.TEMPERATURES)
-    share = 1 / (1 + np.exp(-2.0 / 4))
-    of_four = next(row for row in losses if row["temperature"] == 4)
-    assert of_four["nats"] == pytest.approx(-np.log(share * 0.2 + (1 - share) * 0.4))
-    assert study.temperature(born(pd.DataFrame(losses), "recorded"), "m") == max(language_modelling.TEMPERATURES)
-
-
 # Schedules and the attack
-
-
-def test_a_schedules_rows_are_the_replays():
-    flags, paces = independent(20, 0.7, 0.9), Recording(np.full(20, 0.1), 0.02)
-    rows = record.schedule_rows("drawn", 3, flags, paces)
-    assert len(rows) == len(replays.DELAYS) * (len(replays.STRATEGIES) + 1)
-    assert [row.pop("setting") for row in rows] == ["drawn"] * len(rows)
-    assert [row.pop("sequence") for row in rows] == [3] * len(rows)
-    assert str(rows) == str(replays.totals(flags, paces, 3))  # as words, for the oracle's NaN
-
-
-def test_the_attack_is_on_the_devices_documents_among_the_nearest_of_a_pool(
-    nodes: dict[str, Node], monkeypatch: pytest.MonkeyPatch
-):
-    seen = list[Any]()
-
-    def attack(device: Any, cloud: Any, query: str, shown: Sequence[str], k: int, limit: int, **evidence: Any) -> list:
-        seen.append((device, cloud, query, set(shown), k, limit, evidence))
-        return [{"mode": "query alone"}]
-
-    monkeypatch.setattr(record.membership, "attack", attack)
-    rows = record.attacked(nodes, QUESTION, [*DEVICE, *CLOUD], 4, from_tokens="edited")
-    assert rows == [{"question": QUESTION.name, "holder": "device", "mode": "query alone"}]
-    ((device, cloud, query, shown, k, limit, evidence),) = seen
-    assert (device, cloud, query) == (nodes["device"], nodes["cloud"], QUESTION.query)
-    assert len(shown) == 4 and {DEVICE[0], DEVICE[2]} < shown and (k, limit) == (2, 20)
-    assert evidence == {"from_tokens": "edited"}
 
 
 # Recorders

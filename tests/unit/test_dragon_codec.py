@@ -52,12 +52,6 @@ def test_one_hot_is_exact_and_takes_eight_bytes_at_most(vocabulary):
         assert (filled(payload, np.full(vocabulary, 1 / vocabulary)) == p).all()
 
 
-@pytest.mark.parametrize("vocabulary", [8_192, 151_936])
-def test_of_a_uniform_one_that_does_not_fit_the_lowest_ids_are_kept(vocabulary):
-    kept = np.flatnonzero(decode(encode(np.full(vocabulary, 1 / vocabulary)), vocabulary))
-    assert len(kept) >= 1000 and kept.tolist() == list(range(len(kept)))
-
-
 @pytest.mark.parametrize("vocabulary", [1_000, 8_192, 151_936])
 @pytest.mark.parametrize("known", [False, True])
 def test_the_cap_is_kept_to_and_used(vocabulary, known):
@@ -102,13 +96,6 @@ def test_a_levels_error_is_half_a_step_of_the_square_root():
     assert np.abs(levels - LEAST * np.sqrt(p[kept.ids] / p[p > 0].min())).max() <= 0.5 + 1e-9
 
 
-@pytest.mark.parametrize("spread", [0.5, 1.0, 2.0, 4.0])
-def test_more_bytes_lose_less(spread):
-    p, prior = drawn(8_192, spread=spread), drawn(8_192, 1, spread)
-    losses = [divergence(p, filled(encode(p, cap, prior), prior)) for cap in (16, 64, 256, 1024, 4096)]
-    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.75 * losses[0]
-
-
 @pytest.mark.parametrize("spread", [1.0, 2.0])
 def test_what_the_receiver_knows_is_worth_it(spread):
     """Sides that read other documents have much of their distributions from the same model."""
@@ -119,22 +106,14 @@ def test_what_the_receiver_knows_is_worth_it(spread):
     assert known < 0.5 * unknown
 
 
-def test_torch_and_float32_are_taken():
-    torch = pytest.importorskip("torch")
-    p = torch.softmax(torch.randn(8_192, generator=torch.Generator().manual_seed(0)), 0)
-    assert encode(p) == encode(p.numpy())
-
-
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
         ([], r"shape \[V\], not \[0\]"),
         ([[0.5, 0.5]], r"not \[1, 2\]"),
-        (0.5, r"not \[\]"),
         ([0.5, 0.4], "sum 0.9"),
         ([1.5, -0.5], "least is -0.5"),
         ([float("nan"), 1.0], "nan"),
-        ([float("inf"), 0.0], "inf"),
     ],
 )
 def test_what_is_no_distribution_is_refused(bad, said):
@@ -146,26 +125,6 @@ def test_what_is_no_distribution_is_refused(bad, said):
 def test_caps_out_of_bounds_are_refused(cap):
     with pytest.raises(ValueError, match=str(cap)):
         encode([1.0], cap)
-
-
-@pytest.mark.parametrize(
-    ("payload", "said"),
-    [
-        (b"", "not 0"),
-        (GOOD[:4], "not 4"),
-        (bytes(2**14 + 1), "not 16385"),
-        (bytes([0x08, *GOOD[1:5]]), "damaged"),  # three bits are missing
-        (bytes([0x00, 0, *GOOD[2:]]), "a tail of 0"),
-        (bytes([0x00, 255, 0, 9, *GOOD[4:]]), "K = 10"),
-        (bytes([0x00, 255, 0, 0, *GOOD[4:]]), "damaged"),  # bits are left over
-        (GOOD + b"\0", "damaged"),
-        (bytes([0x00, 255, 0, 2, 0b11100111, 0b00100000]), "damaged"),  # what is over is not zero
-        (bytes([0x00, 255, 0, 0, 0x80, *bytes(9), 1, *bytes(10)]), "damaged"),  # a level of 80 bits
-    ],
-)
-def test_damaged_codes_are_refused(payload, said):
-    with pytest.raises(ValueError, match=said):
-        decode(payload, 8)
 
 
 def test_another_vocabulary_is_refused():

@@ -17,7 +17,6 @@ from ondevice.dragon import codec
 from ondevice.dragon import language_modelling as lm
 from ondevice.dragon.windows import Retrieved, Window, retrieve, windows
 from ondevice.retrieval import SparseIndex
-from ondevice.shapes import byte_tokenizer
 from ondevice.training import language_model
 
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
@@ -132,17 +131,6 @@ def test_windows_that_cannot_be(tokenizer: Any, count: int | None, query: int, s
         windows(documents, tokenizer, count, query=query, scored=scored)
 
 
-def test_passages_are_those_of_the_index_best_first(retrieved: list[Retrieved]) -> None:
-    passages = list(dict.fromkeys(passage for one in retrieved for passage in one.passages))
-    index = SparseIndex.build(passages)
-    (again,) = retrieve([retrieved[0].window], passages, index, len(passages))
-    assert (np.diff(again.scores) <= 0).all() and set(again.passages) == set(passages)
-    alone = [SparseIndex.search(index, [retrieved[0].window.text], len(passages))]
-    assert [passages[place] for place in alone[0][1][0]] == list(again.passages)
-    with pytest.raises(ValueError, match=f"{len(passages)} texts, but there are 1"):
-        retrieve([retrieved[0].window], passages[:1], index, 1)
-
-
 def test_outputs_are_mixed_as_by_hand(
     model: Any, tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
 ) -> None:
@@ -178,20 +166,6 @@ def test_cut_distributions_are_mixed_as_by_hand(
     assert (uncut < cut).all()
 
 
-def test_an_experiments_way_to_mix_takes_the_place_of_dragons(
-    model: Any, tokenizer: Any, retrieved: list[Retrieved]
-) -> None:
-    seen = list[tuple[int, float, int]]()
-
-    def live(read: lm.Read, count: int, temperature: float, cap: int) -> float:
-        seen.append((count, temperature, cap))
-        return 7.0
-
-    found = evaluated(model, tokenizer, retrieved[:1], live=live, caps=CAPS)
-    assert seen == [(2, TEMPERATURE, codec.CAP), (4, TEMPERATURE, 64), (4, TEMPERATURE, codec.CAP)]
-    assert (found.loc[found["method"] == lm.DRAGON, "nats"] == 7).all()
-
-
 def test_contexts_hold_the_documents_they_should(
     model: Any, tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
 ) -> None:
@@ -220,67 +194,8 @@ def test_contexts_hold_the_documents_they_should(
         assert nats(frame, lm.CLOUD, 2)[place] == pytest.approx(nats(frame, lm.CLOUD_OUTPUT, 2)[place], abs=1e-3)
 
 
-def test_equal_compute_reads_what_dragon_reads_until_documents_or_context_end(
-    tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
-) -> None:
-    reads = frame.pivot_table(index="window", columns=["method", "documents"], values="read")
-    assert (reads[lm.EQUAL, 2] == reads[lm.WHOLE, 2]).all()
-    assert (reads[lm.EQUAL, 4] <= reads[lm.WHOLE, 4]).all() and (reads[lm.EQUAL] <= CONTEXT).all(axis=None)
-    for window, one in enumerate(retrieved):
-        every = sum(len(ids_of(tokenizer, passage)) for passage in one.passages)
-        most = min(CONTEXT, every + 2 + QUERY + SCORED)
-        assert reads.loc[window, (lm.EQUAL, 4)] == min(most, reads.loc[window, (lm.WHOLE, 4)])
-    assert (reads[lm.DRCG, 4] == BUDGET + 2 + QUERY + SCORED).all()
-    assert (reads[lm.NONE, 0] == 1 + QUERY + SCORED).all()
-
-
-def test_there_is_a_row_for_each_method_and_count_and_a_second_run_is_the_same(
-    model: Any, tokenizer: Any, retrieved: list[Retrieved], frame: pd.DataFrame
-) -> None:
-    keys = ["method", "documents", "cap"]
-    every = {lm.WHOLE, lm.CLOUD_OUTPUT, lm.DEVICE_OUTPUT, lm.SEQUENCE, *lm.PRINTED, lm.BEST_LAST, lm.UNCUT, lm.EQUAL}
-    expected = {(lm.NONE, 0, 0), (lm.DRAGON, 2, codec.CAP), (lm.DRAGON, 4, 64), (lm.DRAGON, 4, codec.CAP)}
-    assert set(frame[keys].itertuples(index=False, name=None)) == expected | {(m, n, 0) for m in every for n in COUNTS}
-    assert not frame.duplicated([*keys, "window"]).any() and np.isfinite(frame["nats"]).all()
-    assert frame.groupby(keys).size().eq(len(retrieved)).all()
-    pd.testing.assert_frame_equal(evaluated(model, tokenizer, retrieved, caps=CAPS), frame)
-
-
-def test_dragon_reads_a_document_alone_each_and_once_without(frame: pd.DataFrame) -> None:
-    reads = frame.groupby(["method", "documents"])["read"].first()
-    for n in COUNTS:
-        assert reads[lm.DRAGON, n] == reads[lm.WHOLE, n] + reads[lm.NONE, 0]
-        assert reads[lm.WHOLE, n] == reads[lm.CLOUD_OUTPUT, n] + reads[lm.DEVICE_OUTPUT, n]
-
-
-def test_a_context_never_passes_the_models_end(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
-    long = [Retrieved(one.window, one.passages * 4, np.tile(one.scores, 4)) for one in retrieved]
-    found = evaluated(model, tokenizer, long, (24,), budget=10_000)
-    reads = found.set_index("method")["read"]
-    assert (reads[[lm.DRCG, lm.UNCUT, lm.EQUAL]] == CONTEXT).all()
-
-
-def test_a_temperature_flattens_the_weights_of_documents(
-    model: Any, tokenizer: Any, retrieved: list[Retrieved]
-) -> None:
-    """Both ways to mix, at temperatures from one document to all alike."""
-    read = lm.read_window(model, lm.Fronts(model, tokenizer), retrieved[0])
-    assert read.log_probs.shape == (7, SCORED) and read.whole.shape[:2] == (7, SCORED) and read.size.shape == (7,)
-    after = np.exp(read.log_probs[1:])
-    for temperature in (0.1, 1.0, 10.0, 100.0):
-        weights = torch.tensor(read.scores / temperature).softmax(-1).numpy()
-        assert lm.token_wise(read, slice(6), temperature) == pytest.approx(-np.log(weights @ after).sum())
-        assert lm.sequence_wise(read, slice(6), temperature) == pytest.approx(-np.log(weights @ after.prod(axis=1)))
-    assert lm.token_wise(read, slice(6), 0.1) != pytest.approx(lm.token_wise(read, slice(6), 100.0), rel=1e-3)
-
-
 def test_bad_windows(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
     first, one = retrieved[0].window, retrieved[0]
     long = Window(first.name, first.start, first.text, first.query * 30, first.scored)
     with pytest.raises(ValueError, match=f"more than the context of {CONTEXT}"):
         lm.read_window(model, lm.Fronts(model, tokenizer), Retrieved(long, one.passages, one.scores))
-
-
-def test_a_tokenizer_without_the_markers_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="this tokenizer has no"):
-        lm.Fronts(model, byte_tokenizer())

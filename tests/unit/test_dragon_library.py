@@ -82,19 +82,6 @@ def test_parts_share_all_documents_out(file: str):
     assert parts[0] | parts[1] == set(TEXTS) and not parts[0] & parts[1]
 
 
-def test_parts_do_not_depend_on_the_order_or_on_other_documents(tmp_path: Path, file: str):
-    library.write(tmp_path / "more.jsonl", [*TEXTS[::-1], "another"])
-    for part in ("1/2", "2/2"):
-        assert set(library.documents(file, part).texts) == set(
-            library.documents(str(tmp_path / "more.jsonl"), part).texts
-        ) - {"another"}
-
-
-def test_most_takes_the_same_ones_again(file: str):
-    few, more = (library.documents(file, most=most).texts for most in (2, 3))
-    assert len(few) == 2 and set(few) < set(more)
-
-
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0", "", "-1/2", "1/2/3"])
 def test_a_part_that_is_none_is_named(file: str, part: str):
     with pytest.raises(ValueError, match=r"A part is `i/n` with i from 1 to n, not '"):
@@ -119,15 +106,6 @@ def test_no_documents_are_refused(tmp_path: Path, file: str):
     part = next(f"{i}/50" for i in range(1, 51) if not any(library._hash(text) % 50 == i - 1 for text in TEXTS))
     with pytest.raises(ValueError, match=f"Part {part} of .* has no document"):
         library.documents(file, part)
-
-
-def test_k_and_the_query_are_checked(file: str):
-    found = library.documents(file)
-    with pytest.raises(ValueError, match="at least one document, not 0"):
-        found.best("rain", 0)
-    with pytest.raises(ValueError, match="The query is empty"):
-        found.best("  ", 1)
-    assert len(found.best("rain", 99)[0]) == 5  # all, where there are fewer
 
 
 def test_the_corpus_gives_passages(monkeypatch, cache: Path):
@@ -306,12 +284,6 @@ def test_a_prompt_without_room_is_refused():
         Splitter(shapes.byte_tokenizer(), 12)
 
 
-def test_pieces_keep_their_paragraphs_place(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("short\n\n" + " ".join(f"many words here, as {n}." for n in range(9)))
-    found = library.documents(str(tmp_path), splitter=Splitter(shapes.byte_tokenizer(), 64))
-    assert sorted(source.place for source in found.sources) == [1, 2, 2, 2, 2, 2]
-
-
 def test_passages_have_their_sources(tmp_path: Path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("rain falls\n\nsnow is white")
@@ -424,14 +396,6 @@ def test_starts_at_a_time_do_not_damage_the_cache(tmp_path: Path, file: str, cac
     assert set(library.documents(file).texts) == {*TEXTS, "more 4"} and len(files(cache)) == 2
 
 
-def test_progress_is_called_after_each_file(tmp_path: Path):
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text(name)
-    seen = []
-    library.documents(str(tmp_path), progress=lambda *done: seen.append(done))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 # Apart
 
 
@@ -478,13 +442,3 @@ def test_the_command_says_what_a_side_has(tmp_path: Path, cache: Path, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*words, "--part", "3/2"])
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_long_reading_is_said_once_where_nobody_watches(tmp_path: Path, capsys, monkeypatch):
-    from ondevice.dragon import documents
-
-    monkeypatch.setattr(documents, "_SILENT", -1.0)
-    show = documents._line()
-    show(1, 9)
-    show(2, 9)
-    assert capsys.readouterr().err == "Reading 9 files ...\n"

@@ -122,24 +122,6 @@ def test_what_each_method_follows(method: str, tokens: list[int], margin: float)
     assert asked == {"device": method != lockstep.ON_CLOUD, "cloud": method in (lockstep.WHOLE, lockstep.ON_CLOUD)}
 
 
-def test_the_limit_counts_tokens_and_the_sides_retrieve_k_documents():
-    between = nodes()
-    tokens, _, rows = answered(between, k=5, limit=2)
-    assert tokens == LIKELIEST[:2] and len(rows) == 4
-    assert [side.asked for side in between.values()] == [[("q", 5)]] * 2
-
-
-def test_experiments_functions_take_the_place_of_the_modules():
-    def reversed_target(local: np.ndarray, remote: np.ndarray, *weights: float) -> np.ndarray:
-        return target(local, remote, *weights[::-1])
-
-    assert answered(nodes(), target=reversed_target, limit=3)[0] == [*LIKELIEST[:2], 1]
-    rows = answered(nodes(), acceptance=lambda p, q, gamma: gamma, limit=1)[2]
-    assert [(row["Algorithm 1"], row["remote first"]) for row in rows] == [(0.5, 1.0)] * 2
-    rows = answered(nodes(), filled=lambda payload, prior: prior, limit=1)[2]
-    assert rows[0]["lost"] == pytest.approx(np.abs(np.array(DEVICE[None]) - 0.25).sum() / 2)
-
-
 # Acceptance
 
 
@@ -182,18 +164,3 @@ def test_with_the_codec_drafts_are_of_what_is_sent_and_the_target_of_what_is_fil
     assert (table["lost"] > 0.01).all() and table["lost"].nunique() == 2
     (_, _, rows) = answered(between, limit=1)  # at the system's cap all 200 fit
     assert [row["bytes"] for row in rows] == [len(codec.encode(p, codec.CAP, prior)) for p in whole.values()]
-
-
-def test_equal_sides_accept_what_can_be_accepted():
-    alike = nodes(Side(DEVICE, 1.0), Side(DEVICE, 1.0))
-    table = told(alike, [], None, 0)
-    for column, value in {"eta": 0.5, "tv": 0, "greedy": 1, "remote first": 1, "shared randomness": 1}.items():
-        assert table[column].to_numpy() == pytest.approx(value)
-    assert (table["Algorithm 1"] < 1).all()  # the other side's resample is another draw
-
-
-def test_function_words_and_punctuation_are_told_from_other_tokens():
-    assert [lockstep.function_word(word) for word in (" The", "cat", ",\n", " 7", "of", "then.")] == [
-        True, False, True, False, True, False,  # "then." is no word of the list
-    ]  # fmt: skip
-    assert "cat" not in lockstep.FUNCTION_WORDS and {"the", "of", "would"} <= lockstep.FUNCTION_WORDS

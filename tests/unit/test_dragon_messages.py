@@ -49,11 +49,6 @@ NO_MESSAGE = f"No message of version {messages.VERSION}"
 ANY_FLOAT = {(Draft, 6), (Rows, 4), (Sources, 3)}  # fields that take whole numbers below 0 as well
 
 
-@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_round_trip(message):
-    assert decode(encode(message)) == message
-
-
 def test_every_bound_keeps_a_message_within_a_frame():
     """The largest of each kind; ids and counts of five bytes, characters of four."""
     text, large = "\U0001f600" * 2**16, 2**31 - 1
@@ -74,16 +69,11 @@ def test_every_bound_keeps_a_message_within_a_frame():
     [
         (lambda: Texts("s", ("a" * 2**16,) * 9, (0.5,) * 9), "at most 524288 bytes in all, not 589824"),
         (lambda: Texts("s", ("a", "b"), (0.5,)), "2 texts have as many scores, not 1"),
-        (lambda: Texts("s", (), ()), "length >= 1"),
         (lambda: Texts("s", ("a",), (float("inf"),)), "scores takes finite numbers, not inf"),
-        (lambda: Fetch("s", "q", 65, "text"), "`int` <= 64"),
-        (lambda: Fetch("s", "q", 0, "text"), "`int` >= 1"),
         (lambda: Fetch("s", "q", 1, "all"), "Invalid enum value 'all'"),
         (lambda: msgspec.structs.replace(EVERY[-1], data=bytes(PIECE + 1)), "length <= 524288"),
-        (lambda: msgspec.structs.replace(EVERY[-1], data=b""), "length >= 1"),
         (lambda: msgspec.structs.replace(EVERY[-1], dtype="object"), "Invalid enum value 'object'"),
         (lambda: msgspec.structs.replace(EVERY[-1], keys=(1, 2, 3)), "length 4, got 3"),
-        (lambda: msgspec.structs.replace(EVERY[-1], keys=(1, 2, 3, 0)), "`int` >= 1"),
     ],
 )
 def test_bounds_of_what_baselines_send(make, said):
@@ -127,19 +117,14 @@ def test_fields_are_exactly_the_schemas(message):
     [
         (b"", "truncated"),
         (b"\x93\xa3nop\xa2ab\x01", "Invalid value 'nop'"),
-        (b"\x93\x01\xa2ab\x01", "Expected `str`, got `int`"),
         (encode(DRAFT)[:-1], "truncated"),
         (encode(DRAFT) + b"\0", "trailing"),
         (b"\x93\xa3end\xa2\xff\xff\x01", "utf-8"),
-        (b"\x91" * 100_000, "got `array`"),
         # a pickle of ("end", "s1", 1), written out: no test needs the module either
         (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x03end\x94\x8c\x02s1\x94K\x01\x87\x94.", NO_MESSAGE),
-        (msgspec.json.encode(["end", "s1", 1]), NO_MESSAGE),
         (msgspec.msgpack.encode(["end", "s1", True]), "Expected `int`, got `bool`"),
         (msgspec.msgpack.encode(["end", "", 1]), "length >= 1"),
         (msgspec.msgpack.encode(["sources", "s", [], float("nan")]), "log_weight takes finite numbers, not nan"),
-        (msgspec.msgpack.encode(["begin", "s", 0, "other", 1, "q", 1, "cloud"]), "Invalid enum value 'other'"),
-        (msgspec.msgpack.encode(["begin", "s", 0, "shared", 0, "q", 1, "cloud"]), "`int` >= 1"),  # k = 0
         (msgspec.msgpack.encode(["draft", "s", 0, 0, 0, bytes(codec.LARGEST + 1), 0.0]), "length <= 16384"),
     ],
 )  # fmt: skip
@@ -152,16 +137,11 @@ def test_what_is_no_message_is_refused(body, said):
     "make",
     [
         lambda: Draft("s", 0, 0, -1, b"", 0.0),
-        lambda: Draft("s", 0, 0, 2**80, b"", 0.0),
         lambda: Draft("s", 0, 0, 1, b"", float("inf")),
         lambda: Draft("\ud800", 0, 0, 1, b"", 0.0),
         lambda: Draft("s", 0, 0, 1, object(), 0.0),
-        lambda: Switch("s", 0, 0, (), (float("nan"),)),
         lambda: Begin("s", 0, "shared", 0, "q", 1, "cloud"),
-        lambda: Begin("s", 0, "shared", 1, "q" * 2**17, 1, "cloud"),
-        lambda: Failure("s", ""),
         lambda: ["end", "s", 1, 2],
-        lambda: {"end": 1},
     ],
 )
 def test_what_the_receiver_would_refuse_is_not_sent(make):
@@ -178,8 +158,6 @@ HELLO = Hello(messages.VERSION, "base", "m" * 64, "t" * 64, 8_192)
         ("version", 99, f"The cloud speaks version 99 of the protocol, the device version {messages.VERSION}; install"),
         ("name", "small", "The cloud has the model small, the device base."),
         ("model", "x", "Both sides have a model base, but not the same weights."),
-        ("tokenizer", "x", "Both sides have a model base, but not the same tokenizer."),
-        ("vocabulary", 151_936, "Both sides have a model base, but not the same vocabulary."),
     ],
 )
 def test_peers_that_differ_are_told_in_words(field, value, said):

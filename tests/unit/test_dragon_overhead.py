@@ -50,19 +50,6 @@ def test_products_of_a_token_are_the_weights_of_all_linear_layers():
     assert overhead.decode_macs((2, 3, 5, 1, 7)) == 2 * (3 * 3 * 2 + 3 * 1 * 2 + 3 * 5 * 3) + 3 * 7
 
 
-def test_half_a_kilobyte_takes_41_microseconds_at_100_mbps():
-    seconds = 512 / overhead.WIFI
-    assert seconds == pytest.approx(40.96e-6)
-
-
-def test_peaked_distributions():
-    p, sharper = overhead.peaked(1000, 0), overhead.peaked(1000, 0, sharpness=6.0)
-    assert p.shape == (1000,) and p.sum() == pytest.approx(1, abs=1e-12) and (p > 0).all()
-    assert (overhead.peaked(1000, 0) == p).all() and (overhead.peaked(1000, 1) != p).any()
-    assert sharper.max() > p.max() > 0.05 and sharper.argmax() == p.argmax()
-    assert (overhead.peaked(1000, 0, sharpness=0.0) == 1 / 1000).all()
-
-
 # Times
 
 TAKES = {"aggregate": 9e-6, "mixture": 2e-6, "encode": 5e-6, "decode": 3e-6}  # seconds on the clock below
@@ -88,20 +75,3 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Any, ...]]]:
     monkeypatch.setattr(overhead, "target", slowed("mixture", overhead.target))
     monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return seen
-
-
-def test_times_are_of_what_they_are_called_once_warm(calls: dict[str, list[tuple[Any, ...]]]):
-    found = overhead.times(vocabulary=300, repeats=7)
-    assert {name: len(of) for name, of in found.items()} == dict.fromkeys(TAKES, 7)
-    for name, seconds in TAKES.items():
-        assert found[name] == pytest.approx([seconds] * 7)
-
-
-def test_each_aggregation_has_drafts_and_numbers_of_its_own(calls: dict[str, list[tuple[Any, ...]]]):
-    overhead.times(vocabulary=300, repeats=7)
-    numbers = {tuple(arguments[-1]) for arguments in calls["aggregate"]}
-    assert len(numbers) == 8
-    for local, remote, p, q, mixed, drawn in calls["aggregate"]:
-        assert [local, remote] == [np.searchsorted(np.cumsum(of), at, side="right")
-                                   for of, at in ((p, drawn[0]), (q, drawn[1]))]  # fmt: skip
-        assert mixed == pytest.approx((p + q) / 2)

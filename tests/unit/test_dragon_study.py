@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ondevice.dragon.simulator import World, simulate
 from ondevice.dragon.study import MIX, part
 from ondevice.dragon.world import HOLDERS
 from ondevice.evidence import born
-from ondevice.evidence.resampling import Resampled
 
 
 def recorded(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -99,15 +97,6 @@ def windows(nats: Mapping[str, Any], tokens: int = 64) -> pd.DataFrame:
     return recorded(rows)
 
 
-def test_perplexities_are_of_all_tokens_and_only_a_cap_of_its_own_has_a_name_of_its_own():
-    table = windows({"no retrieval #0": [128, 192], "DRAGON #16": [64, 192], "DRAGON #16 at 8": [128, 160]})
-    found = study.perplexities(table)
-    assert found.names == ["no retrieval 0", "DRAGON 16", "DRAGON 16 at 8"] and found.tasks == ["m"]
-    assert [found[name][0, 0] for name in found.names] == pytest.approx(np.exp([2.5, 2.0, 2.25]).tolist())
-    other = table.assign(tokens=np.where(table["window"] == 0, 32, 96))  # sums over sums
-    assert study.perplexities(other)["DRAGON 16"][0, 0] == pytest.approx(np.exp((64 + 192) / 128))
-
-
 def test_differences_of_perplexities_are_paired():
     """Windows differ far more than methods: each interval holds the other's value, that of the difference is narrow."""
     rng = np.random.default_rng(0)
@@ -128,15 +117,6 @@ def test_differences_of_perplexities_are_paired():
 # Latency
 
 
-def test_times_are_read_from_their_words():
-    row = study.latencies(recorded([answer([250.0, 300.5, 420.0], prefilled=200.0)])).iloc[0]
-    assert (row["ttft_ms"], row["between_ms"], row["total_ms"], row["steps"]) == (250, 170, 220, 2)
-    assert (row["method"], row["task"], row["request"]) == ("DRAGON 100", "both", "q")
-    short = study.latencies(recorded([answer([250.0], prefilled=200.0, method="DRDG/TW", delay_ms=0)])).iloc[0]
-    assert (short["between_ms"], short["total_ms"], short["steps"], short["method"]) == (0, 50, 1, "DRDG/TW 0")
-    assert study.latencies(recorded([answer([1.0])])).attrs["kind"] == "recorded"
-
-
 def test_time_a_token_is_sums_over_sums_by_holder_and_the_whole_mix_their_mean():
     table = by_holder({"device": [[100, 110], [100, 200, 300, 400]], "cloud": [[100, 150]], "both": [[100, 130]],
                        "neither": [[100, 120], [100, 140]]}, prefilled=100.0)  # fmt: skip
@@ -146,28 +126,6 @@ def test_time_a_token_is_sums_over_sums_by_holder_and_the_whole_mix_their_mean()
     assert part(found, "DRAGON 100")[0] == pytest.approx(np.mean(list(each.values())))
     first = study.first_token(table.assign(ttft_ms=range(6)), "imposed")
     assert part(first, "DRAGON 100", "device")[0] == 0.5 and part(first, "DRAGON 100")[0] == pytest.approx(2.5)
-
-
-def test_another_pace_is_another_table():
-    rows = [answer([100, 110], question=f"{q}", pace=pace) for q in range(3) for pace in ("imposed", "unpaced")]
-    rows[1]["times"] = "100 990"
-    table = study.latencies(recorded(rows))
-    found = [study.per_token(table, pace, "between_ms")["DRAGON 100"][0, 0] for pace in ("imposed", "unpaced")]
-    assert found == pytest.approx([10, (890 + 10 + 10) / 3])
-
-
-def test_by_delay_parts_names_and_calls_the_average_the_whole_mix():
-    table = by_holder({holder: [[0, 10], [0, 10]] for holder in HOLDERS})
-    found = study.by_delay(study.per_token(table, "imposed"), "ms")
-    assert set(found.columns) == {"task", "ms", "low", "high", "method", "delay_ms"}
-    assert found["task"].tolist() == [*HOLDERS, MIX] and set(found["method"]) == {"DRAGON"}
-    assert found["delay_ms"].tolist() == [100.0] * 5 and found["ms"].tolist() == [10.0] * 5
-    assert found.attrs["kind"] == "recorded"
-
-
-def test_a_letter_says_whose_draft_was_accepted():
-    row = next(pd.DataFrame([answer([1.0], "bdcn")]).itertuples())
-    assert study.decisions(row).tolist() == [[True, True], [True, False], [False, True], [False, False]]
 
 
 def test_costs_are_medians_after_the_first_draft():
@@ -242,23 +200,6 @@ def test_a_session_is_simulated_from_its_decisions_paces_and_first_drafts():
     assert study.simulated(one, 4, seeds=1) == pytest.approx(1000 * totals[0] / 3)
 
 
-def test_simulated_and_live_are_of_whole_answers_of_both_sides_at_their_lookahead(monkeypatch: pytest.MonkeyPatch):
-    def simulated(row: Any, lookahead: int, rules: Any) -> float:
-        return 1000.0 * lookahead + row.delay_ms
-
-    monkeypatch.setattr(study, "simulated", simulated)
-    whole = dict(times=[10.0, 20.0, 40.0], decided="bbb", prefilled=10.0)
-    rows = [answer(**{**whole, "question": name, **fields}) for name, fields in {
-        "ours": {}, "wise": {"method": pair.TW}, "again": {"method": pair.AGAIN}, "other": {"method": pair.CRCG},
-        "alone": {"alone": True}, "cut": {"decided": "bb"}, "short": {"times": [10.0, 20.0], "decided": "bb"},
-    }.items()]  # fmt: skip
-    found = study.simulator_and_live(study.latencies(recorded(rows)))
-    assert found[["question", "method", "simulated_ms", "measured_ms"]].to_numpy().tolist() == [
-        ["ours", "DRAGON", 1000 * pair.GREEDY.lookahead + 100, 15], ["wise", "DRDG/TW", 1100, 15],
-    ]  # fmt: skip
-    assert found.attrs["kind"] == "recorded+simulated"
-
-
 # Answers, acceptance, schedules
 
 
@@ -270,17 +211,6 @@ def tokens(rows: list[tuple[str, str, str, str, float]]) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-def test_acceptance_is_of_all_tokens_of_a_holder_by_side_and_rule():
-    rows = [("both", "a", side, "x", one) for side in ("device", "cloud") for one in (0.0, 0.0, 1.0)]
-    rows += [("both", "b", side, "x", 1.0 if side == "cloud" else 0.5) for side in ("device", "cloud")]
-    table = tokens(rows).assign(greedy=0.25)
-    found = study.acceptance(table)
-    assert set(found.names) == {f"{side}, {rule}" for side in ("device", "cloud") for rule in lockstep.RULES}
-    assert part(found, "device, Algorithm 1", "both")[0] == pytest.approx(1.5 / 4)
-    assert part(found, "cloud, remote first", "both")[0] == pytest.approx(2 / 4)
-    assert part(found, "device, greedy", "both")[0] == pytest.approx(0.25)
-
-
 def test_function_words_are_compared_with_the_other_tokens_of_the_same_answers():
     rows = [("both", "a", "cloud", " the", 1.0), ("both", "a", "cloud", ",", 0.5), ("both", "a", "device", "cat", 0.2),
             ("both", "b", "cloud", " of", 0.0), ("both", "b", "cloud", "cat", 0.4), ("both", "b", "cloud", "9", 0.6),
@@ -288,40 +218,3 @@ def test_function_words_are_compared_with_the_other_tokens_of_the_same_answers()
     found = study.by_word(tokens(rows))
     assert found["function words"][0, 0] == pytest.approx((1.0 + 0.5 + 0.0) / 3)
     assert found["other"][0, 0] == pytest.approx((0.2 + 0.4 + 0.6) / 3)
-
-
-def test_shares_are_means_by_method_and_holder():
-    rows = [{"question": f"{holder}{n}", "holder": holder, "method": "DRAGON", "right": holder == "both" and n > 0}
-            for holder in ("both", "neither") for n in range(4)]  # fmt: skip
-    found = study.shares(recorded(rows), "right", "method")
-    assert [part(found, "DRAGON", task)[0] for task in ("both", "neither", MIX)] == [0.75, 0, 0.375]
-    table = study.of_tasks(found, {"DRAGON": {MIX: part(found, "DRAGON")}})
-    assert table.loc[0, ["name", "task", "value"]].tolist() == ["DRAGON", MIX, 0.375]
-    assert 0.1 < table["low"].item() < 0.375 < table["high"].item() <= 0.5 and table.attrs["kind"] == "recorded"
-    one = found.estimate(part(found, "DRAGON"))
-    assert study.ends(one) == (one.value, one.low, one.high)
-    assert study.told(one, 1) == f"0.4 [{one.low:.1f}, {one.high:.1f}]"
-
-
-def test_schedules_are_totals_by_strategy_and_delay():
-    totals = {"Device": 3.0, "Cloud": 5.0}
-    rows = [{"setting": setting, "sequence": n, "strategy": name, "delay_ms": delay, "total_s": totals[name] + n,
-             "on_device": 0.5 * n}
-            for setting, n, name, delay in itertools.product("st", (0, 1), totals, (0.0, 100.0))]  # fmt: skip
-    found = study.schedules(recorded(rows))
-    assert set(found.names) == {"Device 0", "Device 100", "Cloud 0", "Cloud 100"} and found.tasks == ["s", "t"]
-    assert part(found, "Cloud 100", "t")[0] == 5.5
-    assert part(study.schedules(recorded(rows), "on_device"), "Device 0", "s")[0] == 0.25
-
-
-MADE: dict[str, Callable[[], Resampled]] = {
-    "perplexities": lambda: study.perplexities(windows({"DRAGON #2": [1.0, 2.0]})),
-    "per_token": lambda: study.per_token(by_holder({"both": [[0, 1], [0, 2]]}), "imposed"),
-    "acceptance": lambda: study.acceptance(tokens([("both", q, "cloud", "x", 0.5) for q in "ab"])),
-}
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_the_kind_travels_with_the_data(make: Callable[[], Resampled]):
-    found = make()
-    assert found.kind == "recorded" and found.n == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
-
 from ondevice.dragon.live import terminal
 from ondevice.dragon.live.answer import Answer
 from ondevice.dragon.messages import Cited
@@ -86,30 +84,6 @@ def answer(**more: object) -> Answer:
         sources=[("device", Cited("a.txt", 3, 0.75)), ("cloud", Cited("b.md", 1, 1.0))], share=0.4, sent=180,
         received=900, left={"Begin": 80, "Target": 100}, connections=1, **more,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def test_notes_after_an_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Answer, "leaning", property(lambda self: [0.9, 0.9, None, 0.2, 0.1, 0.3]))
-    assert terminal.notes(answer(), Words()) == [  # type: ignore[arg-type]
-        "Sources:",
-        "  a.txt:3 (device, 30 %)",
-        "  b.md:1 (cloud, 60 %)",
-        "From this device's documents: It rains.",
-        "Left this device: 180 bytes (Begin 80, Target 100); came: 900.",
-        "6 tokens, first after 100 ms, then 100 ms each. Drafts accepted: device 1 of 3, cloud 3 of 3.",
-    ]
-
-
-def test_an_answer_alone_says_so():
-    alone = Answer(tokens=[0, 1], times=[0.1, 0.2], alone_from=0, reason="nobody answers",
-                   sources=[("device", Cited("a.txt", 3, 0.75))])  # fmt: skip
-    assert terminal.notes(alone, Words()) == [  # type: ignore[arg-type]
-        "The device answered alone: nobody answers.", "Sources:", "  a.txt:3 (device, 75 %)",
-        "Nothing left this device.", "2 tokens, first after 100 ms, then 100 ms each.",
-    ]  # fmt: skip
-    assert terminal.notes(answer(alone_from=4, reason="it was silent"), Words())[0] == (  # type: ignore[arg-type]
-        "Alone from token 4: it was silent."
-    )
 
 
 def test_a_line_of_json_has_all_of_it():

@@ -67,22 +67,6 @@ def asked(answers: dict[str, list[str]]) -> World:
     return World(tuple(questions), (), ())
 
 
-def test_the_first_questions_are_as_many_of_each_holder_in_turn():
-    three = asked({holder: ["a", "b", "c"] for holder in HOLDERS})
-    assert [one.name for one in three.first(2)] == [f"{holder}{n}" for n in range(2) for holder in HOLDERS]
-    assert three.first(2)[:4] == three.first(1)
-    with pytest.raises(ValueError, match="A holder has 3 such questions, not 4"):
-        three.first(4)
-
-
-def test_short_answers_are_left_out_where_they_are_not_wanted():
-    long = "the sum of the elements along an axis of the array"
-    some = asked({"device": ["no", long, long], "cloud": [long], "both": [long, "no", long], "neither": [long, long]})
-    assert [one.name for one in some.first(1, least=5)] == ["device1", "cloud0", "both0", "neither0"]
-    with pytest.raises(ValueError, match="A holder has 1 such questions, not 2"):
-        some.first(2, least=5)
-
-
 def test_both_sides_documents_are_read_back_from_their_files(tmp_path: Path):
     folder = pair.write(tmp_path, World((), ("one\ntext", "two"), ("three",)))
     read = {side: library.documents(str(folder / f"{side}.jsonl"), private=True) for side in ("device", "cloud")}

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+
+from ondevice.run import Layout
 
 
 class Notebook:
     """Its code cells, run in this process, each from a state that was kept before it."""
 
-    def __init__(self, path: Path, parameters: dict[str, Any]) -> None:
-        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    def __init__(self, paper: str, parameters: dict[str, Any]) -> None:
+        text = Layout().notebook(paper).read_text()
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         self.texts = {cell["id"]: "".join(cell["source"]) for cell in cells}
         tagged = next(cell["id"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
         self.texts[tagged] += "".join(f"\n{name} = {value!r}" for name, value in parameters.items())
@@ -41,3 +43,20 @@ class Notebook:
     def span(self, first, last):
         names = list(self.texts)
         return names[names.index(first) : names.index(last) + 1]
+
+    def leave(self, kept):
+        """Of the cells, so many; the others do nothing."""
+        self.texts = {name: text if name in kept else "pass" for name, text in self.texts.items()}
+
+    def begin(self, last):
+        """Run the cells up to one; none may fail."""
+        self.said = self.run(self.span(next(iter(self.texts)), last), {"__name__": "__main__"})
+        failed = {name: text for name, text in self.said.items() if "Error: " in text}
+        assert not failed and last in self.said
+        return self
+
+    def again(self, cell, old, new, shown):
+        """What the cells from an edited one to another print."""
+        assert self.texts[cell].count(old) == 1
+        wrong = self.texts | {cell: self.texts[cell].replace(old, new)}
+        return self.run(self.span(cell, shown), dict(self.before[cell]), wrong)

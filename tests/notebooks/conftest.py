@@ -42,6 +42,15 @@ def unless_unchanged(request: pytest.FixtureRequest):
         request.config.cache.set(key, state.hexdigest())
 
 
+@pytest.fixture(scope="module")
+def exhibits_elsewhere(tmp_path_factory: pytest.TempPathFactory):
+    """Cells that run in this process save in a scratch folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
+        patch.setenv("TQDM_DISABLE", "1")
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     report = yield

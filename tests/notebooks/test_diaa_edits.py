@@ -3,8 +3,6 @@
 import pytest
 from cells import Notebook
 
-from ondevice.run import Layout
-
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "means": ("sums / np.bincount(keys)[rows]", "sums", "means-shown"),
@@ -25,15 +23,8 @@ SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
-def diaa(tmp_path_factory):
-    book = Notebook(Layout().notebook("diaa"), SHORT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
-        patch.setenv("TQDM_DISABLE", "1")
-        book.said = book.run(book.span(next(iter(book.texts)), "go-on"), {"__name__": "__main__"})
-        failed = {name: text for name, text in book.said.items() if "Error: " in text}
-        assert not failed and "go-on" in book.said
-        yield book
+def diaa(exhibits_elsewhere):
+    return Notebook("diaa", SHORT).begin("go-on")
 
 
 def test_every_source_cell_has_an_edit(diaa):
@@ -42,11 +33,8 @@ def test_every_source_cell_has_an_edit(diaa):
 
 @pytest.mark.parametrize("cell", EDITS)
 def test_a_wrong_body_changes_what_is_printed(diaa, cell):
-    old, new, shown = EDITS[cell]
-    assert diaa.texts[cell].count(old) == 1
-    wrong = diaa.texts | {cell: diaa.texts[cell].replace(old, new)}
-    said = diaa.run(diaa.span(cell, shown), dict(diaa.before[cell]), wrong)
-    assert said.get(shown) != diaa.said[shown]
+    shown = EDITS[cell][-1]
+    assert diaa.again(cell, *EDITS[cell]).get(shown) != diaa.said[shown]
 
 
 def test_the_sample_says_that_the_algorithm_was_edited_and_goes_on(diaa):
@@ -72,5 +60,3 @@ def test_a_tree_that_is_none_is_refused_in_one_sentence(diaa, body, sentence):
     edited = diaa.texts | {"drafter-shown": nonsense + diaa.texts["drafter-shown"]}
     said = diaa.run(["drafter-shown"], dict(diaa.before["drafter-shown"]), edited)["drafter-shown"]
     assert "ValueError" in said and sentence in said and "\n" not in said.strip()
-
-

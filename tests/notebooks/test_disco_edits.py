@@ -3,8 +3,6 @@
 import pytest
 from cells import Notebook
 
-from ondevice.run import Layout
-
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "race": ("np.minimum(device_at, server_at)", "np.minimum(device_at, server_at) + 1.0", "race-shown"),
@@ -36,24 +34,12 @@ LEFT_OUT = {
 
 
 @pytest.fixture(scope="module")
-def disco(tmp_path_factory):
-    book = Notebook(Layout().notebook("disco"), SHORT)
-    book.texts = {name: "pass" if name in LEFT_OUT else text for name, text in book.texts.items()}
+def disco(exhibits_elsewhere):
+    book = Notebook("disco", SHORT)
+    book.leave(set(book.texts) - LEFT_OUT)
     short = book.texts["learned"].replace("traces.series_names()", '["replicate-7b"]').replace("2000", "200")
     book.texts["learned"] = short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
-        book.said = book.run(book.span(next(iter(book.texts)), "learned"), {"__name__": "__main__"})
-        failed = {name: text for name, text in book.said.items() if "Error: " in text}
-        assert not failed and "learned" in book.said
-        yield book
-
-
-def again(book, cell, edit, shown):
-    old, new = edit
-    assert book.texts[cell].count(old) == 1
-    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
-    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+    return book.begin("learned")
 
 
 def test_every_source_cell_has_an_edit(disco):
@@ -62,16 +48,16 @@ def test_every_source_cell_has_an_edit(disco):
 
 @pytest.mark.parametrize("cell", EDITS)
 def test_a_wrong_body_changes_what_is_printed(disco, cell):
-    *edit, shown = EDITS[cell]
-    assert again(disco, cell, edit, shown).get(shown) != disco.said[shown]
+    shown = EDITS[cell][-1]
+    assert disco.again(cell, *EDITS[cell]).get(shown) != disco.said[shown]
 
 
 @pytest.mark.parametrize(("cell", "exhibit"), FIGURES.items())
 def test_a_wrong_body_changes_a_simulated_exhibit(disco, cell, exhibit):
-    said = again(disco, cell, EDITS[cell][:2], exhibit)
+    said = disco.again(cell, *EDITS[cell][:2], exhibit)
     assert exhibit in said and said[exhibit] != disco.said[exhibit]
 
 
 def test_the_sample_says_that_the_hand_over_was_edited(disco):
     assert "ran again exactly" in disco.said["quality-again"] and "differ" not in disco.said["quality-again"]
-    assert "differ" in again(disco, "migrated", EDITS["migrated"][:2], "quality-again")["quality-again"]
+    assert "differ" in disco.again("migrated", *EDITS["migrated"][:2], "quality-again")["quality-again"]

@@ -3,8 +3,6 @@
 import pytest
 from cells import Notebook
 
-from ondevice.run import Layout
-
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "mixture": ("eta_local * p_local +", "eta_local * p_remote +", "mixture-shown"),
@@ -33,26 +31,11 @@ SET_UP = {"parameters", "checked", "imports", "setup"}
 
 
 @pytest.fixture(scope="module")
-def dragon(tmp_path_factory):
-    book = Notebook(Layout().notebook("dragon"), SHORT)
-    kept = {*SET_UP, *SHOWN, *book.sources}
-    book.texts = {name: text if name in kept else "pass" for name, text in book.texts.items()}
+def dragon(exhibits_elsewhere):
+    book = Notebook("dragon", SHORT)
+    book.leave({*SET_UP, *SHOWN, *book.sources})
     book.texts["windows-again"] = book.texts["windows-again"].replace("chosen.items()", "list(chosen.items())[1:]")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
-        names = list(book.texts)
-        last = max(SHOWN, key=names.index)
-        book.said = book.run(book.span(names[0], last), {"__name__": "__main__"})
-        failed = {name: text for name, text in book.said.items() if "Error: " in text}
-        assert not failed and last in book.said
-        yield book
-
-
-def again(book, cell, edit, shown):
-    old, new = edit
-    assert book.texts[cell].count(old) == 1
-    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
-    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+    return book.begin(max(SHOWN, key=list(book.texts).index))
 
 
 def test_every_source_cell_has_an_edit(dragon):
@@ -61,12 +44,12 @@ def test_every_source_cell_has_an_edit(dragon):
 
 @pytest.mark.parametrize("cell", EDITS)
 def test_a_wrong_body_changes_what_is_printed(dragon, cell):
-    *edit, shown = EDITS[cell]
-    assert again(dragon, cell, edit, shown).get(shown) != dragon.said[shown]
+    shown = EDITS[cell][-1]
+    assert dragon.again(cell, *EDITS[cell]).get(shown) != dragon.said[shown]
 
 
 def test_a_sample_says_that_the_algorithm_was_edited(dragon):
-    wrong = again(dragon, "mixture", EDITS["mixture"][:2], "answers-again")["answers-again"]
+    wrong = dragon.again("mixture", *EDITS["mixture"][:2], "answers-again")["answers-again"]
     assert "was the algorithm edited?" in wrong and "differ" not in dragon.said["answers-again"]
 
 
@@ -76,4 +59,4 @@ def test_the_devices_side_of_live_sessions_decides_with_the_cells(dragon):
     assert all(function in state["rules"] for function in (state["draft_on"], state["settle"], state["take_over"]))
     names = [state[name].__globals__ for name in ("decide", "settle")]
     assert names[0] is names[1] and names[0]["target"] is state["target"]
-    assert "decide=decide" in Notebook(Layout().notebook("dragon"), {}).texts["live"]
+    assert "decide=decide" in Notebook("dragon", {}).texts["live"]

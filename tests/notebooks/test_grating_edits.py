@@ -3,8 +3,6 @@
 import pytest
 from cells import Notebook
 
-from ondevice.run import Layout
-
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "dispersion": ("/ max(p.mean(), 1e-12)", "", "boundary-shown"),
@@ -32,28 +30,13 @@ CHOSEN = "chosen = study.outcomes(scores, settings, study.MODELS, [QUESTIONS], [
 
 
 @pytest.fixture(scope="module")
-def grating(tmp_path_factory):
-    book = Notebook(Layout().notebook("grating"), SHORT)
-    kept = {*SET_UP, *SHOWN, *book.sources}
-    book.texts = {name: text if name in kept else "pass" for name, text in book.texts.items()}
+def grating(exhibits_elsewhere):
+    book = Notebook("grating", SHORT)
+    book.leave({*SET_UP, *SHOWN, *book.sources})
     book.texts["five-rows"] = CHOSEN
     assert "for name in study.MODELS:" in book.texts["live-again"]
     book.texts["live-again"] = book.texts["live-again"].replace("in study.MODELS:", "in [study.BASE]:")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
-        names = list(book.texts)
-        last = max(SHOWN, key=names.index)
-        book.said = book.run(book.span(names[0], last), {"__name__": "__main__"})
-        failed = {name: text for name, text in book.said.items() if "Error: " in text}
-        assert not failed and last in book.said
-        yield book
-
-
-def again(book, cell, edit, shown):
-    old, new = edit
-    assert book.texts[cell].count(old) == 1
-    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
-    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+    return book.begin(max(SHOWN, key=list(book.texts).index))
 
 
 def test_every_source_cell_has_an_edit(grating):
@@ -62,15 +45,15 @@ def test_every_source_cell_has_an_edit(grating):
 
 @pytest.mark.parametrize("cell", EDITS)
 def test_a_wrong_body_changes_what_is_printed(grating, cell):
-    *edit, shown = EDITS[cell]
-    assert again(grating, cell, edit, shown).get(shown) != grating.said[shown]
+    shown = EDITS[cell][-1]
+    assert grating.again(cell, *EDITS[cell]).get(shown) != grating.said[shown]
 
 
 @pytest.mark.parametrize("cell", ["thresholds", "margin", "layer", "states", "window", "cache"])
 def test_a_sample_says_that_the_algorithm_was_edited(grating, cell):
     """A live one says, too, that scores are not the recorded ones."""
-    *edit, shown = EDITS[cell]
-    wrong = again(grating, cell, edit, shown)[shown]
+    shown = EDITS[cell][-1]
+    wrong = grating.again(cell, *EDITS[cell])[shown]
     assert "was the algorithm edited?" in wrong and "differ" not in grating.said[shown]
     if shown == "live-again":
         assert "but for rounding: False" in wrong and "but for rounding: True" in grating.said[shown]

@@ -3,8 +3,6 @@
 import pytest
 from cells import Notebook
 
-from ondevice.run import Layout
-
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "searched": ("reach * p < floor", "reach * p < 0.4", "searched-shown"),
@@ -45,23 +43,11 @@ LEFT_OUT = {
 
 
 @pytest.fixture(scope="module")
-def sdnpu(tmp_path_factory):
-    book = Notebook(Layout().notebook("sdnpu"), SHORT)
-    book.texts = {name: "pass" if name in LEFT_OUT else text for name, text in book.texts.items()}
+def sdnpu(exhibits_elsewhere):
+    book = Notebook("sdnpu", SHORT)
+    book.leave(set(book.texts) - LEFT_OUT)
     book.texts["again"] = book.texts["again"].replace("for name in (BASE, SMALL):", "for name in (SMALL,):")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONDEVICE_FIGURES", str(tmp_path_factory.mktemp("figures")))
-        book.said = book.run(book.span(next(iter(book.texts)), "figure-10"), {"__name__": "__main__"})
-        failed = {name: text for name, text in book.said.items() if "Error: " in text}
-        assert not failed and "figure-10" in book.said
-        yield book
-
-
-def again(book, cell, edit, shown):
-    old, new = edit
-    assert book.texts[cell].count(old) == 1
-    wrong = book.texts | {cell: book.texts[cell].replace(old, new)}
-    return book.run(book.span(cell, shown), dict(book.before[cell]), wrong)
+    return book.begin("figure-10")
 
 
 def test_every_source_cell_has_an_edit(sdnpu):
@@ -70,13 +56,13 @@ def test_every_source_cell_has_an_edit(sdnpu):
 
 @pytest.mark.parametrize("cell", EDITS)
 def test_a_wrong_body_changes_what_is_printed(sdnpu, cell):
-    *edit, shown = EDITS[cell]
-    assert again(sdnpu, cell, edit, shown).get(shown) != sdnpu.said[shown]
+    shown = EDITS[cell][-1]
+    assert sdnpu.again(cell, *EDITS[cell]).get(shown) != sdnpu.said[shown]
 
 
 @pytest.mark.parametrize(("cell", "exhibit"), FIGURES.items())
 def test_a_wrong_body_changes_an_exhibit(sdnpu, cell, exhibit):
-    said = again(sdnpu, cell, EDITS[cell][:2], exhibit)
+    said = sdnpu.again(cell, *EDITS[cell][:2], exhibit)
     assert exhibit in said and said[exhibit] != sdnpu.said[exhibit]
 
 
@@ -85,5 +71,5 @@ def agreeing(text):
 
 
 def test_the_sample_says_that_the_pool_was_edited(sdnpu):
-    wrong = again(sdnpu, "offered", EDITS["offered"][:2], "again")["again"]
+    wrong = sdnpu.again("offered", *EDITS["offered"][:2], "again")["again"]
     assert "differ" in wrong and agreeing(wrong) < agreeing(sdnpu.said["again"])

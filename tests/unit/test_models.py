@@ -108,14 +108,6 @@ def test_random_weights_are_marked_also_when_saved_and_refused_for_results(tmp_p
     models.require_trained(trained(), "perplexity")
 
 
-def test_any_text_goes_through_the_byte_tokenizer_and_back():
-    tokenizer = models.load("random:tiny-llama").tokenizer
-    text = "Größe ≤ 3\n\t<x>"
-    ids = tokenizer(text)["input_ids"]
-    assert len(ids) == len(text.encode()) and max(ids) < len(tokenizer) == 259
-    assert tokenizer.decode(ids) == text
-
-
 @pytest.mark.parametrize("kind", TINY)
 def test_a_folder_loads_with_its_own_class_and_weights(tmp_path, kind):
     folder = saved(tmp_path / kind, kind)
@@ -364,11 +356,3 @@ def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_i
     monkeypatch.setattr(models, "_MINILM_PACKAGE", "no-such-package")
     with pytest.raises(ModuleNotFoundError, match="no-such-package, which is not installed"):
         models.load("all-minilm-l6-v2")
-
-
-def test_loading_leaves_transformers_progress_bars_as_they_were():
-    from transformers.utils import logging
-
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    models.load("random:tiny-llama")
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

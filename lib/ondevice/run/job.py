@@ -16,6 +16,7 @@ import ondevice
 from ondevice import assets
 
 SCOREBOARD = "scoreboard"  # the notebook that reads what the others published
+ASSISTANT = "assistant"  # the one that runs on all papers' packages
 
 
 class Layout:
@@ -98,10 +99,10 @@ class Job:
 def fingerprint(layout: Layout, paper: str) -> str:
     """SHA-256 over package versions, the modules, data and records that a paper's notebook may use, and its code cells.
 
-    Other papers' packages and the runner itself do not count, nor prose and stored outputs; for the scoreboard the
-    published verdicts do, and the notebooks, to whose sections it links.
+    Other papers' packages, but for the assistant, and the runner itself do not count, nor prose and stored outputs; for
+    the scoreboard the published verdicts do, and the notebooks, to whose sections it links.
     """
-    others = {*layout.papers(), "run"} - {paper}
+    others = {"run"} if paper == ASSISTANT else {*layout.papers(), "run"} - {paper}
     files = [path for path in layout.library.rglob("*.py") if path.relative_to(layout.library).parts[0] not in others]
     for folder in ("paper", "traces", f"records/{paper}"):
         files += (layout.data / folder).rglob("*")

@@ -119,6 +119,10 @@ def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
     assert [path.name for path in folder.parent.iterdir()] == ["store"] and Store.load(folder).after([1])[0] == 1
 
 
+def test_ids_beyond_16_bits_can_be_stored():
+    assert Store.of([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
+
+
 def test_the_bundled_stores_hold_train_text_alone():
     table = evidence.load("speculation", "answered")
     assert (table["document"].map(split_of) == table["split"]).all() and set(table["split"]) == {"train", "validation"}

@@ -68,6 +68,12 @@ def test_the_link_changes_for_what_is_sent_from_then_on():
     assert line.arrival(2.0, 10) == pytest.approx(2.1)
 
 
+def test_delays_that_change_with_time():
+    swing = Sinusoid(0.5, 0.1, 4.0)
+    assert [swing(now) for now in (0, 1, 2, 3, 4)] == pytest.approx([0.5, 0.6, 0.5, 0.4, 0.5])
+    assert arrivals(Link(swing), [0.0, 1.0]) == pytest.approx([0.5, 1.6])
+
+
 def test_the_simulator_uses_this_link():
     assert simulator.Link is Link
     none = np.zeros((200, 2), bool)

@@ -1,12 +1,17 @@
-"""docs/machines.md says what the records say; its numbers are ratios that can be checked by hand."""
+"""docs/machines.md says what the records say, in ratios that can be checked by hand; the pages beside it hold, too."""
 
+import inspect
 import json
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from ondevice import assets, evidence
-from ondevice.evidence import Recorder
-from ondevice.run import machines
+from ondevice.evidence import Recorder, record
+from ondevice.run import machines, plan
 
 
 @pytest.fixture
@@ -75,3 +80,24 @@ def test_speeds_are_above_one_where_faster_and_memory_where_larger(home):
 def test_a_page_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places"):
         machines.written("nothing")
+
+
+def test_the_page_on_gpus_names_the_models_of_the_paper_parameters():
+    text = (assets.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    files = sorted((assets.ROOT / "notebooks" / "params").glob("*.paper.yaml"))
+    values = {path.name.split(".")[0]: yaml.safe_load(path.read_text()) for path in files}
+    named = {paper: one.get("model") or one["device_model"] for paper, one in values.items()}
+    assert dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|", text, re.M)) == named
+
+
+def test_the_script_for_slurm_calls_what_there_is(monkeypatch):
+    """Without a cluster: its imports, the parameters of its runs and the arguments of its calls."""
+    text = (assets.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"```python\n(.*?)```", text, re.S)
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=None))
+    names = {"__name__": "imported"}
+    exec(compile(script, "slurm.py", "exec"), names)
+    assert names["shared"] is record.shared and names["JOBS"]
+    inspect.signature(record.shared).bind("dragon", ["--only", "windows"], None, names["JOBS"])
+    [papers, settings] = re.search(r"run\.plan\((\[.*?\]), settings=(\[.*?\])\)", script).groups()
+    assert len(plan(yaml.safe_load(papers), settings=yaml.safe_load(settings))) == 8

@@ -44,6 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--private FOLDER names the documents of this device, or --serve HOST:PORT makes it a cloud")
     if (options.public is None) == (options.connect is None):
         parser.error("either --public FOLDER names the cloud's documents, or --connect HOST:PORT a cloud elsewhere")
+    if options.serve and (options.private or options.connect):
+        parser.error("a cloud (--serve) takes --public alone: neither private documents nor another cloud")
+    if options.connect and not options.connect[1]:
+        parser.error("argument --connect: a cloud listens on a port from 1 to 65535")
     with commands.refusing(_PROGRAM):
         torch.set_num_threads(options.threads)
         try:
@@ -70,15 +74,17 @@ async def _serve(options: argparse.Namespace) -> None:
 def _ask(options: argparse.Namespace) -> None:
     if options.public is not None:
         library.require_apart(options.private, options.public)
+    sides = _sides(options)
+    splitter = Splitter(sides.tokenizer, 512)
+    node = sides.node(library.documents(str(options.private), splitter=splitter, private=True), private=True)
     with contextlib.ExitStack() as stack:
         host, port = options.connect or ("127.0.0.1", 0)
-        if options.connect is None and "DRAGON" not in options.without:
+        if "DRAGON" in options.without:
+            port = 0
+        elif options.connect is None:
             print("Starting the cloud; its first start embeds its documents ...", file=sys.stderr, flush=True)
             words = [word for system in options.without for word in ("--without", system)]
             port = stack.enter_context(cloud(options.public, "--memory", str(options.memory), *words))
-        sides = _sides(options)
-        splitter = Splitter(sides.tokenizer, 512)
-        node = sides.node(library.documents(str(options.private), splitter=splitter, private=True), private=True)
         device = stack.enter_context(Device(node, host, port, patience=options.patience))
         asked, budget = Asked(temperature=0.0, lookahead=32, limit=options.limit), options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)
@@ -90,7 +96,7 @@ def _ask(options: argparse.Namespace) -> None:
 def _answer(device: Device, account: Account, question: str, asked: Asked) -> None:
     """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
     tokenizer = device.node.tokenizer
-    tokens = len(tokenizer(question).input_ids)
+    tokens = len(tokenizer(question, verbose=False).input_ids)  # no warning of a long one
     number = account.arrive(tokens)
     held = account.start(number, tokens)
     account.forget(number + 1)

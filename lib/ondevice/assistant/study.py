@@ -166,7 +166,7 @@ def raced(
     told = stream(rule, given)
     took = fetch + prefill * (prompt + told.asked)
     last = given.ttft + (np.where(told.migrated, told.asked, length) - 1) * gap
-    last += np.where(told.migrated, took + (length - told.asked) * given.target_gap, 0.0)
+    last += np.where(told.migrated, took + (length - told.asked - 1) * given.target_gap, 0.0)
     rows = []
     for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
         won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}

@@ -144,7 +144,7 @@ def test_the_budget_holds_when_first_tokens_come_at_0_s(server, lengths, budget,
 @given(LENGTHS, TRACES, DEVICES, ALPHAS)
 def test_a_budget_of_0_is_the_unconstrained_endpoint_alone(lengths, server, device, alpha):
     for policy in spending(lengths, server, device, 0.0, alpha):
-        alone = (dispatch.server_only if policy.constrained == "device" else dispatch.device_only)(lengths)
+        alone = dispatch.stochastic(lengths, policy.constrained, 0.0)
         assert evaluate(policy, lengths, server, device) == evaluate(alone, lengths, server, device), policy.name
 
 

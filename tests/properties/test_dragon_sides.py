@@ -228,7 +228,7 @@ def schedulers(name: str, rtt: float):
 def test_every_run_keeps_the_rules_and_none_beats_the_oracle(world, name, first, data):
     links = [Link(link.delay, data.draw(SECONDS), data.draw(st.sampled_from([1e3, 1e5, float("inf")])))
              for link in (world.up, world.down)]  # fmt: skip
-    rough = changed(world, up=links[0], down=links[1], preempts=data.draw(st.booleans()))
+    rough = changed(world, up=links[0], down=links[1])
     rtt = world.up.arrival(0) + world.down.arrival(0)
     run = simulate(rough, first, schedulers(name, rtt), seed=1)
     n = len(world.accepted)

@@ -80,13 +80,6 @@ WRONG = [
     ("dragon", ["cloud", "--store", "{text}/store"], "nothing can be written to"),
     ("dragon", ["cloud", "--certificate", "nowhere.pem"], "there is no file 'nowhere.pem'"),
     ("dragon", ["cloud", "--threads", "0"], "--threads: it is a whole number from 1"),
-    ("network", [], "the following arguments are required: --to"),
-    ("network", ["--to", "here"], "an address is HOST:PORT"),
-    ("network", ["--to", "127.0.0.1:70000"], "an address is HOST:PORT"),
-    ("network", ["--to", "127.0.0.1:9", "--loss", "2"], "--loss: it is a number from 0 to 1"),
-    ("network", ["--to", "127.0.0.1:9", "--delay-ms", "-1"], "--delay-ms: it is a number from 0"),
-    ("network", ["--to", "127.0.0.1:9", "--swing-ms", "5"], "does not swing by"),
-    ("network", ["--to", "127.0.0.1:9", "--listen", "127.0.0.1:{busy}"], "The relay cannot listen on"),
     ("training", [], "the following arguments are required: command"),
     ("training", [*LM, "--size", "huge"], "invalid choice: 'huge'"),
     ("training", [*LM, "--tokens", "many"], "--tokens: it is a whole number from 1"),
@@ -140,7 +133,7 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(program, words, said, t
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("program", ["run", "disco serve", "dragon device", "network", "training lm", "run publish"])
+@pytest.mark.parametrize("program", ["run", "disco serve", "dragon device", "training lm", "run publish"])
 def test_help_shows_defaults_and_an_example(program, capsys):
     first, *rest = program.split()
     with pytest.raises(SystemExit) as end:

@@ -66,10 +66,7 @@ def test_the_spread_takes_no_notice_of_one_hiccup():
     assert hiccup["spread"].value == 0 and hiccup["cv"].value > 0.5 and hiccup["cv"].low == 0 < hiccup["cv"].high
 
 
-def test_a_model_that_is_not_bundled_is_named_and_a_path_is_not_hidden():
-    assert device_probe.absent([]) == "no model is named"
-    assert "pydocs-lm-huge" in device_probe.absent(["some/model", "pydocs-lm-huge"])
-    assert device_probe.absent(["some/model"]) == ""
+def test_a_label_is_the_last_part():
     assert device_probe.label("a/folder/of-mine/") == "of-mine" and device_probe.label("name") == "name"
 
 

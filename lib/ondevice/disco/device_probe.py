@@ -23,14 +23,6 @@ def load(spec: str) -> models.Loaded:
     return models.load(spec, torch.bfloat16 if bfloat16_pays(device) else torch.float32, device)
 
 
-def absent(specs: Sequence[str]) -> str:
-    """Why a notebook leaves its models out: none is named, or a bundled name is not bundled; else empty."""
-    if not specs:
-        return "no model is named"
-    missing = [spec for spec in specs if spec.startswith("pydocs-lm-") and spec not in models.bundled()]
-    return f"data/models has no {' and no '.join(missing)}" if missing else ""
-
-
 def label(spec: str) -> str:
     """A model's name in tables and figures: the last part of a path or a hub id."""
     return spec.rstrip("/").rpartition("/")[2]

@@ -113,11 +113,6 @@ def server_only(lengths: Lengths) -> DispatchPolicy:
     return stochastic(lengths, "device", 0.0)
 
 
-def device_only(lengths: Lengths) -> DispatchPolicy:
-    """Every request to the device (the paper's llama.cpp)."""
-    return stochastic(lengths, "server", 0.0)
-
-
 def stochastic(lengths: Lengths, constrained: Side, b: float) -> DispatchPolicy:
     """Stoch-D or Stoch-S: with chance b the constrained endpoint alone, else the other one alone (section 5.1)."""
     return _by_chance("Stoch", lengths, constrained, b, np.full(len(lengths.counts), NEVER))

@@ -65,7 +65,7 @@ def method(name: str, asked: Asked = GREEDY) -> Method:
     """How a method answers. All are greedy; all documents of both sides are used, but by CRCG."""
     modes: dict[str, Any] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "cloud-only"}
     if name == TEXT:
-        return lambda device, query: centralised.fetched_texts(device, query, asked, aggregation="context", budget=None)
+        return lambda device, query: centralised.fetched_texts(device, query, asked)
     if name == ROWS:
         return lambda device, query: centralised.fetched_rows(device, query, asked)
     if name == FETCHED:

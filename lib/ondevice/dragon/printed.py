@@ -37,21 +37,9 @@ def perplexity() -> pd.DataFrame:
 
 
 def per_token() -> pd.DataFrame:
-    """Figure 7: method, delay_ms, per_token_ms, low, high, model.
-
-    low, high: mean -/+ 1.96 standard errors of the tokens (of the prompts for DRDG/SW) where the figure's run is among
-    the published ones; else NaN. The paper draws no intervals. CRCG has no delay in it: one row, at 0.
-    """
+    """Figure 7: method, delay_ms, per_token_ms, model. CRCG has no delay in it: one row, at 0."""
     names = {"extra_network_latency_ms": "delay_ms", "latency_ms_per_token": "per_token_ms"}
-    table = _table("fig_07_per_token_latency").rename(columns=names)
-    runs = _table("fig_07_runs_march_summary").rename(columns=names)
-    runs = runs[runs["final_figure_uses_this_run"] == "yes"]
-    keys = ["model", "method", "delay_ms"]
-    half = runs.assign(half=1.96 * runs["stdev_ms"] / np.sqrt(runs["n_samples"]))[[*keys, "half"]]
-    table = table.merge(half, on=keys, how="left", validate="one_to_one")
-    low, high = table["per_token_ms"] - table["half"], table["per_token_ms"] + table["half"]
-    table = table.assign(low=low, high=high)
-    return table[["method", "delay_ms", "per_token_ms", "low", "high", "model"]]
+    return _table("fig_07_per_token_latency").rename(columns=names)[["method", "delay_ms", "per_token_ms", "model"]]
 
 
 def ttft() -> pd.DataFrame:
@@ -61,13 +49,9 @@ def ttft() -> pd.DataFrame:
 
 
 def scheduling() -> pd.DataFrame:
-    """Figure 9, of 50 sequences of 99 tokens: model, strategy, delay_ms (one way), total_s, low, high (95 %)."""
-    table = _table("fig_09_scheduling").rename(
-        columns={"extra_latency_ms_one_way": "delay_ms", "total_time_s_mean_for_99_tokens": "total_s"}
-    )
-    half = 1.96 * table["total_time_s_stderr"]
-    table = table.assign(low=table["total_s"] - half, high=table["total_s"] + half)
-    return table[["model", "strategy", "delay_ms", "total_s", "low", "high"]]
+    """Figure 9, of 50 sequences of 99 tokens: model, strategy, delay_ms (one way), total_s."""
+    names = {"extra_latency_ms_one_way": "delay_ms", "total_time_s_mean_for_99_tokens": "total_s"}
+    return _table("fig_09_scheduling").rename(columns=names)[["model", "strategy", "delay_ms", "total_s"]]
 
 
 def waiting_formulas() -> pd.DataFrame:
@@ -90,32 +74,6 @@ def drawn_rates(model: str = QWEN) -> NDArray[np.float64]:
     ordered = np.sort(totals, axis=0)
     last_fast = ordered[np.diff(ordered, axis=0).argmax(0), range(2)]
     return np.where(totals > last_fast, *RATES)
-
-
-def case_events() -> pd.DataFrame:
-    """Figure 10's bars: what (decode, draft, target, switch), side, to (empty for a decode), position, begin_s, end_s.
-
-    position: of a decode; -1 for messages, whose positions are not published.
-    """
-    table = _table("fig_10_pipeline_events")
-    what = table["event"].replace({
-        "draft transmission": "draft", "target transmission": "target", "aggregator switch": "switch"
-    })  # fmt: skip
-    return pd.DataFrame({
-        "what": what, "side": table["from_side"], "to": table["to_side"].fillna(""),
-        "position": table["decode_step"].fillna(-1).astype(int), "begin_s": table["begin_s"],
-        "end_s": table["begin_s"] + table["duration_s"],
-    })  # fmt: skip
-
-
-def case_decisions() -> pd.DataFrame:
-    """Figure 10's decisions: position, time_s, side (that aggregated), delta_z_s, moved, device, cloud (acceptance)."""
-    table, rates = _table("fig_10_delta_z"), _table("fig_10_acceptance")
-    return pd.DataFrame({
-        "position": range(len(table)), "time_s": table["time_s"], "side": table["aggregator_side"],
-        "delta_z_s": table["delta_z_s"], "moved": table["decision"] == "switch",
-        "device": rates["device_acceptance_rate_so_far"], "cloud": rates["cloud_acceptance_rate_so_far"],
-    })  # fmt: skip
 
 
 # Recordings

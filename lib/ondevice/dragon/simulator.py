@@ -77,7 +77,7 @@ class World:
 
     accepted: [n, 2] decisions about the device's and the cloud's drafts. device, cloud: seconds to decode a position:
     a number, [n] or a function of the position. up, down: the links from and to the device. lookahead: as of `Side`;
-    1 is DRDG/TW. preempts: whether a decode that became void stops at once; else the next one waits for its end.
+    1 is DRDG/TW. A decode that became void stops at once.
     Raises ValueError on other shapes, and on paces that are negative or not finite.
     """
 
@@ -87,7 +87,6 @@ class World:
     up: Link = PERFECT
     down: Link = PERFECT
     lookahead: int = 16
-    preempts: bool = True
 
     def __post_init__(self) -> None:
         shape = np.shape(self.accepted)
@@ -161,7 +160,7 @@ class _Simulation:
     ) -> None:  # fmt: skip
         accepted = np.asarray(world.accepted, bool)
         self.drafts = (2 * np.arange(len(accepted))[:, None] + ~accepted).tolist()
-        self.paces, self.preempts = world.paces(), world.preempts
+        self.paces = world.paces()
         self.lines = Line(world.up, seed, "up"), Line(world.down, seed, "down")
         self.sides = [
             Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator, limit=len(accepted),
@@ -170,7 +169,6 @@ class _Simulation:
         ]  # fmt: skip
         self.events: list[tuple[float, int, int, Decode | Message]] = []
         self.number = 0
-        self.decoding = [0.0, 0.0]  # until when, by side
         self.seen: list[float] = []
         self.decided: list[tuple[float, int]] = []
         self.drafted, self.sent, self.ahead, self.moves = [0, 0], [0, 0], [0, 0], 0
@@ -199,9 +197,7 @@ class _Simulation:
     def _act(self, now: float, side: int, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Decode):
-                begin = now if self.preempts else max(now, self.decoding[side])
-                self.decoding[side] = begin + self.paces[side][action.position]
-                self._schedule(self.decoding[side], side, action)
+                self._schedule(now + self.paces[side][action.position], side, action)
                 self.ahead[side] = max(self.ahead[side], action.position + 1 - len(self.sides[side].tokens))
             elif isinstance(action, Send):
                 self._send(now, side, action.message)

@@ -34,16 +34,6 @@ def part(sample: Resampled, name: str, task: str = MIX) -> Draws:
     return sample[name].mean(axis=1) if task == MIX else sample[name][:, list(sample.tasks).index(task)]
 
 
-def of_tasks(sample: Resampled, values: Mapping[str, Mapping[str, Draws]]) -> pd.DataFrame:
-    """name, task, value, low, high, n of draws by name and task."""
-    rows = []
-    for name, tasks in values.items():
-        for task, draws in tasks.items():
-            one = sample.estimate(draws)
-            rows.append((name, task, one.value, one.low, one.high))
-    return derived(pd.DataFrame(rows, columns=["name", "task", "value", "low", "high"]), sample.kind)
-
-
 def ends(one: Estimate) -> tuple[float, float, float]:
     """value, low, high"""
     return one.value, one.low, one.high

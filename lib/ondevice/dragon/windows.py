@@ -15,8 +15,6 @@ from ondevice.dragon.aggregation import Floats
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_WIKITEXT = "wikitext-2"
-
 
 @dataclass(frozen=True)
 class Window:

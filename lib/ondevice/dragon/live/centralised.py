@@ -50,14 +50,11 @@ class Documents:
 # The device
 
 
-def fetched_texts(
-    device: Device, query: str, asked: Asked | None = None, *, aggregation: Literal["context"] = "context",
-    budget: None = None,
-) -> Answer:  # fmt: skip
+def fetched_texts(device: Device, query: str, asked: Asked | None = None) -> Answer:
     """DRCG/Text: the cloud's k documents come as text, and are prefilled in one context with the device's own k.
 
-    asked: of it count k, limit, temperature, seed, cap, and the mode `shared`. aggregation, budget: as they are, for
-    callers that name them: all documents count, as far as the model's context reaches.
+    asked: of it count k, limit, temperature, seed, cap, and the mode `shared`. All documents count, as far as the
+    model's context reaches.
     Raises ValueError on a request that cannot be and on a cloud that refuses, and Lost where there is none: a baseline
     that went on alone would be another one.
     """

@@ -10,8 +10,6 @@ import pytest
 from ondevice import assets
 from ondevice.evidence import load, record
 
-pytestmark = pytest.mark.timeout(200)
-
 # In DRAGON's place, a paper whose record takes no time: rows say which share and process made them.
 PAPER = """
     import argparse, os, sys

@@ -27,7 +27,7 @@ from ondevice.evidence.records import Recorder, load, machines
 
 _PARTS = {
     "disco --parts": "policy_times device cold_start", "sdnpu --parts": "costs memory curves switching whole",
-    "grating --only": "memory latency larger", "dragon --only": "latency",
+    "grating --only": "memory latency larger", "assistant --only": "memory costs live", "dragon --only": "latency",
 }  # fmt: skip
 # Files of data/records that a machine decides, and what makes them; what takes longest is last.
 STEPS = {

@@ -88,7 +88,7 @@ bench: $(READY)
 site: $(READY)
 	@echo "== Building runs/site"
 	@rm -rf runs/site && mkdir -p runs/site-source
-	@$(BIN)/python -m sphinx -q -W --keep-going -c docs -d runs/site-doctrees runs/site-source runs/site
+	@$(BIN)/python -m sphinx -qEW --keep-going -c docs -d runs/site-doctrees runs/site-source runs/site
 	@echo "Open runs/site/index.html"
 
 clean:

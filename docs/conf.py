@@ -84,13 +84,12 @@ def _anchor(given):
 
 
 def _place(path, source, text=None):
-    """Copy a file of the repository, or its changed text; its time stays, by which Sphinx knows what is new."""
+    """Copy a file of the repository, or write its changed text."""
     placed = source / path.relative_to(ROOT)
     placed.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(path, placed)
     if text is not None:
         placed.write_text(text, encoding="utf-8")
-        os.utime(placed, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
 
 
 def anchored(app, doctree):

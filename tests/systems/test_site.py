@@ -29,8 +29,8 @@ FETCHED = re.compile(r"""(?:url\(\s*|@import\s+)["']?(?:https?:)?//""")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     (folder / "source").mkdir()
-    command = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-c", ROOT / "docs", "-d", "trees", "source", "site"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-c", ROOT / "docs", "-d", "trees"]
+    made = subprocess.run([*command, "source", "site"], cwd=folder, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return folder / "site"
 

@@ -1,23 +1,227 @@
-"""The README's Python examples run, one after the other, as they stand."""
+"""README and docs/: what they show runs as it stands, page by page, and their links lead somewhere.
 
+A block that is neither run nor of a kind in CANNOT_RUN fails its page. Folders and files that examples name are made.
+A server takes a free port, which takes the place of its own in the rest of the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
 import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-import numpy as np
+import nbformat
+import pytest
+import yaml
 
-from ondevice import assets
+from ondevice.assets import ROOT
+from ondevice.disco.router import config
+from ondevice.run.__main__ import main as run_notebooks
+
+pytestmark = pytest.mark.timeout(280)
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CANNOT_RUN = {  # how a command or a block begins, and why it is not run
+    "conda env create": "needs conda and the network; test_environment reads the file",
+    "source .venv/": "changes the reader's shell",
+    "git add": "changes the reader's checkout",
+    "pip install": "needs the network; the extras that it names are looked up",
+    "make": "takes minutes to hours; make -n says what it would do",
+    "{": "a directive of Sphinx, which test_site has built",
+}
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S
+)
+LINK = re.compile(r"\[[^]]*]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+SERVES = {"disco serve": "--port", "disco replay": "--port", "grating serve": "--port", "dragon cloud": "--listen",
+          "assistant --public": "--serve"}  # fmt: skip
+PORTS = {"disco serve": 8400, "disco replay": 8401, "grating serve": 8080, "dragon cloud": 7600}  # by default
 
 
-def test_its_examples_run(capsys, tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (assets.ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    text = "Return the mean of the array elements along the given axis. " * 20
-    names = {
-        "documents": [f"How to open file {number}." for number in range(12)], "text": text, "np": np,
-        "sequences": [[5, 6, 7, 8] * 5], "answers": [([5, 6], [7, 8, 5, 6, 7])],
-        "queries": [f"open file {number}" for number in range(199)], "path": tmp_path / "calibration.json",
-        "candidates": [[f"How to open file {number + more}." for more in range(6)] for number in range(199)],
-    }  # fmt: skip
-    for block in blocks:
-        exec(compile(block, "README.md", "exec", dont_inherit=True), names)
-    assert len(names["best"]) == 5
-    said = capsys.readouterr().out.strip()
-    assert said.startswith("def numpy.mean") and len(names["tables"].tokens) == names["found"].model.config.vocab_size
+class Page:
+    """The state that a page's blocks share: a folder, names, servers and their ports."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.folder, self.stack, self.ports, self.said = folder, stack, {}, []
+        self.names: dict[str, Any] = {
+            "documents": [f"How to open file {number}." for number in range(12)], "path": folder / "calibration.json",
+            "text": "Return the mean of the array elements along the given axis. " * 20,
+            "sequences": [[5, 6, 7, 8] * 5], "answers": [([5, 6], [7, 8, 5, 6, 7])],
+            "queries": [f"open file {number}" for number in range(199)],
+            "candidates": [[f"How to open file {number + more}." for more in range(6)] for number in range(199)],
+        }  # fmt: skip
+        (folder / "documents.txt").write_text("A file is opened by open().\nA sum adds numbers.\nA list is sorted.\n")
+        for name, said in ("PUBLIC_FOLDER", "numpy.sum adds along an axis."), ("PRIVATE_FOLDER", "My file is red."):
+            (folder / name).mkdir()
+            (folder / name / "page.md").write_text(f"# Notes\n\n{said} {said.lower()}\n")
+
+    def block(self, kind: str, body: str) -> None:
+        """Run one block. Raises AssertionError where it fails, or is of a kind that nothing runs."""
+        if kind == "python":
+            exec(compile(self._moved(body), "page", "exec", dont_inherit=True), self.names)
+        elif kind == "yaml":
+            self._config(body)
+        elif kind == "bibtex":
+            entries = re.findall(r"^@\w+\{\w+, title = \{(.+?)}, *(?:author.*)?$", body, re.M)
+            cited = [re.sub("[{}]", "", title) for title in entries]
+            papers = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+            assert body.count("{") == body.count("}")
+            assert sorted(cited) == sorted([papers["title"], *(one["title"] for one in papers["references"])])
+        elif kind in ("", "sh", "bash"):
+            for line in body.replace("\\\n", " ").splitlines():
+                if words := shlex.split(self._moved(line), comments=True):
+                    self.command(line.strip(), words)
+        else:
+            assert kind.startswith(tuple(CANNOT_RUN)), f"a block of kind {kind!r} is neither run nor known not to run"
+
+    def command(self, line: str, words: list[str]) -> None:
+        """Run one command, or what can be of it."""
+        if words[0] == "make":
+            made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert made.returncode == 0 and made.stdout, made.stderr
+        elif words[:2] == ["pip", "install"]:
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            asked = re.findall(r"\[([\w,]+)]", line)
+            assert {name for one in asked for name in one.split(",")} <= set(known["optional-dependencies"]), line
+        elif words[:3] == ["python", "-m", "ondevice.run"]:  # planned; what they do is tests/notebooks' matter
+            assert run_notebooks([*words[3:], *(["--list"] if "--list" not in words else [])]) == 0, line
+        elif words[:2] == ["python", "-m"]:
+            self._program(words[2].removeprefix("ondevice."), words[3:])
+        elif words[0] == "curl":
+            made = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+            assert made.returncode == 0 and "error" not in made.stdout, made.stdout + made.stderr
+        else:
+            assert line.startswith(tuple(CANNOT_RUN)), f"{line!r} is neither run nor known not to run"
+
+    def _program(self, program: str, words: list[str]) -> None:
+        served = next((name for name in SERVES if " ".join([program, *words]).startswith(name)), None)
+        if served:
+            self._serve(program, words, served)
+            return
+        if "<" in words:
+            words, source = words[: words.index("<")], self.folder / words[words.index("<") + 1]
+        else:
+            source = Path(os.devnull)
+        if program == "dragon" and words[0] == "device":
+            words = [*words, "--connect", f"127.0.0.1:{self._port(7600)}", "--limit", "4"]
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), source.open(encoding="utf-8") as opened:
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module is imported already
+            patch.chdir(self.folder)
+            patch.setattr(sys, "stdin", opened)
+            patch.setattr(sys, "argv", [program, *words])
+            try:
+                runpy.run_module(f"ondevice.{program}", run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                assert not end.code, f"{program} {words}: exit code {end.code}"
+
+    def _serve(self, program: str, words: list[str], served: str) -> None:
+        """Start a server on a free port, and wait until it listens."""
+        option = SERVES[served]
+        given = words[words.index(option) + 1] if option in words else f"127.0.0.1:{PORTS.get(served)}"
+        free = "0" if option == "--port" else "127.0.0.1:0"
+        command = [sys.executable, "-m", f"ondevice.{program}", *words, option, free]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "EXAMPLE_KEY": "key"}
+        server = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
+        self.stack.callback(server.wait, 30)
+        self.stack.callback(server.terminate)
+        line = server.stdout.readline() if server.stdout else ""
+        found = re.match(r"Listening on .*:(\d+)", line)
+        assert found, f"{command} said {line!r}"
+        self.ports[int(given.rsplit(":", 1)[-1])] = int(found[1])
+
+    def _moved(self, text: str) -> str:
+        """With the ports on which this page's servers listen."""
+        return re.sub(r"\b127\.0\.0\.1:(\d+)", lambda it: f"127.0.0.1:{self._port(int(it[1]))}", text)
+
+    def _port(self, printed: int) -> int:
+        """The port of a server that was started, for the one that the page has; else one on which nobody listens."""
+        if printed not in self.ports:
+            with socket.create_server(("127.0.0.1", 0)) as opened:
+                self.ports[printed] = opened.getsockname()[1]
+        return self.ports[printed]
+
+    def _config(self, body: str) -> None:
+        path = self.folder / "config.yaml"
+        path.write_text(body, encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EXAMPLE_KEY", "key")
+            assert config.load(path, {}).model_list
+
+
+@pytest.fixture
+def page(tmp_path) -> Iterator[Page]:
+    with contextlib.ExitStack() as stack:
+        yield Page(tmp_path, stack)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """(kind, body) of every fenced block. Raises AssertionError where a fence is not one of a pair."""
+    cut = [(one, re.sub(f"^{one['indent']}", "", one["body"], flags=re.M)) for one in FENCE.finditer(text)]
+    found = [(one["kind"].strip(), body) for one, body in cut]
+    assert len(re.findall(r"^ *(?:```|~~~)", FENCE.sub("", text), re.M)) == 0, "a fence is left open"
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
+def test_what_a_page_shows_runs(path, page, capsys):
+    found = blocks(path.read_text(encoding="utf-8"))
+    for kind, body in sorted(found, key=lambda one: one[0] != "yaml"):  # a file, before the command that reads it
+        page.block(kind, body)
+    said, names = capsys.readouterr().out, page.names
+    if path.name in ("README.md", "drafters.md"):
+        plain = names["found"].model.generate(names["ids"], max_new_tokens=60, do_sample=False)
+        assert said.count(names["found"].tokenizer.decode(plain[0])) >= 2
+    if path.name in ("README.md", "reranker.md"):
+        assert len(names["best"]) == (2 if path.name == "README.md" else 5)
+
+
+@pytest.mark.parametrize(("kind", "body", "said"), [
+    ("rust", "fn main() {}", "neither run nor known"), ("", "sudo reboot", "neither run nor known"),
+    ("", "make reproduse", "No rule to make target"), ("", "pip install .[everything]", "pip install"),
+    ("", "python -m ondevice.run disco --set alpa=1", "alpa"), ("", "python -m ondevice.grating rang", "exit code 2"),
+    ("yaml", "model_list: []", "model_list"), ("bibtex", "@misc{a, title = {A}, author = {B}}", "DiSCo"),
+])  # fmt: skip
+def test_a_wrong_block_is_noticed(kind, body, said, page):
+    with pytest.raises((AssertionError, ValueError), match=said):
+        page.block(kind, body)
+
+
+def test_an_open_fence_is_noticed():
+    assert blocks("  ```python\n  x\n  ```\n~~~\ny\n~~~\n") == [("python", "x\n"), ("", "y\n")]
+    with pytest.raises(AssertionError, match="left open"):
+        blocks("```\nx\n```\n```\ny\n")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
+def test_commands_in_a_line_of_text_exist(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for target in re.findall(r"`make ([\w-]+)", text):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), target
+    for module in re.findall(r"`(?:python -m )?(ondevice(?:\.\w+)+)", text):
+        assert importlib.util.find_spec(module), module
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
+def test_links_lead_to_files_and_headings(path):
+    for target, anchor in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+        aim = path.parent / unquote(target) if target else path
+        assert aim.exists(), target
+        if anchor:
+            text = aim.read_text(encoding="utf-8")
+            if aim.suffix == ".ipynb":
+                cells = nbformat.reads(text, as_version=4).cells
+                text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+            headings = [one.replace(" ", "-") for one in re.findall(r"^#+ (.*)$", text, re.M)]
+            assert unquote(anchor) in headings + [one.lower() for one in headings], anchor

@@ -35,6 +35,10 @@ pytestmark = pytest.mark.timeout(280)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "conda env create": "needs conda and the network; test_environment reads the file",
+    "make clean && rm": "deletes what the other tests need",
+    "bash .ci/setup": "needs the network; test_setup runs it",
+    "python -c": "names a GPU",
+    "python -m ondevice.evidence.record": "takes hours, and writes to data/records; its tests run small ones",
     "source .venv/": "changes the reader's shell",
     "git add": "changes the reader's checkout",
     "pip install": "needs the network; the extras that it names are looked up",
@@ -47,6 +51,7 @@ FENCE = re.compile(
 LINK = re.compile(r"\[[^]]*]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 SERVES = {"disco serve": "--port", "disco replay": "--port", "grating serve": "--port", "dragon cloud": "--listen",
           "assistant --public": "--serve"}  # fmt: skip
+PROGRAMS = {"assistant", "disco", "dragon", "grating", "sdnpu"}  # whose commands are run
 PORTS = {"disco serve": 8400, "disco replay": 8401, "grating serve": 8080, "dragon cloud": 7600}  # by default
 
 
@@ -69,7 +74,9 @@ class Page:
 
     def block(self, kind: str, body: str) -> None:
         """Run one block. Raises AssertionError where it fails, or is of a kind that nothing runs."""
-        if kind == "python":
+        if kind == "python" and "dask_jobqueue" in body:  # needs Slurm
+            compile(body, "page", "exec", dont_inherit=True)
+        elif kind == "python":
             exec(compile(self._moved(body), "page", "exec", dont_inherit=True), self.names)
         elif kind == "yaml":
             self._config(body)
@@ -88,7 +95,10 @@ class Page:
 
     def command(self, line: str, words: list[str]) -> None:
         """Run one command, or what can be of it."""
-        if words[0] == "make":
+        line, words = line.removeprefix(".venv/bin/"), [words[0].removeprefix(".venv/bin/"), *words[1:]]
+        if words[0] != "make" and line.startswith(tuple(CANNOT_RUN)) and words[0] != "pip" or "&&" in words:
+            assert line.startswith(tuple(CANNOT_RUN)), f"{line!r} is neither run nor known not to run"
+        elif words[0] == "make":
             made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
             assert made.returncode == 0 and made.stdout, made.stderr
         elif words[:2] == ["pip", "install"]:
@@ -97,7 +107,7 @@ class Page:
             assert {name for one in asked for name in one.split(",")} <= set(known["optional-dependencies"]), line
         elif words[:3] == ["python", "-m", "ondevice.run"]:  # planned; what they do is tests/notebooks' matter
             assert run_notebooks([*words[3:], *(["--list"] if "--list" not in words else [])]) == 0, line
-        elif words[:2] == ["python", "-m"]:
+        elif words[:2] == ["python", "-m"] and words[2].removeprefix("ondevice.") in PROGRAMS:
             self._program(words[2].removeprefix("ondevice."), words[3:])
         elif words[0] == "curl":
             made = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)

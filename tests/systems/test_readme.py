@@ -96,7 +96,7 @@ class Page:
     def command(self, line: str, words: list[str]) -> None:
         """Run one command, or what can be of it."""
         line, words = line.removeprefix(".venv/bin/"), [words[0].removeprefix(".venv/bin/"), *words[1:]]
-        if words[0] != "make" and line.startswith(tuple(CANNOT_RUN)) and words[0] != "pip" or "&&" in words:
+        if (words[0] != "make" and line.startswith(tuple(CANNOT_RUN)) and words[0] != "pip") or "&&" in words:
             assert line.startswith(tuple(CANNOT_RUN)), f"{line!r} is neither run nor known not to run"
         elif words[0] == "make":
             made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -201,7 +201,7 @@ def test_what_a_page_shows_runs(path, page, capsys):
     ("rust", "fn main() {}", "neither run nor known"), ("", "sudo reboot", "neither run nor known"),
     ("", "make reproduse", "No rule to make target"), ("", "pip install .[everything]", "pip install"),
     ("", "python -m ondevice.run disco --set alpa=1", "alpa"), ("", "python -m ondevice.grating rang", "exit code 2"),
-    ("yaml", "model_list: []", "model_list"), ("bibtex", "@misc{a, title = {A}, author = {B}}", "DiSCo"),
+    ("yaml", "model_list: []", "model_list"), ("bibtex", "@misc{a, title = {A}, author = {B}}", "Accelerating"),
 ])  # fmt: skip
 def test_a_wrong_block_is_noticed(kind, body, said, page):
     with pytest.raises((AssertionError, ValueError), match=said):

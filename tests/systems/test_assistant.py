@@ -1,0 +1,189 @@
+"""`python -m ondevice.assistant` as it is used: in a folder of its own, on one machine and on two, and misused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_dragon_privacy import PRIVATE_TEXT, node, tapped, texts_found
+
+from ondevice.assistant import __main__ as assistant
+from ondevice.dragon.live.cloud import Cloud
+
+SECRET = "The backup password of the zebra server is kept in the blue drawer of the third cupboard on the left."
+NOTES = f"# My machine\n\n{SECRET}\n\nThe parameter depth_limit of crawl is the number of links that a crawl follows.\n"
+DOCS = (
+    '# Files\n\nCall open with a path to read a file. The mode "r" opens a file for reading.\n\n'
+    "# Crawling\n\nThe function crawl visits pages. The parameter delay is the seconds between two requests.\n"
+)
+QUESTION = "What does the parameter depth_limit of crawl mean?"
+SHORT = "How is a file opened for reading?"
+HELD = f"{SECRET} is the number of links that a crawl follows."  # of the notes, what the question does not say
+FAST = ["--without", "DIAA", "--limit", "8"]  # its tables take a minute where the cache has none
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the user is: notes and docs, and what is wrong with others."""
+    place = tmp_path_factory.mktemp("desk")
+    for name, text in {"notes/notes.md": NOTES, "docs/docs.md": DOCS, "docs/inner/more.md": DOCS}.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    (place / "empty").mkdir()
+    return place
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ondevice.assistant", *words], cwd=folder, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    """Of a cloud on another machine, so to speak."""
+    process = start(folder, "--serve", "127.0.0.1:0", "--public", "docs", "--until-input-ends", *FAST)
+    try:
+        line = process.stdout.readline().decode()
+        assert line.startswith("Listening on 127.0.0.1:"), process.stderr.read()
+        yield int(line.rsplit(":", 1)[1])
+    finally:
+        process.communicate(timeout=60)
+        process.kill()
+    assert process.returncode == 0
+
+
+def called(*words: str) -> int:
+    """The exit code of the command, in this process."""
+    try:
+        assistant.main(list(words))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_on_one_machine_an_answer_streams_with_sources_of_both_sides(folder: Path):
+    process = start(folder, "--private", "notes", "--public", "docs", *FAST, "--patience", "60", QUESTION)
+    first = os.read(process.stdout.fileno(), 2**16)
+    rest, note = process.communicate(timeout=240)
+    note = note.decode()
+    assert process.returncode == 0, note
+    assert first.strip() and rest, "the text came at once"
+    assert len((first + rest).decode().split()) >= 3
+    assert "Sources:" in note and re.search(r"notes\.md:\d \(device, \d+ %\)", note)
+    assert re.search(r"docs\.md:\d \(cloud, \d+ %\)", note)
+    assert re.search(r"Left this device: \d+ bytes \(Begin \d+, Target \d+", note) and "alone" not in note
+    assert re.search(r"Drafts accepted: device \d of 8, cloud \d of 8", note)
+    assert sorted(path.name for path in folder.iterdir()) == ["docs", "empty", "notes"]  # nothing is left there
+
+
+def test_on_two_machines_the_budget_chooses_and_no_private_text_leaves(folder: Path, port: int):
+    async def asked() -> tuple[tuple[bytes, bytes], int | None, bytes]:
+        async with tapped(port) as (through, wire):
+            device = start(folder, "--private", "notes", "--connect", f"127.0.0.1:{through}", "--budget", "0.75", *FAST,
+                           "--patience", "60")  # fmt: skip
+            lines = f"{SHORT}\n\n{QUESTION}\n".encode()
+            said = await asyncio.to_thread(device.communicate, lines, 240)
+        assert {type(message).__name__ for message in wire.messages("up")} <= {"Hello", "Begin", "Target", "End"}
+        return said, device.returncode, wire.raw("up") + wire.raw("down")
+
+    (text, note), code, raw = asyncio.run(asked())
+    first, second = note.decode().partition("Nothing left this device.")[::2]
+    assert code == 0 and len(text.decode().splitlines()) >= 2, note
+    assert "The device answered alone: the budget of the cloud does not hold this question." in first
+    assert "(cloud, " in second and "Left this device: " in second and "alone" not in second
+    assert QUESTION.encode() in raw and SHORT.encode() not in raw
+    assert texts_found(raw, QUESTION) and not texts_found(raw, HELD) and b"notes.md" not in raw
+
+
+def test_a_budget_of_nothing_asks_no_cloud(here: Path, port: int, capsys: pytest.CaptureFixture[str]):
+    assert called("--private", "notes", "--connect", f"127.0.0.1:{port}", "--budget", "0", *FAST, QUESTION) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() and "the budget of the cloud does not hold this question" in said.err
+    assert "Nothing left this device." in said.err and "(cloud, " not in said.err
+
+
+@pytest.mark.parametrize("cloud", ["--public docs", "--connect 127.0.0.1:1"])
+def test_without_dragon_no_cloud_is_started_or_asked(
+    here: Path, cloud: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(assistant, "cloud", None)
+    words = ["--private", "notes", *cloud.split(), "--without", "DRAGON", "--without", "GRATING", *FAST]
+    assert called(*words, QUESTION) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() and "there is no cloud" in said.err and "Nothing left this device." in said.err
+
+
+def test_a_cloud_that_is_not_there_leaves_the_device_alone(here: Path, capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        closed = opened.getsockname()[1]
+    words = ["--private", "notes", "--connect", f"127.0.0.1:{closed}", "--patience", "0.2", *FAST]
+    assert called(*words, QUESTION) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() and f"alone: nobody answers at 127.0.0.1:{closed}" in said.err
+    assert "notes.md" in said.err and "Nothing left this device." in said.err
+
+
+def test_a_cloud_of_another_model_is_refused_in_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]):
+    async def asked() -> int:
+        async with Cloud(node(PRIVATE_TEXT)).listening() as port:
+            return await asyncio.to_thread(
+                called, "--private", "notes", "--connect", f"127.0.0.1:{port}", "--without", "GRATING", *FAST, QUESTION
+            )
+
+    assert asyncio.run(asked()) == 3
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and error.startswith("python -m ondevice.assistant: ")
+
+
+MINE, BOTH = ["--private", "notes"], ["--private", "notes", "--public", "docs"]
+WRONG = [
+    (["--private", "nowhere", "--public", "docs", "?"], "--private: there is no file or folder 'nowhere'"),
+    ([*MINE, "--public", "nowhere", "?"], "--public: there is no file or folder 'nowhere'"),
+    ([*MINE, "?"], "either --public FOLDER names the cloud's documents, or --connect HOST:PORT"),
+    ([*BOTH, "--connect", "127.0.0.1:5", "?"], "either --public FOLDER names the cloud's documents, or"),
+    (["--public", "docs", "?"], "--private FOLDER names the documents of this device"),
+    (["--private", "docs/inner", "--public", "docs", "?"], "Private documents stand apart from public ones"),
+    ([*MINE, "--connect", "127.0.0.1:99999", "?"], "an address is HOST:PORT with a port from 0 to 65535"),
+    ([*MINE, "--connect", "127.0.0.1:0", "?"], "a cloud listens on a port from 1 to 65535"),
+    (["--serve", "127.0.0.1:0", *BOTH], "a cloud (--serve) takes --public alone"),
+    (["--serve", "127.0.0.1:0", "--connect", "127.0.0.1:5"], "a cloud (--serve) takes --public alone"),
+    ([*BOTH, "--without", "ANDROID", "?"], "--without: invalid choice: 'ANDROID' (choose from"),
+    ([*BOTH, "--budget", "2", "?"], "--budget: it is a number from 0 to 1, not '2'"),
+    ([*BOTH, "--limit", "0", "?"], "--limit: it is a whole number from 1"),
+    ([*BOTH, "--memory", "1", "?"], "budget"),
+    (["--private", "empty", "--public", "docs", "--without", "GRATING", *FAST, "?"], "'empty' has no document"),
+    (["--serve", "127.0.0.1:0", "--public", "empty", "--without", "GRATING", *FAST], "'empty' has no document"),
+    ([*BOTH, "--without", "DRAGON", "--without", "GRATING", *FAST, "why " * 2000], "has no room after document"),
+    ([*BOTH, "--without", "DRAGON", "--without", "GRATING", *FAST, " "], "The query is empty"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words)[:70] for words, _ in WRONG])
+def test_what_cannot_be_is_refused_in_one_sentence_before_a_cloud_starts(
+    here: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    code, shown = called(*words), capsys.readouterr()
+    assert code == 2 and said in shown.err, shown.err
+    assert len(shown.err.splitlines()) == 1 and "Traceback" not in shown.err and not shown.out.strip()
+
+
+def test_a_cloud_that_does_not_start_says_why(folder: Path):
+    process = start(folder, "--private", "notes", "--public", "empty", "--without", "GRATING", *FAST, "?")
+    text, note = process.communicate(timeout=240)
+    assert process.returncode == 2 and not text and b"'empty' has no document" in note and b"Traceback" not in note

@@ -54,7 +54,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     Raises ValueError, FileNotFoundError or, for a hub id without a network, ConnectionError, with one sentence.
     """
     if spec.startswith(_RANDOM):
-        with _quiet():
+        with quiet():
             model = shapes.random_model(shapes.shape(spec.removeprefix(_RANDOM)), dtype, seed)
         return _placed(spec, "random", model, shapes.byte_tokenizer(), device)
     if spec in bundled():
@@ -236,7 +236,7 @@ def _assemble(spec: str, origin: Origin, source: str, dtype: torch.dtype, device
     """The parts of a model from a folder or the hub. where: what each of them is to be looked for with."""
     from transformers import AutoConfig, AutoTokenizer
 
-    with _quiet():
+    with quiet():
         try:
             config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         except ValueError as error:
@@ -279,7 +279,7 @@ def _line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hold back transformers' progress bars and reports: what matters in them is raised as an error."""
     from transformers.utils import logging
 

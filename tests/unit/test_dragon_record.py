@@ -75,9 +75,7 @@ def test_what_is_asked_of_which_device(name: str, how: str, changed: dict, monke
     for kind in ("texts", "rows"):
         monkeypatch.setattr(pair.centralised, f"fetched_{kind}", device.noted(kind))
     pair.method(name, ASKED)(device, "q")  # type: ignore[arg-type]
-    # all text is in one context and not cut: with the 256 tokens of section 7.3 it would read less than the others
-    options = {"aggregation": "context", "budget": None} if how == "texts" else {}
-    assert device.calls == [(how, "q", replace(ASKED, **changed), options)]
+    assert device.calls == [(how, "q", replace(ASKED, **changed), {})]
 
 
 # An answer in a row

@@ -37,6 +37,7 @@ def write(place: Path, selection: Selection, found: dict[str, str], read: int, s
     """Write a selection's splits, then its manifest, which marks the folder as whole."""
     import datasets
 
+    datasets.disable_progress_bars()  # a notebook would keep them
     counts: dict[str, Any] = {}
     for split in SPLITS:
         documents = selection.documents[split]

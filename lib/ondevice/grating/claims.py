@@ -110,6 +110,7 @@ def trade_off(curves: pd.DataFrame, seed: int = 0) -> Values:
         every = []
         for _, rows in curves.groupby(["model", "k"], sort=False):
             means = rows.pivot(index="threshold", columns="pool", values=column).to_numpy() @ weights.T
+            means = means.round(9)  # equal means are ties, whatever a processor's order of adding makes of them
             if np.ptp(means[:, 0]):
                 every.append(spearman(np.arange(len(means)), -means if column == "saved" else means))
         least.append(np.min(every, axis=0))

@@ -22,6 +22,7 @@ from ondevice.grating.reranker.folder import prepare
 from ondevice.grating.reranker.reading import encode
 from ondevice.grating.weights import Streamed
 from ondevice.grating.window import Window
+from ondevice.models import quiet
 
 
 @contextlib.contextmanager
@@ -62,7 +63,8 @@ def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.Da
     from sentence_transformers import CrossEncoder
 
     rows, asked, folder = [], pools(QUESTIONS, "test"), prepare(name)
-    plain = CrossEncoder(str(folder), device="cpu")
+    with quiet():
+        plain = CrossEncoder(str(folder), device="cpu")
     with opened(name) as (engine, tokenizer), Reranker(name, calibration=False) as reranker:
         for number in [0, *numbers]:
             query, texts = asked[number].query, list(asked[number].documents)

@@ -50,7 +50,7 @@ class Template:
     def suffix(self, tokenizer: PreTrainedTokenizerBase, query: str) -> list[int]:
         """Ids of what follows the document."""
         before, _, after = self.text.partition(_DOCUMENT)[2].partition(_QUERY)
-        return list(tokenizer(before + query + after, add_special_tokens=False).input_ids)
+        return list(tokenizer(before + query + after, add_special_tokens=False, verbose=False).input_ids)
 
 
 class Store(Protocol):

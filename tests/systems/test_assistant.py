@@ -187,3 +187,24 @@ def test_a_cloud_that_does_not_start_says_why(folder: Path):
     process = start(folder, "--private", "notes", "--public", "empty", "--without", "GRATING", *FAST, "?")
     text, note = process.communicate(timeout=240)
     assert process.returncode == 2 and not text and b"'empty' has no document" in note and b"Traceback" not in note
+
+
+def test_two_machines_with_tls(folder: Path, tmp_path: Path):
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    words = ["openssl", "req", "-x509", *curve, "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = [str(tmp_path / name) for name in ("key.pem", "own.pem")]
+    try:
+        subprocess.run([*words, *names, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+    except OSError:
+        pytest.skip("there is no openssl to make a certificate with")
+    plain, tls = [*FAST, "--without", "GRATING"], ["--key", files[0], "--certificate", files[1]]
+    cloud = start(folder, "--serve", "127.0.0.1:0", "--public", "docs", "--until-input-ends", *plain, *tls)
+    try:
+        there = "127.0.0.1:" + cloud.stdout.readline().decode().rsplit(":", 1)[1].strip()
+        asking = ["--private", "notes", "--connect", there, *plain]
+        trusting = ["--authority", files[1]]
+        said = [start(folder, *asking, *more, SHORT).communicate(timeout=120)[1] for more in ([], trusting)]
+        assert b"docs.md" in said[1] and b"docs.md" not in said[0]
+    finally:
+        cloud.communicate(timeout=60)

@@ -6,7 +6,8 @@ answer's tokens. On one machine:
 
   python -m ondevice.assistant --private NOTES --public DOCS "How do I open a file?"
 
-On two, the cloud with --public DOCS --serve HOST:PORT, and the device with --private NOTES --connect HOST:PORT.
+On two, the cloud with --public DOCS --serve HOST:PORT, and the device with --private NOTES --connect HOST:PORT; beyond
+loopback with TLS (--certificate, --key, --authority).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ondevice.dragon.live.answer import Asked
 from ondevice.dragon.live.cloud import Cloud
 from ondevice.dragon.live.device import Device
 from ondevice.dragon.live.passages import Splitter
-from ondevice.dragon.live.wire import Lost, Refused
+from ondevice.dragon.live.wire import Lost, Refused, client_tls, server_tls
 
 _PROGRAM = "python -m ondevice.assistant"
 
@@ -66,7 +67,8 @@ async def _serve(options: argparse.Namespace) -> None:
     sides = _sides(options)
     documents = library.documents(str(options.public), splitter=Splitter(sides.tokenizer, 512))
     host, port = options.serve
-    async with Cloud(sides.node(documents)).listening(host, port) as opened:
+    tls = server_tls(options.certificate, options.key, options.authority) if options.certificate else None
+    async with Cloud(sides.node(documents)).listening(host, port, tls) as opened:
         print(f"Listening on {host}:{opened}", flush=True)
         await (asyncio.to_thread(sys.stdin.read) if options.until_input_ends else asyncio.Event().wait())
 
@@ -85,7 +87,8 @@ def _ask(options: argparse.Namespace) -> None:
             print("Starting the cloud; its first start embeds its documents ...", file=sys.stderr, flush=True)
             words = [word for system in options.without for word in ("--without", system)]
             port = stack.enter_context(cloud(options.public, "--memory", str(options.memory), *words))
-        device = stack.enter_context(Device(node, host, port, patience=options.patience))
+        tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
+        device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
         asked, budget = Asked(temperature=0.0, lookahead=32, limit=options.limit), options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)
         for question in options.question or map(str.strip, sys.stdin):
@@ -147,6 +150,8 @@ def _parser() -> commands.Parser:
     parser.add_argument("--limit", type=commands.count, default=64, help="most tokens of an answer")
     parser.add_argument("--patience", type=commands.seconds, default=5.0, help="seconds to wait for the cloud")
     parser.add_argument("--threads", type=commands.count, default=1, help="of PyTorch")
+    for name, words in {"certificate": "this side's", "key": "its key", "authority": "who is trusted"}.items():
+        parser.add_argument(f"--{name}", type=commands.existing, metavar="FILE", help=f"TLS: {words}")
     parser.add_argument("--until-input-ends", action="store_true", help="a cloud that ends with its standard input")
     return parser
 

@@ -77,7 +77,7 @@ notebooks: $(READY)
 	@$(BIN)/python -m ondevice.run.readme
 
 record: $(READY)
-	@$(BIN)/python -m ondevice.evidence.record $(if $(filter command,$(origin MACHINE)),machine $(MACHINE:%=--name %),$(PAPER)) $(ARGS)
+	@$(BIN)/python -m ondevice_studies.record $(if $(filter command,$(origin MACHINE)),machine $(MACHINE:%=--name %),$(PAPER)) $(ARGS)
 
 bench: $(READY)
 	@set -e; for script in $(wildcard tests/benchmarks/bench_*.py); do \

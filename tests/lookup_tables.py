@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ondevice.diaa.tables import NONE, Tables
+from ondevice_papers.diaa.tables import NONE, Tables
 
 
 def well_formed(tables: Tables) -> bool:

@@ -14,16 +14,16 @@ import openai
 import uvicorn
 from starlette.types import ASGIApp
 
-from ondevice.disco.budgeted import Account, Dispatcher, Order
-from ondevice.disco.policy import NEVER, Side
-from ondevice.disco.router.app import create_app
-from ondevice.disco.router.config import Config
-from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice.disco.router.listening import listener
-from ondevice.disco.router.replay import answer, plain_chat
-from ondevice.disco.router.request import Request
-from ondevice.disco.router.router import Router
-from ondevice.disco.router.session import Session, StreamError
+from ondevice_papers.disco.budgeted import Account, Dispatcher, Order
+from ondevice_papers.disco.policy import NEVER, Side
+from ondevice_programs.router.app import create_app
+from ondevice_programs.router.config import Config
+from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
+from ondevice_programs.router.listening import listener
+from ondevice_programs.router.replay import answer, plain_chat
+from ondevice_programs.router.request import Request
+from ondevice_programs.router.router import Router
+from ondevice_programs.router.session import Session, StreamError
 
 T = TypeVar("T")
 INFO = ("api", "can_continue", "tokenizer", "max_output_tokens")

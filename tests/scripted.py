@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ondevice.dragon.scheduler import Stay
+from ondevice_papers.dragon.scheduler import Stay
 
 
 class Scripted(Stay):

@@ -62,7 +62,7 @@ def derived_trace(name: str) -> pd.DataFrame:
 def figures_folder(paper: str) -> Path:
     """Folder of the exhibits that a notebook makes: runs/exhibits/<paper>, or below $ONDEVICE_FIGURES.
 
-    Never figures/<paper>, where the published ones are: `python -m ondevice.run publish` puts them there.
+    Never figures/<paper>, where the published ones are: `ondevice-run publish` puts them there.
     """
     return Path(os.environ.get(FIGURES_VARIABLE) or ROOT / "runs" / "exhibits") / paper
 

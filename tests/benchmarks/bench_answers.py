@@ -18,11 +18,11 @@ import torch
 from bench_lean import write_gguf
 
 from ondevice import evidence
-from ondevice.diaa.methods import COSTS, Workbench
-from ondevice.diaa.record import sample
 from ondevice.speculation import Drafter, bundled, generate, greedy
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.request_set import Request
+from ondevice_studies.diaa.methods import COSTS, Workbench
+from ondevice_studies.diaa.record import sample
+from ondevice_studies.speculation.request_set import Request
 
 NGRAM, TOKENS = 2, 10  # of a lookup
 Answer = tuple[list[int], float, float]  # tokens, seconds of decoding, of all

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice.disco.router.listening import listener
+from ondevice_programs.router.listening import listener
 
 TTFT_S, TBT_S, TOKENS = 0.1, 0.02, 24  # a stream lasts 0.56 s: 50 tokens/s, as a fast server's
 LOSER_TTFT_S = 0.3
@@ -42,8 +42,8 @@ QUIET = {
 
 @contextlib.contextmanager
 def process(*arguments: str) -> Iterator[str]:
-    """Run `python -m ondevice.disco ...` on a free port; yields its address."""
-    command = [sys.executable, "-m", "ondevice.disco", *arguments, "--port", "0", "--log-level", "critical"]
+    """Run `ondevice-router ...` on a free port; yields its address."""
+    command = [sys.executable, "-m", "ondevice_programs.router", *arguments, "--port", "0", "--log-level", "critical"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | QUIET)
     try:
         assert running.stdout is not None

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from ondevice import corpus
-from ondevice.grating.reranker.folder import prepare
 from ondevice.meters import cached_bytes, evict, mark, sample, trim
+from ondevice_programs.reranker.folder import prepare
 
 MODELS = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")
 TOKENS = 120_000  # of a configuration, roughly: what keeps it short
@@ -49,7 +49,7 @@ def texts(of: dict) -> list[str]:
 def child(of: dict) -> None:
     import torch
 
-    from ondevice.grating.reranker import Reranker
+    from ondevice_programs.reranker import Reranker
 
     if of["threads"]:
         torch.set_num_threads(of["threads"])

@@ -49,7 +49,7 @@ Logits = Callable[[str, list[str]], np.ndarray]  # of a query and N documents: [
 
 def keep(folder: Path, split: str, count: int) -> None:
     """The first pools of documentation questions of a split, so that no other process has to search for them."""
-    from ondevice.grating.questions import QUESTIONS, pools
+    from ondevice_studies.grating.questions import QUESTIONS, pools
 
     rows = [(one.query, one.documents, one.relevant.tolist()) for one in pools(QUESTIONS, split)[:count]]
     (folder / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -65,7 +65,7 @@ def classifier(model: str, **options: Any) -> Any:
     """transformers' model of the prepared weights."""
     from transformers import AutoModelForSequenceClassification
 
-    from ondevice.grating.reranker.folder import prepare
+    from ondevice_programs.reranker.folder import prepare
 
     return AutoModelForSequenceClassification.from_pretrained(str(prepare(model)), **options).eval()
 
@@ -109,7 +109,7 @@ def tokenizer(model: str) -> Callable[[list[str], list[str]], dict[str, np.ndarr
     """Pairs as CrossEncoder reads them: cut to the model's length, padded to the longest."""
     from transformers import AutoTokenizer
 
-    from ondevice.grating.reranker.folder import prepare
+    from ondevice_programs.reranker.folder import prepare
 
     made = AutoTokenizer.from_pretrained(str(prepare(model)))
     return lambda queries, texts: dict(made(queries, texts, padding=True, truncation=True, return_tensors="np"))
@@ -152,7 +152,7 @@ def opened(way: str, model: str, folder: Path) -> Logits:
         return batched(model, lambda batch: run(batch).logits)
     from sentence_transformers import CrossEncoder
 
-    from ondevice.grating.reranker.folder import prepare
+    from ondevice_programs.reranker.folder import prepare
 
     encoder = CrossEncoder(str(prepare(model)), device="cpu", activation_fn=torch.nn.Identity())
     return lambda query, texts: encoder.predict([(query, text) for text in texts], batch_size=BATCH)
@@ -161,8 +161,8 @@ def opened(way: str, model: str, folder: Path) -> Logits:
 def ours(way: str, model: str) -> Logits:
     """Ours; pruned, the K best by the margin rule, ranked by final scores, as numbers that keep their order."""
     from ondevice import evidence
-    from ondevice.grating import study
-    from ondevice.grating.reranker import Reranker
+    from ondevice_programs.reranker import Reranker
+    from ondevice_studies.grating import study
 
     made: Any = Reranker(model, calibration=False, memory_budget=150 if way == SMALL else None,
                          mode="order" if way == PRUNED else "set", activation_fn=torch.nn.Identity())  # fmt: skip
@@ -195,7 +195,6 @@ def child(way: str, model: str, folder: Path) -> None:
     import sentence_transformers  # noqa: F401
 
     from ondevice import evidence  # noqa: F401
-    from ondevice.grating import reranker, study  # noqa: F401
 
     packages = {"onnxruntime": (ONNX, ONNX8), "openvino": (OPENVINO, OPENVINO8)}
     for package in (name for name, ways in packages.items() if way in ways):

@@ -136,7 +136,7 @@ def _check(root: str, checks: list[str], log: str, sender) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(root)
-    for name in [name for name in sys.modules if name.split(".")[0] == "ondevice"]:
+    for name in [name for name in sys.modules if name.split(".")[0].startswith("ondevice")]:
         del sys.modules[name]  # other tests share the server, and may have let it import the original
     sys.path.insert(0, f"{root}/lib")
     failures = _Failures()

@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 
 from ondevice import assets, evidence
-from ondevice.disco import cold_start, costs, device_probe, dispatch, quality, record, study, traces
-from ondevice.disco.distributions import DEVICES, Device
-from ondevice.disco.migration import Migration
-from ondevice.disco.policy import SIDES
-from ondevice.disco.race import expected, play
-from ondevice.disco.rules import RULES
 from ondevice.evidence import Rule
+from ondevice_papers.disco import costs, dispatch, quality
+from ondevice_papers.disco.distributions import DEVICES, Device
+from ondevice_papers.disco.migration import Migration
+from ondevice_papers.disco.policy import SIDES
+from ondevice_papers.disco.race import expected, play
+from ondevice_studies.disco import cold_start, device_probe, record, study, traces
+from ondevice_studies.disco.rules import RULES
 
 LENGTHS, PHONE = traces.lengths(), DEVICES["Pixel 7 Pro, Bloom-560M"]
 ALONE = ["DiSCo"]

@@ -9,9 +9,10 @@ import pytest
 
 from ondevice import evidence
 from ondevice.evidence import Rule, derived
-from ondevice.sdnpu import claims, npu, printed, study
-from ondevice.sdnpu.rules import RULES
-from ondevice.sdnpu.workbench import BASE
+from ondevice_papers.sdnpu import npu
+from ondevice_studies.sdnpu import claims, printed, study
+from ondevice_studies.sdnpu.rules import RULES
+from ondevice_studies.sdnpu.workbench import BASE
 
 MACHINE = evidence.machines("sdnpu", "curves")[0]
 KEYS = ["model", "set", "task", "request", "step"]

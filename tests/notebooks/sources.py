@@ -26,7 +26,7 @@ def problems(path: Path) -> list[str]:
 
 def of_cell(cells, index) -> Iterator[str]:
     cell = cells[index]
-    if cell.source != filled(Layout().library.parent, cell):
+    if cell.source != filled(Layout().library, cell):
         yield "its text is not the library's (make notebooks fills it)"
     if cell.metadata.get(HASH) != digest(cell.source):
         yield "its hash is not of its text"

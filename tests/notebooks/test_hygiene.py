@@ -148,7 +148,7 @@ def test_every_paper_with_a_package_has_a_notebook():
     papers = {
         paper
         for paper in pd.read_csv(LAYOUT.data / "paper" / "exhibits.csv")["paper"]
-        if (LAYOUT.library / paper).is_dir()
+        if (LAYOUT.library / "ondevice_papers" / paper).is_dir()
     }
     assert set(LAYOUT.papers()) - {SCOREBOARD, ASSISTANT} == papers
 

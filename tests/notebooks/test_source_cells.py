@@ -37,8 +37,8 @@ AREA = LIBRARY[LIBRARY.index("@functools") : LIBRARY.index("\n\n\ndef volume")]
 @pytest.fixture
 def layout(tmp_path):
     layout = Layout(tmp_path)
-    layout.library.joinpath("shapes").mkdir(parents=True)
-    layout.library.joinpath("shapes", "circle.py").write_text(LIBRARY)
+    layout.library.joinpath("ondevice", "shapes").mkdir(parents=True)
+    layout.library.joinpath("ondevice", "shapes", "circle.py").write_text(LIBRARY)
     layout.notebooks.mkdir()
     return layout
 
@@ -54,7 +54,7 @@ def read(layout):
 
 
 def refill(layout):
-    return fill(layout.notebook("small"), layout.library.parent)
+    return fill(layout.notebook("small"), layout.library)
 
 
 def test_an_empty_cell_is_filled_with_decorators_and_comments(layout):
@@ -68,7 +68,7 @@ def test_an_empty_cell_is_filled_with_decorators_and_comments(layout):
 def test_the_cell_follows_the_library_until_it_is_edited_by_hand(layout, capsys):
     write(layout, ["source:ondevice.shapes.circle.area", "source:ondevice.shapes.circle.volume"])
     refill(layout)
-    module = layout.library / "shapes" / "circle.py"
+    module = layout.library / "ondevice" / "shapes" / "circle.py"
     module.write_text(LIBRARY.replace("RATE * math.pi", "math.pi"))
     assert main([], layout) is None and "small: filled a-cell" in capsys.readouterr().out
     now = "".join(read(layout)["source"])
@@ -101,7 +101,7 @@ def test_source_cells_are_the_library(notebook):
 def a_notebook(before="from collections.abc import Iterator, Sequence", after="", change=str):
     """A notebook around one source cell of the real library."""
     name = "ondevice.batching.by_length"
-    text = change(definition(Layout().library.parent, name))
+    text = change(definition(Layout().library, name))
     metadata = {"tags": [f"source:{name}"], HASH: digest(text)}
     cells = [
         nbformat.v4.new_code_cell(before, id="before"),

@@ -13,9 +13,6 @@ from lookup_tables import well_formed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.tables import Tables
-from ondevice.diaa.warmup import warm_up
 from ondevice.speculation import Drafter
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
@@ -28,6 +25,9 @@ from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.store import Store
 from ondevice.speculation.suffix_decoding import SuffixDecoding
 from ondevice.speculation.token_recycling import TokenRecycling
+from ondevice_papers.diaa.drafter import RECYCLING, Diaa
+from ondevice_papers.diaa.tables import Tables
+from ondevice_papers.diaa.warmup import warm_up
 
 V, CONTEXT = 48, 64
 SHORT = 24  # the context of a small model that ends before the target's

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.disco import study, traces
-from ondevice.disco.budgeted import Account, Dispatcher
-from ondevice.disco.distributions import DEVICES, Latency
-from ondevice.disco.policy import SIDES
-from ondevice.disco.race import Requests, in_time, play
-from ondevice.disco.traffic import Traffic, line, survived
+from ondevice_papers.disco.budgeted import Account, Dispatcher
+from ondevice_papers.disco.distributions import DEVICES, Latency
+from ondevice_papers.disco.policy import SIDES
+from ondevice_papers.disco.race import Requests, in_time, play
+from ondevice_papers.disco.traffic import Traffic, line, survived
+from ondevice_studies.disco import study, traces
 
 PHONE = DEVICES["Pixel 7 Pro, Bloom-560M"]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from ondevice.disco import dispatch, optimal
-from ondevice.disco.distributions import Device, Latency, Lengths
-from ondevice.disco.policy import NEVER, DispatchPolicy
-from ondevice.disco.race import expected
+from ondevice_papers.disco import dispatch, optimal
+from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.policy import NEVER, DispatchPolicy
+from ondevice_papers.disco.race import expected
 
 # Eighths of a second and powers of two make sums exact, so that ties between endpoints are ties here too.
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)

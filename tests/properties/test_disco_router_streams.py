@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from routing import MESSAGES, Scripted, Seen, Told, composed, configured, deployment, read, virtually
 
-from ondevice.disco.policy import NEVER, SIDES, Side
-from ondevice.disco.router.endpoints import EndpointError
-from ondevice.disco.router.replay import answer, plain_chat
-from ondevice.disco.router.request import Request
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.policy import NEVER, SIDES, Side
+from ondevice_programs.router.endpoints import EndpointError
+from ondevice_programs.router.replay import answer, plain_chat
+from ondevice_programs.router.request import Request
+from ondevice_programs.router.router import Router
 
 STREAMS, TOKENS = 2000, 30
 VOICES = {"device": "a", "server": "b"}

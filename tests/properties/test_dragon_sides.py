@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted
 
-from ondevice.dragon import side as side_module
-from ondevice.dragon.scheduler import Greedy, Lagging, Randomly, Stay
-from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
-from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
+from ondevice_papers.dragon import side as side_module
+from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Stay
+from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
+from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
 
 VOCABULARY = 4
 

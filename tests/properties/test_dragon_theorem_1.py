@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binomtest, chisquare, kstest
 
-from ondevice.dragon import speculative_aggregation as module
-from ondevice.dragon.aggregation import target
-from ondevice.dragon.speculative_aggregation import (
+from ondevice_papers.dragon import speculative_aggregation as module
+from ondevice_papers.dragon.aggregation import target
+from ondevice_papers.dragon.speculative_aggregation import (
     UNIFORMS,
     Stream,
     acceptance,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.dragon import codec, messages
-from ondevice.dragon.live import wire
+from ondevice_papers.dragon import codec, messages
+from ondevice_programs.pair import wire
 
 CAPS = st.integers(codec.SMALLEST, 700)
 

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.grating.margins import MarginRule, certify, fit, last_certified, p_value
-from ondevice.grating.pools import Pool, measure
+from ondevice_papers.grating.margins import MarginRule, certify, fit, last_certified, p_value
+from ondevice_papers.grating.pools import Pool, measure
 
 K, DRAWS, DELTA = 2, 400, 0.05
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ondevice.grating.margins import MarginRule
-from ondevice.grating.pools import Pool, measured, replay
-from ondevice.grating.pruning import ACCEPT, DROP, cluster_rule, select
+from ondevice_papers.grating.margins import MarginRule
+from ondevice_papers.grating.pools import Pool, measured, replay
+from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule, select
 
 MOST = 6  # layers
 

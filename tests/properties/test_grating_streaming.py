@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ondevice import assets
-from ondevice.grating.checkpoint import INDEX
-from ondevice.grating.weights import BY_LAYER, BY_PART, Streamed
+from ondevice_papers.grating.checkpoint import INDEX
+from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Streamed
 
 RAW = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64", torch.uint8: "U8", torch.int64: "I64"}
 SIZES = st.lists(st.integers(1, 40), max_size=3).map(tuple)

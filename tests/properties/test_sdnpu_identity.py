@@ -12,14 +12,14 @@ from every_drafter import CHAINS_ONLY, CONTEXT, KINDS, V, plain, tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ondevice.sdnpu import calibration, reuse
-from ondevice.sdnpu.calibration import Calibration
-from ondevice.sdnpu.drafter import LMAX, SdNpu
-from ondevice.sdnpu.history import History
-from ondevice.sdnpu.rejections import Watched
-from ondevice.sdnpu.retrieval import Pld, Sam, Suffixes
-from ondevice.sdnpu.reuse import Reuse
 from ondevice.speculation import Drafter, Generation, Verified, generate
+from ondevice_papers.sdnpu import calibration, reuse
+from ondevice_papers.sdnpu.calibration import Calibration
+from ondevice_papers.sdnpu.drafter import LMAX, SdNpu
+from ondevice_papers.sdnpu.history import History
+from ondevice_papers.sdnpu.rejections import Watched
+from ondevice_papers.sdnpu.retrieval import Pld, Sam, Suffixes
+from ondevice_papers.sdnpu.reuse import Reuse
 
 token = st.integers(0, V - 1)
 budgets = st.integers(1, 40)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.sdnpu.optimum import _Program, exact
-from ondevice.sdnpu.scheduling import RULES, Load, Prefill, Timeline, earliest, execute
+from ondevice_papers.sdnpu.optimum import _Program, exact
+from ondevice_papers.sdnpu.scheduling import RULES, Load, Prefill, Timeline, earliest, execute
 
 TIMES = st.one_of(st.integers(0, 12), st.floats(0, 12, width=32))
 

@@ -34,16 +34,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import Topology
-from ondevice.diaa import ambiguities
-from ondevice.diaa.drafter import RECYCLING, Diaa, every_node
-from ondevice.diaa.tables import Tables, overwrite
-from ondevice.diaa.tree import Tree, grow
-from ondevice.sdnpu.drafter import merged
 from ondevice.speculation import Choice, Draft, Drafter, Generation, Verified, generate, loop
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
+from ondevice_papers.diaa import ambiguities
+from ondevice_papers.diaa.drafter import RECYCLING, Diaa, every_node
+from ondevice_papers.diaa.tables import Tables, overwrite
+from ondevice_papers.diaa.tree import Tree, grow
+from ondevice_papers.sdnpu.drafter import merged
 
 LONGEST = 24  # new tokens of most requests
 token = st.integers(0, V - 1)

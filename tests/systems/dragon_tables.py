@@ -18,15 +18,15 @@ from typing import Any, Self
 import numpy as np
 from waiting import PATIENCE
 
-from ondevice.dragon import codec, decisions
-from ondevice.dragon.aggregation import target
-from ondevice.dragon.live.answer import Asked
-from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.decoder import Interrupted
-from ondevice.dragon.live.engine import Engine
-from ondevice.dragon.messages import VERSION, Begin, Cited, Hello
-from ondevice.dragon.side import Draft
-from ondevice.dragon.speculative_aggregation import Stream
+from ondevice_papers.dragon import codec, decisions
+from ondevice_papers.dragon.aggregation import target
+from ondevice_papers.dragon.messages import VERSION, Begin, Cited, Hello
+from ondevice_papers.dragon.side import Draft
+from ondevice_papers.dragon.speculative_aggregation import Stream
+from ondevice_programs.pair.answer import Asked
+from ondevice_programs.pair.cloud import Cloud
+from ondevice_programs.pair.decoder import Interrupted
+from ondevice_programs.pair.engine import Engine
 
 
 @dataclass
@@ -227,7 +227,7 @@ class CloudProcess:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("forkserver")  # one import of the libraries for all processes
-        context.set_forkserver_preload(["ondevice.dragon.live.cloud", "ondevice.dragon.live.device", "psutil"])
+        context.set_forkserver_preload(["ondevice_programs.pair.cloud", "ondevice_programs.pair.device", "psutil"])
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, self.node, self.options, self.port)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)

@@ -1,4 +1,4 @@
-"""`python -m ondevice.assistant` as it is used: in a folder of its own, on one machine and on two, and misused."""
+"""`ondevice-assistant` as it is used: in a folder of its own, on one machine and on two, and misused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from test_dragon_privacy import PRIVATE_TEXT, node, tapped, texts_found
 
-from ondevice.assistant import __main__ as assistant
-from ondevice.dragon.live.cloud import Cloud
+from ondevice_programs.assistant import __main__ as assistant
+from ondevice_programs.pair.cloud import Cloud
 
 SECRET = "The backup password of the zebra server is kept in the blue drawer of the third cupboard on the left."
 NOTES = f"# My machine\n\n{SECRET}\n\nThe parameter depth_limit of crawl is the number of links that a crawl follows.\n"
@@ -48,7 +48,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ondevice.assistant", *words], cwd=folder, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "ondevice_programs.assistant", *words], cwd=folder, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_a_cloud_of_another_model_is_refused_in_one_sentence(here: Path, capsys:
 
     assert asyncio.run(asked()) == 3
     error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and error.startswith("python -m ondevice.assistant: ")
+    assert len(error.splitlines()) == 1 and error.startswith("ondevice-assistant: ")
 
 
 MINE, BOTH = ["--private", "notes"], ["--private", "notes", "--public", "docs"]

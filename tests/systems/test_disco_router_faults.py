@@ -15,10 +15,10 @@ import pytest
 from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
 from waiting import until
 
-from ondevice.disco.policy import NEVER, Side
-from ondevice.disco.router.app import create_app
-from ondevice.disco.router.replay import Fault, Timing, answer, create_replay, plain_chat
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.policy import NEVER, Side
+from ondevice_programs.router.app import create_app
+from ondevice_programs.router.replay import Fault, Timing, answer, create_replay, plain_chat
+from ondevice_programs.router.router import Router
 
 TOKENS, CUTS = 24, 247
 WHOLE = "".join(answer(plain_chat(MESSAGES), TOKENS))

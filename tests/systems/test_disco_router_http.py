@@ -21,11 +21,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ondevice.disco.policy import NEVER
-from ondevice.disco.router import state
-from ondevice.disco.router.app import create_app
-from ondevice.disco.router.replay import Fault, Timing, answer, create_replay, plain_chat
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.policy import NEVER
+from ondevice_programs.router import state
+from ondevice_programs.router.app import create_app
+from ondevice_programs.router.replay import Fault, Timing, answer, create_replay, plain_chat
+from ondevice_programs.router.router import Router
 
 TOKENS = 20
 QUICK, SLOW = Timing([0.0], 0.0), Timing([5.0])
@@ -314,7 +314,7 @@ def test_text_from_a_web_page_and_huge_bodies_are_refused(tmp_path: Path) -> Non
 @contextlib.contextmanager
 def command(*arguments: str) -> Iterator[tuple[str, list[str]]]:
     """(base URL, the log, which is complete once the command has ended)."""
-    line = [sys.executable, "-m", "ondevice.disco", *arguments, "--port", "0"]
+    line = [sys.executable, "-m", "ondevice_programs.router", *arguments, "--port", "0"]
     running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
     try:

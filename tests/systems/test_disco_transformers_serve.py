@@ -18,10 +18,10 @@ from routing import Told, client_of, configured, deployment, serving
 from waiting import wait_for
 
 from ondevice import assets
-from ondevice.disco.policy import NEVER, Side
-from ondevice.disco.router.app import create_app
-from ondevice.disco.router.listening import listener
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.policy import NEVER, Side
+from ondevice_programs.router.app import create_app
+from ondevice_programs.router.listening import listener
+from ondevice_programs.router.router import Router
 
 pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")
 

@@ -25,17 +25,17 @@ from transformers import PreTrainedTokenizerFast
 from waiting import PATIENCE, until
 
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import messages
-from ondevice.dragon.live import centralised
-from ondevice.dragon.live.answer import Asked
-from ondevice.dragon.live.asking import Asking
-from ondevice.dragon.live.centralised import fetched_rows, fetched_texts
-from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.decoder import Template
-from ondevice.dragon.live.device import Device, request
-from ondevice.dragon.live.node import Documents, Node
-from ondevice.dragon.live.wire import Lost, listening
-from ondevice.dragon.messages import End, Fetch, Rows, Texts
+from ondevice_papers.dragon import messages
+from ondevice_papers.dragon.messages import End, Fetch, Rows, Texts
+from ondevice_programs.pair import centralised
+from ondevice_programs.pair.answer import Asked
+from ondevice_programs.pair.asking import Asking
+from ondevice_programs.pair.centralised import fetched_rows, fetched_texts
+from ondevice_programs.pair.cloud import Cloud
+from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.device import Device, request
+from ondevice_programs.pair.node import Documents, Node
+from ondevice_programs.pair.wire import Lost, listening
 
 V, CONTEXT, END = 61, 48, 2
 WORDS = [f"w{i}" for i in range(3, V)]

@@ -21,14 +21,14 @@ from broken_relay import Burst, Cut, Fault, Relay, Stall
 from dragon_tables import CloudProcess, TableNode, begin_of, by_itself, coded, exact, left_over
 from waiting import PATIENCE, until
 
-from ondevice.dragon import decisions, messages
-from ondevice.dragon.live import wire
-from ondevice.dragon.live.answer import Answer, Asked
-from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.device import Device
-from ondevice.dragon.side import Draft
-from ondevice.dragon.speculative_aggregation import Stream
 from ondevice.network.link import Link
+from ondevice_papers.dragon import decisions, messages
+from ondevice_papers.dragon.side import Draft
+from ondevice_papers.dragon.speculative_aggregation import Stream
+from ondevice_programs.pair import wire
+from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.cloud import Cloud
+from ondevice_programs.pair.device import Device
 
 LIMIT = 24  # tokens
 PATIENT = dict(patience=1.5, beat=0.1, silence=1.0)  # a session takes some seconds at most

@@ -22,13 +22,13 @@ import websockets
 from dragon_tables import NOTHING, TableNode, by_itself, exact, left_over
 from waiting import PATIENCE, until
 
-from ondevice.dragon import decisions, messages
-from ondevice.dragon.live import wire
-from ondevice.dragon.live.answer import Answer, Asked
-from ondevice.dragon.live.cloud import Cloud, Limits
-from ondevice.dragon.live.device import Device
-from ondevice.dragon.live.wire import Connection, Refused, client_tls, server_tls
-from ondevice.dragon.speculative_aggregation import Stream
+from ondevice_papers.dragon import decisions, messages
+from ondevice_papers.dragon.speculative_aggregation import Stream
+from ondevice_programs.pair import wire
+from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.cloud import Cloud, Limits
+from ondevice_programs.pair.device import Device
+from ondevice_programs.pair.wire import Connection, Refused, client_tls, server_tls
 
 QUICK = dict(beat=0.05, silence=0.5)
 ASKED = Asked(limit=12, mode="shared", seed=5)
@@ -566,7 +566,7 @@ def served(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, int, Path]]:
 
 
 def start(command: str, folder: Path, *words: str) -> subprocess.Popen:
-    call = [sys.executable, "-m", "ondevice.dragon", command, "--model", "pydocs-lm-small", "--documents", str(folder)]
+    call = [sys.executable, "-m", "ondevice_programs.pair", command, "--model", "pydocs-lm-small", "--documents", str(folder)]
     return subprocess.Popen(
         [*call, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "TQDM_DISABLE": "1"}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

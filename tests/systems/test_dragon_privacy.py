@@ -18,16 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon import codec, messages
-from ondevice.dragon.live.answer import Answer, Asked
-from ondevice.dragon.live.cloud import Cloud
-from ondevice.dragon.live.decoder import Template
-from ondevice.dragon.live.device import Device
-from ondevice.dragon.live.engine import Engine
-from ondevice.dragon.live.guard import Guard
-from ondevice.dragon.live.node import Documents, Node
-from ondevice.dragon.messages import VERSION, Draft, Hello, Message, Switch, Target
-from ondevice.dragon.privacy import PRIVATE, keeps_documents, sent_by_device
+from ondevice_papers.dragon import codec, messages
+from ondevice_papers.dragon.messages import VERSION, Draft, Hello, Message, Switch, Target
+from ondevice_papers.dragon.privacy import PRIVATE, keeps_documents, sent_by_device
+from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.cloud import Cloud
+from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.device import Device
+from ondevice_programs.pair.engine import Engine
+from ondevice_programs.pair.guard import Guard
+from ondevice_programs.pair.node import Documents, Node
 
 WINDOW, RUN = 24, 8  # characters of a document, tokens of it: what is searched for
 QUERY = "What does Ms Quill take?"

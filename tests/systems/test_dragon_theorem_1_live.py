@@ -19,10 +19,10 @@ from dragon_tables import CloudProcess, TableNode, answers, exact
 from scipy.stats import chisquare
 from waiting import PATIENCE
 
-from ondevice.dragon import decisions, side
-from ondevice.dragon.live.answer import Answer, Asked
-from ondevice.dragon.live.device import Device
 from ondevice.network.link import Link
+from ondevice_papers.dragon import decisions, side
+from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.device import Device
 
 N, TEXTS = 3, 30  # tokens of a text, texts of an answer
 AT_ONCE = 6

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ondevice.grating.reranker import Reranker, adapters
+from ondevice_programs.reranker import Reranker, adapters
 
 pytestmark = pytest.mark.filterwarnings("default")  # hosts warn of each other's versions
 

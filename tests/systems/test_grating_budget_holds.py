@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ondevice.grating.reranker.folder import prepare
 from ondevice.meters import cached_bytes, evict, sample
+from ondevice_programs.reranker.folder import prepare
 
 BENCH = Path(__file__).parents[1] / "benchmarks" / "bench_grating_budget.py"
 CASES: dict[str, dict[str, Any]] = {

@@ -21,11 +21,11 @@ import pytest
 import torch
 from waiting import until
 
-from ondevice.grating.reranker import Reranker, server
+from ondevice_programs.reranker import Reranker, server
 
 QUERY = "open file"
 TEXTS = ["sum of an array", "open the file", "file of numbers"]  # shares words 0, 2 and 1 with the query
-PROGRAM = [sys.executable, "-m", "ondevice.grating"]
+PROGRAM = [sys.executable, "-m", "ondevice_programs.reranker"]
 
 
 class Fake:

@@ -27,8 +27,8 @@ import pytest
 import yaml
 
 from ondevice.assets import ROOT
-from ondevice.disco.router import config
 from ondevice.run.__main__ import main as run_notebooks
+from ondevice_programs.router import config
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -38,7 +38,7 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "make clean && rm": "deletes what the other tests need",
     "bash .ci/setup": "needs the network; test_setup runs it",
     "python -c": "names a GPU",
-    "python -m ondevice.evidence.record": "takes hours, and writes to data/records; its tests run small ones",
+    "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
     "source .venv/": "changes the reader's shell",
     "git add": "changes the reader's checkout",
     "pip install": "needs the network; the extras that it names are looked up",
@@ -49,10 +49,22 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S
 )
 LINK = re.compile(r"\[[^]]*]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
-SERVES = {"disco serve": "--port", "disco replay": "--port", "grating serve": "--port", "dragon cloud": "--listen",
-          "assistant --public": "--serve"}  # fmt: skip
-PROGRAMS = {"assistant", "disco", "dragon", "grating", "sdnpu"}  # whose commands are run
-PORTS = {"disco serve": 8400, "disco replay": 8401, "grating serve": 8080, "dragon cloud": 7600}  # by default
+SERVES = {
+    "ondevice-router serve": "--port",
+    "ondevice-router replay": "--port",
+    "ondevice-rerank serve": "--port",
+    "ondevice-pair cloud": "--listen",
+    "ondevice-assistant --public": "--serve",
+}
+# The module of each command that is run, by pyproject's list.
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROGRAMS = {name: target.partition(".__main__:")[0] for name, target in PROJECT["scripts"].items()}
+DEFAULT_PORTS = {
+    "ondevice-router serve": 8400,
+    "ondevice-router replay": 8401,
+    "ondevice-rerank serve": 8080,
+    "ondevice-pair cloud": 7600,
+}
 
 
 class Page:
@@ -102,13 +114,12 @@ class Page:
             made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
             assert made.returncode == 0 and made.stdout, made.stderr
         elif words[:2] == ["pip", "install"]:
-            known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-            asked = re.findall(r"\[([\w,]+)]", line)
-            assert {name for one in asked for name in one.split(",")} <= set(known["optional-dependencies"]), line
-        elif words[:3] == ["python", "-m", "ondevice.run"]:  # planned; what they do is tests/notebooks' matter
-            assert run_notebooks([*words[3:], *(["--list"] if "--list" not in words else [])]) == 0, line
-        elif words[:2] == ["python", "-m"] and words[2].removeprefix("ondevice.") in PROGRAMS:
-            self._program(words[2].removeprefix("ondevice."), words[3:])
+            named = {name for extras in re.findall(r"\[([\w,]+)]", line) for name in extras.split(",")}
+            assert named <= set(PROJECT["optional-dependencies"]), line
+        elif words[0] == "ondevice-run":  # planned; what they do is tests/notebooks' matter
+            assert run_notebooks([*words[1:], *(["--list"] if "--list" not in words else [])]) == 0, line
+        elif words[0] in PROGRAMS:
+            self._program(words[0], words[1:])
         elif words[0] == "curl":
             made = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
             assert made.returncode == 0 and "error" not in made.stdout, made.stdout + made.stderr
@@ -124,7 +135,7 @@ class Page:
             words, source = words[: words.index("<")], self.folder / words[words.index("<") + 1]
         else:
             source = Path(os.devnull)
-        if program == "dragon" and words[0] == "device":
+        if program == "ondevice-pair" and words[0] == "device":
             words = [*words, "--connect", f"127.0.0.1:{self._port(7600)}", "--limit", "4"]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), source.open(encoding="utf-8") as opened:
             warnings.simplefilter("ignore", RuntimeWarning)  # the module is imported already
@@ -132,16 +143,16 @@ class Page:
             patch.setattr(sys, "stdin", opened)
             patch.setattr(sys, "argv", [program, *words])
             try:
-                runpy.run_module(f"ondevice.{program}", run_name="__main__", alter_sys=True)
+                runpy.run_module(PROGRAMS[program], run_name="__main__", alter_sys=True)
             except SystemExit as end:
                 assert not end.code, f"{program} {words}: exit code {end.code}"
 
     def _serve(self, program: str, words: list[str], served: str) -> None:
         """Start a server on a free port, and wait until it listens."""
         option = SERVES[served]
-        given = words[words.index(option) + 1] if option in words else f"127.0.0.1:{PORTS.get(served)}"
+        given = words[words.index(option) + 1] if option in words else f"127.0.0.1:{DEFAULT_PORTS.get(served)}"
         free = "0" if option == "--port" else "127.0.0.1:0"
-        command = [sys.executable, "-m", f"ondevice.{program}", *words, option, free]
+        command = [sys.executable, "-m", PROGRAMS[program], *words, option, free]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "EXAMPLE_KEY": "key"}
         server = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
         self.stack.callback(server.wait, 30)
@@ -200,7 +211,7 @@ def test_what_a_page_shows_runs(path, page, capsys):
 @pytest.mark.parametrize(("kind", "body", "said"), [
     ("rust", "fn main() {}", "neither run nor known"), ("", "sudo reboot", "neither run nor known"),
     ("", "make reproduse", "No rule to make target"), ("", "pip install .[everything]", "pip install"),
-    ("", "python -m ondevice.run disco --set alpa=1", "alpa"), ("", "python -m ondevice.grating rang", "exit code 2"),
+    ("", "ondevice-run disco --set alpa=1", "alpa"), ("", "ondevice-rerank rang", "exit code 2"),
     ("yaml", "model_list: []", "model_list"), ("bibtex", "@misc{a, title = {A}, author = {B}}", "Accelerating"),
 ])  # fmt: skip
 def test_a_wrong_block_is_noticed(kind, body, said, page):

@@ -8,7 +8,8 @@ import textwrap
 import pytest
 
 from ondevice import assets
-from ondevice.evidence import load, record
+from ondevice.evidence import load
+from ondevice_studies import record
 
 # In DRAGON's place, a paper whose record takes no time: rows say which share and process made them.
 PAPER = """
@@ -61,7 +62,7 @@ def home(tmp_path, monkeypatch):
 
 
 def recording(*words):
-    command = [sys.executable, "-m", "ondevice.evidence.record", *words]
+    command = [sys.executable, "-m", "ondevice_studies.record", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -120,7 +121,7 @@ def test_the_command_of_a_step_is_one_that_its_paper_takes(step, capsys):
     if words[0] != "-m":
         assert (assets.ROOT / words[0]).is_file()
         return
-    module, rest = (f"ondevice.{words[2]}.record", words[3:]) if words[1] == record.__name__ else (words[1], words[2:])
+    module, rest = (f"ondevice_studies.{words[2]}.record", words[3:]) if words[1] == record.__name__ else (words[1], words[2:])
     with pytest.raises(SystemExit) as stopped:
         importlib.import_module(module).main([*rest, "--help"])
     assert stopped.value.code == 0, capsys.readouterr().err
@@ -152,7 +153,7 @@ def test_steps_are_run_by_name_and_not_again_and_a_failed_one_does_not_stop_the_
     told = capfd.readouterr()
     assert "Not finished: tiny/worse. The same command tries again." in told.err and "never recorded so far" in told.out
     assert load("tiny", "times.my-laptop")["seconds"].tolist() == [1.5]
-    assert written == ["-m", "ondevice.run.machines"]
+    assert written == ["-m", "ondevice_studies.machines"]
     assert record.main(words) == 1  # the failed one alone
     assert [len((home / name).read_text().split()) for name in ("times", "worse")] == [1, 2]
     assert "finished; --force repeats it" in capfd.readouterr().out

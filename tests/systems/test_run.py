@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 
 from ondevice.run import Layout, ParameterError, execute, plan, progress, run_all, schedule
 from ondevice.run.__main__ import main
+from ondevice.run.closure import closure
 from ondevice.run.execute import Outcome, _locked
 
 PARAMETERS = """
@@ -55,6 +56,7 @@ def write_notebook(layout: Layout, paper: str, *sources: str) -> None:
 
 
 def add_paper(layout: Layout, paper: str, before: str = "") -> None:
+    before = before.replace("import shared", f"import sys; sys.path.insert(0, {str(layout.library)!r}); import shared")
     write_notebook(layout, paper, before, FINISH.format(paper=paper))
 
 
@@ -64,7 +66,8 @@ def layout(tmp_path: Path) -> Layout:
     layout = Layout(tmp_path / "a {house}")
     layout.library.mkdir(parents=True)
     (layout.library / "shared.py").write_text("A = 1\n")
-    add_paper(layout, "good")
+    (layout.library / "unused.py").write_text("A = 1\n")
+    add_paper(layout, "good", "import shared")
     return layout
 
 
@@ -144,7 +147,7 @@ def test_publishing_names_what_it_changes_and_takes_finished_quick_runs_only(lay
     put_published(layout, fig_01="before", fig_02="of an exhibit that is no more")
     add_paper(layout, "scoreboard")
     assert main(["publish", "good"], layout) == 2
-    assert "no finished quick run of good (python -m ondevice.run good" in capsys.readouterr().err
+    assert "no finished quick run of good (ondevice-run good" in capsys.readouterr().err
     assert main(["good", "--set", "seed=1"], layout) == 0 and main(["publish"], layout) == 2
     assert main(["good"], layout) == 0
     capsys.readouterr()
@@ -154,6 +157,51 @@ def test_publishing_names_what_it_changes_and_takes_finished_quick_runs_only(lay
     assert output[-4:] == [*lines, "new      figures/scoreboard/fig_01.csv", "3 files changed in figures/"]
     assert published(layout) == {"fig_01.csv": "seed,rate\n0,0.5\n"} and published(layout, "scoreboard")
     assert main(["publish"], layout) == 0 and "0 files changed" in capsys.readouterr().out
+
+
+def put_data(layout: Layout, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = layout.data / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_folder_that_a_parameter_names_counts_with_its_files(layout, tmp_path):
+    job = replace(plan(layout=layout)[0], parameters={"model": str(tmp_path / "model")})
+    prints = [job.made_from()]
+    for text in (None, "weights", "other weights"):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        if text:
+            (tmp_path / "model" / "model.safetensors").write_text(text)
+        prints.append(job.made_from())
+    assert len({made["fingerprint"] for made in prints}) == 4
+
+
+OF_DRAFTERS = {"diaa", "sdnpu", "assistant"}
+DEPEND = {  # whose runs a change of a module may invalidate
+    "ondevice_training.muon": set(),
+    "ondevice_programs.router.app": {"disco"},
+    "ondevice.speculation.goose": OF_DRAFTERS,
+    "ondevice.speculation.mixture": OF_DRAFTERS,
+    "ondevice_papers.sdnpu.drafter": OF_DRAFTERS,
+    "ondevice_papers.diaa.drafter": OF_DRAFTERS,
+    "ondevice_papers.disco.race": {"disco", "assistant"},
+    "ondevice_papers.dragon.side": {"dragon", "assistant"},
+    "ondevice_papers.grating.pruning": {"grating", "assistant"},
+    "ondevice.run.schedule": set(),
+}
+
+
+@pytest.mark.parametrize("module", DEPEND)
+def test_a_module_is_part_of_the_runs_that_use_it_and_of_no_others(module):
+    library, using = Layout().library, set()
+    for paper in Layout().papers():
+        cells = nbformat.read(Layout().notebook(paper), as_version=4).cells
+        if module in closure(library, [cell.source for cell in cells if cell.cell_type == "code"]).modules:
+            using.add(paper)
+    assert using <= DEPEND[module]
+    own = re.match(r"ondevice_papers\.(\w+)", module)
+    assert not own or own[1] in using
 
 
 def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout, monkeypatch):
@@ -166,32 +214,41 @@ def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout, monkeypa
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "result.json").write_text(json.dumps(job.made_from()))
 
-    add_paper(layout, "other")
+    add_paper(layout, "other", "import shared; import numpy; names = ['answers', 'ttft', 'tiny']")
     mark_done()
-    (layout.library / "other").mkdir()
-    (layout.library / "other" / "own.py").write_text("B = 1\n")
+    (layout.library / "unused.py").write_text("B = 1\n")
+    put_data(layout, {"records/other/answers.json": "{}", "traces/ttft.csv": "b\n2\n", "models/manifest.json": "{}"})
     notebook = nbformat.read(layout.notebook("good"), as_version=4)
     notebook.cells[-1].outputs = [nbformat.v4.new_output("stream", text="stored")]
     notebook.cells.append(nbformat.v4.new_markdown_cell("prose", id="prose"))
     nbformat.write(notebook, layout.notebook("good"))
-    assert is_done()
-    (layout.root / "pyproject.toml").write_text('dependencies = [\n    "torch>=2",\n    "nothing-like-it",\n]\n')
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.1")
+    assert is_done(), "it uses none of these"
+    (layout.library / "shared.py").write_text("from deep import under\n")
+    (layout.library / "deep").mkdir()
     assert not is_done()
     mark_done()
-    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name="torch", version="0.0.1")])
+    for file, text in [("__init__.py", ""), ("under.py", "import numpy\nNAMES = ['good', 'ttft', 'tiny']\n")]:
+        (layout.library / "deep" / file).write_text(text)
+        assert not is_done(), f"what an imported module imports: {file}"
+        mark_done()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.2")
     assert not is_done(), "another version of a package"
     mark_done()
-    for path, text in [
-        (layout.library / "good" / "own.py", "C = 1\n"),
-        (layout.data / "records" / "good" / "answers.json", "{}"),
-        (layout.data / "paper" / "claims.csv", "a\n1\n"),
-        (layout.data / "traces" / "ttft.csv", "b\n2\n"),
-        (layout.data / "models" / "manifest.json", "{}"),
-    ]:
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-        assert not is_done(), path
+    put_data(layout, {"records/other/answers.json": "[]", "traces/other.csv": "a", "prompts/other.json": "{}"})
+    assert is_done(), "data that it does not name"
+    for file, text in {
+        "records/good/answers.json": "{}",
+        "paper/claims.csv": "a\n1\n",
+        "traces/ttft.csv": "b\n3\n",
+        "models/manifest.json": '{"tiny/model.safetensors": "0123", "other/model.safetensors": "4567"}',
+        "prompts/tiny.json": "[]",
+    }.items():
+        put_data(layout, {file: text})
+        assert not is_done(), file
         mark_done()
+    put_data(layout, {"models/manifest.json": '{"tiny/model.safetensors": "0123", "other/model.safetensors": "89ab"}'})
+    assert is_done(), "another model's weights"
     notebook.cells[1].source = "seed += 1"
     nbformat.write(notebook, layout.notebook("good"))
     assert not is_done()

@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from ondevice import corpus, models
-from ondevice.sdnpu import graphs, switching
-from ondevice.sdnpu.drafter import methods, sdnpu
-from ondevice.sdnpu.scheduling import RULES
-from ondevice.sdnpu.static_lm import StaticLM
 from ondevice.speculation import Drafter, generate
+from ondevice_papers.sdnpu.drafter import methods, sdnpu
+from ondevice_papers.sdnpu.scheduling import RULES
+from ondevice_programs.graphs import static_graphs as graphs
+from ondevice_programs.graphs import switching
+from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
 PROMPT = corpus.document_tokens("test")[:150].tolist()
@@ -121,7 +122,7 @@ HELD = """
 import gc, sys
 from pathlib import Path
 import psutil
-from ondevice.sdnpu import graphs
+from ondevice_papers.sdnpu import graphs
 files, process = [Path(name) for name in sys.argv[1:]], psutil.Process()
 graphs.load(files[0])  # the first has the runtime's own memory with it
 gc.collect()

@@ -81,7 +81,7 @@ PROGRAM = f"""
 import json
 import ondevice
 from ondevice import assets, models
-from ondevice.grating.reranker import Reranker
+from ondevice_programs.reranker import Reranker
 from ondevice.speculation.custom_generate import speculative
 from ondevice.speculation.prompt_lookup import PromptLookup
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -114,7 +114,7 @@ def test_bundled_models_generate_and_rank(installed):
 
 def test_the_router_starts(installed):
     ends = ("--device", "http://127.0.0.1:9/v1", "--server", "http://127.0.0.1:10/v1")
-    with installed.serving("-m", "ondevice.disco", "serve", *ends, "--budget", "0.3", "--port", "0") as url:
+    with installed.serving("-m", "ondevice_programs.router", "serve", *ends, "--budget", "0.3", "--port", "0") as url:
         health = url.removesuffix("/v1") + "/health"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(health, timeout=20) as answer:
@@ -125,10 +125,10 @@ def test_dragons_pair_answers(installed, tmp_path):
     for number, text in enumerate(DOCUMENTS):
         (tmp_path / f"{number}.txt").write_text(text)
     common = ("--model", "pydocs-lm-small", "--documents", str(tmp_path))
-    cloud = ("-m", "ondevice.dragon", "cloud", "--listen", "127.0.0.1:0", *common)
+    cloud = ("-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", *common)
     with installed.serving(*cloud) as address:
         answer = installed.run(
-            "-m", "ondevice.dragon", "device", "--connect", address, *common, "--query", "What is the mean?",
+            "-m", "ondevice_programs.pair", "device", "--connect", address, *common, "--query", "What is the mean?",
             "--limit", "8", "--temperature", "0", "--json",
         )  # fmt: skip
     found = json.loads(answer)

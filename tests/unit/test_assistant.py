@@ -15,18 +15,30 @@ import torch
 from tiny import random_model
 
 from ondevice import evidence
-from ondevice.assistant import picking, study
-from ondevice.assistant.drafting import BUDGET, Ahead, Continued, drafters, likeliest_chain
-from ondevice.assistant.study import SETS, Costs, Recorded, admitted, drafter_of, named, paces, play, raced, single
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.diaa.tables import Tables
-from ondevice.dragon.live.decoder import Decoder, Interrupted
-from ondevice.dragon.live.node import Documents, Source
-from ondevice.dragon.pair import added
-from ondevice.dragon.simulator import HEADER, World, simulate
 from ondevice.network.link import Line
 from ondevice.retrieval import SparseIndex
 from ondevice.speculation import Draft, Drafter, Verified
+from ondevice_papers.diaa.tables import Tables
+from ondevice_programs.assistant import picking, systems
+from ondevice_programs.assistant.drafting import BUDGET, Ahead, Continued, drafters, likeliest_chain
+from ondevice_programs.pair.decoder import Decoder, Interrupted
+from ondevice_programs.pair.node import Documents, Source
+from ondevice_studies.assistant import study
+from ondevice_studies.assistant.study import (
+    SETS,
+    Costs,
+    Recorded,
+    admitted,
+    drafter_of,
+    named,
+    paces,
+    play,
+    raced,
+    single,
+)
+from ondevice_studies.dragon.pair import added
+from ondevice_studies.dragon.simulator import HEADER, World, simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -273,11 +285,11 @@ def test_the_temperature_is_the_one_of_the_least_recorded_loss():
     for picked in (False, True):
         mine = table[table["picked"] == picked]
         losses = {float(t): mine.loc[mine["temperature"] == t, "loss"].mean() for t in set(mine["temperature"])}
-        assert study.temperature(picked) == min(losses, key=losses.__getitem__)
+        assert systems.temperature(picked) == min(losses, key=losses.__getitem__)
     table = pd.DataFrame({"picked": [True, True, False, False], "temperature": [1.0, 0.5] * 2, "loss": [3.0, 2, 1, 4]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "load", lambda *_: table)
-        assert (study.temperature(True), study.temperature(False)) == (0.5, 1.0)
+        assert (systems.temperature(True), systems.temperature(False)) == (0.5, 1.0)
 
 
 # Questions by hand: (tokens of the query, right by device, cloud, both), whose drafts survive, the device's widths

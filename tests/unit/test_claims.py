@@ -18,7 +18,7 @@ PUBLISHED = [paper for paper in PAPERS if (FIGURES / paper / "claims.csv").is_fi
 
 
 def rules_of(paper: str) -> dict[str, Rule | Untested]:
-    return importlib.import_module(f"ondevice.{paper}.rules").RULES
+    return importlib.import_module(f"ondevice_studies.{paper}.rules").RULES
 
 
 RULES = [(claim, rule) for paper in PAPERS for claim, rule in rules_of(paper).items() if isinstance(rule, Rule)]

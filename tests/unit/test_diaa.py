@@ -13,14 +13,14 @@ from lookup_tables import well_formed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.diaa import ambiguities
-from ondevice.diaa.drafter import RECYCLING, Diaa
-from ondevice.diaa.tables import NONE, Fresh, Tables, likeliest, overwrite
-from ondevice.diaa.tree import grow, refill
-from ondevice.diaa.warmup import means, said, warm_up
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
+from ondevice_papers.diaa import ambiguities
+from ondevice_papers.diaa.drafter import RECYCLING, Diaa
+from ondevice_papers.diaa.tables import NONE, Fresh, Tables, likeliest, overwrite
+from ondevice_papers.diaa.tree import grow, refill
+from ondevice_papers.diaa.warmup import means, said, warm_up
 
 V = 40
 
@@ -122,7 +122,7 @@ def test_warm_up_is_the_mean_over_occurrences(lm):
         assert tables.tokens[key].tolist() == [t for _, t in best]
         np.testing.assert_allclose(tables.probabilities[key], [p for p, _ in best], rtol=1e-5)
 def test_windows_know_nothing_of_each_other(lm, monkeypatch):
-    from ondevice.diaa import warmup
+    from ondevice_papers.diaa import warmup
 
     monkeypatch.setattr(warmup, "WINDOW", 8)
     monkeypatch.setattr(warmup, "CHUNK", 5)

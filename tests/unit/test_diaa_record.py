@@ -10,15 +10,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.diaa import methods, record, timing
-from ondevice.diaa.drafter import Diaa
-from ondevice.diaa.methods import BASE, MAIN, METHODS, SMALL, Workbench, recorded
-from ondevice.diaa.tables import Tables
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.request_set import Request
+from ondevice_papers.diaa.drafter import Diaa
+from ondevice_papers.diaa.tables import Tables
+from ondevice_studies.diaa import methods, record, timing
+from ondevice_studies.diaa.methods import BASE, MAIN, METHODS, SMALL, Workbench, recorded
+from ondevice_studies.speculation.request_set import Request
 
 V = 40
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from ondevice import assets
-from ondevice.diaa import study
-from ondevice.diaa.methods import BASE, SMALL
 from ondevice.evidence import born
+from ondevice_studies.diaa import study
+from ondevice_studies.diaa.methods import BASE, SMALL
 
 TASKS = ["doctest", "rag"]
 METHODS = {"vanilla": 0, "SAM-D": 4, "DIAA": 3, study.STALE: 3, "SpS": 2}  # and what they draft in each pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ondevice import assets
-from ondevice.disco import costs
+from ondevice_papers.disco import costs
 
 CONSISTENT = ["BLOOM-1.1B", "Qwen-0.5B"]
 

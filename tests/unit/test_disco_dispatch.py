@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco import dispatch
-from ondevice.disco.distributions import Device, Latency, Lengths
-from ondevice.disco.policy import NEVER
-from ondevice.disco.race import Requests, expected, play
+from ondevice_papers.disco import dispatch
+from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.policy import NEVER
+from ondevice_papers.disco.race import Requests, expected, play
 
 TEN = Latency.of(np.arange(1.0, 11.0))  # 1 s .. 10 s
 EVEN = Lengths.of([1, 2, 3, 4])  # token mass .1 .2 .3 .4

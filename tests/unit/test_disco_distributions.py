@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco.distributions import Device, Latency, Lengths
-from ondevice.disco.policy import check_budget, mixture, single
+from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.policy import check_budget, mixture, single
 
 S = Latency.of([4.0, 1.0, 2.0, 2.0])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco import migration, study, traces
-from ondevice.disco.costs import Prices
-from ondevice.disco.distributions import DEVICES
-from ondevice.disco.migration import Answers, Migration, expected_remaining, stream
-from ondevice.disco.race import play
+from ondevice_papers.disco import migration
+from ondevice_papers.disco.costs import Prices
+from ondevice_papers.disco.distributions import DEVICES
+from ondevice_papers.disco.migration import Answers, Migration, expected_remaining, stream
+from ondevice_papers.disco.race import play
+from ondevice_studies.disco import study, traces
 
 DEAR, CHEAP = Prices(0.0, 4.0), Prices(0.5, 1.0)
 LEFT = np.full(200, 100.0)

@@ -8,8 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice import models, shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.disco import cold_start, device_probe, quality, record
 from ondevice.evidence import agreement, born, load
+from ondevice_papers.disco import quality
+from ondevice_studies.disco import cold_start, device_probe, record
 
 EOS = 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco import dispatch, optimal
-from ondevice.disco.distributions import DEVICES, Device, Latency, Lengths
-from ondevice.disco.policy import NEVER
-from ondevice.disco.race import expected
+from ondevice_papers.disco import dispatch, optimal
+from ondevice_papers.disco.distributions import DEVICES, Device, Latency, Lengths
+from ondevice_papers.disco.policy import NEVER
+from ondevice_papers.disco.race import expected
 
 MIDDLE = DEVICES["Pixel 7 Pro, Bloom-560M"]
 BIMODAL = Latency.of([1.0, 10.0])

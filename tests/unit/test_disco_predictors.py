@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.disco import predictors
+from ondevice_papers.disco import predictors
 
 
 def autoregressive(rho: float, size: int, seed: int) -> np.ndarray:

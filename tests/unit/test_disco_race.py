@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.disco import dispatch, study, traces
-from ondevice.disco.distributions import DEVICES, Device
-from ondevice.disco.policy import MOMENT, NEVER
-from ondevice.disco.race import Requests, expected, in_time, play, race
+from ondevice_papers.disco import dispatch
+from ondevice_papers.disco.distributions import DEVICES, Device
+from ondevice_papers.disco.policy import MOMENT, NEVER
+from ondevice_papers.disco.race import Requests, expected, in_time, play, race
+from ondevice_studies.disco import study, traces
 
 PHONE = DEVICES["Pixel 7 Pro, Bloom-560M"]
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from routing import Told, configured, deployment
 
-from ondevice.disco.budgeted import Dispatcher
-from ondevice.disco.router import state
-from ondevice.disco.router.config import Config, load
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.budgeted import Dispatcher
+from ondevice_programs.router import state
+from ondevice_programs.router.config import Config, load
+from ondevice_programs.router.router import Router
 
 EXAMPLE = """
 model_list:

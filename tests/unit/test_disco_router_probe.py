@@ -10,11 +10,11 @@ import pytest
 from routing import MESSAGES, Told, configured, deployment, serving
 from waiting import until
 
-from ondevice.disco.router import probe
-from ondevice.disco.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice.disco.router.replay import create_replay
-from ondevice.disco.router.request import Request
-from ondevice.disco.router.router import Router
+from ondevice_programs.router import probe
+from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
+from ondevice_programs.router.replay import create_replay
+from ondevice_programs.router.request import Request
+from ondevice_programs.router.router import Router
 
 
 class Says:

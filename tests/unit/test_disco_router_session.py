@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from routing import DEVICE_FIRST, MESSAGES, NOW, Scripted, Seen, Told, composed, configured, deployment, read, virtually
 
-from ondevice.disco.policy import NEVER
-from ondevice.disco.router.delivery import Delivery
-from ondevice.disco.router.endpoints import EndpointError
-from ondevice.disco.router.replay import answer, plain_chat
-from ondevice.disco.router.request import Request
-from ondevice.disco.router.router import Router
+from ondevice_papers.disco.policy import NEVER
+from ondevice_programs.router.delivery import Delivery
+from ondevice_programs.router.endpoints import EndpointError
+from ondevice_programs.router.replay import answer, plain_chat
+from ondevice_programs.router.request import Request
+from ondevice_programs.router.router import Router
 
 TOKENS = 30
 ASKED = plain_chat(MESSAGES)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from ondevice import evidence
-from ondevice.disco import study, traces
-from ondevice.disco.distributions import DEVICES
-from ondevice.disco.race import Requests, play
+from ondevice_papers.disco.distributions import DEVICES
+from ondevice_papers.disco.race import Requests, play
+from ondevice_studies.disco import study, traces
 
 
 @pytest.fixture(scope="module")

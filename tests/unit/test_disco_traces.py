@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ondevice import assets
-from ondevice.disco import traces
+from ondevice_studies.disco import traces
 
 
 def test_every_series_has_both_metrics_at_ascending_levels_and_times():

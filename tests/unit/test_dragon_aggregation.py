@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from ondevice.dragon.aggregation import document_weights, log_weight, mixture, share, target
-from ondevice.dragon.speculative_aggregation import (
+from ondevice_papers.dragon.aggregation import document_weights, log_weight, mixture, share, target
+from ondevice_papers.dragon.speculative_aggregation import (
     UNIFORMS,
     Stream,
     acceptance,

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.dragon import analysis, claims, lockstep, printed, replays, study
-from ondevice.dragon.cost import latency_difference, speedup
-from ondevice.dragon.language_modelling import CLOUD, CLOUD_OUTPUT, COUNTS, DEVICE, DRCG, NONE, SEQUENCE
-from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ROWS, SW, TEXT, TW
-from ondevice.dragon.rules import RULES
-from ondevice.dragon.speculative_aggregation import aggregate
-from ondevice.dragon.world import HOLDERS
 from ondevice.evidence import Estimate, born
 from ondevice.evidence.resampling import Resampled, resample
+from ondevice_papers.dragon.cost import latency_difference, speedup
+from ondevice_papers.dragon.speculative_aggregation import aggregate
+from ondevice_studies.dragon import analysis, claims, lockstep, printed, replays, study
+from ondevice_studies.dragon.language_modelling import CLOUD, CLOUD_OUTPUT, COUNTS, DEVICE, DRCG, NONE, SEQUENCE
+from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ROWS, SW, TEXT, TW
+from ondevice_studies.dragon.rules import RULES
+from ondevice_studies.dragon.world import HOLDERS
 
 Perplexities = dict[str, Any]  # of a model, by method: one, or [counts]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.dragon import codec
-from ondevice.dragon.codec import LEAST, decode, encode, filled, read
+from ondevice_papers.dragon import codec
+from ondevice_papers.dragon.codec import LEAST, decode, encode, filled, read
 
 
 def drawn(vocabulary: int, seed: int = 0, spread: float = 3.0) -> np.ndarray:

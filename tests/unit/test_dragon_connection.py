@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from waiting import PATIENCE, until
 
-from ondevice.dragon.live import link as link_module
-from ondevice.dragon.live.link import Link
-from ondevice.dragon.live.wire import Connection, Lost, Refused, connect, listening
-from ondevice.dragon.messages import VERSION, Draft, End, Hello, Message, Target
+from ondevice_papers.dragon.messages import VERSION, Draft, End, Hello, Message, Target
+from ondevice_programs.pair import link as link_module
+from ondevice_programs.pair.link import Link
+from ondevice_programs.pair.wire import Connection, Lost, Refused, connect, listening
 
 HELLO = Hello(VERSION, "base", "m", "t", 8)
 MESSAGES: list[Message] = [Target("s", 0, i, i, True) for i in range(50)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ondevice.dragon.cost import (
+from ondevice_papers.dragon.cost import (
     Costs,
     aggregation_times,
     latency_difference,

@@ -15,9 +15,9 @@ from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.dragon.aggregation import Floats, target
-from ondevice.dragon.live.decoder import Decoder, Interrupted, Template, next_together
-from ondevice.dragon.live.kv_store import KVStore
+from ondevice_papers.dragon.aggregation import Floats, target
+from ondevice_programs.pair.decoder import Decoder, Interrupted, Template, next_together
+from ondevice_programs.pair.kv_store import KVStore
 
 # The last takes no mask of ours: its documents run one by one.
 KINDS: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "opt": {}, "mistral": {"sliding_window": 12}}
@@ -271,7 +271,7 @@ def test_an_interruption_where_nothing_runs_stops_the_next_call_and_no_other() -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("ondevice.dragon.live.decoder._PIECE", 4)
+    monkeypatch.setattr("ondevice_programs.pair.decoder._PIECE", 4)
     forwards, decoder = counted(monkeypatch, lm(kind)), side(lm(kind))
     assert not forwards
     query = [] if kind == "mistral" else [3, 3]  # all documents' next token, twice
@@ -384,7 +384,7 @@ def test_the_context_ends_with_its_longest_document() -> None:
 def test_bad_input_is_named_before_any_work(
     monkeypatch: pytest.MonkeyPatch, prefixes: list[list[int]], message: str
 ) -> None:
-    monkeypatch.setattr("ondevice.dragon.live.decoder.Batch", None)
+    monkeypatch.setattr("ondevice_programs.pair.decoder.Batch", None)
     with pytest.raises(ValueError, match=message):
         Decoder(lm(), prefixes, SUFFIX, np.zeros(len(prefixes)))
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from waiting import wait_for
 
-from ondevice.dragon.live import engine as engine_module
-from ondevice.dragon.live import engine as module
-from ondevice.dragon.live.decoder import Interrupted
-from ondevice.dragon.live.engine import Drafted, Drafting, Engine
-from ondevice.dragon.side import Decode
+from ondevice_papers.dragon.side import Decode
+from ondevice_programs.pair import engine as engine_module
+from ondevice_programs.pair import engine as module
+from ondevice_programs.pair.decoder import Interrupted
+from ondevice_programs.pair.engine import Drafted, Drafting, Engine
 
 V = 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice.dragon.live.guard import Guard
+from ondevice_programs.pair.guard import Guard
 
 
 @pytest.mark.parametrize("length", [2, 5, 8])

@@ -19,9 +19,9 @@ from tiny import random_model
 
 from ondevice import assets, shapes
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.dragon.live import kv_store
-from ondevice.dragon.live.batch import Batch
-from ondevice.dragon.live.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
+from ondevice_programs.pair import kv_store
+from ondevice_programs.pair.batch import Batch
+from ondevice_programs.pair.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
 KINDS = "llama", "qwen2", "opt"
 V, CONTEXT, TEMPLATE = 259, 64, "Context: {document}. Question: {query}"

@@ -13,11 +13,11 @@ import torch
 from ondevice import corpus
 from ondevice.corpus import Document, Passage
 from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE
-from ondevice.dragon import codec
-from ondevice.dragon import language_modelling as lm
-from ondevice.dragon.windows import Retrieved, Window, retrieve, windows
 from ondevice.retrieval import SparseIndex
-from ondevice.training import language_model
+from ondevice_papers.dragon import codec
+from ondevice_studies.dragon import language_modelling as lm
+from ondevice_studies.dragon.windows import Retrieved, Window, retrieve, windows
+from ondevice_training import language_model
 
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
 CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 160, 6, 8, 80, 3.0

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ondevice import corpus, shapes
-from ondevice.dragon import __main__ as command
-from ondevice.dragon.live import library
-from ondevice.dragon.live.node import TEMPLATE, Source
-from ondevice.dragon.live.passages import Splitter
+from ondevice_programs.pair import __main__ as command
+from ondevice_programs.pair import library
+from ondevice_programs.pair.node import TEMPLATE, Source
+from ondevice_programs.pair.passages import Splitter
 
 SUBJECTS = ["birds", "fish", "grass", "rain", "snow"]
 TEXTS = [f"document {number} is about {subject}" for number, subject in enumerate(SUBJECTS)]

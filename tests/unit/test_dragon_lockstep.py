@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.dragon import codec, lockstep
-from ondevice.dragon.aggregation import target
+from ondevice_papers.dragon import codec
+from ondevice_papers.dragon.aggregation import target
+from ondevice_studies.dragon import lockstep
 
 END = 2
 # p(next token) of each side by the last token; none is first.

@@ -12,11 +12,15 @@ from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM, scoring
-from ondevice.dragon import codec, membership
-from ondevice.dragon.aggregation import target
-from ondevice.dragon.live.decoder import Template
-from ondevice.dragon.live.node import WEIGHT_TEMPERATURE, Documents, Node
-from ondevice.dragon.membership import (
+from ondevice.retrieval import SparseIndex
+from ondevice_papers.dragon import codec
+from ondevice_papers.dragon.aggregation import target
+from ondevice_papers.dragon.messages import Mode
+from ondevice_papers.dragon.speculative_aggregation import Stream, aggregate, choose, gumbels, sample, uniforms
+from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.node import WEIGHT_TEMPERATURE, Documents, Node
+from ondevice_studies.dragon import membership
+from ondevice_studies.dragon.membership import (
     Singles,
     Transcript,
     attack,
@@ -29,9 +33,6 @@ from ondevice.dragon.membership import (
     standing,
     transcript,
 )
-from ondevice.dragon.messages import Mode
-from ondevice.dragon.speculative_aggregation import Stream, aggregate, choose, gumbels, sample, uniforms
-from ondevice.retrieval import SparseIndex
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ondevice.dragon import codec, messages
-from ondevice.dragon.live import wire
-from ondevice.dragon.messages import (
+from ondevice_papers.dragon import codec, messages
+from ondevice_papers.dragon.messages import (
     PIECE,
     Begin,
     Cited,
@@ -29,6 +28,7 @@ from ondevice.dragon.messages import (
     decode,
     encode,
 )
+from ondevice_programs.pair import wire
 
 DRAFT = Draft("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
 BEGIN = Begin("s1", 7, "shared", 4, "What does it return?", 100, "device")
@@ -181,8 +181,8 @@ def test_nothing_is_pickled_or_evaluated(module):
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     allowed = {
         "__future__", "bisect", "collections.abc", "dataclasses", "functools", "math", "struct", "typing",
-        "numpy", "numpy.typing", "msgspec", "msgspec.structs", "ondevice.dragon.aggregation",
-        "ondevice.dragon.codec", "ondevice.dragon.messages",
+        "numpy", "numpy.typing", "msgspec", "msgspec.structs", "ondevice_papers.dragon.aggregation",
+        "ondevice_papers.dragon.codec", "ondevice_papers.dragon.messages",
     }  # fmt: skip
     assert imported <= allowed
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}

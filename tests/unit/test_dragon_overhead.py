@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ondevice import shapes
-from ondevice.dragon import overhead
-from ondevice.dragon.speculative_aggregation import residual
+from ondevice_papers.dragon import overhead
+from ondevice_papers.dragon.speculative_aggregation import residual
 
 
 class Counted(np.ndarray):

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from ondevice.dragon.live.guard import Guard
-from ondevice.dragon.live.player import Player, Quotation
-from ondevice.dragon.messages import Draft, Message, Resume, Target
-from ondevice.dragon.side import Side
+from ondevice_papers.dragon.messages import Draft, Message, Resume, Target
+from ondevice_papers.dragon.side import Side
+from ondevice_programs.pair.guard import Guard
+from ondevice_programs.pair.player import Player, Quotation
 
 SECRET = [11, 12, 13, 14, 15, 16]
 

@@ -15,17 +15,17 @@ from tiny import random_model
 from ondevice import assets, corpus, shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import passages
-from ondevice.dragon import lockstep, pair, record, study
-from ondevice.dragon.live.answer import Answer, Asked
-from ondevice.dragon.live.decoder import Template
-from ondevice.dragon.live.node import Documents, Node
-from ondevice.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, ROWS, SW, TEXT, TW
-from ondevice.dragon.record import IMPOSED
-from ondevice.dragon.windows import Retrieved, retrieve, windows
-from ondevice.dragon.world import Question
 from ondevice.evidence import born
 from ondevice.retrieval import SparseIndex
-from ondevice.speculation.prompts import digest
+from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.node import Documents, Node
+from ondevice_studies.dragon import lockstep, pair, record, study
+from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice_studies.dragon.record import IMPOSED
+from ondevice_studies.dragon.windows import Retrieved, retrieve, windows
+from ondevice_studies.dragon.world import Question
+from ondevice_studies.speculation.prompts import digest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

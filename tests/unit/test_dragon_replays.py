@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.dragon import analysis, printed, replays
-from ondevice.dragon.cost import Costs
-from ondevice.dragon.scheduler import Stay
-from ondevice.dragon.simulator import CLOUD, DEVICE, Bools, World, independent, simulate
-from ondevice.dragon.world import placed
 from ondevice.network.link import Link
+from ondevice_papers.dragon.cost import Costs
+from ondevice_papers.dragon.scheduler import Stay
+from ondevice_studies.dragon import analysis, printed, replays
+from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Bools, World, independent, simulate
+from ondevice_studies.dragon.world import placed
 
 
 class Scripted(Stay):

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from ondevice.dragon import scheduler
-from ondevice.dragon.scheduler import LEVELS, Greedy, Lagging, Profiler, plan, top
-from ondevice.dragon.simulator import CLOUD, DEVICE, Link, World, independent, oracle, regimes, simulate
+from ondevice_papers.dragon import scheduler
+from ondevice_papers.dragon.scheduler import LEVELS, Greedy, Lagging, Profiler, plan, top
+from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Link, World, independent, oracle, regimes, simulate
 
 # Profiler
 

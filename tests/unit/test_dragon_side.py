@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scripted import Scripted
 
-from ondevice.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
-from ondevice.dragon.simulator import Link, World, independent, regimes, replayed, simulate
+from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
+from ondevice_studies.dragon.simulator import Link, World, independent, regimes, replayed, simulate
 
 
 def even(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from scipy.stats import sem
 
-from ondevice.dragon import lockstep, pair, study
-from ondevice.dragon.simulator import World, simulate
-from ondevice.dragon.study import MIX, part
-from ondevice.dragon.world import HOLDERS
 from ondevice.evidence import born
+from ondevice_studies.dragon import lockstep, pair, study
+from ondevice_studies.dragon.simulator import World, simulate
+from ondevice_studies.dragon.study import MIX, part
+from ondevice_studies.dragon.world import HOLDERS
 
 
 def recorded(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 
-from ondevice.dragon.live import terminal
-from ondevice.dragon.live.answer import Answer
-from ondevice.dragon.messages import Cited
+from ondevice_papers.dragon.messages import Cited
+from ondevice_programs.pair import terminal
+from ondevice_programs.pair.answer import Answer
 
 WORDS = ["It ", "rains", ". ", "Snow ", "is ", "white.", "\n", "caf\ufffd", "é"]
 

@@ -9,9 +9,9 @@ import pytest
 
 from ondevice import corpus
 from ondevice.corpus.prompts import normal, quotation
-from ondevice.dragon import pair
-from ondevice.dragon.live import library
-from ondevice.dragon.world import HOLDERS, Question, World, world
+from ondevice_programs.pair import library
+from ondevice_studies.dragon import pair
+from ondevice_studies.dragon.world import HOLDERS, Question, World, world
 
 WHERE = {"device": (True, False), "cloud": (False, True), "both": (True, True), "neither": (False, False)}
 

@@ -13,11 +13,11 @@ from ondevice.causal_lm.generation import greedy, loops, repeated
 from ondevice.causal_lm.scoring import score
 from ondevice.corpus import answers
 from ondevice.corpus.reading import Document
-from ondevice.training import language_model
-from ondevice.training.evaluation import tasks
-from ondevice.training.evaluation.bars import BARS
-from ondevice.training.evaluation.perplexity import perplexity
-from ondevice.training.evaluation.retrieval_gain import mixture
+from ondevice_training import language_model
+from ondevice_training.evaluation import tasks
+from ondevice_training.evaluation.bars import BARS
+from ondevice_training.evaluation.perplexity import perplexity
+from ondevice_training.evaluation.retrieval_gain import mixture
 
 VOCABULARY, CONTEXT = 32, 64
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from ondevice.corpus import pairs
-from ondevice.grating.architectures import Architecture, Batch, Row
+from ondevice_papers.grating.architectures import Architecture, Batch, Row
 
 SIZES = {"num_key_value_heads": 2, "head_dim": 8}
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "norm_rel_ebd": "layer_norm",

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from ondevice import assets
-from ondevice.grating import checksums
-from ondevice.grating.checkpoint import INDEX, PAGE, SINGLE, Checkpoint, Extent, Reader, extents, pages
-from ondevice.grating.weights import Streamed
 from ondevice.meters import cached_bytes, evict
+from ondevice_papers.grating import checksums
+from ondevice_papers.grating.checkpoint import INDEX, PAGE, SINGLE, Checkpoint, Extent, Reader, extents, pages
+from ondevice_papers.grating.weights import Streamed
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -19,14 +19,14 @@ from transformers import AutoConfig
 
 from ondevice import assets
 from ondevice.corpus import pairs
-from ondevice.grating import engine as engine_module
-from ondevice.grating.architectures import Architecture, Row
-from ondevice.grating.engine import Engine
-from ondevice.grating.hidden_states import Offloaded
-from ondevice.grating.margins import MarginRule
-from ondevice.grating.pools import Pool, replay
-from ondevice.grating.pruning import Rule, cluster_rule, select
-from ondevice.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
+from ondevice_papers.grating import engine as engine_module
+from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.engine import Engine
+from ondevice_papers.grating.hidden_states import Offloaded
+from ondevice_papers.grating.margins import MarginRule
+from ondevice_papers.grating.pools import Pool, replay
+from ondevice_papers.grating.pruning import Rule, cluster_rule, select
+from ondevice_papers.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 
 BERT, QWEN3, LM = "BertForSequenceClassification", "Qwen3ForSequenceClassification", "Qwen3ForCausalLM"
 V, LAYERS, CONTEXT, PAD, YES, NO = 97, 5, 64, 1, 5, 9

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ondevice.grating.full_size import depths, driven, rows
+from ondevice_studies.grating.full_size import depths, driven, rows
 
 
 @pytest.mark.parametrize(

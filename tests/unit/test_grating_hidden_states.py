@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from ondevice.grating.checkpoint import PAGE
-from ondevice.grating.hidden_states import HiddenStates, Offloaded, Resident
+from ondevice_papers.grating.checkpoint import PAGE
+from ondevice_papers.grating.hidden_states import HiddenStates, Offloaded, Resident
 
 LENGTHS = (5, 90, 17, 64, 1, 33, 9, 300, 2, 40)
 WIDTH = 36

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ondevice.grating import margins
-from ondevice.grating.margins import (
+from ondevice_papers.grating import margins
+from ondevice_papers.grating.margins import (
     CHANCES,
     ErrorModel,
     MarginRule,
@@ -19,8 +19,8 @@ from ondevice.grating.margins import (
     parted,
     require,
 )
-from ondevice.grating.pools import Pool, measure
-from ondevice.grating.pruning import ACCEPT, DEFER, DROP
+from ondevice_papers.grating.pools import Pool, measure
+from ondevice_papers.grating.pruning import ACCEPT, DEFER, DROP
 
 K = 3
 

@@ -17,14 +17,14 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ondevice import assets
-from ondevice.grating import probes
-from ondevice.grating.architectures import Architecture, Row
-from ondevice.grating.engine import Engine
-from ondevice.grating.pools import Pool, kendall, replay
-from ondevice.grating.probes import Probes, cross_fitted, fit, predicted, scaled
-from ondevice.grating.pruning import cluster_rule
-from ondevice.grating.reranker import Reranker
-from ondevice.grating.weights import InMemory
+from ondevice_papers.grating import probes
+from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.engine import Engine
+from ondevice_papers.grating.pools import Pool, kendall, replay
+from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted, scaled
+from ondevice_papers.grating.pruning import cluster_rule
+from ondevice_papers.grating.weights import InMemory
+from ondevice_programs.reranker import Reranker
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

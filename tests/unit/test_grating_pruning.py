@@ -9,10 +9,9 @@ import pytest
 from scipy.special import expit, logit
 
 from ondevice import assets
-from ondevice.grating import printed
-from ondevice.grating.clustering import kmeans
-from ondevice.grating.pools import Pool, replay
-from ondevice.grating.pruning import (
+from ondevice_papers.grating.clustering import kmeans
+from ondevice_papers.grating.pools import Pool, replay
+from ondevice_papers.grating.pruning import (
     ACCEPT,
     DEFER,
     DROP,
@@ -22,6 +21,7 @@ from ondevice.grating.pruning import (
     dispersion,
     ranking,
 )
+from ondevice_studies.grating import printed
 
 ALWAYS = cluster_rule(-np.inf)
 

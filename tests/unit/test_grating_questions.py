@@ -6,8 +6,9 @@ import pytest
 
 from ondevice import assets, corpus, retrieval
 from ondevice.corpus.modules import held_out
-from ondevice.grating import agent_memory, questions
-from ondevice.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, SPLITS, VIDEO, Asked, pools
+from ondevice_papers.grating import agent_memory
+from ondevice_studies.grating import questions
+from ondevice_studies.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, SPLITS, VIDEO, Asked, pools
 
 MODULES = [name for name in (f"pack.part{n}" for n in range(80)) if held_out(name)][:24]
 TRAINED = next(name for name in (f"pack.part{n}" for n in range(80)) if not held_out(name))

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from ondevice import assets, shapes
-from ondevice.grating.architectures import Architecture, Batch
-from ondevice.grating.reranker import reading
-from ondevice.grating.reranker.reading import PREFIX, SUFFIX, answer_ids, encode
+from ondevice_papers.grating.architectures import Architecture, Batch
+from ondevice_programs.reranker import reading
+from ondevice_programs.reranker.reading import PREFIX, SUFFIX, answer_ids, encode
 
 ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
@@ -106,7 +106,7 @@ def test_other_models_read_the_tokenizers_pair() -> None:
 def long_text() -> str:
     """Prose, code, other scripts and emoji: 40,000 characters."""
     mixed = "Ein Satz über Größe. 東京は日本の首都です。 Привет, мир! 🙂🏽 naïve café\n\n\t"
-    source = "".join(file.read_text() for file in sorted(Path(reading.__file__).parents[1].glob("*.py")))
+    source = "".join(file.read_text() for file in sorted(Path(reading.__file__).parents[2].joinpath("ondevice_papers", "grating").glob("*.py")))
     return "".join(source[start : start + 500] + mixed for start in range(0, len(source), 500))[:40_000]
 
 

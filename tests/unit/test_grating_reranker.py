@@ -29,9 +29,9 @@ from torch.nn import Identity
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ondevice import assets, models
-from ondevice.grating.reranker import Receipt, Reranker
-from ondevice.grating.reranker.calibration import FILE
-from ondevice.grating.reranker.folder import prepare
+from ondevice_programs.reranker import Receipt, Reranker
+from ondevice_programs.reranker.calibration import FILE
+from ondevice_programs.reranker.folder import prepare
 
 BUNDLED = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")
 PAIRS = [["How is a file opened?", "open\nOpen a file and return its stream."], ["Sort a list", "os.path.join joins"]]

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from ondevice.evidence import born, kind_of
-from ondevice.grating import study
-from ondevice.grating.margins import CHANCES
-from ondevice.grating.questions import CLOZE, QUESTIONS, RAG, VIDEO
-from ondevice.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, PROBED
+from ondevice_papers.grating.margins import CHANCES
+from ondevice_studies.grating import study
+from ondevice_studies.grating.questions import CLOZE, QUESTIONS, RAG, VIDEO
+from ondevice_studies.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, PROBED
 
 LAYERS, N = 4, 6
 EVERY = (np.inf, 1.0, 0.1, 0.001)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ondevice.grating.pools import Pool, kendall, measure, measured, replay, validation
-from ondevice.grating.pruning import ACCEPT, DROP, cluster_rule
-from ondevice.grating.thresholds import THRESHOLDS, calibrate, lowest
+from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, validation
+from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule
+from ondevice_papers.grating.thresholds import THRESHOLDS, calibrate, lowest
 
 INF = np.inf
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from ondevice import assets
-from ondevice.grating.checkpoint import SINGLE, Checkpoint, Reader
-from ondevice.grating.embedding_cache import EmbeddingCache
-from ondevice.grating.weights import BY_LAYER, BY_PART, Streamed
-from ondevice.grating.window import Unit, Window
+from ondevice_papers.grating.checkpoint import SINGLE, Checkpoint, Reader
+from ondevice_papers.grating.embedding_cache import EmbeddingCache
+from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Streamed
+from ondevice_papers.grating.window import Unit, Window
 
 LAYERS, WIDTH, V = 5, 64, 50
 CUTS = {"by part": BY_PART, "by layer": BY_LAYER}

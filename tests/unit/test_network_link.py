@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from broken_relay import Cut
 
-from ondevice.dragon import simulator
 from ondevice.network.link import SEGMENT, Line, Link, Sinusoid, Wire
+from ondevice_studies.dragon import simulator
 
 # The link
 

@@ -10,8 +10,9 @@ import pytest
 
 from ondevice import assets
 from ondevice.corpus import reading
-from ondevice.evidence import Recorder, RecordError, agreement, kind_of, load, machines, record, stale, times
+from ondevice.evidence import Recorder, RecordError, agreement, kind_of, load, machines, stale, times
 from ondevice.evidence.exhibits import name_of
+from ondevice_studies import record
 
 KEYS = ["task", "request"]
 ROWS = [{"task": "rag", "request": number, "tokens": 5 + number, "margin": 0.1} for number in range(4)]

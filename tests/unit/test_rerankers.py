@@ -30,13 +30,13 @@ from ondevice.retrieval import pools as evaluation_data
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.layer_scores import layer_scores, scores_of
 from ondevice.retrieval.pools import evaluation_pools
-from ondevice.training.reranking import examples, learning
-from ondevice.training.reranking.examples import training_examples
-from ondevice.training.reranking.learning import Recipe
-from ondevice.training.reranking.lists import CANDIDATES, QUERIES
-from ondevice.training.reranking.loss import listwise
-from ondevice.training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
-from ondevice.training.running import export
+from ondevice_training.reranking import examples, learning
+from ondevice_training.reranking.examples import training_examples
+from ondevice_training.reranking.learning import Recipe
+from ondevice_training.reranking.lists import CANDIDATES, QUERIES
+from ondevice_training.reranking.loss import listwise
+from ondevice_training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
+from ondevice_training.running import export
 
 VOCABULARY, PAD = 40, 1
 WORDS = ("matrix", "vector", "token", "socket", "image", "colour", "thread", "signal", "string", "buffer")

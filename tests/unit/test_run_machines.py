@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from ondevice import assets, evidence
-from ondevice.evidence import Recorder, record
-from ondevice.run import machines, plan
+from ondevice.evidence import Recorder
+from ondevice.run import plan
+from ondevice_studies import machines, record
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def recorded(paper, name, machine, keys, rows):
 
 def test_the_page_is_that_of_the_records():
     text = (assets.ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
-    assert machines.written(text) == text, "run python -m ondevice.run.machines"
+    assert machines.written(text) == text, "run python -m ondevice_studies.machines"
 
 
 def test_every_record_of_a_machine_is_whole():

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.sdnpu import calibration, drafter, reuse
-from ondevice.sdnpu.calibration import NOTHING, Calibration, Row, learn, likeliest, look_up, searched
-from ondevice.sdnpu.drafter import Branch, Rates, SdNpu, first_guess, grow, merged, offered, standing
-from ondevice.sdnpu.history import History
-from ondevice.sdnpu.rejections import classify
-from ondevice.sdnpu.retrieval import Pld, Sam, Suffixes
-from ondevice.sdnpu.reuse import Reuse, Segment, agreed_run, rejected, resumed
 from ondevice.speculation import Draft, Drafter, Verified, generate
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.suffix_decoding import SuffixDecoding
+from ondevice_papers.sdnpu import calibration, drafter, reuse
+from ondevice_papers.sdnpu.calibration import NOTHING, Calibration, Row, learn, likeliest, look_up, searched
+from ondevice_papers.sdnpu.drafter import Branch, Rates, SdNpu, first_guess, grow, merged, offered, standing
+from ondevice_papers.sdnpu.history import History
+from ondevice_papers.sdnpu.rejections import classify
+from ondevice_papers.sdnpu.retrieval import Pld, Sam, Suffixes
+from ondevice_papers.sdnpu.reuse import Reuse, Segment, agreed_run, rejected, resumed
 
 V = 12
 token = st.integers(0, V - 1)

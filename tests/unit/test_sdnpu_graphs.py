@@ -12,9 +12,9 @@ import torch
 
 from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM, TokenTree
-from ondevice.sdnpu import graphs
-from ondevice.sdnpu.scheduling import RULES
-from ondevice.sdnpu.static_lm import StaticLM
+from ondevice_papers.sdnpu.scheduling import RULES
+from ondevice_programs.graphs import static_graphs as graphs
+from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
 PROMPT = [1 + place % 700 for place in range(90)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ondevice.sdnpu.drafter import Sam, SdNpu
-from ondevice.sdnpu.history import History
+from ondevice_papers.sdnpu.drafter import Sam, SdNpu
+from ondevice_papers.sdnpu.history import History
 
 V = 300
 RESPONSES = [(1, 2, 3), (299,), (7, 7, 7, 0), (250, 8)]

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice.sdnpu import npu, printed
-from ondevice.sdnpu.npu import Arm, Cpu, Curve, Eagle, Npu
+from ondevice_papers.sdnpu import npu
+from ondevice_papers.sdnpu.npu import Arm, Cpu, Curve, Eagle, Npu
+from ondevice_studies.sdnpu import printed
 
 CURVE = Curve(40.0, 2.0)  # F(32) = 104
 NPU, CPU = Npu(CURVE), Cpu(Curve(30.0, 10.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ondevice.sdnpu import printed
+from ondevice_studies.sdnpu import printed
 
 
 def test_at_both_ends_of_c_the_equations_hold():

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from ondevice.sdnpu import instances, partition, scheduling
-from ondevice.sdnpu.optimum import _Program, exact
-from ondevice.sdnpu.scheduling import RULES, Load, Prefill, earliest, execute, greedy, ours
+from ondevice_papers.sdnpu import partition, scheduling
+from ondevice_papers.sdnpu.optimum import _Program, exact
+from ondevice_papers.sdnpu.scheduling import RULES, Load, Prefill, earliest, execute, greedy, ours
+from ondevice_studies.sdnpu import instances
 
 PAPER, OURS = "greedy (paper)", "ours"
 

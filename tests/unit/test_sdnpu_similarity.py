@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ondevice import corpus
 from ondevice.evidence import born
-from ondevice.sdnpu import claims, similarity
-from ondevice.speculation.request_set import Request
+from ondevice_studies.sdnpu import claims, similarity
+from ondevice_studies.speculation.request_set import Request
 
 
 class Spelled:

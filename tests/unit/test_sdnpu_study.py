@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ondevice.evidence import born
-from ondevice.sdnpu import claims, study
+from ondevice_studies.sdnpu import claims, study
 
 METHODS = [f"{base}{part}" for base in study.BASES for part in ("", "+calibration", "+reuse", "+both")]
 METHODS += [f"{base}+{part}, printed" for base in study.BASES for part in ("calibration", "reuse", "both")]

@@ -8,9 +8,9 @@ from sampling import Sampling
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.sdnpu.drafter import merged
 from ondevice.speculation import Draft, Drafter, generate, greedy
 from ondevice.speculation.loop import accepted
+from ondevice_papers.sdnpu.drafter import merged
 
 VOCABULARY = 40
 

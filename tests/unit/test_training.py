@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ondevice.training import language_model
-from ondevice.training.batches import Batches, windows
-from ondevice.training.language_model import Position, Recipe
-from ondevice.training.muon import Muon, orthogonal
-from ondevice.training.schedule import Schedule
+from ondevice_training import language_model
+from ondevice_training.batches import Batches, windows
+from ondevice_training.language_model import Position, Recipe
+from ondevice_training.muon import Muon, orthogonal
+from ondevice_training.schedule import Schedule
 
 VOCABULARY, CONTEXT = 32, 16
 RECIPE = Recipe("tiny", tokens=20 * 64, batch_tokens=64, context=CONTEXT, warmup=4, validate_every=10, log_every=5)

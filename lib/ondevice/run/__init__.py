@@ -1,11 +1,11 @@
 """Run the notebooks with papermill, each in a process of its own: checked before, judged after, resumable.
 
-    python -m ondevice.run [paper ...] [--params full|paper|FILE] [--set name=value ...] [--jobs N] [--list] [--force]
+    ondevice-run [paper ...] [--params full|paper|FILE] [--set name=value ...] [--jobs N] [--list] [--force]
 
 A run lives in runs/<paper>/<hash of its parameters>/ (output.ipynb, result.json, log.txt, figures/), and in a folder
 beside it that ends in .part until it has succeeded. Its result.json carries the hash of its parameters and the
 fingerprint of the code and data it was made from: while both match, the run is done and is not repeated.
-Runs never touch figures/: `python -m ondevice.run publish [paper ...]` puts there what the finished runs with the
+Runs never touch figures/: `ondevice-run publish [paper ...]` puts there what the finished runs with the
 committed parameters made, and names each file that changes. The scoreboard reads what is published.
 
 Any `concurrent.futures.Executor` can carry the runs. On a Dask cluster whose workers share this folder:

@@ -1,4 +1,4 @@
-"""`python -m ondevice.run` runs notebooks; `... publish` puts what their quick runs made into figures/."""
+"""`ondevice-run` runs notebooks; `... publish` puts what their quick runs made into figures/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ondevice.run.schedule import run_all
 def main(arguments: Sequence[str], layout: Layout | None = None) -> int:
     """Exit code: 0 when every run succeeded, 1 when one failed, 2 for bad input, 130 after an interrupt."""
     try:
-        with commands.refusing("python -m ondevice.run"):
+        with commands.refusing("ondevice-run"):
             return _publish(arguments[1:], layout) if arguments[:1] == ["publish"] else _run(arguments, layout)
     except SystemExit as end:
         if end.code == commands.INTERRUPTED:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], layout: Layout | None = None) -> int:
 
 def _run(arguments: Sequence[str], layout: Layout | None) -> int:
     parser = commands.Parser(
-        "python -m ondevice.run", example="python -m ondevice.run disco --set alpha=0.05,0.3 --jobs 2",
+        "ondevice-run", example="ondevice-run disco --set alpha=0.05,0.3 --jobs 2",
         description="Run the papers' notebooks, each in a process of its own. `publish` as the first word publishes\n"
         "what finished runs made to figures/; nothing else writes there.",
     )  # fmt: skip
@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
 
 def _publish(arguments: Sequence[str], layout: Layout | None) -> int:
     parser = commands.Parser(
-        "python -m ondevice.run publish", example="python -m ondevice.run publish disco",
+        "ondevice-run publish", example="ondevice-run publish disco",
         description="Make figures/<paper>/ what the paper's finished run with default parameters made.",
     )  # fmt: skip
     parser.add_argument("papers", nargs="*", metavar="paper", help="papers to publish (default: all)")
@@ -74,7 +74,7 @@ def publish(papers: Sequence[str], layout: Layout | None) -> list[str]:
     """
     jobs = plan(papers, layout=layout)
     if names := " ".join(job.paper for job in jobs if job.paper != SCOREBOARD and not job.record()):
-        missing = f"the present code has no finished quick run of {names} (python -m ondevice.run {names} makes it)"
+        missing = f"the present code has no finished quick run of {names} (ondevice-run {names} makes it)"
         raise ParameterError(f"Nothing is published: {missing}.")
     lines = []
     for job in jobs:  # the scoreboard is the last, and reads what was published just now
@@ -126,6 +126,11 @@ def _listed(job: Job) -> str:
     ])  # fmt: skip
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """The command `ondevice-run`."""
     interrupt_once()
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    program()

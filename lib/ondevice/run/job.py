@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ondevice
 from ondevice import assets
+from ondevice.run import closure
 
 SCOREBOARD = "scoreboard"  # the notebook that reads what the others published
-ASSISTANT = "assistant"  # the one that runs on all papers' packages
 
 
 class Layout:
@@ -24,7 +22,7 @@ class Layout:
 
     def __init__(self, root: Path = assets.ROOT) -> None:
         self.root, self.runs, self.figures = root, root / "runs", root / "figures"
-        self.notebooks, self.library, self.data = root / "notebooks", root / "lib" / "ondevice", root / "data"
+        self.notebooks, self.library, self.data = root / "notebooks", root / "lib", root / "data"
 
     def papers(self, named: Sequence[str] = ()) -> list[str]:
         """Names of the notebooks, or of those that are named, the scoreboard last."""
@@ -88,7 +86,7 @@ class Job:
 
     def made_from(self) -> dict[str, str]:
         """The hashes of parameters, code and data: a result with the present ones stands."""
-        return dict(parameters_hash=self.folder.name, fingerprint=fingerprint(self.layout, self.paper))
+        return dict(parameters_hash=self.folder.name, fingerprint=fingerprint(self.layout, self.paper, self.parameters))
 
     def record(self) -> dict[str, Any] | None:
         """The record of a finished run of these parameters by the present code and data, or None."""
@@ -96,32 +94,50 @@ class Job:
         return record if record and self.made_from().items() <= record.items() else None
 
 
-def fingerprint(layout: Layout, paper: str) -> str:
-    """SHA-256 over package versions, the modules, data and records that a paper's notebook may use, and its code cells.
+def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None = None) -> str:
+    """SHA-256 over what a paper's notebook uses: its code cells, the modules that they import, directly or through
+    others, the versions of the packages that those import, and the data that they name.
 
-    Other papers' packages, but for the assistant, and the runner itself do not count, nor prose and stored outputs; for
-    the scoreboard the published verdicts do, and the notebooks, to whose sections it links.
+    Data: the papers' lists, and each paper's tables, trace, record, prompt set or bundled model whose name stands as a
+    string in that code or is a parameter's value; for a parameter that is a folder, the names, sizes and times of its
+    files. Prose, stored outputs and the runner itself do not count. For the scoreboard the published verdicts do, and
+    the notebooks, to whose sections it links.
     """
-    others = {"run"} if paper == ASSISTANT else {*layout.papers(), "run"} - {paper}
-    files = [path for path in layout.library.rglob("*.py") if path.relative_to(layout.library).parts[0] not in others]
-    for folder in ("paper", "traces", f"records/{paper}"):
-        files += (layout.data / folder).rglob("*")
-    files += layout.data.glob("models/manifest.json")  # the checksums of all bundled models
-    if paper == SCOREBOARD:
-        files += {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
     cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
-    code = [["".join(c["source"]), c["metadata"].get("tags", [])] for c in cells if c["cell_type"] == "code"]
-    digest = hashlib.sha256(json.dumps([ondevice.__version__, sys.version, _packages(layout), code]).encode())
+    code = [("".join(c["source"]), c["metadata"].get("tags", [])) for c in cells if c["cell_type"] == "code"]
+    uses = closure.closure(layout.library, [text for text, _ in code])
+    values = [value for value in _flat(list((parameters or {}).values())) if isinstance(value, str)]
+    names = {*uses.strings, *values}
+    folders = [layout.data / name for name in ("paper", "traces", "records", "prompts")]
+    named = [*(layout.data / "paper").glob("*.csv"), *(path for folder in folders for path in closure.named(folder, names))]
+    files = {file for path in named for file in (path.rglob("*") if path.is_dir() else [path])}
+    if paper == SCOREBOARD:
+        files |= {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
+    own = [_listing(Path(value)) for value in values if Path(value).is_dir()]
+    facts = [
+        ondevice.__version__, sys.version, closure.versions(uses.others), code,
+        closure.code_hash(layout.library, uses.modules), _models(layout, names), own,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for path in sorted(filter(Path.is_file, files)):
         digest.update(f"\0{path.relative_to(layout.root).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _packages(layout: Layout) -> list[tuple[str, str]]:
-    """The installed version of each package that pyproject.toml lists."""
-    project = layout.root / "pyproject.toml"
-    listed = set(re.findall(r'^ *"([\w.-]+)', project.read_text(encoding="utf-8"), re.M) if project.is_file() else [])
-    return sorted((found.name, found.version) for found in metadata.distributions() if found.name.lower() in listed)
+def _models(layout: Layout, names: Set[str]) -> dict[str, str]:
+    """The checksums of the named bundled models' files."""
+    checksums = read_record(layout.data / "models" / "manifest.json") or {}
+    return {file: checksum for file, checksum in checksums.items() if file.partition("/")[0] in names}
+
+
+def _listing(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of each file of a folder, in order."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+
+
+def _flat(value: Any) -> list[Any]:
+    return [item for each in value for item in _flat(each)] if isinstance(value, list) else [value]
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Source cells: notebook cells that hold a definition of the library. The library is the master.
 
-A code cell tagged `source:ondevice.diaa.tree.grow` holds that function, decorators included; several tags, several
+A code cell tagged `source:ondevice_papers.diaa.tree.grow` holds that function, decorators included; several tags, several
 definitions. The metadata `source_sha256` says what text it was filled with, so that a cell which was edited by hand is
 noticed and left alone.
 """
@@ -31,9 +31,9 @@ def names(cell: dict[str, Any]) -> list[str]:
 
 
 def definition(library: Path, name: str) -> str:
-    """The text of ondevice.<module>.<name>, a function or class at the top of its module, decorators included.
+    """The text of <package>.<module>.<name>, a function or class at the top of its module, decorators included.
 
-    library: the folder that holds `ondevice`. Raises SourceError.
+    library: the folder with the packages. Raises SourceError.
     """
     module, _, last = name.rpartition(".")
     path = library.joinpath(*module.split(".")).with_suffix(".py")
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, layout: Layout | None = None) -
     named = parser.parse_args(arguments).papers
     with commands.refusing(program):
         for paper in layout.papers(named):
-            for cell in fill(layout.notebook(paper), layout.library.parent):
+            for cell in fill(layout.notebook(paper), layout.library):
                 print(f"{paper}: filled {cell}")
 
 

@@ -1,1 +1,0 @@
-"""Training of the bundled models: `python -m ondevice.training --help`."""

@@ -1,0 +1,68 @@
+"""Warm-up: the tables of a text, from what the model says after each of its tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ondevice import corpus
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation.largest import Likeliest
+from ondevice_papers.diaa.tables import Fresh, K, Tables, likeliest
+
+TOKENS = 60_000  # of a warm-up text
+WINDOW = 512  # tokens a context
+CHUNK = 256  # tokens a forward, so that n x V logits never exist
+
+
+def means(keys: NDArray[np.int64], fresh: Fresh, vocabulary: int) -> Tables:
+    """Tables of the K largest mean probabilities over all occurrences of each key: sum p / count(key).
+
+    keys: [n]. fresh: [n, K] what the model said there; a token outside the K likeliest counts as 0.
+    """
+    pairs, places = np.unique(keys[:, None] * vocabulary + fresh.tokens, return_inverse=True)
+    rows, tokens = np.divmod(pairs, vocabulary)
+    sums = np.bincount(places.ravel(), weights=fresh.probabilities.ravel())
+    mean = (sums / np.bincount(keys)[rows]).astype(np.float32)
+    order = np.lexsort((tokens, -mean, rows))
+    rows, tokens, mean = rows[order], tokens[order], mean[order]
+    ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    kept = ranks < K
+    tables = Tables.empty(vocabulary)
+    tables.tokens[rows[kept], ranks[kept]] = tokens[kept]
+    tables.probabilities[rows[kept], ranks[kept]] = mean[kept]
+    return tables
+
+
+def said(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
+    """What the model says after each token of a text [n], read in windows that know nothing of each other."""
+    parts: list[Fresh] = []
+    find = Likeliest(K)
+
+    def read(start: int, logits: Tensor) -> None:
+        parts.append(likeliest(logits, find))
+
+    for start in range(0, len(text), WINDOW):
+        window = text[start : start + WINDOW]
+        lm.start(len(window)).prefill(window, CHUNK, read)
+    return Fresh(*(np.concatenate(found) for found in zip(*parts, strict=True)))
+
+
+def warm_up(lm: CausalLM, text: NDArray[np.int64]) -> Tables:
+    """The tables of a text."""
+    return means(text, said(lm, text), lm.vocabulary)
+
+
+def bigrams(text: NDArray[np.int64], vocabulary: int) -> Tables:
+    """Tables counted from a text without any model: the share of each next token."""
+    return means(text[:-1], Fresh(text[1:, None], np.ones((len(text) - 1, 1), np.float32)), vocabulary)
+
+
+def warm_up_text(source: Literal["documents", "tasks"], end: int) -> NDArray[np.int64]:
+    """About 60,000 token ids of train text: windows from all over it, each closed with the end token."""
+    every = corpus.document_tokens("train") if source == "documents" else corpus.task_tokens("train")
+    starts = np.linspace(0, len(every) - WINDOW + 1, TOKENS // WINDOW).astype(int)
+    return np.concatenate([np.append(every[start : start + WINDOW - 1].astype(np.int64), end) for start in starts])

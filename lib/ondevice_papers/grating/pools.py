@@ -1,0 +1,86 @@
+"""Recorded pools, and pruning replayed on them: what the engine would have decided, without running a model again.
+
+A layer's scores do not depend on who else is active, so a pool's scores after every layer are recorded once, and any
+rule, K or threshold is a matter of milliseconds. The engine decides by the same `pruning.select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ondevice_papers.grating.clustering import Floats
+from ondevice_papers.grating.pruning import Outcome, Rule, ranking, select
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One query's N candidates. scores: [L, N] logits after each layer. relevant: [N].
+
+    split: "validation" or "test"; calibrators take the first only.
+    """
+
+    name: str
+    split: str
+    scores: Floats = field(repr=False)
+    relevant: NDArray[np.bool_] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rule did to a pool.
+
+    saved: share of the layer-candidates not computed. precision: Precision@K, the relevant ones that were chosen over
+    the most that could be, min(K, relevant candidates) (section 6.1); 0 where none is relevant. full: that of the model
+    without pruning. overlap: share of the full model's top K that was chosen.
+    """
+
+    saved: float
+    precision: float
+    full: float
+    overlap: float
+
+
+def replay(
+    pool: Pool, k: int, rule: Rule | None = None, exact_order: bool = False, select: Callable[..., Outcome] = select
+) -> Outcome:
+    """What becomes of a recorded pool."""
+    layers, candidates = pool.scores.shape
+    return select(lambda layer, active: pool.scores[layer - 1, active], candidates, layers, k, rule, exact_order)
+
+
+def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
+    """Compare an outcome with the full model's."""
+    full = ranking(pool.scores[-1])[:k]
+    most = max(1, min(k, int(pool.relevant.sum())))
+    common = np.intersect1d(np.flatnonzero(outcome.kept), full)
+    return Measured(
+        outcome.saved, pool.relevant[outcome.kept].sum() / most, pool.relevant[full].sum() / most,
+        len(common) / len(full),
+    )  # fmt: skip
+
+
+def measure(pools: Iterable[Pool], k: int, rule: Rule | None, exact_order: bool = False) -> dict[str, Floats]:
+    """`measured` of every pool, by name of the quantity, [pools]."""
+    found = [measured(pool, k, replay(pool, k, rule, exact_order)) for pool in pools]
+    return {name: np.array([getattr(one, name) for one in found]) for name in ("saved", "precision", "full", "overlap")}
+
+
+def validation(pools: Sequence[Pool]) -> Sequence[Pool]:
+    """The same pools. Raises ValueError on pools of another split: nothing is calibrated on what it is judged by."""
+    odd = {pool.split for pool in pools} - {"validation"}
+    if odd or not pools:
+        raise ValueError(f"A rule is calibrated on validation pools, not on {', '.join(sorted(odd)) or 'none'}.")
+    return pools
+
+
+def kendall(one: ArrayLike, other: ArrayLike) -> Floats:
+    """[...] Kendall's tau-b of scores [..., N], both of the same candidates; 0 where one of them is constant."""
+    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    i, j = np.triu_indices(first.shape[-1], 1)
+    a, b = np.sign(first[..., i] - first[..., j]), np.sign(second[..., i] - second[..., j])
+    untied = np.sqrt((a != 0).sum(-1) * (b != 0).sum(-1))
+    return np.asarray((a * b).sum(-1) / np.maximum(untied, 1), np.float64)

@@ -1,0 +1,45 @@
+"""The dispersion threshold for a precision target (section 4.1), from validation pools.
+
+The paper asks for the lowest threshold that meets the target. Precision need not fall with the threshold, so ours is
+the lowest such that every higher one meets the target, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ondevice_papers.grating.clustering import Floats
+from ondevice_papers.grating.pools import Pool, measure, validation
+from ondevice_papers.grating.pruning import Rule, cluster_rule
+
+# Falling: infinity never prunes, 0 clusters after every layer.
+THRESHOLDS: tuple[float, ...] = (np.inf, *np.geomspace(4, 0.004, 48).tolist(), 0.002, 0.001, 0.0)
+
+
+def lowest(thresholds: Sequence[float], values: Sequence[float], target: float) -> float:
+    """The lowest of falling thresholds such that it and all higher ones meet the target.
+
+    values: of each threshold, such as the mean Precision@K. Raises ValueError where not even the highest one does.
+    """
+    missed = np.flatnonzero(np.asarray(values) < target - 1e-12)
+    last = (missed[0] if len(missed) else len(values)) - 1
+    if last < 0:
+        raise ValueError(f"Without pruning it is {values[0]:.4f}: no threshold reaches {target:.4f}.")
+    return thresholds[last]
+
+
+def curve(
+    pools: Sequence[Pool], k: int, rule: Callable[[float], Rule] = cluster_rule, exact_order: bool = False,
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> dict[str, Floats]:  # fmt: skip
+    """What the paper's rule does at each threshold: saved, precision, full, overlap, each [thresholds, pools]."""
+    found = [measure(pools, k, rule(threshold), exact_order) for threshold in thresholds]
+    return {name: np.array([one[name] for one in found]) for name in found[0]}
+
+
+def calibrate(pools: Sequence[Pool], k: int, precision: float, exact_order: bool = False) -> float:
+    """The paper's calibration: the threshold for a mean Precision@K of validation pools with labels, in [0, 1]."""
+    found = curve(validation(pools), k, exact_order=exact_order)
+    return lowest(THRESHOLDS, found["precision"].mean(1).tolist(), precision)

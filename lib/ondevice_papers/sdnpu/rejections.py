@@ -1,0 +1,88 @@
+"""Why drafts are rejected (Table 2), from all rejections instead of thirteen labelled by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ondevice.speculation import Draft, Drafter, Verified
+from ondevice_papers.sdnpu.reuse import rejected
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CASES = ("missing", "synonym", "redundant")
+SHORTEST = 2  # tokens that count as reusable; the paper's epsilon >= 1
+
+
+class Rejection(NamedTuple):
+    """A rejection and its case. All lengths are in tokens.
+
+    rejected: of the draft's tail x_e .. x_n. inserted: delta + 1, output before the reusable tokens.
+    skipped: gamma, rejected tokens before them; 0 is `missing`. reusable: the tokens that came after all.
+    The last three are 0 where nothing came, `redundant`.
+    """
+
+    case: str
+    rejected: int
+    inserted: int = 0
+    skipped: int = 0
+    reusable: int = 0
+
+
+def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTEST) -> Rejection:
+    """The case of a rejected tail x_e .. x_n, from the output z_e .. that came instead, by the paper's patterns.
+
+    A part of the tail, `shortest` tokens or longer, is looked for in the output behind at least one token of it, but no
+    further in than the tail is long, as longer texts have more chance matches. From x_e on it is `missing`, from a
+    later token on `synonym`. Of several parts the longest counts, of equals the one that skips, then inserts, least.
+    """
+    best = Rejection("redundant", len(tail))
+    for skipped in range(len(tail) - shortest + 1):
+        for inserted in range(1, min(len(tail), len(output) - shortest) + 1):
+            length = 0
+            for drafted, came in zip(tail[skipped:], output[inserted:], strict=False):
+                if drafted != came:
+                    break
+                length += 1
+            if length >= max(shortest, best.reusable + 1):
+                best = Rejection("synonym" if skipped else "missing", len(tail), inserted, skipped, length)
+    return best
+
+
+class Watched(Drafter):
+    """Another drafter, whose rejections are collected in `rejections` when a request is over.
+
+    A tail whose place the output's end has cut off is not counted: nothing came instead.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
+        self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
+        self.rejections: list[Rejection] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A request comes."""
+        self._tails: list[tuple[int, Sequence[int]]] = []  # where the output went on instead; what was drafted there
+        self.drafter.begin(prompt)
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """For the drafter."""
+        self.drafter.prefilled(start, logits)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The drafter's draft."""
+        self._length = len(tokens)
+        return self.drafter.propose(tokens, budget)
+
+    def observe(self, step: Verified) -> None:
+        """Note the rejected tail."""
+        tail = rejected(step.draft, step.path)
+        if tail is not None and tail.accepted < len(step.emitted):
+            self._tails.append((self._length + tail.accepted, tail.tokens))
+        self.drafter.observe(step)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Classify this request's rejections by its whole output."""
+        self.rejections += [classify(tail, tokens[start:]) for start, tail in self._tails]
+        self.drafter.end(tokens)

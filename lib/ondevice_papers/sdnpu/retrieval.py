@@ -1,0 +1,119 @@
+"""Where drafts are retrieved from: PLD, SAM with a history, SuffixDecoding; alone, each is a drafter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ondevice.speculation import Draft, Drafter
+from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
+from ondevice.speculation.suffix_decoding import SuffixDecoding
+from ondevice_papers.sdnpu.history import History
+
+LONGEST, SHORTEST, GROWTH = 40, 10, 4  # tokens of SAM's drafts, the root included, and more for each that matched
+Retrieved = tuple[list[Sequence[int]], int]  # branches, and how many tokens of the text's end stand before them
+
+
+class Base(Protocol):
+    """What sd.npu retrieves from."""
+
+    name: str
+
+    @property
+    def vocabulary(self) -> int | None: ...
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved: ...
+
+    def end(self, tokens: Sequence[int]) -> None: ...
+
+
+class Pld(PromptLookup):
+    """PLD: of the request's own text, the leftmost continuation of its last three tokens, or of fewer; at most ten.
+
+    A continuation that the text's end cuts short is drafted, too: most of the paper's drafts are short (Figure 6), but
+    the original's, without these, have ten tokens or none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3, 10, partial=True)
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
+        """What `propose` drafts."""
+        found = self.propose(tokens, budget).tokens.tolist()
+        return ([found], self._text.after(tokens[-self.ngram :])[0]) if found else ([], 0)
+
+
+class Sam(Drafter):
+    """SAM: what followed the first occurrence of the longest suffix of the text, in the history or in the text itself.
+
+    n = min(40, 1 + 4 m) tokens after a match of m, but at least 10, the root included. It is one search over history,
+    prompt and output: the longest match counts, of equals the history's, which came first. The history's automaton is
+    kept; `end` adds the finished response to it, so that no request is drafted from its own output to come.
+    history: of the task group, in memory by default.
+    """
+
+    name = "SAM"
+
+    def __init__(self, vocabulary: int, history: History | None = None) -> None:
+        self.history = History(vocabulary) if history is None else history
+        if self.history.vocabulary != vocabulary:
+            raise ValueError(f"The history has {self.history.vocabulary} token ids, the model {vocabulary}.")
+        self.vocabulary = vocabulary
+        self._stored, self._known, self._dropped = SuffixAutomaton(), 0, 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Read what came into the history; forget the last request."""
+        if self._dropped != self.history.dropped:
+            self._stored, self._known, self._dropped = SuffixAutomaton(), 0, self.history.dropped
+        for response in self.history.responses[self._known :]:
+            self._stored.extend([*response, SEPARATOR])
+        self._known = len(self.history.responses)
+        self._text, self._match, self._prompt = SuffixAutomaton(), Match(), len(prompt)
+        self._read(prompt)
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
+        """At most `budget` tokens after the longest match."""
+        self._read(tokens)
+        match, where = self._text.match, self._text
+        if self._match.length >= match.length:
+            match, where = self._match, self._stored
+        if not match.length:
+            return [], 0
+        length = min(LONGEST, max(SHORTEST, 1 + GROWTH * match.length))
+        found = where.continuation(match, min(length - 1, budget))
+        return ([found] if found else []), match.length
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The same as a chain."""
+        found, _ = self.retrieve(tokens, budget)
+        return Draft.chain(found[0] if found else ())
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Add the response to the history."""
+        self.history.append(tokens[self._prompt :])
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        new = tokens[len(self._text) :]
+        self._text.extend(new)
+        for token in new:
+            self._match = self._stored.advance(self._match, token)
+
+
+class Suffixes(SuffixDecoding):
+    """SuffixDecoding, whose tree is taken apart into its branches."""
+
+    vocabulary = None
+
+    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
+        """The paths to the leaves of what `propose` drafts."""
+        draft = self.propose(tokens, budget)
+        said, parents = draft.tokens.tolist(), draft.parents.tolist()
+        paths: list[list[int]] = []
+        for token, parent in zip(said, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token])
+        inner = set(parents)
+        leaves: list[Sequence[int]] = [path for node, path in enumerate(paths) if node not in inner]
+        return leaves, max((match.length for match in (self._text.match, *self._matches)), default=0)

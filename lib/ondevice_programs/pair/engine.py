@@ -1,0 +1,286 @@
+"""A node's model in one thread: sessions take turns, and those that need one token each share a forward.
+
+Speculation is for spare time. Where the other side has decided all that a session drafted, its next draft is needed;
+else it may be void. Forwards take those that are needed, and others only up to `spare` sequences, whose cost is small.
+
+Turns. Sessions whose next token is wanted are decoded together, up to `rows` sequences in a forward. After such a turn
+others have their documents and prompts prefilled for as long as it took, a piece at a time: first the one that has used
+the least so far. So a session with many documents cannot hold up one with few, nor those past their first token.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ondevice.meters import trim
+from ondevice_papers.dragon import codec
+from ondevice_papers.dragon.aggregation import Floats
+from ondevice_papers.dragon.decisions import Choose
+from ondevice_papers.dragon.side import Decode
+from ondevice_programs.pair.decoder import Decoder, Interrupted, next_together
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_GATHER = 0.5  # of a forward's time: so long is waited for those that were in it
+_SESSIONS = 8  # that leave, after which the memory they have freed goes back to the system
+
+
+class Drafted(NamedTuple):
+    """What a decode gave. prior: [V], of the model without documents, if the decoder has it; not sent."""
+
+    order: Decode
+    token: int
+    distribution: bytes
+    log_weight: float
+    prior: Floats | None
+
+
+class Engine:
+    """Runs all that needs a node's model, in a thread that lives as long as there is work.
+
+    rows, spare: sequences of a forward, at most.
+    """
+
+    def __init__(self, rows: int = 96, spare: int = 12) -> None:
+        self.rows, self.spare = rows, spare
+        self._changed = threading.Condition()
+        self._draftings: deque[Drafting] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._running: list[Drafting] = []
+        self._left = 0
+
+    def call(self, work: Callable[[], _T]) -> Future[_T]:
+        """What some work with the model gives, in its turn."""
+        found: Future[_T] = Future()
+        with self._changed:
+            self._calls.append((work, found))
+            self._wake()
+        return found
+
+    def add(self, drafting: Drafting) -> None:
+        """Work on its orders from now on, until it is stopped."""
+        with self._changed:
+            self._draftings.append(drafting)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        owed = took = 0.0  # seconds: to those that prefill, and of the last turn
+        while True:
+            with self._changed:
+                if len(self._running) > 1:  # their next orders come in a moment, and one forward serves all
+                    self._changed.wait_for(self._all_want, _GATHER * took)
+                while not (turn := self._turn(owed > 0)):
+                    if not self._draftings and not self._calls:
+                        self._thread, self._running = None, []
+                        return
+                    self._changed.wait()
+                self._running = [one for one in turn if isinstance(one, Drafting)]
+            began = time.perf_counter()
+            decoding = False
+            if isinstance(turn[0], Drafting):
+                decoding = turn[0].in_line
+                self._decoded(self._running)
+            else:
+                work, found = turn[0]
+                if found.set_running_or_notify_cancel():
+                    try:
+                        found.set_result(work())
+                    except BaseException as error:
+                        found.set_exception(error)
+            took = time.perf_counter() - began
+            owed = took if decoding else owed - took
+
+    def _all_want(self) -> bool:
+        return all((drafting.wanted and not drafting.ahead) or drafting.stopped for drafting in self._running)
+
+    def _turn(self, owed: bool) -> list[Any]:
+        """A call, or the draftings of the next forward; none where nothing is to be done."""
+        for drafting in [one for one in self._draftings if one.stopped]:
+            self._draftings.remove(drafting)
+            drafting.decoder = None
+            self._left = (self._left + 1) % _SESSIONS
+            if not self._left:
+                trim()  # else the heap's holes grow by some megabytes a session
+        wanting = [drafting for drafting in self._draftings if drafting.wanted]
+        ready = [drafting for drafting in wanting if drafting.in_line]
+        prefilling = [drafting for drafting in wanting if not drafting.in_line]
+        if owed or not ready:
+            if self._calls:
+                return [self._calls.popleft()]
+            if prefilling:
+                return [min(prefilling, key=lambda drafting: drafting.used)]
+        turn: list[Any] = []
+        taken = 0
+        for drafting in sorted(ready, key=lambda drafting: drafting.ahead > 0):
+            if turn and taken + drafting.rows > (self.spare if drafting.ahead else self.rows):
+                break
+            turn.append(drafting)
+            taken += drafting.rows
+        for drafting in turn:  # whoever had a turn goes behind those who had none
+            self._draftings.remove(drafting)
+            self._draftings.append(drafting)
+        return turn
+
+    def _decoded(self, turn: list[Drafting]) -> None:
+        begun = [drafting for drafting in turn if drafting.brought()]
+        together = [one.decoder for one in begun if one.decoder is not None and one.decoder.in_line]
+        if len(together) > 1:
+            try:
+                next_together(together)
+            except Exception as error:  # each by itself then, so that only the guilty one fails
+                _LOG.warning("Sessions could not share a forward: %s", error)
+        for drafting in begun:
+            drafting.worked()
+
+    def interrupt(self, drafting: Drafting) -> None:
+        """Give up the forward that runs for this drafting alone. The caller holds the lock."""
+        if self._running == [drafting] and drafting.decoder is not None:
+            drafting.decoder.interrupt()
+
+
+class Drafting:
+    """One session's decoder in an engine; carries out `Decode` and `RollBack`.
+
+    build: makes the decoder, in the engine's thread. choose: the draft from the distribution as it is sent. cap: bytes
+    of it. drafted, failed: called in the engine's thread, with a draft, and with what went wrong; after a failure
+    nothing follows. used: tokens that were prefilled and decoded so far. ahead: drafts that are not decided.
+    """
+
+    def __init__(
+        self, engine: Engine, build: Callable[[], Decoder], choose: Choose, drafted: Callable[[Drafted], None],
+        failed: Callable[[Exception], None], cap: int = codec.CAP,
+    ) -> None:  # fmt: skip
+        self._engine, self._build, self._choose, self._cap = engine, build, choose, cap
+        self._drafted, self._failed = drafted, failed
+        self._order: Decode | None = None  # not begun
+        self._now: Decode | None = None  # begun, and not void
+        self._keep: int | None = None  # the least position of the rollbacks since the last decode
+        self._pieces: Iterator[int] | None = None
+        self.decoder: Decoder | None = None
+        self.stopped, self.used, self.ahead = False, 0, 0
+        engine.add(self)
+
+    def decode(self, order: Decode) -> None:
+        """Draft `order.position`; a decode that still runs is given up."""
+        with self._engine._changed:
+            self._give_up()
+            self._order = order
+
+    def decided(self, ahead: int) -> None:
+        """So many drafts are not decided now."""
+        if ahead != self.ahead:
+            with self._engine._changed:
+                self.ahead = ahead
+                self._engine._changed.notify_all()
+
+    def roll_back(self, position: int) -> None:
+        """Void all tokens from `position` on; the next decode does it."""
+        with self._engine._changed:
+            self._keep = position if self._keep is None else min(self._keep, position)
+            self._give_up()
+            self._order = None
+
+    def stop(self) -> None:
+        """Leave the engine, which lets the decoder go."""
+        with self._engine._changed:
+            self.stopped, self._order = True, None
+            self._give_up()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is work: an order, or documents to prefill."""
+        return self.decoder is None or self._pieces is not None or self._order is not None or self._now is not None
+
+    @property
+    def in_line(self) -> bool:
+        """Whether what comes next is one token after those that the model has seen."""
+        return self.decoder is not None and self._pieces is None and self.decoder.position > 0
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a forward."""
+        return 1 if self.decoder is None else self.decoder.rows
+
+    def brought(self) -> bool:
+        """Do what comes before a draft; whether the decoder stands where the order begins."""
+        try:
+            if self.decoder is None:
+                decoder = self._build()
+                self._pieces, self.decoder = decoder.pieces(), decoder
+            if self._pieces is None:
+                return self._at_order(self.decoder)
+            size = next(self._pieces, 0)
+            self.used += size
+            if not size:  # the prompt behind the documents is the last one, with the first order
+                self._pieces = None
+            return False
+        except Interrupted:  # of an order that became void
+            return False
+        except Exception as error:  # whatever it is, the session must hear of it
+            self._fail(error)
+            return False
+
+    def worked(self) -> None:
+        """The draft of the order."""
+        decoder, order = self.decoder, self._now
+        if decoder is None or order is None:
+            return
+        try:
+            log_probs, prior = decoder.next_distribution(), decoder.prior
+            payload = codec.encode(np.exp(log_probs), self._cap, prior)
+            with np.errstate(divide="ignore"):
+                token = self._choose(order.position, np.log(codec.decode(payload, len(log_probs))))
+        except Interrupted:
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self.used += decoder.rows
+        with self._engine._changed:
+            if self._now is not order:
+                return
+            self._now = None
+        self._drafted(Drafted(order, token, payload, decoder.log_weight, prior))
+
+    def _at_order(self, decoder: Decoder) -> bool:
+        with self._engine._changed:
+            order, keep = self._order or self._now, self._keep
+            if self.stopped or order is None:
+                return False
+            self._order, self._keep, self._now = None, None, order
+        if keep is None and decoder.position == order.position:
+            return True  # it was interrupted, late, by the order before
+        reached = max(0, order.position - 1)
+        decoder.rollback(min(decoder.position, reached, reached if keep is None else keep))
+        if order.token is not None:
+            decoder.commit(order.token)
+        if decoder.position != order.position:
+            raise RuntimeError(f"{order} came to a decoder at position {decoder.position}.")
+        decoder.require_open()
+        return True
+
+    def _give_up(self) -> None:
+        """Of what runs, nothing is wanted."""
+        if self._now is not None or self.stopped:
+            self._engine.interrupt(self)
+        self._now = None
+        self._engine._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self.stop()
+        self._failed(error)

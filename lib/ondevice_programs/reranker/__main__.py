@@ -1,0 +1,100 @@
+"""`ondevice-rerank rank`: the best of some documents; `serve`: the reranker as an HTTP service."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import socket
+import sys
+from pathlib import Path
+
+from ondevice import commands
+from ondevice.commands import count, existing, port
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    with commands.refusing(f"ondevice-rerank {options.command}"):
+        options.run(options)
+
+
+def rank(options: argparse.Namespace) -> None:
+    """Print a line for each of the best documents: its score, its file if it has one, and its text."""
+    documents = _documents(options.documents)
+    from ondevice_programs.reranker import Reranker  # torch takes seconds, which wrong input need not wait for
+
+    with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
+        found = reranker.rank(options.query, documents, options.top_k, return_documents=True)
+    files = [{"file": str(options.documents[one["corpus_id"]])} if options.documents else {} for one in found]
+    if options.json:
+        print(json.dumps([one | file for one, file in zip(found, files, strict=True)], ensure_ascii=False))
+    else:
+        for one, file in zip(found, files, strict=True):
+            print(f"{one['score']:.6f}", *file.values(), " ".join(one["text"].split()), sep="\t")
+    if options.receipt and reranker.receipt:
+        print(json.dumps(dataclasses.asdict(reranker.receipt)), file=sys.stderr)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Answer until interrupted."""
+    opened = _opened(options.host, options.port)
+    import uvicorn
+
+    from ondevice_programs.reranker import Reranker
+    from ondevice_programs.reranker.server import create_app
+
+    with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
+        app = create_app(reranker)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        print(f"Listening on http://{options.host}:{opened.getsockname()[1]}/rerank", flush=True)
+        uvicorn.Server(config).run(sockets=[opened])
+
+
+def _documents(files: list[Path]) -> list[str]:
+    try:
+        if files:
+            return [path.read_text(encoding="utf-8") for path in files]
+        found = [line.decode("utf-8").strip() for line in sys.stdin.buffer if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError("A document is text in UTF-8, and this is none.") from None
+    if not found:
+        raise ValueError("There are no documents: name files, or give one a line on standard input.")
+    return found
+
+
+def _opened(host: str, number: int) -> socket.socket:
+    try:
+        opened = socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(f"Nobody can listen on {host}:{number}: {error.strerror}.") from None
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here; see disco's listener
+    return opened
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.Parser("ondevice-rerank", description=__doc__)
+    programs = parser.add_subparsers(dest="command", required=True)
+    example = 'ondevice-rerank rank "How is a file opened?" --top-k 3 < documents.txt'
+    ranks = programs.add_parser("rank", help="print the best documents for a query, best first", example=example)
+    ranks.set_defaults(run=rank)
+    ranks.add_argument("query", help="what to rank for")
+    said = "a document each (default: each line of standard input is one)"
+    ranks.add_argument("--documents", nargs="+", type=existing, default=[], metavar="FILE", help=said)
+    ranks.add_argument("--top-k", type=count, metavar="K", help="print so many (default: all)")
+    ranks.add_argument("--json", action="store_true", help="print a list with corpus_id, score, text and file")
+    ranks.add_argument("--receipt", action="store_true", help="say on standard error what it took")
+    example = "ondevice-rerank serve --model minilm-reranker --memory-budget 150MB"
+    said = "answer POST /rerank as text-embeddings-inference, Jina and Cohere do"
+    serves = programs.add_parser("serve", help=said, example=example)
+    serves.set_defaults(run=serve)
+    serves.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    serves.add_argument("--port", type=port, default=8080, help="0 takes a free one")
+    for program in (ranks, serves):
+        program.add_argument("--model", default="minilm-reranker", help="a bundled name, a folder or a hub id")
+        program.add_argument("--memory-budget", metavar="MB", help='a number of MB, or "0.2GB" (default: no limit)')
+    return parser
+
+
+if __name__ == "__main__":
+    main()

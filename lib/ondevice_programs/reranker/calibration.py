@@ -1,0 +1,74 @@
+"""What was calibrated for a model: a pruning rule for each K, in a file beside the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ondevice import assets
+from ondevice_papers.grating.checksums import Checksums
+from ondevice_papers.grating.margins import MarginRule
+from ondevice_papers.grating.pruning import Rule, cluster_rule
+
+FILE = "grating.calibration.json"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A pruning rule for a top K, and what it did on the pools that it was calibrated on.
+
+    kind: "recall" (certified: mean recall of the full model's top K at least `target`, with `confidence`), or
+    "precision" (the paper's threshold for a Precision@K; no promise). mode: "set" or "order", as the reranker's.
+    queries: that certified, or calibrated. reached: mean recall or precision on them. saved: share of the
+    layer-candidates. Nothing is pruned where `margins` and `threshold` are both None: nothing could be certified.
+    """
+
+    k: int
+    mode: str
+    kind: str
+    target: float
+    confidence: float | None
+    queries: int
+    reached: float
+    saved: float
+    weights: list[list[float]] | None = None
+    margins: list[float] | None = None
+    threshold: float | None = None
+
+    @property
+    def rule(self) -> Rule | None:
+        """To prune by; None prunes nothing."""
+        if self.weights is not None and self.margins is not None:
+            return MarginRule(np.array(self.weights), np.array(self.margins))
+        return None if self.threshold is None else cluster_rule(self.threshold)
+
+
+def fingerprint(sums: Checksums) -> str:
+    """Of a model's weights, so that what was calibrated for one is not used for another."""
+    rows = [xxhash.xxh3_64_hexdigest(found.tobytes()) for _, found in sorted(sums.rows.items())]
+    return xxhash.xxh3_64_hexdigest(repr((sorted(sums.tensors.items()), rows)).encode())
+
+
+def load(path: Path, model: str) -> dict[tuple[int, str], Calibration]:
+    """By K and mode. model: a fingerprint. Raises ValueError on a damaged file and on one of another model."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        found = [Calibration(**entry) for entry in stored["calibrations"]]
+        of_model = stored["model"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path.name} is damaged: it is no file of calibrations.") from None
+    if of_model != model:
+        raise ValueError(f"{path.name} was calibrated for another model: remove it, or calibrate this one.")
+    return {(one.k, one.mode): one for one in found}
+
+
+def save(path: Path, model: str, found: Mapping[tuple[int, str], Calibration]) -> None:
+    """Write the file whole, or not at all."""
+    stored: dict[str, Any] = {"model": model, "calibrations": [asdict(one) for one in found.values()]}
+    assets.write_text(path, json.dumps(stored, indent=1) + "\n")

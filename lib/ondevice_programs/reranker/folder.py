@@ -1,0 +1,148 @@
+"""A model as a folder whose weights can be streamed.
+
+Folders and hub models are used as they are. What has random weights, or is stored in another dtype than its config
+names (bundled rerankers: stored in float16, computed with in float32), is saved once in the cache, by a process of its
+own, as that takes the memory of the whole model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from ondevice import assets, commands, models
+from ondevice_papers.grating import checksums
+from ondevice_papers.grating.checkpoint import Checkpoint
+
+_RANDOM = "random:"
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+                 "sentencepiece.bpe.model")  # fmt: skip
+_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]  # of a hub model
+
+
+def prepare(
+    spec: str, dtype: torch.dtype | None = None, revision: str | None = None, token: str | bool | None = None,
+    local_files_only: bool = False, cache_folder: str | None = None,
+) -> Path:  # fmt: skip
+    """The folder, with the model's tokenizer, that `spec`, as `models.load` has it, is streamed from.
+
+    dtype: None is the one that the model's config names; bfloat16 of random weights. revision, token, local_files_only,
+    cache_folder: of a hub model. Raises as `models.load` does, and ValueError or FileNotFoundError on a folder whose
+    weights cannot be streamed.
+    """
+    if spec.startswith(_RANDOM):
+        return _loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16)
+    name, _, at = spec.partition("@")
+    found = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
+    wanted = dtype or _named(found)
+    checkpoint = Checkpoint.open(found)
+    if wanted in (None, checkpoint.groups.table.dtype):
+        return found
+    stamp = checksums.stamp(checkpoint, (found / "config.json").read_bytes())
+    return _loaded(str(found), f"{found.name}-{stamp}", wanted)
+
+
+def _local(spec: str) -> Path | None:
+    """The folder that a spec names, None for a hub's."""
+    if spec in models.bundled():
+        folder = assets.data("models", spec)
+    elif spec == models.MINILM:
+        folder = models.minilm_folder()
+    else:
+        folder = Path(spec).expanduser()
+    if not folder.is_dir():
+        if spec.startswith((".", "/", "~")):
+            raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
+        if spec.partition("@")[0].count("/") != 1:
+            raise ValueError(f"There is no model {spec!r}; {models.available()}.")
+        return None
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+    if not any((folder / name).is_file() for name in _VOCABULARIES):  # transformers would make one without entries
+        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
+    return folder
+
+
+def _named(folder: Path) -> torch.dtype | None:
+    """The dtype in a folder's config."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        name = config.get("dtype") or config.get("torch_dtype")
+    except (ValueError, AttributeError):
+        raise ValueError(f"config.json of {folder.name} is damaged: it is no JSON of a model.") from None
+    return getattr(torch, str(name), None) if name else None
+
+
+def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
+    """What `models.load` makes of a spec, saved whole in the cache unless it is there."""
+    kind = str(dtype).removeprefix("torch.")
+    cache = assets.cache_folder("grating")
+    target = cache / f"{name}-{kind}"
+    _sweep(cache)
+    if target.is_dir():
+        return target
+    if not os.access(cache, os.W_OK):
+        raise OSError(errno.EACCES, f"the cache folder cannot be written: set {assets.CACHE_VARIABLE}", cache.name)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{os.getpid()}-") as made:
+        words = [sys.executable, "-m", "ondevice_programs.reranker.folder", "save", spec, kind, str(Path(made) / name)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ValueError(f"{spec} could not be saved as {kind}: {last.partition(': ')[2] or last}")
+        try:
+            (Path(made) / name).rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster
+                raise
+    return target
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what processes left that were killed while they saved."""
+    for left in cache.glob(".[0-9]*-*"):
+        number = left.name[1:].partition("-")[0]
+        if number.isdecimal() and Path("/proc/self").exists() and not Path(f"/proc/{number}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _downloaded(name: str, revision: str, token: str | bool | None, local: bool, cache_folder: str | None) -> Path:
+    """The files of a hub model in the hub's cache, fetched where they are not there."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, token=token,
+                                      local_files_only=local, cache_dir=cache_folder))  # fmt: skip
+    except errors.GatedRepoError:
+        raise PermissionError(f"{name} asks you to accept its licence on the hub and to log in.") from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(f"The hub has no model {name!r}; {models.available()}.") from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(f"{name} has no revision {revision!r} on the hub.") from None
+    except (errors.LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        message = f"{name} is not (whole) in the hub's local cache, and there is no network to fetch it"
+        raise ConnectionError(f"{message}; bundled models, {_RANDOM} shapes and folders need none.") from None
+
+
+def _save(spec: str, kind: str, folder: str) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    loaded = models.load(spec, getattr(torch, kind))
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        _save(*commands.child("save")[1:])

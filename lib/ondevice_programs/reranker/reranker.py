@@ -1,0 +1,438 @@
+"""The reranker: sentence-transformers' CrossEncoder in a memory budget, with pruning that was calibrated for it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ondevice.meters import trim
+from ondevice_papers.grating import margins, thresholds
+from ondevice_papers.grating.architectures import Architecture
+from ondevice_papers.grating.checkpoint import Checkpoint, drop_pages
+from ondevice_papers.grating.checksums import Checksums
+from ondevice_papers.grating.engine import Engine, Pass, run_layer
+from ondevice_papers.grating.hidden_states import Offloaded, Resident
+from ondevice_papers.grating.pools import Pool, measure
+from ondevice_papers.grating.probes import Probes
+from ondevice_papers.grating.pruning import Rule, cluster_rule
+from ondevice_papers.grating.weights import Streamed
+from ondevice_programs.reranker import calibration, loading
+from ondevice_programs.reranker.calibration import Calibration
+from ondevice_programs.reranker.folder import prepare
+from ondevice_programs.reranker.loading import Activation
+from ondevice_programs.reranker.plan import MB, Model, Plan, anonymous, few_arenas, plan
+from ondevice_programs.reranker.reading import INSTRUCTION, encode
+
+Mode = Literal["set", "order"]
+# What the budget decides, what one process with one score a pair has no use for.
+_IGNORED = ["batch_size", "show_progress_bar", "model_card_data", "pool", "chunk_size", "num_workers", "apply_softmax",
+            "convert_to_numpy", "convert_to_tensor"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a call did, in plain numbers.
+
+    candidates: N; layers: L of the model. active: of each layer that was run, for how many candidates. saved: share of
+    the N L layer-candidates that was not computed. exact: nobody was pruned, so the order is the model's.
+    margin: between the last chosen and the first left out, in logits, where both were decided after the last layer.
+    layer_seconds: of each layer, waiting included. embedding_seconds: before the first layer. stalled_seconds: of all,
+    waited for the disk. read_bytes: of weights. rows_cached, rows_read: embedding rows. truncated: documents that lost
+    their end. peak_mb: most memory that the process had grown by since the reranker was made, seen between layers.
+    plan_mb: what was planned, by what it is for.
+    """
+
+    candidates: int
+    layers: int
+    active: list[int]
+    saved: float
+    exact: bool
+    margin: float | None
+    layer_seconds: list[float]
+    embedding_seconds: float
+    stalled_seconds: float
+    read_bytes: int
+    rows_cached: int
+    rows_read: int
+    truncated: int
+    peak_mb: float
+    plan_mb: dict[str, float]
+
+
+class Reranker:
+    """A cross-encoder whose weights are streamed from its files. Keywords are CrossEncoder's, and these:
+
+    memory_budget (or max_memory): MB of 10^6 bytes, or "150MB": what the process grows by from here on, at most; None
+    is a window of half a layer twice and a tenth of the embedding rows, whatever they take.
+    calibration: the file of `calibrate`; None is the one beside the model, if there is one; False prunes nothing.
+    threshold: of the paper's dispersion rule, instead. probes: what scores are made by after every layer but the last.
+    mode: "set" accepts and drops early (the paper), so that scores of documents that were decided after different
+    layers are on different scales, those decided earlier first; "order" only drops, and ranks by final scores.
+    truncate: whether longer documents lose their end, and are counted, or are refused.
+    instruction: for rerankers that answer yes or no. A causal LM is taken for one of these if its name has "rerank" in
+    it or this is given. dtype: of the computation; None is that of the files.
+    receipt: of the last call. Calls from several threads take turns.
+    Raises ValueError, FileNotFoundError or ConnectionError, with one sentence.
+    """
+
+    def __init__(
+        self, model_name_or_path: str | Path, *, memory_budget: float | str | None = None,
+        max_memory: float | str | None = None, calibration: str | Path | bool | None = None,
+        threshold: float | None = None, probes: Probes | None = None, mode: Mode = "set",
+        max_length: int | None = None, truncate: bool = True, instruction: str | None = None,
+        activation_fn: Activation | None = None, dtype: torch.dtype | None = None, num_labels: int | None = None,
+        device: str | None = None, backend: str = "torch", revision: str | None = None, token: bool | str | None = None,
+        local_files_only: bool = False, cache_folder: str | None = None, trust_remote_code: bool = False,
+        prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None, **others: Any,
+    ) -> None:  # fmt: skip
+        baseline = anonymous()
+        self.budget = _megabytes(memory_budget if max_memory is None else max_memory)
+        dtype = _dtype(dtype, model_kwargs)
+        _require_known({name: value for name, value in others.items() if value}, device)
+        if backend != "torch":
+            raise ValueError(f"The backend is torch, not {backend!r}.")
+        if trust_remote_code:
+            raise ValueError("Code that comes with a model is not run: trust_remote_code is False here.")
+        if num_labels not in (None, 1):
+            raise ValueError(f"A reranker gives one score a pair, not {num_labels}.")
+        if mode not in ("set", "order"):
+            raise ValueError(f"The mode is set or order, not {mode!r}.")
+        if threshold is not None and not (_is(Real, threshold) and threshold >= 0):
+            raise ValueError(f"A dispersion threshold is a number from 0 on, not {threshold!r}.")
+        self.spec, self.mode, self.threshold, self.probes = str(model_name_or_path), mode, threshold, probes
+        self.truncate, self.prompts = truncate, dict(prompts or {})
+        self._default = self._prompt(None, default_prompt_name)
+        self.instruction = instruction or self._default or INSTRUCTION
+        if self.budget is not None:
+            few_arenas()
+        folder = prepare(self.spec, dtype, revision, token, local_files_only, cache_folder)
+        checkpoint, config = Checkpoint.open(folder), loading.configuration(self.spec, folder)
+        self.tokenizer = loading.tokenizer(self.spec, folder)
+        self.architecture = Architecture(
+            config, loading.answers(self.spec, config, self.tokenizer, instruction or default_prompt_name)
+        )
+        self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
+        if probes is not None:
+            probes.require(self.architecture.layers, self.architecture.width)
+        longest = self.architecture.longest
+        if max_length is not None and not (_is(Integral, max_length) and 1 <= max_length <= longest):
+            raise ValueError(f"max_length is from 1 to {longest} tokens, not {max_length}.")
+        self.max_length = max_length
+        self.activation_fn = activation_fn or loading.activation(config, folder)
+        _forget_pages(folder)
+        trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
+        self._baseline = baseline
+        self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
+        plan(self._model, [1], self.budget)  # a budget that is too small for anything is refused at once
+        self._turn, self._closed = threading.RLock(), False
+        self._open: tuple[Plan, Streamed] | None = None
+        self.receipt: Receipt | None = None
+        self._calibrations: dict[tuple[int, str], Calibration] = {}
+        self._load(calibration)
+
+    # What CrossEncoder has
+
+    @property
+    def num_labels(self) -> int:
+        """Scores of a pair."""
+        return 1
+
+    def predict(
+        self, inputs: Sequence[Sequence[str]] | Sequence[str] = (), prompt_name: str | None = None,
+        prompt: str | None = None, *, activation_fn: Activation | None = None, apply_softmax: bool | None = False,
+        convert_to_numpy: bool = True, convert_to_tensor: bool = False, device: str | None = None,
+        sentences: Any = None, **ignored: Any,
+    ) -> Any:  # fmt: skip
+        """Scores of (query, document) pairs, none of which is pruned: an array [n], a tensor, or a list of tensors.
+
+        One pair gives one score; none give an empty array, tensor or list.
+        """
+        _require_known(ignored, device)
+        given = inputs if sentences is None else sentences
+        single = len(given) == 2 and isinstance(given[0], str)
+        pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else list(given))]
+        queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
+        with self._turn:
+            said = self._prompt(prompt, prompt_name)
+            logits = self._run(queries, documents, None, said).outcome.score if pairs else np.empty(0)
+        made = (activation_fn or self.activation_fn)(torch.tensor(np.asarray(logits), dtype=torch.float32))
+        scores = made[0] if single else made
+        if convert_to_tensor or (single and not convert_to_numpy):
+            return scores
+        return scores.numpy()[()] if convert_to_numpy else list(scores)
+
+    def rank(
+        self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
+        prompt_name: str | None = None, prompt: str | None = None, *, activation_fn: Activation | None = None,
+        device: str | None = None, **ignored: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """The best documents, best first: {"corpus_id": place in `documents`, "score": float, "text": if asked for}.
+
+        top_k: how many; None, or more than there are, is all, of which none is pruned. With a top_k that was calibrated
+        for, or a threshold, candidates whose place is clear leave early.
+        Raises ValueError on what is no text, a negative top_k, a budget that is too small for these documents, and
+        damaged weights; OSError where a disk fails or is full. It can be called again after any of these.
+        """
+        _require_known(ignored, device)
+        if isinstance(documents, str):
+            raise ValueError("The documents are a list of texts, not one text.")
+        texts = list(documents)
+        if top_k is not None and not (_is(Integral, top_k) and top_k >= 0):
+            raise ValueError(f"top_k is a whole number from 0 on, or None, not {top_k!r}.")
+        k = len(texts) if top_k is None else min(int(top_k), len(texts))
+        if not k:
+            return []
+        with self._turn:
+            outcome = self._run([query] * len(texts), texts, k, self._prompt(prompt, prompt_name)).outcome
+        order = outcome.chosen
+        made = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
+        return [
+            {"corpus_id": place, "score": score} | ({"text": texts[place]} if return_documents else {})
+            for place, score in zip(order.tolist(), made, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Give back memory, threads and files. A second call does nothing."""
+        with self._turn:
+            self._closed = True
+            if self._open is not None:
+                self._open[1].close()
+                self._open = None
+
+    def __enter__(self) -> Reranker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Calibration
+
+    def calibrate(
+        self, queries: Sequence[str], documents: Sequence[Sequence[str]] | Sequence[str], k: int,
+        recall: float = 0.98, confidence: float = 0.95, *, precision: float | None = None,
+        relevant: Sequence[Sequence[int]] | None = None, save: bool | str | Path = True,
+    ) -> Calibration:  # fmt: skip
+        """Find how much can be pruned for a top K, from queries like those to come; `rank(..., top_k=k)` does it then.
+
+        documents: a list of candidates for each query, or one list for all. recall: of the full model's top K, its mean
+        over further queries of the kind is at least that in all but a share 1 - confidence of calibrations: certified
+        (`margins`), not hoped for. precision: in its place the paper's: the lowest dispersion threshold with at least
+        that Precision@K on these queries, whose `relevant` places are given; it promises nothing for others.
+        save: beside the model, nowhere (False), or to a file. Where nothing can be certified, nothing is pruned.
+        Raises ValueError where there are too few queries, naming how many it takes.
+        """
+        if not (_is(Integral, k) and k >= 1):
+            raise ValueError(f"k is a whole number from 1 on, not {k!r}.")
+        every: Any = [documents] * len(queries) if documents and isinstance(documents[0], str) else documents
+        if len(every) != len(queries) or (relevant is not None and len(relevant) != len(queries)):
+            raise ValueError(f"There are {len(queries)} queries, and candidates or relevant places of another number.")
+        if precision is None:
+            margins.require(round((1 - margins.FITTED) * len(queries)), recall, confidence)
+        elif relevant is None:
+            raise ValueError("A Precision@K needs the relevant places of each query.")
+        if empty := [number for number, texts in enumerate(every) if not len(texts)]:
+            raise ValueError(f"Query {empty[0]} has no candidates.")
+        pools = []
+        for number, (query, texts) in enumerate(zip(queries, every, strict=True)):
+            with self._turn:
+                history = self._run([query] * len(texts), list(texts), None, None).outcome.history
+            right = np.isin(np.arange(len(texts)), [] if relevant is None else relevant[number])
+            pools.append(Pool(str(number), "validation", history, right))
+        found = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
+        self._calibrations[found.k, found.mode] = found
+        if save is not False:
+            path = self._beside() if save is True else Path(save)
+            calibration.save(path, self._identity, self._calibrations)
+        return found
+
+    def _load(self, given: str | Path | bool | None) -> None:
+        if given is False or self.threshold is not None:
+            return
+        path = self._beside() if given is None or given is True else Path(given)
+        if path.is_file():
+            self._calibrations = calibration.load(path, self._identity)
+        elif given is not None:
+            raise FileNotFoundError(f"There is no file {str(given)!r} of calibrations.")
+
+    def _beside(self) -> Path:
+        return self._model.checkpoint.folder / calibration.FILE
+
+    @cached_property
+    def _identity(self) -> str:
+        """The fingerprint of the weights, for which the files may have to be read once."""
+        return calibration.fingerprint(Checksums.of(self._model.checkpoint))
+
+    # A run
+
+    def _run(self, queries: list[str], documents: list[str], k: int | None, prompt: str | None) -> Pass:
+        """Score pairs, or select the K best documents of one query. Under the lock."""
+        if self._closed:
+            raise ValueError("This reranker is closed.")
+        self.receipt = None
+        if self.architecture.answers is None and (start := self._default if prompt is None else prompt):
+            queries = [start + query for query in queries]  # as CrossEncoder does
+        instruction = prompt or self.instruction
+        read = encode(self.architecture, self.tokenizer, queries, documents, self.max_length, instruction)
+        if read.truncated and not self.truncate:
+            raise ValueError(f"{read.truncated} of {len(documents)} documents are longer than the model reads.")
+        chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
+        weights, peak = self._streamed(chosen), anonymous()
+        before = _counters(weights)
+
+        def watched(*arguments: Any) -> torch.Tensor:
+            nonlocal peak
+            found = run_layer(*arguments)
+            peak = max(peak, anonymous())
+            if self.budget is not None:
+                trim()  # what a layer's temporaries leave free; about a millisecond
+            return found
+
+        engine = Engine(
+            self.architecture, weights, chunk=chosen.chunk, states=Offloaded if chosen.offload else Resident,
+            probes=self.probes, run_layer=watched,
+        )  # fmt: skip
+        rule = None if k is None or k >= len(documents) else self._rule(k)
+        done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
+        counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
+        self.receipt = _receipt(done, counted, read.truncated, chosen, (peak - self._baseline) / MB)
+        return done
+
+    def _rule(self, k: int) -> Rule | None:
+        if self.threshold is not None:
+            return cluster_rule(self.threshold)
+        found = self._calibrations.get((k, self.mode))
+        return None if found is None else found.rule
+
+    def _streamed(self, chosen: Plan) -> Streamed:
+        """The open weights, opened anew where they hold more than the plan has room for."""
+        held = self._open
+        if held and (held[0].slots > chosen.slots or held[0].embedding_rows > chosen.embedding_rows):
+            held[1].close()
+            held = self._open = None
+        if held is None:
+            streamed = Streamed(
+                self._model.checkpoint, self.architecture.part_of, slots=chosen.slots,
+                embedding_rows=chosen.embedding_rows,
+            )  # fmt: skip
+            held = self._open = chosen, streamed
+        return held[1]
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str | None:
+        if name is not None and name not in self.prompts:
+            raise ValueError(f"There is no prompt {name!r}; there are {', '.join(self.prompts) or 'none'}.")
+        return self.prompts[name] if prompt is None and name is not None else prompt
+
+
+def _calibrated(
+    pools: list[Pool], k: int, mode: str, recall: float, confidence: float, precision: float | None
+) -> Calibration:
+    exact = mode == "order"
+    if precision is not None:
+        threshold = thresholds.calibrate(pools, k, precision, exact)
+        found = measure(pools, k, cluster_rule(threshold), exact)
+        reached, saved = float(found["precision"].mean()), float(found["saved"].mean())
+        return Calibration(k, mode, "precision", precision, None, len(pools), reached, saved,
+                           threshold=threshold if np.isfinite(threshold) else None)  # fmt: skip
+    certified = margins.certify(pools, k, recall, confidence, exact)
+    rule = certified.rule
+    saved = 0.0 if rule is None else float(measure(pools, k, rule, exact)["saved"].mean())
+    return Calibration(
+        k, mode, "recall", recall, confidence, certified.tested, certified.recall, saved,
+        weights=None if rule is None else rule.weights.tolist(),
+        margins=None if rule is None else rule.margins.tolist(),
+    )  # fmt: skip
+
+
+def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, peak: float) -> Receipt:
+    """counted: as of `_counters`, of this call."""
+    outcome, margin = done.outcome, None
+    (layers, count), (stalled, read, hits, misses) = outcome.history.shape, counted
+    at_last = outcome.layer == layers
+    last, kept = np.sort(outcome.history[-1][at_last])[::-1], int(outcome.kept[at_last].sum())
+    if 0 < kept < len(last):
+        margin = float(last[kept - 1] - last[kept])
+    return Receipt(
+        count, layers, outcome.active.tolist(), outcome.saved, bool(at_last.all()), margin, done.seconds.tolist(),
+        done.embedding, stalled, read, hits, misses, truncated, peak,
+        {name: size / MB for name, size in chosen.parts.items()},
+    )  # fmt: skip
+
+
+def _counters(weights: Streamed) -> tuple[float, int, int, int]:
+    """Seconds waited for the disk, bytes of weights read, rows found in the cache and rows read, so far."""
+    window, rows = weights.window, weights.embeddings
+    return window.stalled, window.read_bytes, rows.hits, rows.misses
+
+
+# What is given
+
+
+def _is(kind: type, value: object) -> bool:
+    """Whether it is a number of the kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _megabytes(given: Any) -> float | None:
+    """MB of a number, or of a text such as 150MB, 150 MB or 0.2GB."""
+    if isinstance(given, str) and (found := re.fullmatch(r"\s*([0-9.]+)\s*(MB|GB|MiB|GiB)?\s*", given, re.IGNORECASE)):
+        scale = {"mb": 1.0, "gb": 1e3, "mib": 2**20 / MB, "gib": 2**30 / MB}[(found[2] or "MB").lower()]
+        with contextlib.suppress(ValueError):
+            given = float(found[1]) * scale
+    if given is None:
+        return None
+    if not _is(Real, given):
+        raise ValueError(f'A memory budget is a number of MB or a text like "150MB", not {given!r}.')
+    if not 0 < given < np.inf:
+        raise ValueError(f"A memory budget is above 0 MB, not {given}.")
+    return float(given)
+
+
+def _dtype(given: torch.dtype | None, options: Mapping[str, Any] | None) -> torch.dtype | None:
+    """The dtype, also as CrossEncoder has it, in model_kwargs."""
+    left = dict(options or {})
+    named = left.pop("dtype", left.pop("torch_dtype", None))
+    if left:
+        raise ValueError(f"model_kwargs may name a dtype, not {', '.join(left)}: weights are streamed, not loaded.")
+    named = getattr(torch, named, named) if isinstance(named, str) and named != "auto" else named
+    found = given if given is not None else None if named == "auto" else named
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(f"A dtype is one of torch's floating-point ones, such as torch.bfloat16, not {found!r}.")
+    return found
+
+
+def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> None:
+    """Refuse keywords that CrossEncoder has not, or that would need something that is not here."""
+    if device not in (None, "cpu"):
+        raise ValueError(f"Weights are streamed to the CPU, not to {device!r}.")
+    odd = [name for name in ignored if name not in _IGNORED]
+    if odd:
+        raise ValueError(f"{odd[0]} is not known here; the keywords of CrossEncoder that are taken stand in the help.")
+    size = ignored.get("batch_size", 1)
+    if not (_is(Integral, size) and size >= 1):
+        raise ValueError(f"batch_size must be a positive integer, got {size!r}.")
+    if ignored.get("pool") is not None:
+        raise ValueError("There is no pool of processes here: a reranker is one process with one budget.")
+
+
+def _pair(number: int, pair: Sequence[str]) -> Sequence[str]:
+    if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+        raise ValueError(f"Input {number} is not a pair of a query and a document.")
+    return pair
+
+
+def _forget_pages(folder: Path) -> None:
+    """Take the small files that were read out of the page cache, as weights are."""
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            drop_pages(file.fileno(), 0, path.stat().st_size)

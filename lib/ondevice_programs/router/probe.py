@@ -1,0 +1,48 @@
+"""Whether a chat endpoint goes on from a given prefix, found out by asking it twice.
+
+An endpoint may refuse `continue_final_message`, ignore it and begin anew, or take the prefix for a turn that is over.
+So it is asked to go on in the middle of a long word that it has read three times: only who continues this very text
+answers with the rest of the word, and who would say the same without the prefix proves nothing.
+"""
+
+from __future__ import annotations
+
+from ondevice_programs.router.endpoints import EndpointError, Finish, Piece
+from ondevice_programs.router.request import Request, count_tokens
+from ondevice_programs.router.sides import Member
+
+WORD, CUT = "quartzmarmalade", 6
+PREFIX = f"{WORD}, {WORD}, {WORD}, {WORD[:CUT]}"
+LIMITS = {"max_tokens": 4}
+REQUEST = Request(
+    messages=({"role": "user", "content": f"Write the word {WORD} five times, with commas between them."},),
+    limits=LIMITS,
+    options={"temperature": 0},
+)
+
+
+async def can_continue(member: Member) -> bool | None:
+    """True where it surely does, None where it could not be asked."""
+    try:
+        with_prefix, tokens = await _answer(member, PREFIX)
+        fresh, fewer = await _answer(member, "")
+    except EndpointError as error:
+        return False if error.status in (400, 422) else None
+    rest = WORD[CUT:]
+    said = len(with_prefix) > 2 and (rest.startswith(with_prefix) or with_prefix.startswith(rest))
+    grown = tokens is None or fewer is None or tokens > fewer
+    return said and grown and not fresh.startswith(with_prefix[: len(rest)])
+
+
+async def _answer(member: Member, prefix: str) -> tuple[str, int | None]:
+    """(the answer's first tokens, tokens of the prompt as the endpoint counted them)."""
+    texts: list[str] = []
+
+    def hear(event: Piece | Finish) -> None:
+        if isinstance(event, Piece):
+            texts.append(event.text)
+
+    finish = await member.source.ask(REQUEST, prefix, LIMITS, hear)
+    prompt = finish.usage.prompt_tokens if finish.usage else None
+    member.spent += member.cost(prompt or REQUEST.tokens + count_tokens(prefix), len(texts))
+    return "".join(texts), prompt

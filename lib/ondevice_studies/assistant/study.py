@@ -1,0 +1,198 @@
+"""What each set of systems does to an answer: recorded passes and decisions, on a clock of measured costs.
+
+A set is a string of letters of SYSTEMS, in their order; "" is the plain pipeline: an embedder, the device alone, plain
+decoding. Sets are compared question by question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ondevice import evidence
+from ondevice.network.link import Line
+from ondevice_papers.disco import dispatch
+from ondevice_papers.disco.distributions import Lengths
+from ondevice_papers.disco.migration import Answers, Migration, Prices, expected_remaining, stream
+from ondevice_papers.disco.policy import NEVER
+from ondevice_papers.disco.race import race
+from ondevice_papers.dragon.aggregation import Floats
+from ondevice_programs.assistant.systems import SYSTEMS, drafter_of
+from ondevice_studies.dragon.pair import added
+from ondevice_studies.dragon.simulator import HEADER, World, simulate
+
+SETS = ["".join(letters) for size in range(6) for letters in combinations(SYSTEMS, size)]
+KEYS = ["question", "picked", "method", "drafter"]
+
+
+def named(systems: str) -> str:
+    """A set in words."""
+    return " + ".join(SYSTEMS[letter] for letter in systems) or "plain"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on one core of a machine, by name and size (record `costs`)."""
+
+    table: Mapping[str, Mapping[int, float]]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Costs:
+        """Medians of a machine's rows."""
+        found: dict[str, dict[int, float]] = {}
+        middle: Any = table.groupby(["name", "size"])["seconds"].median()
+        for (name, size), seconds in middle.items():
+            found.setdefault(name, {})[size] = seconds
+        return cls(found)
+
+    def __call__(self, name: str, size: Any = 1) -> Any:
+        """Between measured sizes by a straight line."""
+        sizes = sorted(self.table[name])
+        return np.interp(size, sizes, [self.table[name][one] for one in sizes])
+
+
+def ready(costs: Costs, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
+    """Seconds until a side has its passages' rows: picking, the reranker's layers, prefill."""
+    prefill = costs("prefill, logits read" if "S" in drafter else "prefill") * answer[f"{side}_prompt"]
+    found = costs("hybrid") + costs("layer of a candidate") * answer[f"{side}_work"] if picked else costs("embedding")
+    return float(found + prefill)
+
+
+def paces(costs: Costs, widths: NDArray[np.int64], drafter: str) -> Floats:
+    """[n] seconds of each position: a pass of so many tokens with its drafting, or a mixture where it is known."""
+    passes = costs("pass", widths) + costs(f"drafting {drafter}".strip())
+    return np.where(widths > 0, passes, 0.0) + costs("mixture")
+
+
+class Recorded:
+    """The records, by question: of those that all drafters ran on.
+
+    answers: a row an answer. steps: [n, 3] of a side's positions, in order: width, and whether its and the other side's
+    draft were accepted. ready, paces: the functions above, or an experiment's.
+    """
+
+    def __init__(
+        self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs, ready: Callable[..., float] = ready,
+        paces: Callable[..., Floats] = paces,
+    ) -> None:  # fmt: skip
+        self._ready, self._paces = ready, paces
+        self.costs, self.kind = costs, evidence.kind_of([answers, "simulated"])
+        self.names = sorted(set(answers.loc[answers["drafter"] != "", "question"]))
+        rows: Any = answers.to_dict("records")
+        self.answers = {tuple(row[key] for key in KEYS): row for row in rows}
+        known: Any = steps.groupby([*KEYS, "side"], sort=False)[["width", "accepted", "other_accepted"]]
+        self.steps = {key: part.to_numpy(int) for key, part in known}
+
+    def answer(self, name: str, method: str, systems: str) -> dict[str, Any]:
+        """The row of `answers`. method: device, cloud or both."""
+        return self.answers[name, "G" in systems, method, drafter_of(systems)]
+
+    def times(self, name: str, method: str, systems: str, side: str, slower: float) -> Floats:
+        """[n] seconds after its question at which a side has each of its own tokens, or drafts of them."""
+        picked, drafter = "G" in systems, drafter_of(systems)
+        seconds = self._paces(self.costs, self.steps[name, picked, method, drafter, side][:, 0], drafter)
+        seconds[0] += self._ready(self.costs, self.answer(name, method, systems), side, picked, drafter)
+        return slower * np.cumsum(seconds) if side == "device" else np.cumsum(seconds)
+
+
+def together(
+    recorded: Recorded, name: str, systems: str, delay: float, slower: float, seed: int = 0,
+    simulate: Callable[..., Any] = simulate,
+) -> dict[str, float]:  # fmt: skip
+    """DRAGON's answer: both sides' passes, decisions and links in its simulator."""
+    up, down = added(delay)
+    steps = recorded.steps[name, "G" in systems, "both", drafter_of(systems), "device"]
+    device, cloud = (np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0)
+                     for side in ("device", "cloud"))  # fmt: skip
+    cloud[0] += Line(up, seed, "up").arrival(0.0, HEADER)
+    world = World(steps[:, 1:].astype(bool), device, cloud, up, down, lookahead=32)
+    run, answer = simulate(world, seed=seed), recorded.answer(name, "both", systems)
+    return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,
+            "cloud_tokens": answer["cloud_prompt"] + run.drafted[1], "asked": True}  # fmt: skip
+
+
+def single(recorded: Recorded, name: str, systems: str, slower: float, side: str = "device") -> dict[str, float]:
+    """One side's answer, on that side."""
+    times, answer = recorded.times(name, side, systems, side, slower), recorded.answer(name, side, systems)
+    return {"ttft": times[0], "last": times[-1], "right": answer["right"], "wire": 0, "asked": False,
+            "cloud_tokens": (answer["cloud_prompt"] + len(times)) * (side == "cloud")}  # fmt: skip
+
+
+def admitted(lengths: Sequence[int], budget: float, seed: int = 0) -> NDArray[np.bool_]:
+    """DiSCo-S: which questions of so many tokens the cloud may start on."""
+    policy = dispatch.server_constrained(Lengths.of(np.asarray(lengths)), budget)
+    coins = np.random.default_rng(seed).random(len(lengths)) < policy.chance[lengths]
+    return policy.wait_server[coins.astype(int), lengths] < NEVER
+
+
+def raced(
+    recorded: Recorded, names: Sequence[str], systems: str, delay: float, slower: float, seed: int = 0
+) -> list[dict[str, float]]:
+    """DiSCo's answers without DRAGON: the first token wins; where that is the cloud's, the device takes its passages
+    over as soon as the reader would not notice, and goes on with the same text."""
+    up, down = added(delay)
+    device, cloud = ([single(recorded, name, systems, slower, side) for name in names] for side in ("device", "cloud"))
+    way = np.array([Line(up, seed + i, "up").arrival(0.0, HEADER) + Line(down, seed + i, "down").arrival(0.0, HEADER)
+                    for i in range(len(names))])  # fmt: skip
+    first, server = (np.array([one["ttft"] for one in side]) for side in (device, cloud))
+    lost = race(0.0 * way, 0.0 * way, first, server + way).device_won
+    answers = [recorded.answer(name, "cloud", systems) for name in names]
+    prompt, length, size = (np.array([answer[column] for answer in answers])
+                            for column in ("cloud_prompt", "tokens", "cloud_bytes"))  # fmt: skip
+    gap = np.array([one["last"] - one["ttft"] for one in cloud]) / np.maximum(1, length - 1)
+    prefill = slower * float(recorded.costs("prefill"))
+    fetch = 2 * way.mean() + size.mean() / down.bandwidth
+    rule = Migration(Prices(1.0, 1.0), Prices(0.0, 0.0), expected_remaining(length, int(length.max())),
+                     lambda tokens: fetch + prefill * tokens)  # fmt: skip
+    given = Answers(prompt, length, server + way, gap, slower * gap, np.full(len(names), fetch), prefill)
+    told = stream(rule, given)
+    took = fetch + prefill * (prompt + told.asked)
+    last = given.ttft + (np.where(told.migrated, told.asked, length) - 1) * gap
+    last += np.where(told.migrated, took + (length - told.asked - 1) * given.target_gap, 0.0)
+    rows = []
+    for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
+        won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}
+        sent = HEADER * (1 + told.source_tokens[i]) + size[i] * told.migrated[i]
+        rows.append({**mine, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]} if lost[i] else
+                    {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + told.source_tokens[i]})
+    return rows
+
+
+def play(
+    recorded: Recorded, systems: str, delay: float, slower: float = 8.0, budget: float = 0.5, seed: int = 0, *,
+    admitted: Callable[..., NDArray[np.bool_]] = admitted, together: Callable[..., dict[str, float]] = together,
+) -> pd.DataFrame:  # fmt: skip
+    """A row a question: ttft and last token (s), right, bytes on the wire, cloud tokens, whether the cloud was asked.
+
+    delay: added to the link, s. slower: the device's seconds over the cloud's. budget: of the questions' tokens.
+    """
+    lengths = [int(recorded.answer(name, "device", systems)["query"]) for name in recorded.names]
+    asks = admitted(lengths, budget, seed) if "C" in systems else np.full(len(lengths), "D" in systems)
+    rows = {}
+    for i, name in enumerate(recorded.names):
+        rows[name] = (together(recorded, name, systems, delay, slower, seed + i) if asks[i] and "D" in systems
+                      else single(recorded, name, systems, slower))  # fmt: skip
+    if "D" not in systems and asks.any():
+        chosen = [name for name, asked in zip(recorded.names, asks, strict=True) if asked]
+        rows |= dict(zip(chosen, raced(recorded, chosen, systems, delay, slower, seed), strict=True))
+    table = pd.DataFrame([rows[name] for name in recorded.names], dtype=float).assign(question=recorded.names)
+    table["holder"] = [recorded.answer(name, "device", "")["holder"] for name in recorded.names]
+    return evidence.derived(table.assign(systems=systems, delay=delay, slower=slower), recorded.kind)
+
+
+def gain(played: Mapping[str, pd.DataFrame], quantity: str, systems: str, before: str = "") -> evidence.Estimate:
+    """How many times less a set takes than another one, in the geometric mean over questions. played: by set."""
+    return evidence.ratio(played[before][quantity].tolist(), played[systems][quantity].tolist(), played[systems])
+
+
+def synergy(played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str) -> evidence.Estimate:
+    """A pair's gain over the product of its parts' gains alone: 1 where they multiply, below 1 where they cancel."""
+    pair = "".join(letter for letter in SYSTEMS if letter in one + other)
+    plain, first, second, both = (played[systems][quantity] for systems in ("", one, other, pair))
+    return evidence.ratio((first * second).tolist(), (plain * both).tolist(), played[pair])

@@ -1,0 +1,291 @@
+"""What this machine takes: cost curves T(rows, cached), and whole answers with their parts, interleaved.
+
+`python -m ondevice_studies.diaa.timing --minutes M` on a quiet machine writes curves and whole of data/records/diaa for this
+machine, after each part anew, the most important parts first; it begins nothing after the minutes. One thread.
+float32 is the lean engine's, where it has the model; "float32, transformers" and the other formats are transformers'.
+Prompts are those of the record. Drafting forwards have a part of their own: one of SpS costs the small T(1), and one
+of SWIFT the row "<model>, layers skipped" of the curves. SWIFT itself is not run: it skips layers of the transformers
+model, which the lean engine cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import product
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ondevice import models
+from ondevice.causal_lm import CausalLM, Session, TokenTree
+from ondevice.causal_lm.lean import engine
+from ondevice.evidence import Recorder, machine_name
+from ondevice.evidence import load as load_record
+from ondevice.speculation import greedy
+from ondevice.speculation.largest import Likeliest
+from ondevice.speculation.layer_skipping import SkipSearch, sublayers
+from ondevice_papers.diaa.drafter import Learning
+from ondevice_papers.diaa.tables import K
+from ondevice_studies.diaa.methods import BASE, DIAA, MAIN, MIXTURE, READS, SMALL, Made, Workbench
+from ondevice_studies.diaa.record import PLAIN, sample
+from ondevice_studies.speculation.request_set import Request
+from ondevice_studies.speculation.verify_cost import verifications
+
+ROWS = (1, 2, 4, 8, 16, 24, 33, 48, 64, 80)
+CACHED = (64, 256, 768)
+SHAPES = ("random:qwen2.5-0.5b", "random:qwen2.5-1.5b")
+DTYPES = ("float32", "int8", "bfloat16", "float32, transformers")
+AGAIN = ", again"  # the same method a second time: their difference is the floor below which none is read
+DRIVEN = (PLAIN, DIAA, READS, MIXTURE, "PLD, transformers' rules", "SAM-D")
+PROMPTS = 12  # of a task
+KEYS = {"curves": ["model", "dtype", "cached"], "whole": ["model", "method", "task", "request"]}
+
+
+# Curves
+
+
+def load(spec: str, dtype: str) -> CausalLM:
+    """A model in one of DTYPES; int8: its linear layers by PyTorch's dynamic quantisation, the rest float32."""
+    model = models.load(spec, torch.bfloat16 if dtype == "bfloat16" else torch.float32).model
+    if dtype == "int8":
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    return engine(model) if dtype == "float32" else CausalLM(model)
+
+
+def shortened(spec: str, dtype: str) -> CausalLM:
+    """A bundled model without the layers that SWIFT skips at first, whole ones: what a draft of it costs."""
+    model: Any = models.load(spec).model
+    parts = len(sublayers(CausalLM(model)))
+    left_out = {1 + part // 2 for part in SkipSearch(parts).best.tolist()}
+    kept = [layer for place, layer in enumerate(model.model.layers) if place not in left_out]
+    for place, layer in enumerate(kept):
+        layer.self_attn.layer_idx = place
+    model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList(kept), len(kept)
+    return engine(model) if dtype == "float32" else CausalLM(model)
+
+
+class Curve:
+    """T(rows) behind `cached` tokens, measured a turn at a time, each over all rows; their ids do not matter."""
+
+    def __init__(self, lm: CausalLM, cached: int, rows: Sequence[int], label: dict[str, str]) -> None:
+        self.cached, self.rows, self.label = cached, rows, label
+        self.verify = verifications(lm, cached, rows)
+        self.times: list[list[float]] = []
+
+    def turn(self) -> None:
+        """Once each number of rows."""
+        self.times.append(self.verify())
+
+    def table(self) -> pd.DataFrame:
+        """rows, cached, seconds (the median, with 95 %: low, high), mean, n."""
+        found = np.sort(np.array(self.times), axis=0)
+        n = len(found)
+        reach = 0.98 * n**0.5  # of the median's interval, in ranks
+        return pd.DataFrame({
+            **self.label, "rows": self.rows, "cached": self.cached, "seconds": np.median(found, axis=0),
+            "low": found[max(0, int(n / 2 - reach))], "high": found[min(n - 1, int(n / 2 + reach))],
+            "mean": found.mean(axis=0), "n": n,
+        })  # fmt: skip
+
+
+def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
+    """All curves of a model; of the bundled ones in float32 also one row without the layers that SWIFT skips."""
+    bundled, label = not spec.startswith("random:"), {"model": spec, "dtype": dtype}
+    lengths = CACHED if bundled else (256,)
+    found = [Curve(lm, cached, ROWS, label) for cached in lengths]
+    if bundled and dtype.startswith("float32"):
+        label, short = {"model": f"{spec}, layers skipped", "dtype": dtype}, shortened(spec, dtype)
+        found += [Curve(short, cached, (1,), label) for cached in lengths]
+    return found
+
+
+def curves(spec: str, dtype: str, seconds: float) -> pd.DataFrame:
+    """All curves of a model, in turns for about `seconds`. A slow machine or model has fewer turns, at least one."""
+    found, began = of_model(load(spec, dtype), spec, dtype), perf_counter()
+    while not found[0].times or (perf_counter() - began < seconds and len(found[0].times) < 60):
+        for one in found:
+            one.turn()
+    return pd.concat([one.table() for one in found], ignore_index=True)
+
+
+# Whole answers
+
+
+class Watch:
+    """Seconds of an answer by part. Of timed calls that nest, the inner ones are a drafter's forwards: `drafting`."""
+
+    def __init__(self) -> None:
+        self.began, self.first = perf_counter(), 0.0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner: list[float] = []  # of each call that is under way, the seconds of calls inside it
+
+    def choice(self, logits: torch.Tensor) -> int:
+        """Greedy, noting when the first token was chosen."""
+        token = greedy(logits)
+        self.first = self.first or perf_counter()
+        return token
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, whose seconds count for the part."""
+
+        def run(*arguments: Any) -> Any:
+            began = perf_counter()
+            self._inner.append(0.0)
+            found = call(*arguments)
+            spent = perf_counter() - began
+            own = spent - self._inner.pop()
+            self.seconds["drafting" if self._inner else part] += own
+            if self._inner:
+                self._inner[-1] += spent
+            return found
+
+        return run
+
+    def on(self, of: Any, **parts: str) -> Any:
+        """A context in which methods of an object or a class are timed, each for a part."""
+        calls: dict[str, Any] = {name: self.timed(part, getattr(of, name)) for name, part in parts.items()}
+        return patch.multiple(of, **calls)
+
+
+class Driven:
+    """A model of random weights that takes its time, in step with one that says what is accepted; or their sessions.
+
+    Drafts, tables and choices are those of `said`, whose forwards are not counted; every tree is verified by `shape`
+    too. find: where the drafter learns, the search for the K likeliest of the shape's own vocabulary; else None.
+    """
+
+    def __init__(self, said: Any, shape: Any, watch: Watch, find: Any) -> None:
+        self.said, self.shape, self.watch, self.find = said, shape, watch, find
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.said, name)  # what does not take time: limits, the vocabulary, lengths
+
+    def start(self, capacity: int) -> Driven:
+        """Both sessions."""
+        return Driven(self.said.start(capacity), self.shape.start(capacity), self.watch, self.find)
+
+    def prefill(self, prompt: Sequence[int], *reads: Any) -> torch.Tensor:
+        """Of both; the shape's prompt is read where the drafter reads it."""
+        read = (reads[0], lambda start, logits: self.find(logits)) if reads else ()
+        self.watch.timed("prefill", self.shape.prefill)(prompt, *read)
+        return self.said.prefill(prompt, *reads)
+
+    def verify(self, tree: TokenTree) -> torch.Tensor:
+        """The other model's logits."""
+        logits = self.watch.timed("verify", self.shape.verify)(tree)
+        if self.find:
+            self.watch.timed("observe", self.find)(logits)
+        return self.said.verify(tree)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Of both."""
+        self.watch.timed("keep", self.shape.keep)(path)
+        self.said.keep(path)
+
+
+def answer(bench: Workbench, made: Made, request: Request, shape: CausalLM | None, find: Likeliest) -> dict[str, float]:
+    """prefill_s, decode_s, and of it verify_s and keep_s of the model, drafting_s of models inside the drafter,
+    draft_s and observe_s of the drafter itself, choose_s, the rest; tokens, passes.
+
+    shape: is driven; decode_s is then the sum of the parts.
+    """
+    watch, (drafter, budget) = Watch(), made
+    lm = Driven(bench.lm, shape, watch, find if isinstance(drafter, Learning) else None) if shape else bench.lm
+    model = nullcontext() if shape else watch.on(Session, verify="verify", extend="extend", keep="keep")
+    with model, watch.on(drafter, propose="draft", observe="observe"):
+        found = bench.generate(lm, drafter, request.ids, request.limit, budget=budget, choice=watch.choice,
+                               ends=request.ends)  # fmt: skip
+    ended = perf_counter()
+    parts = {f"{part}_s": watch.seconds[part] for part in ("verify", "keep", "drafting", "draft", "observe")}
+    decode = sum(parts.values()) if shape else ended - watch.first
+    prefill = watch.seconds["prefill"] if shape else watch.first - watch.began
+    times = {"prefill_s": prefill, "decode_s": decode, **parts, "choose_s": decode - sum(parts.values())}
+    return {**times, "tokens": len(found.tokens), "passes": len(found.steps)}
+
+
+def whole(
+    bench: Workbench, asked: Sequence[Request], methods: Sequence[str], until: float, beside: Sequence[Curve] = (),
+    shape: str = "",
+) -> pd.DataFrame:  # fmt: skip
+    """Every request by every method, in an order that rotates; a row each, with the columns of `answer`.
+
+    A method begins each task with a fresh drafter, as in the record, so that its passes are the recorded ones. Curves
+    take a turn after every request, so that what slows the machine for a while slows both. shape: a model that is
+    driven with this one's acceptance.
+    """
+    driven, find = load(shape, "float32") if shape else None, Likeliest(K)
+    rows: list[dict[str, Any]] = []
+    made: dict[tuple[str, str], Made] = {}
+    for place, request in enumerate(sorted(asked, key=lambda one: one.prompt)):  # all tasks' first ones first
+        if time.monotonic() > until:
+            break
+        gc.collect()
+        turn = place % len(methods)
+        for name in [*methods[turn:], *methods[:turn]]:
+            if (request.task, name) not in made:
+                made[request.task, name] = bench.make(name.removesuffix(AGAIN))
+            keys = {"model": shape or bench.model, "method": name, "task": request.task, "request": request.prompt}
+            rows.append(keys | answer(bench, made[request.task, name], request, driven, find))
+        for one in beside:
+            one.turn()
+    return pd.DataFrame(rows)
+
+
+# All
+
+
+def parts(minutes: float, ends: float, shapes: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(name, a part of that table), the most important first. ends: by `time.monotonic`."""
+    answers, benches = load_record("diaa", "answers"), {model: Workbench(model) for model in (BASE, SMALL)}
+    for model, share in ((BASE, 0.45), (SMALL, 0.2)):
+        asked = sample(benches[model], answers, number=PROMPTS)
+        left_out = ("SWIFT",) if model == BASE else ("SWIFT", "SpS")
+        methods = [*(name for name in MAIN if name not in left_out), PLAIN + AGAIN, DIAA + AGAIN]
+        beside = of_model(benches[model].lm, model, "float32")
+        whole(benches[model], asked[:1], methods, ends)  # wakes everything up
+        until = min(ends, time.monotonic() + 60 * minutes * share)
+        yield "whole", whole(benches[model], asked, methods, until, beside)
+        yield "curves", pd.concat([one.table() for one in beside], ignore_index=True)
+    seconds = 1.5 * minutes
+    for dtype, model in product(DTYPES[1:], benches):
+        yield "curves", curves(model, dtype, seconds)
+    yield "curves", curves(shapes[0], "float32", seconds)
+    asked, until = sample(benches[BASE], answers, number=2), min(ends, time.monotonic() + 12 * minutes)
+    yield "whole", whole(benches[BASE], asked, DRIVEN, until, shape=shapes[0])
+    for dtype, shape in list(product(DTYPES, shapes))[1:]:
+        yield "curves", curves(shape, dtype, seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command. This machine's files, their sidecars and lines in the manifest are made anew after each part."""
+    parser = argparse.ArgumentParser(prog="python -m ondevice_studies.diaa.timing", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=12.0)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    gc.disable()
+    began = time.monotonic()
+    made, tables = {"threads": 1, "minutes at most": options.minutes}, defaultdict[str, list[pd.DataFrame]](list)
+    for name, table in parts(options.minutes, began + 60 * options.minutes, options.shapes):
+        tables[name].append(table)
+        recorder = Recorder("diaa", name, KEYS[name], made, [BASE, SMALL], machine=machine_name())
+        recorder.add(pd.concat(tables[name], ignore_index=True))
+        recorder.finish()
+        spent = time.monotonic() - began
+        print(f"{name}: {len(table)} rows, {spent:.0f} s", flush=True)
+        if spent > 60 * options.minutes:
+            print("The time is over; what would come next is left out.", flush=True)
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,585 @@
+"""What the notebook's experiments share: each function returns one tidy table, simulated by the functions it is given.
+
+Budgets are shares b of all input tokens. The same draws serve every policy, so that differences are theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from ondevice import assets, evidence
+from ondevice.evidence import Estimate, born
+from ondevice_papers.disco import costs, dispatch, optimal
+from ondevice_papers.disco.budgeted import Dispatcher, Order
+from ondevice_papers.disco.distributions import DEVICES, Device, Latency, Lengths
+from ondevice_papers.disco.migration import Answers, Migration, Streams, expected_remaining, stream
+from ondevice_papers.disco.policy import SIDES, DispatchPolicy, Side
+from ondevice_papers.disco.race import Raced, Requests, in_time
+from ondevice_studies.disco import traces
+
+Policies = Callable[[Side, Latency, Device, float], Mapping[str, DispatchPolicy]]
+Play = Callable[[DispatchPolicy, Requests, Device], Raced]
+Pairs = Callable[[int, np.random.Generator], pd.DataFrame]
+MODEL_OF_DEVICE = dict(zip(DEVICES, costs.PRINTED, strict=True))
+CELL = ["service", "constrained", "device"]
+ALPHA = 0.15  # the tail's share of the budget; the paper gives no value. With this one claim c11 holds
+STALL = 0.5  # seconds by which a gap exceeds the pace
+
+
+# Dispatch
+
+
+def policies(
+    lengths: Lengths, alpha: float = ALPHA, names: Sequence[str] = ("DiSCo", "Stoch", "race", "mean-optimal"), *,
+    device_constrained: Any = dispatch.device_constrained, server_constrained: Any = dispatch.server_constrained,
+    mean_optimal: Any = optimal.mean_optimal,
+) -> Policies:  # fmt: skip
+    """DiSCo, the paper's baseline, racing at random and the optimum, or some of them, for a setting and budget."""
+    disco: dict[Side, Any] = {
+        "device": lambda server, b: device_constrained(lengths, server, b, alpha),
+        "server": lambda server, b: server_constrained(lengths, b),
+    }
+    makers: dict[str, Callable[[Side, Latency, Device, float], DispatchPolicy]] = {
+        "DiSCo": lambda side, server, device, b: disco[side](server, b),
+        "Stoch": lambda side, server, device, b: dispatch.stochastic(lengths, side, b),
+        "race": lambda side, server, device, b: dispatch.random_race(lengths, side, b),
+        "mean-optimal": lambda side, server, device, b: mean_optimal(lengths, server, device, b, side),
+    }
+    return lambda *setting: {name: makers[name](*setting) for name in names}
+
+
+def sweep(
+    services: Iterable[str], devices: Iterable[Device], budgets: Iterable[float], policies: Policies, play: Play,
+    lengths: Lengths, shape: tuple[int, int], seed: int,
+) -> pd.DataFrame:  # fmt: skip
+    """Every policy over services, devices, constraints and budgets; shape: (runs, requests a run).
+
+    Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s, use.
+    """
+    rows = []
+    for service in services:
+        server = traces.server(service)
+        drawn = Requests.draw(shape, lengths, server, np.random.default_rng([seed, len(service)]))
+        for device in devices:
+            for constrained in SIDES:
+                for b in budgets:
+                    for name, policy in policies(constrained, server, device, b).items():
+                        found = _by_run(play(policy, drawn, device), drawn, constrained)
+                        rows.append(found.assign(service=service, device=device.name, constrained=constrained,
+                                                 budget=b, policy=name))  # fmt: skip
+    return born(pd.concat(rows, ignore_index=True), "simulated")
+
+
+def _by_run(raced: Raced, drawn: Requests, constrained: Side) -> pd.DataFrame:
+    tokens = np.where(raced.ran(constrained), drawn.prompt, 0).sum(axis=1)
+    p99 = np.quantile(raced.ttft, 0.99, axis=1, method="inverted_cdf")
+    return pd.DataFrame({
+        "run": np.arange(len(tokens)), "mean_s": raced.ttft.mean(axis=1), "p99_s": p99,
+        "std_s": raced.ttft.std(axis=1), "use": tokens / drawn.prompt.sum(axis=1),
+    })  # fmt: skip
+
+
+def averaged(table: pd.DataFrame, value: str, by: Sequence[str]) -> pd.DataFrame:
+    """Mean of a column over the runs with its 95 % interval (Student's): value, low, high."""
+    found = table.groupby(list(by), sort=False)[value].agg(["mean", "sem", "size"]).reset_index()
+    half = stats.t.isf(0.025, found["size"] - 1) * found.pop("sem")
+    found = found.rename(columns={"mean": value}).drop(columns="size")
+    return evidence.derived(found.assign(low=found[value] - half, high=found[value] + half), table)
+
+
+def reductions(table: pd.DataFrame, value: str, baseline: str = "Stoch", policy: str = "DiSCo") -> pd.DataFrame:
+    """[cells, runs] percent by which `policy` lowers the baseline's mean_s or p99_s, a row a setting and budget.
+
+    Budgets of 0 and 1 are left out: there every policy is the same, or the baseline is not one.
+    """
+    inside = table[table["budget"].between(0, 1, inclusive="neither")]
+    wide = inside[inside["policy"].isin([baseline, policy])].pivot(
+        index=["policy", *CELL, "budget"], columns="run", values=value
+    )
+    ratio = pd.DataFrame(wide.loc[policy] / wide.loc[baseline])
+    return evidence.derived(100 * (1 - ratio), table)
+
+
+def tail_cells(table: pd.DataFrame, baseline: str = "Stoch") -> pd.DataFrame:
+    """Table 2: [cells, runs] P99 reductions in percent, averaged over the budgets, in the order of the paper's."""
+    found = reductions(table, "p99_s", baseline).groupby(CELL, sort=False).mean()
+    return evidence.derived(found.reindex(pd.MultiIndex.from_frame(paper_tail_table()[CELL])), table)
+
+
+def chosen(table: pd.DataFrame, **keys: Any) -> pd.DataFrame:
+    """The cells of a table [cells, runs] whose index levels have one of the values named."""
+    for level, wanted in keys.items():
+        table = evidence.derived(table[table.index.get_level_values(level).isin(np.atleast_1d(wanted))], table)
+    return table
+
+
+def paper_tail_table() -> pd.DataFrame:
+    """Table 2 as printed, with our column names: service, constrained, device, paper_percent."""
+    table = assets.paper_table("disco", "table_02_tail_ttft_reduction")
+    model = table["device_model"].replace("Qwen-1.5-0.5B", "Qwen1.5-0.5B")
+    return born(pd.DataFrame({
+        "service": table["service_trace"], "constrained": table["constraint"],
+        "device": table["device"] + ", " + model, "paper_percent": table["tail_ttft_reduction_percent"],
+    }), "quoted")  # fmt: skip
+
+
+def over_runs(statistic: Callable[[NDArray[Any]], float], table: pd.DataFrame, seed: int = 0) -> Estimate:
+    """A statistic of the cells' means over the runs, with its interval over the runs. table: [cells, runs]."""
+    values = table.to_numpy()
+    return evidence.resampled(lambda runs: statistic(values[:, runs].mean(axis=1)), values.shape[1], table, seed=seed)
+
+
+def beside(table: pd.DataFrame, printed: Sequence[float], near: float, seed: int = 0) -> tuple[Estimate, ...]:
+    """How a table agrees with the paper's, cell by cell, each with its interval over the runs.
+
+    table: [cells, runs]. near: a distance. Mean distance; rank correlation; share of cells that are near; share above
+    0.
+    """
+    paper = np.asarray(printed, float)
+    return tuple(
+        over_runs(statistic, table, seed)
+        for statistic in (
+            lambda ours: float(np.abs(ours - paper).mean()),
+            lambda ours: _rank_correlation(ours, paper),
+            lambda ours: float((np.abs(ours - paper) <= near).mean()),
+            lambda ours: float((ours > 0).mean()),
+        )
+    )
+
+
+def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's; 0 where all values are one."""
+    return float(stats.spearmanr(one, other).statistic) if np.ptp(one) and np.ptp(other) else 0.0
+
+
+def beyond_the_tail(
+    services: Iterable[str], lengths: Lengths, budgets: Iterable[float], device: Device, policies: Policies, play: Play,
+    requests: int, seed: int,
+) -> pd.DataFrame:  # fmt: skip
+    """DiSCo-D's TTFTs beside w_tail, its longest wait: service, budget, w_tail_s, over (share of TTFTs beyond w_tail),
+    beyond (share of them beyond w_tail + D(l)), requests."""
+    rows = []
+    for service in services:
+        server = traces.server(service)
+        drawn = Requests.draw(requests, lengths, server, np.random.default_rng([seed, len(service)]))
+        for b in budgets:
+            policy = policies("device", server, device, b)["DiSCo"]
+            ttft, w_tail = play(policy, drawn, device).ttft, float(policy.wait_device.max())
+            beyond = (ttft > w_tail + device.ttft(drawn.prompt) + 1e-9).mean()
+            rows.append((service, b, w_tail, (ttft > w_tail + 1e-9).mean(), beyond, requests))
+    return born(
+        pd.DataFrame(rows, columns=["service", "budget", "w_tail_s", "over", "beyond", "requests"]), "simulated"
+    )
+
+
+# Users and time
+
+
+class Fixed:
+    """A policy that was computed beforehand, in a dispatcher's place: it learns nothing and is never refused."""
+
+    def __init__(self, policy: DispatchPolicy, seed: int) -> None:
+        self.constrained: Side = policy.constrained
+        self._decide, self._coins, self._number = policy.decider(), np.random.default_rng(seed), 0
+
+    def arrive(self, tokens: int, device_free_in: float = 0.0) -> Order:
+        self._number += 1
+        waits = dict(zip(SIDES, self._decide(tokens, self._coins.random()), strict=True))
+        return Order(self._number, tokens, waits, 0.0)
+
+    def start(self, order: Order, side: Side, tokens: int) -> bool:
+        return True
+
+    def first_token(self, order: Order, side: Side, seconds: float) -> None: ...
+
+    cut_off = first_token
+
+    def close(self, order: Order, answer: int | None = None) -> None: ...
+
+
+def users(
+    series: Sequence[str], device: Device, lengths: Lengths, budgets: Sequence[float], policies: Policies, play: Play,
+    gaps: Sequence[float], shape: tuple[int, int], seed: int,
+) -> pd.DataFrame:  # fmt: skip
+    """Figure 5: users who ask in bursts meet a server whose slow spells last, a TTFT each 30 s like the series'.
+
+    gaps: mean seconds between requests of each user, least active first; their burstiness is measured. shape: (runs,
+    requests). Columns: user, gap_s, service, constrained, budget, policy, run, mean_s.
+    """
+    rows = []
+    for service in series:
+        server = traces.measured(service)
+        for user, gap in enumerate(gaps):
+            rng = np.random.default_rng([seed, user, len(service)])
+            drawn = Requests.draw(shape, lengths, server, rng)
+            for run in range(shape[0]):
+                at = (np.cumsum(traces.arrival_gaps(user, gap, shape[1], rng)) / 30).astype(int)
+                drawn.server_ttft[run] = traces.ttft_like(service, int(min(at[-1], 20_000)) + 1, rng)[at % 20_001]
+            for constrained in SIDES:
+                for b in budgets:
+                    for name, policy in policies(constrained, server, device, b).items():
+                        found = _by_run(play(policy, drawn, device), drawn, constrained)[["run", "mean_s"]]
+                        rows.append(found.assign(user=user, gap_s=gap, service=service, constrained=constrained,
+                                                 budget=b, policy=name))  # fmt: skip
+    return born(pd.concat(rows, ignore_index=True), "simulated")
+
+
+def queued(
+    service: str, device: Device, budget: float, policies: Policies, gaps: Sequence[float], requests: int, seed: int
+) -> pd.DataFrame:
+    """Beside Figure 5: users as bursty, whose phone serves one request at a time. user, constrained, policy, mean_s."""
+    server, rows = traces.measured(service), []
+    for user, gap in enumerate(gaps):
+        rng = np.random.default_rng([seed, user])
+        arrivals = np.cumsum(traces.arrival_gaps(user, gap, requests, rng))
+        pairs = joint(requests, rng)
+        decoding = np.minimum(128, pairs["answer"].to_numpy()) / device.decode_rate
+        prompt, seen = pairs["prompt"].to_numpy(), traces.ttft_like(service, requests, rng)
+        ttft = {"device": device.ttft(prompt), "server": seen}
+        for constrained in SIDES:
+            chosen = policies(constrained, server, device, budget)
+            for name in ("DiSCo", "Stoch"):
+                raced, _ = in_time(Fixed(chosen[name], seed), arrivals, prompt, ttft, decoding)
+                rows.append((user, constrained, name, raced.ttft.mean()))
+    return born(pd.DataFrame(rows, columns=["user", "constrained", "policy", "mean_s"]), "simulated")
+
+
+# Migration
+
+
+def savings(found: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estimate, Estimate]:
+    """(largest saving in percent, share of service and device pairs that save over 5), intervals over requests."""
+    kept = np.flatnonzero(found.settings["constrained"].isin(SIDES if side is None else [side]))
+    pair = found.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
+    starts, n = np.flatnonzero(np.r_[True, np.diff(pair) != 0]), found.cost.shape[1]
+
+    def greatest(rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        saved = found.saved(np.bincount(rows, minlength=n).astype(float))[kept]
+        return np.maximum.reduceat(saved, starts)
+
+    return (evidence.resampled(lambda rows: float(greatest(rows).max()), n, "simulated", seed=seed),
+            evidence.resampled(lambda rows: float((greatest(rows) > 5).mean()), n, "simulated", seed=seed))  # fmt: skip
+
+
+def buffered(found: Bill, statistic: Any) -> pd.DataFrame:
+    """[cells, runs] of Table 3: a statistic of the unread tokens as the target is asked, by service and constraint."""
+    by = found.streams.groupby(["service", "constrained", "run"])["buffered"].agg(statistic).unstack("run")
+    return evidence.derived(by.dropna(), found.streams)
+
+
+def stalled(found: Bill, side: Side) -> Estimate:
+    """Share of the streams whose target was asked that have a gap beyond the pace by more than STALL."""
+    rows = found.streams[found.streams["constrained"] == side]
+    return evidence.share(int(rows["stalled"].sum()), len(rows), found.streams)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What R requests cost at S settings, $: cost, without (no migration), [S, R]; settings: a row each.
+
+    streams: a row a stream for which the target was asked: service, constrained, run (a tenth of the requests), asked
+    and buffered (tokens), migrated, stalled, longest_gap_s.
+    """
+
+    settings: pd.DataFrame
+    cost: NDArray[np.float64]
+    without: NDArray[np.float64]
+    streams: pd.DataFrame
+
+    def saved(self, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """[S] percent saved. weights: [R] how often each request counts."""
+        counts = np.ones(self.cost.shape[1]) if weights is None else weights
+        return 100 * (1 - self.cost @ counts / (self.without @ counts))
+
+
+def joint(size: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Prompts with their own answers: prompt, answer, tokens."""
+    table = traces.pairs()
+    return table.iloc[rng.choice(len(table), size, p=table["count"] / table["count"].sum())]
+
+
+def apart(size: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Prompts with answers of any others: what a draw of the two by themselves assumes."""
+    drawn = joint(size, rng)
+    return drawn.assign(answer=rng.permutation(drawn["answer"].to_numpy()))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """R requests to one service: requests, answer (tokens), gap (s between its tokens), again (s, its TTFT when it
+    takes an answer over)."""
+
+    requests: Requests
+    answer: NDArray[np.int64]
+    gap: NDArray[np.float64]
+    again: NDArray[np.float64]
+
+
+def asked(
+    server: Latency, gaps: Latency, lengths: Lengths, count: int, cap: int, pairs: Pairs, rng: np.random.Generator
+) -> Asked:
+    drawn, known = Requests.draw(count, lengths, server, rng), pairs(count, rng)
+    requests = Requests(known["prompt"].to_numpy(), drawn.server_ttft, drawn.coin)
+    answer = np.minimum(cap, known["answer"].to_numpy())
+    return Asked(requests, answer, rng.choice(gaps.samples, count), rng.choice(server.samples, count))
+
+
+def bill(
+    services: Iterable[str], lengths: Lengths, budgets: Sequence[float], policies: Policies, play: Play, count: int,
+    seed: int, server_tbt: str, *, migration: Any = Migration, stream: Any = stream, overlap: bool = False,
+    pairs: Pairs = joint, slower: float = 1.0, generous: bool = False, cap: int = 128,
+) -> Bill:  # fmt: skip
+    """Requests answered with and without migration, over services, devices, constraints, budgets (Figure 7, Table 3).
+
+    server_tbt: the series whose times between tokens stand for the server's. cap: most tokens of an answer. slower: how
+    many times as long as planned a target really takes. generous: every answer has `cap` tokens, and the second prefill
+    is free.
+    """
+    known = traces.pairs()
+    remaining = expected_remaining(np.repeat(known["answer"], known["count"]), cap)
+    settings, costed, seen = [], [], []
+    for number, service in enumerate(services):
+        server, gaps = traces.server(service), traces.measured(server_tbt, "tbt_s")
+        all_of = asked(server, gaps, lengths, count, cap, pairs, np.random.default_rng([seed, number]))
+        if generous:
+            all_of = replace(all_of, answer=np.full(count, cap))
+        for device, side in product(DEVICES.values(), SIDES):
+            model = MODEL_OF_DEVICE[device.name]
+            prices = costs.device_prices(model, side, round(lengths.mean)), costs.server_prices(service)
+            source, target = prices if side == "device" else prices[::-1]
+            planned = partial(_slowest, server.quantile(0.99)) if side == "device" else device.ttft
+            rate = device.decode_rate if side == "device" else float(1 / np.median(all_of.gap))
+            rule = migration(source, target, remaining, planned, source_rate=rate * overlap)
+            for b in budgets:
+                raced = play(policies(side, server, device, b)["DiSCo"], all_of.requests, device)
+                rows = np.flatnonzero(raced.device_won == (side == "device"))
+                prompt, answer = all_of.requests.prompt, all_of.answer
+                without = prompt * (raced.device_ran * prices[0].prefill + raced.server_ran * prices[1].prefill)
+                cost: Any = without + answer * target.decode
+                without = cost.copy()
+                without[rows] += answer[rows] * (source.decode - target.decode)
+                if len(rows):
+                    found = stream(rule, _taken_over(all_of, raced, device, side, rows, slower), overlap=overlap)
+                    twice = np.where(found.asked > 0, prompt[rows] + found.asked, 0) * (
+                        0 if generous else target.prefill
+                    )
+                    decoded = found.source_tokens * source.decode + found.target_tokens * target.decode
+                    cost[rows] += decoded + twice - answer[rows] * target.decode
+                    run = rows[found.asked > 0] * 10 // count
+                    seen.append(_seen(found, rule).assign(service=service, constrained=side, run=run))
+                settings.append((service, device.name, side, b))
+                costed.append((cost, without))
+    table = pd.DataFrame(settings, columns=["service", "device", "constrained", "budget"])
+    sums = np.array(costed)
+    return Bill(born(table, "simulated"), sums[:, 0], sums[:, 1], born(pd.concat(seen, ignore_index=True), "simulated"))
+
+
+def _slowest(seconds: float, tokens: Any) -> float:
+    """t_m of a server, whose TTFT has no length in it: a high quantile."""
+    return seconds
+
+
+def _taken_over(
+    all_of: Asked, raced: Raced, device: Device, side: Side, rows: NDArray[np.intp], slower: float
+) -> Answers:
+    """The answers that the constrained side won, and what the other one would do with them."""
+    on_device, gap = np.full(len(rows), 1 / device.decode_rate), all_of.gap[rows]
+    source_gap, target_gap = (on_device, gap) if side == "device" else (gap, on_device)
+    delay = all_of.again[rows] if side == "device" else np.full(len(rows), device.overhead)
+    prefill = 0.0 if side == "device" else 1 / device.prefill_rate
+    prompt, answer = all_of.requests.prompt[rows], all_of.answer[rows]
+    return Answers(prompt, answer, raced.ttft[rows], source_gap, target_gap, slower * delay, slower * prefill)
+
+
+def _seen(found: Streams, rule: Migration) -> pd.DataFrame:
+    """What the readers of streams see for which the target was asked."""
+    rows = found.asked > 0
+    longest = np.nan_to_num(np.diff(found.delivered[rows], axis=1)).max(axis=1, initial=0)
+    return pd.DataFrame({
+        "asked": found.asked[rows], "buffered": found.unread[rows], "migrated": found.migrated[rows],
+        "stalled": longest > 1 / rule.pace + STALL, "longest_gap_s": longest,
+    })  # fmt: skip
+
+
+# The router
+
+
+def routed(folder: Path) -> list[tuple[float, str]]:
+    """(seconds, line) of one answer's event stream, from the router's own command before two that replay.
+
+    A server answers at once and a phone is cheaper: the reader, of 20 tokens/s, is handed over. folder: for the files.
+    """
+    programs = []
+
+    def program(*arguments: str) -> str:
+        command = [sys.executable, "-m", "ondevice_programs.router", *arguments, "--port", "0"]
+        programs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+        assert programs[-1].stdout is not None
+        return programs[-1].stdout.readline().split()[-1]
+
+    def deployment(side: Side, price: float, *timing: str) -> dict[str, Any]:
+        asked = {"model": "openai/replay", "api_base": program("replay", *timing), "output_cost_per_token": price}
+        return {"model_name": "assistant", "litellm_params": asked,
+                "model_info": {"side": side, "can_continue": True}}  # fmt: skip
+
+    try:
+        settings = {"constrained": "server", "pace": 20, "state": f"{folder}/state.json"}
+        models = [deployment("device", 0.0, "--ttft", "0.3", "--tbt", "0.05"),
+                  deployment("server", 1e-6, "--ttft", "0.2", "--tbt", "0.01")]  # fmt: skip
+        config = Path(folder, "config.yaml")
+        config.write_text(json.dumps({"model_list": models, "router_settings": settings}))  # JSON is YAML
+        address = program("serve", "--config", str(config))
+        asked = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True, "max_tokens": 60}
+        request = urllib.request.Request(f"{address}/chat/completions", json.dumps(asked).encode(),
+                                         {"content-type": "application/json"})  # fmt: skip
+        start = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return [(time.perf_counter() - start, line.decode().strip()) for line in answer if line.strip()]
+    finally:
+        for one in programs:
+            one.terminate()
+            one.communicate()
+
+
+# The scheduler's time
+
+
+def policy_times(sizes: Sequence[int], repeats: int, seed: int) -> pd.DataFrame:
+    """Figure 9: milliseconds to compute a policy from raw lists, and from a histogram and a sorted window kept anyway.
+
+    Lengths and TTFTs are log-normal as fitted to the Alpaca prompts and the GPT stand-in; the makers take turns,
+    `repeats` times. Columns: n, policy, what, turn, ms.
+    """
+    rows = []
+    for n in sizes:
+        rng = np.random.default_rng(seed)
+        tokens = np.maximum(1, np.round(rng.lognormal(2.74, 0.55, n))).astype(np.int64)
+        seconds = rng.lognormal(-0.86, 0.28, n)
+        lengths, server, device = Lengths.of(tokens), Latency.of(seconds), DEVICES["Pixel 7 Pro, Bloom-560M"]
+        makers: dict[tuple[str, str], Callable[[], object]] = {
+            ("DiSCo-S", "raw lists"): partial(_from_lists, dispatch.server_constrained, tokens),
+            ("DiSCo-S", "kept histogram"): partial(dispatch.server_constrained, lengths, 0.5),
+            ("DiSCo-D", "raw lists"): partial(_from_lists, dispatch.device_constrained, tokens, seconds),
+            ("DiSCo-D", "kept histogram"): partial(dispatch.device_constrained, lengths, server, 0.5, ALPHA),
+        }
+        if n <= 1000:  # it looks at every sample
+            makers["mean-optimal", "kept histogram"] = partial(optimal.mean_optimal, lengths, server, device, 0.5)
+        for turn in range(-1, repeats):
+            for (policy, what), make in makers.items():
+                start = time.perf_counter()
+                make()
+                rows.append((n, policy, what, turn, 1e3 * (time.perf_counter() - start)))
+    table = pd.DataFrame(rows, columns=["n", "policy", "what", "turn", "ms"])
+    return born(table[table["turn"] >= 0], "measured")  # the first turn warms up
+
+
+def medians(times: pd.DataFrame) -> pd.DataFrame:
+    """Median of policy_times with its interval: by ("policy, what"), n, ms, low, high, turns."""
+    rows = []
+    for (policy, what, n), part in times.groupby(["policy", "what", "n"], sort=False):
+        ms = part["ms"].to_numpy()
+        found = evidence.resampled(lambda turns, ms=ms: float(np.median(ms[turns])), len(ms), times)  # type: ignore[misc]
+        rows.append((f"{policy}, {what}", n, found.value, found.low, found.high, len(ms)))
+    return evidence.derived(pd.DataFrame(rows, columns=["by", "n", "ms", "low", "high", "turns"]), times)
+
+
+def _from_lists(make: Callable[..., DispatchPolicy], tokens: Any, seconds: Any = None) -> DispatchPolicy:
+    if seconds is None:
+        return make(Lengths.of(tokens), 0.5)
+    return make(Lengths.of(tokens), Latency.of(seconds), 0.5, ALPHA)
+
+
+# Beyond the paper
+
+
+def plane(
+    service: str, device: Device, lengths: Lengths, budget: float, alphas: Sequence[float], optimum: Any, disco_d: Any,
+    expected: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Device-constrained policies at one budget in the plane of mean and P99: service, policy, label, mean_s, p99_s."""
+    server = traces.server(service)
+    made = [("server only", "", dispatch.server_only(lengths)),
+            ("Stoch-D", "", dispatch.stochastic(lengths, "device", budget)),
+            ("race-D", "", dispatch.random_race(lengths, "device", budget)),
+            *(("DiSCo-D", f"{alpha:.2g}", disco_d(lengths, server, budget, alpha)) for alpha in alphas),
+            ("P99-optimal", "", optimal.deadline_optimal(lengths, server, device, budget)[0]),
+            ("mean-optimal", "", optimum(lengths, server, device, budget))]  # fmt: skip
+    rows = [(service, name, label, *_plane(expected(policy, lengths, server, device))) for name, label, policy in made]
+    rows.append((service, "clairvoyant", "", optimal.clairvoyant_mean(lengths, server, device, budget), np.nan))
+    return born(pd.DataFrame(rows, columns=["service", "policy", "label", "mean_s", "p99_s"]), "simulated")
+
+
+def _plane(outcome: Any) -> tuple[float, float]:
+    return outcome.mean, outcome.p99
+
+
+def held_out(
+    services: Iterable[str], device: Device, lengths: Lengths, budget: float, splits: int, seed: int,
+    makers: Mapping[str, Callable[[Latency], DispatchPolicy]], expected: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Policies computed on one half of a trace and judged on the other, both ways round, over random halves.
+
+    Columns: service, policy, in_sample_s and held_out_s (mean TTFT), and the mean, least and greatest held-out use.
+    """
+    rows = []
+    for service in services:
+        samples = traces.server(service).samples
+        for split in range(splits):
+            order = np.random.default_rng([seed, split]).permutation(len(samples))
+            halves = [Latency.of(samples[part]) for part in np.array_split(order, 2)]
+            for seen, unseen in (halves, halves[::-1]):
+                for name, make in makers.items():
+                    inside, outside = (expected(make(seen), lengths, s, device) for s in (seen, unseen))
+                    rows.append((service, name, inside.mean, outside.mean, outside.use))
+    table = pd.DataFrame(rows, columns=["service", "policy", "in_sample_s", "held_out_s", "use"])
+    found = table.groupby(["service", "policy"], sort=False).agg(
+        in_sample_s=("in_sample_s", "mean"), held_out_s=("held_out_s", "mean"), use_mean=("use", "mean"),
+        use_least=("use", "min"), use_greatest=("use", "max"),
+    )  # fmt: skip
+    return born(found.reset_index(), "simulated")
+
+
+def learned(
+    services: Iterable[str], device: Device, lengths: Lengths, budgets: Sequence[float], known: Policies, play: Play,
+    requests: int, runs: int, seed: int, make: Callable[[Side, float], Dispatcher] = Dispatcher,
+) -> pd.DataFrame:  # fmt: skip
+    """A dispatcher that starts knowing nothing beside policies that know the workload, on the same requests in a row.
+
+    Columns: service, constrained, budget, policy, run, mean_s, p99_s, use, most (its greatest use of any prefix of the
+    requests from the 100th on).
+    """
+    rows = []
+    for service in services:
+        server = traces.server(service)
+        for run in range(runs):
+            rng = np.random.default_rng([seed, run, len(service)])
+            drawn = Requests.draw(requests, lengths, server, rng)
+            arrivals = np.cumsum(rng.exponential(30, requests))
+            ttft = {"device": device.ttft(drawn.prompt), "server": drawn.server_ttft}
+            for side in SIDES:
+                for b in budgets:
+                    played = {
+                        name: play(policy, drawn, device) for name, policy in known(side, server, device, b).items()
+                    }
+                    played["learned"] = in_time(make(side, b), arrivals, drawn.prompt, ttft)[0]
+                    for name, raced in played.items():
+                        used = np.cumsum(np.where(raced.ran(side), drawn.prompt, 0)) / np.cumsum(drawn.prompt)
+                        rows.append((service, side, b, name, run, raced.ttft.mean(), np.quantile(raced.ttft, 0.99),
+                                     used[-1], used[99:].max()))  # fmt: skip
+    columns = ["service", "constrained", "budget", "policy", "run", "mean_s", "p99_s", "use", "most"]
+    return born(pd.DataFrame(rows, columns=columns), "simulated")

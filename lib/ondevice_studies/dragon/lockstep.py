@@ -1,0 +1,117 @@
+"""Both sides in one process, token by token, without a clock: greedy answers, and how often each rule accepts a draft.
+
+At each token the acceptance of every rule is computed from the two distributions, not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ondevice_papers.dragon import codec
+from ondevice_papers.dragon.aggregation import Floats, share, target
+from ondevice_papers.dragon.speculative_aggregation import acceptance, divergence, shared_acceptance
+from ondevice_programs.pair.decoder import Decoder
+from ondevice_programs.pair.node import Node
+
+RULES = ("greedy", "Algorithm 1", "remote first", "shared randomness")
+DRAGON, WHOLE, ON_DEVICE, ON_CLOUD, NONE = "DRAGON", "DRAGON, uncut", "device alone", "cloud alone", "no documents"
+METHODS = (DRAGON, WHOLE, ON_DEVICE, ON_CLOUD, NONE)
+# Words that stand in any text; what a claim of section 6 calls function words is not said in the paper.
+_PLAIN = """a an the of to in on at by for from with and or not no is are was were be been has have had do does this
+that these those it its as if then than which who what when where how but so can may will would should must"""
+FUNCTION_WORDS = frozenset(_PLAIN.split())
+
+
+@dataclass(frozen=True)
+class Step:
+    """A position at which both sides have their next distributions.
+
+    p: by side, [V] what drafts are drawn from. told: [V] what the other side takes for it. log_weight: log h. sizes:
+    bytes. whole: [V] the side's own mixture. prior: [V] without documents.
+    """
+
+    p: Mapping[str, Floats]
+    told: Mapping[str, Floats]
+    log_weight: Mapping[str, float]
+    sizes: Mapping[str, int]
+    whole: Mapping[str, Floats]
+    prior: Floats
+
+
+def step(
+    sides: Mapping[str, Decoder], cap: int | None = codec.CAP, filled: Callable[..., Floats] = codec.filled
+) -> Step:
+    """What both sides tell each other at their next position. cap None: no codec. filled: of `codec`, or another."""
+    whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
+    weights = {name: decoder.log_weight for name, decoder in sides.items()}
+    prior = np.asarray(sides["device"].prior)
+    if cap is None:
+        return Step(whole, whole, weights, dict.fromkeys(sides, 0), whole, prior)
+    coded = {name: codec.encode(p, cap, sides[name].prior) for name, p in whole.items()}
+    p = {name: codec.decode(one, len(prior)) for name, one in coded.items()}
+    told = {name: filled(one, prior) for name, one in coded.items()}
+    return Step(p, told, weights, {name: len(one) for name, one in coded.items()}, whole, prior)
+
+
+def answer(
+    nodes: Mapping[str, Node], query: str, method: str = DRAGON, k: int = 2, limit: int = 40, *,
+    target: Callable[..., Floats] = target, acceptance: Callable[..., float] = acceptance,
+    filled: Callable[..., Floats] = codec.filled,
+) -> tuple[list[int], float, list[dict[str, Any]]]:  # fmt: skip
+    """A greedy answer of a method: (tokens, least margin of the likeliest token over the next, rows of its tokens).
+
+    rows: of DRAGON, a token and side each, as of `accepted`. target, acceptance, filled: the functions of
+    `aggregation`, `speculative_aggregation` and `codec`, or an experiment's.
+    """
+    names = {ON_DEVICE: ("device",), ON_CLOUD: ("cloud",), NONE: ("device",)}.get(method, ("device", "cloud"))
+    sides = {name: nodes[name].decoder(query, k)[0] for name in names}
+    tokens, margin, rows = list[int](), 1.0, list[dict[str, Any]]()
+    while len(tokens) < limit and not any(decoder.ended for decoder in sides.values()):
+        if len(names) == 2:
+            now = step(sides, codec.CAP if method == DRAGON else None, filled)
+            p = target(now.told["device"], now.told["cloud"], now.log_weight["device"], now.log_weight["cloud"])
+        else:
+            (alone,) = sides.values()
+            p = np.exp(alone.next_distribution())
+            p = np.asarray(alone.prior) if method == NONE else p
+        token = int(p.argmax())
+        second, first = np.partition(p, -2)[-2:]
+        margin = min(margin, float(first - second))
+        if method == DRAGON:
+            rows += accepted(now, p, token, acceptance)
+        tokens.append(token)
+        for decoder in sides.values():
+            decoder.commit(token)
+    return tokens, margin, rows
+
+
+def accepted(
+    now: Step, mixed: Floats, token: int, acceptance: Callable[..., float] = acceptance
+) -> list[dict[str, Any]]:
+    """A row a side: eta, tv, lost, bytes and the acceptance of its draft by each rule.
+
+    eta: the side's share of the target. tv: total variation between what the two sides draw from. lost: that by which
+    the receiver's idea of this side's distribution differs from it. Rules: whether the greedy draft is the target;
+    Algorithm 1 as printed; with the resample of the side that does not aggregate, here this one, always taken
+    (gamma 1); with shared randomness.
+    """
+    rows = []
+    for name, other in (("device", "cloud"), ("cloud", "device")):
+        whole, p = now.whole[name], now.p[name]
+        rows.append({
+            "side": name, "token": token, "eta": share(now.log_weight[name], now.log_weight[other]),
+            "tv": divergence(now.p["device"], now.p["cloud"]), "lost": divergence(whole / whole.sum(), now.told[name]),
+            "bytes": now.sizes[name], "greedy": float(p.argmax() == token), "Algorithm 1": acceptance(p, mixed, 0.5),
+            "remote first": acceptance(p, mixed, 1.0), "shared randomness": shared_acceptance(p, mixed),
+        })  # fmt: skip
+    return rows
+
+
+def function_word(word: str) -> bool:
+    """Whether a token is one of FUNCTION_WORDS or has neither letter nor digit."""
+    plain = word.strip().lower()
+    return plain in FUNCTION_WORDS or not any("0" <= c <= "9" or "a" <= c <= "z" for c in plain)

@@ -1,0 +1,204 @@
+"""The two real processes, for experiments: this one is the device, the cloud is another one behind a relay.
+
+Each process has one thread for its model, and a core of its own where the machine has two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ondevice import models
+from ondevice.causal_lm import CausalLM
+from ondevice.network.link import Link
+from ondevice.network.relay import Relay
+from ondevice_programs.pair import centralised, library
+from ondevice_programs.pair.answer import Answer, Asked, request
+from ondevice_programs.pair.asking import Asking
+from ondevice_programs.pair.device import Device
+from ondevice_programs.pair.kv_store import KVStore
+from ondevice_programs.pair.node import TEMPLATE, Node
+from ondevice_studies.dragon.world import World
+
+DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
+TEXT, ROWS, ON_CLOUD, AS_MANY = "DRCG/Text", "DRCG/KV", "CRCG/Cloud", "CRCG/Device, as many documents"
+FETCHED = "documents fetched as text"  # and no answer
+BASE, BASE_JITTER = 0.002, 0.006  # seconds, of the paper's network without added delay (section 7.2)
+WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
+GREEDY = Asked(temperature=0.0, lookahead=32, limit=20)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
+Method = Callable[[Device, str], Answer]
+
+
+@dataclass(frozen=True)
+class Paces:
+    """Least seconds of a token and of the first one, on the device and in the cloud."""
+
+    device: float = 0.0
+    cloud: float = 0.0
+    device_prefill: float = 0.0
+    cloud_prefill: float = 0.0
+
+
+# The paper's device and cloud with OPT-1.3B: CRCG in Figure 7; of the first token, the device's with stored documents
+# and the cloud's from text, in Figure 8.
+PAPER_PACES = Paces(0.131663, 0.008417)
+PAPER_FIRST = Paces(0.131663, 0.008417, 1.2042, 0.06)
+
+
+def alone(device: Device, query: str, asked: Asked = GREEDY) -> Answer:
+    """CRCG on the device: it by itself, at its pace."""
+    with Device(device.node, pace=device.pace, prefill=device.prefill) as single:
+        return single.answer(query, asked)
+
+
+def method(name: str, asked: Asked = GREEDY) -> Method:
+    """How a method answers. All are greedy; all documents of both sides are used, but by CRCG."""
+    modes: dict[str, Any] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "cloud-only"}
+    if name == TEXT:
+        return lambda device, query: centralised.fetched_texts(device, query, asked)
+    if name == ROWS:
+        return lambda device, query: centralised.fetched_rows(device, query, asked)
+    if name == FETCHED:
+        return lambda device, query: device.run(_fetched(device, query, asked))
+    if name == CRCG:
+        return lambda device, query: alone(device, query, asked)
+    if name == AS_MANY:
+        return lambda device, query: alone(device, query, replace(asked, k=2 * asked.k))
+    how = replace(asked, mode=modes.get(name, asked.mode))
+    return lambda device, query: device.answer(query, how)
+
+
+async def _fetched(device: Device, query: str, asked: Asked) -> Answer:
+    """The cloud's documents as text; the time when they are here stands for a first token."""
+    asking = Asking(device, request(query, asked))
+    try:
+        await centralised.fetched(asking, "text")
+        asking.answer.times.append(time.perf_counter() - asking.began)
+    finally:
+        asking.close()
+    return asking.answer
+
+
+def added(delay: float) -> tuple[Link, Link]:
+    """(up, down) with an added delay on the way from the cloud, D with a jitter of D/5 (section 7.3), in seconds."""
+    down = Link(BASE + 0.8 * delay, BASE_JITTER + 0.4 * delay, WIFI)
+    return Link(BASE, BASE_JITTER, WIFI), down
+
+
+def after(tokens: int, act: Callable[[], object]) -> Callable[[int], None]:
+    """For `on_token`: does something once, when so many tokens have been decided."""
+    seen = itertools.count(1)
+
+    def called(_: int) -> None:
+        if next(seen) == tokens:
+            act()
+
+    return called
+
+
+# Processes
+
+
+def write(folder: Path, world: World) -> Path:
+    """Both sides' documents, in files that `both` and `nodes` read."""
+    for side in ("device", "cloud"):
+        library.write(folder / f"{side}.jsonl", getattr(world, side))
+    return folder
+
+
+@contextlib.contextmanager
+def both(
+    model: str, folder: Path, delay: float = 0.0, *, paces: Paces = Paces(), patience: float = 30.0, **hooks: Any
+) -> Iterator[tuple[Device, Relay]]:
+    """The device, in this process, and the relay to the cloud, in another one: (device, relay).
+
+    folder: of `write`; each side keeps its stored rows in a folder of its own in it. delay: added, seconds. patience:
+    as of `Device`, by default so long that no method goes on alone. hooks: decision and rules of the device.
+    """
+    up, down = added(delay)
+    with (
+        _cloud(model, folder, paces) as port,
+        _this_side(model, folder) as node,
+        Relay("127.0.0.1", port, up, down) as relay,
+        Device(node, port=relay.port, pace=paces.device, prefill=paces.device_prefill, patience=patience,
+               **hooks) as device,
+    ):  # fmt: skip
+        yield device, relay
+
+
+def nodes(model: str, folder: Path) -> dict[str, Node]:
+    """Both sides as nodes of this process, for what needs no clock."""
+    loaded = models.load(model)
+    lm = CausalLM(loaded.model)
+    return {side: Node(lm, loaded.tokenizer, library.documents(str(folder / f"{side}.jsonl"), private=True), name=model)
+            for side in ("device", "cloud")}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
+    """`ondevice-pair cloud`; yields its port. Raises ValueError with its last line where it does not start.
+    """
+    command = [
+        sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends", "--model",
+        model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"), "--index",
+        str(folder / "index"), "--pace-ms", str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
+        "--gives-documents",
+    ]  # fmt: skip
+    environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        if not line.startswith("Listening"):
+            lines = process.stderr.read().strip().splitlines() or ["it said nothing"]
+            raise ValueError(f"The cloud does not start: {lines[-1]}")
+        _pin(process.pid, 1)
+        yield int(line.rsplit(":", 1)[1])
+    finally:
+        with contextlib.suppress(OSError):
+            process.communicate(timeout=60)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _this_side(model: str, folder: Path) -> Iterator[Node]:
+    """The device's node; this process keeps to one thread and core meanwhile."""
+    threads, cores = torch.get_num_threads(), _cores()
+    torch.set_num_threads(1)
+    _pin(0, 0)
+    try:
+        loaded = models.load(model)
+        models.require_trained(loaded.model, "answering")
+        lm = CausalLM(loaded.model)
+        store = KVStore(folder / "device", lm, loaded.tokenizer, TEMPLATE.text)
+        texts = library.documents(str(folder / "device.jsonl"), private=True)
+        yield Node(lm, loaded.tokenizer, texts, store=store, name=model)
+    finally:
+        torch.set_num_threads(threads)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+
+def _cores() -> set[int] | None:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _pin(process: int, which: int) -> None:
+    """Keep a process to one core, where there is one for each."""
+    cores = sorted(_cores() or ())
+    if len(cores) > which and len(cores) > 1:
+        os.sched_setaffinity(process, {cores[which]})

@@ -1,0 +1,171 @@
+"""What rerankers are asked: queries with their candidates, in six sets, each pool of one kind.
+
+`documentation questions` (on a parameter) and `inverse cloze` (a summary, whose text is searched) are the pools that
+the bundled rerankers are evaluated on: each has a relevant candidate, and none that answers as well without counting.
+The others are the paper's applications (section 6.3), where search may miss. `RAG`: questions on documentation over all
+passages of the split. `agent video` and `agent community`: GENERATED tasks and memories, see `agent_memory`. `long
+context`: of a document that a model's context does not hold, the segments that answer a question on it.
+
+Questions and candidates are the same on every machine with the same package versions, but for ties of the embedder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+
+import numpy as np
+
+from ondevice import corpus, retrieval
+from ondevice.corpus import Document, Query, sections
+from ondevice.corpus.modules import held_out
+from ondevice.corpus.prompts import pick
+from ondevice.retrieval.collection import Collection
+from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
+from ondevice_papers.grating.agent_memory import workload
+
+QUESTIONS, CLOZE = "documentation questions", "inverse cloze"
+RAG, VIDEO, COMMUNITY, CONTEXT = "RAG", "agent video", "agent community", "long context"
+SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",),
+          VIDEO: ("validation", "test"), COMMUNITY: ("validation", "test"), CONTEXT: ("test",)}  # fmt: skip
+LONGER, LONGEST = 1024, 2400  # tokens of a long document: more than the former, at most the latter
+EACH = 4  # questions on a long document, at most
+_KINDS = {QUESTIONS: "parameter", CLOZE: "summary"}
+_RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A query with its N candidates.
+
+    name: the document or the actions that it is about; pools with the same one are not independent. documents: as
+    rerankers read them: title, line break, text. relevant: [N] bool. found: [N] each candidate's rank by the search, 0
+    the first; of a long document its place. answer: "" where there is none.
+    """
+
+    set: str
+    split: str
+    name: str
+    query: str
+    documents: tuple[str, ...]
+    relevant: np.ndarray
+    found: np.ndarray
+    answer: str = ""
+
+
+@cache
+def pools(set_: str, split: str) -> list[Asked]:
+    """All pools of a set. Raises ValueError on a set or a split that there is not."""
+    if split not in SPLITS.get(set_, ()):
+        there = "; ".join(f"{name} ({', '.join(splits)})" for name, splits in SPLITS.items())
+        raise ValueError(f"There are no pools of {set_!r} on the {split} split; there are {there}.")
+    makers: dict[str, Callable[[str, str], Iterator[Asked]]] = {
+        QUESTIONS: evaluated, CLOZE: evaluated, RAG: answerable, VIDEO: performed, COMMUNITY: performed, CONTEXT: held,
+    }  # fmt: skip
+    return list(makers[set_](set_, split))
+
+
+def evaluated(set_: str, split: str) -> Iterator[Asked]:
+    """The evaluation pools of one kind, candidates in an order that says nothing."""
+    for pool in of_kind(set_, split):
+        query, found = pool.query, fused(pool.bm25, pool.cosine)
+        yield Asked(set_, split, query.name, query.text, pool.passages, pool.relevant, found, query.answer)
+
+
+def of_kind(set_: str, split: str) -> list[Pool]:
+    """The evaluation pools of one of the two sets, with what the searches said of their candidates."""
+    return [pool for pool in _evaluation(split).pools if pool.query.kind == _KINDS[set_]]
+
+
+def answerable(set_: str, split: str) -> Iterator[Asked]:
+    """Questions that one passage answers whole, on modules that no reranker was trained on, in an order set by hash.
+
+    Relevant are the passages of the question's document that hold the answer; search may have found none of them.
+    """
+    documents, module_of = corpus.documents(split), modules_of_all()
+    collection = Collection.of(documents, corpus.tokenizer())
+    tasks = sorted(corpus.tasks(documents, ["rag"]), key=lambda task: pick(task.name, "grating rag", 2**62))
+    queries = [Query("parameter", task.turns[-1][0], task.name, task.answer)
+               for task in tasks if held_out(module_of[task.name])]  # fmt: skip
+    queries = [query for query in queries if collection.relevant(query)]
+    for query, places in zip(queries, searched(collection.texts, [one.text for one in queries]), strict=True):
+        texts, relevant = tuple(collection.texts[place] for place in places), collection.relevant(query)
+        yield Asked(set_, split, query.name, query.text, texts, np.isin(places, relevant), np.arange(len(places)),
+                    query.answer)  # fmt: skip
+
+
+def performed(set_: str, split: str) -> Iterator[Asked]:
+    """Generated tasks among past ones; at most one has the same actions, and of a fourth of the tasks none."""
+    work = workload(set_.removeprefix("agent "))
+    tasks = work.tasks if split == "test" else work.validation
+    texts = [past.text for past in work.memory]
+    for task, places in zip(tasks, searched(texts, [one.task for one in tasks]), strict=True):
+        right = np.array([work.memory[place].actions == task.actions for place in places])
+        shown = tuple(texts[place] for place in places)
+        yield Asked(set_, split, "; ".join(task.actions), task.task, shown, right, np.arange(len(places)))
+
+
+def held(set_: str, split: str) -> Iterator[Asked]:
+    """Questions on parameters and return values of long documents, in an order set by hash, among all their segments.
+
+    A segment is relevant that holds the answer, the first sentence of the description, whole.
+    """
+    tokenizer, documents = corpus.tokenizer(), corpus.documents(split)
+    sizes = tokenizer([document.docstring for document in documents], verbose=False)["input_ids"]
+    long = [one for one, ids in zip(documents, sizes, strict=True) if LONGER < len(ids) <= LONGEST]
+    collection = Collection.of(long, tokenizer)
+
+    def order(query: Query) -> int:
+        return pick(f"{query.name} {query.text}", "grating context", 2**62)
+
+    chosen = [sorted(filter(collection.relevant, described(document)), key=order)[:EACH] for document in long]
+    for query in sorted(chain.from_iterable(chosen), key=order):
+        places = collection.by_title[query.name]
+        segments, relevant = tuple(collection.texts[place] for place in places), collection.relevant(query)
+        yield Asked(set_, split, query.name, query.text, segments, np.isin(places, relevant), np.arange(len(places)),
+                    query.answer)  # fmt: skip
+
+
+def described(document: Document) -> Iterator[Query]:
+    """A question on each parameter and the return value, whose answers have 10 to 240 characters as those of tasks."""
+    fields = [(f"the parameter {field.name}", field) for field in sections.parameters(document.docstring)]
+    if result := sections.returned(document.docstring):
+        fields.append(("the return value", result))
+    for what, field in dict(fields).items():
+        answer = sections.first_sentence(field.description)
+        if 10 <= len(answer) <= 240:
+            yield Query("parameter", f"What is {what} of {document.name}?", document.name, answer)
+
+
+# Searching
+
+
+def searched(texts: Sequence[str], queries: Sequence[str]) -> Iterator[list[int]]:
+    """Places of each query's candidates, the best first: ten by BM25, ten by the embedder, filled to 20 in turns."""
+    both = [index.search(queries, len(texts)) for index in (retrieval.sparse_index(texts),
+                                                            retrieval.dense_index(texts))]  # fmt: skip
+    half = CANDIDATES // 2
+    for row in range(len(queries)):
+        sparse, dense = (dict(zip(ids[row].tolist(), scores[row].tolist(), strict=True)) for scores, ids in both)
+        first, second = list(sparse), list(dense)
+        further = chain.from_iterable(zip(first[half:], second[half:], strict=True))
+        chosen = list(dict.fromkeys([*first[:half], *second[:half], *further]))[:CANDIDATES]
+        ranks = fused(np.array([sparse[place] for place in chosen]), np.array([dense[place] for place in chosen]))
+        yield [chosen[place] for place in np.argsort(ranks)]
+
+
+def fused(bm25: np.ndarray, cosine: np.ndarray) -> np.ndarray:
+    """[N] ranks of candidates by the sum of the reciprocal ranks of both scores, 0 the best."""
+    total = np.sum([1 / (_RRF + 1 + _ranks(scores)) for scores in (bm25, cosine)], axis=0)
+    return _ranks(total)
+
+
+def _ranks(scores: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(-scores, kind="stable"), kind="stable")
+
+
+@cache
+def _evaluation(split: str) -> Evaluation:
+    return for_evaluation(split)

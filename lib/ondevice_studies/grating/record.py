@@ -1,0 +1,385 @@
+"""What GRATING's verdicts rest on: `make record PAPER=grating` makes all of it; it goes on where it was stopped.
+
+One record at a time: `python -m ondevice_studies.record grating --only NAME`. Without a clock and in float32, so the
+same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
+and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
+`curves` (Figure 10), `firsts` (the embedder's first candidates) and `answers` (of a language model, from K segments).
+Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
+`memory` (16 bits) and `larger` (both, of 4 billion parameters).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ondevice import evidence, models, retrieval
+from ondevice.corpus.pairs import is_causal, rows
+from ondevice.evidence import Recorder
+from ondevice.retrieval.layer_scores import scores_of
+from ondevice.retrieval.texts import digest
+from ondevice_papers.grating import probes, thresholds
+from ondevice_papers.grating.architectures import Row
+from ondevice_programs.reranker.folder import prepare
+from ondevice_studies.grating import answers, full_size, study
+from ondevice_studies.grating.full_size import (
+    BASELINE,
+    CACHE,
+    CHUNKS,
+    HF,
+    OFFLOAD,
+    ONE_BATCH,
+    OURS,
+    WHOLE_LAYERS,
+    WINDOW,
+)
+from ondevice_studies.grating.questions import (
+    CLOZE,
+    COMMUNITY,
+    CONTEXT,
+    QUESTIONS,
+    SPLITS,
+    VIDEO,
+    Asked,
+    of_kind,
+    pools,
+)
+from ondevice_studies.grating.study import DECODERS, MODELS
+
+K = 5  # around whose boundary probes are to be right
+FITTED = [(QUESTIONS, "validation"), (CLOZE, "validation")]  # what probes are fitted on
+
+
+@torch.inference_mode()
+def read(loaded: models.Loaded, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+    """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
+    states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
+    pairs = rows(loaded.tokenizer, asked.query, asked.documents)
+    order = sorted(range(len(pairs)), key=lambda place: len(pairs[place].ids))  # `scores_of` leaves such an order be
+    back, kept = np.argsort(order), list[Tensor]()
+
+    def keep(_: Any, given: tuple[Tensor, ...]) -> None:
+        if given[0].ndim == 2:  # the model itself norms [n, tokens, d]
+            kept.append(given[0].half())
+
+    decoder: Any = loaded.model.model if is_causal(loaded.model) else None
+    with decoder.norm.register_forward_pre_hook(keep) if decoder else contextlib.nullcontext():
+        scores = scores_of(loaded.model, [pairs[place] for place in order])[:, back].numpy()
+    below = len(scores) - 1
+    groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
+    return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
+
+
+def score_row(name: str, number: int, asked: Asked, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
+    """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
+    return {
+        "model": name, "set": asked.set, "split": asked.split, "pool": number, "name": asked.name,
+        "query_sha": digest([asked.query])[:12], "candidates_sha": digest(asked.documents)[:12],
+        "relevant": asked.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
+        "scores": scores.astype(np.float32).ravel(), "probed": probed.astype(np.float32).ravel(),
+    }  # fmt: skip
+
+
+def asks(name: str, set_: str) -> bool:
+    """Whether a model is asked a set: agents' tasks the encoder, which was not trained on documentation alone; the
+    other applications the decoders."""
+    return set_ in (QUESTIONS, CLOZE) or (set_ in study.AGENTS) == (name not in DECODERS)
+
+
+def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All rows of a model: of `scores`, and of `probes` where it has some.
+
+    Pools that probes are fitted on have scores of probes that were fitted on others of them.
+    """
+    loaded, probed = models.load(name), name in DECODERS
+    fitting = [(number, asked) for of in FITTED for number, asked in enumerate(pools(*of))]
+    others = [(number, asked) for set_, splits in SPLITS.items() for split in splits
+              if (set_, split) not in FITTED and asks(name, set_)
+              for number, asked in enumerate(pools(set_, split))]  # fmt: skip
+    first = [read(loaded, asked) for _, asked in tqdm(fitting, f"{name}, validation")]
+    empty, fitted, crossed = np.empty(0, np.float32), None, None
+    if probed:
+        states, final = np.stack([below for _, below in first]), np.stack([scores[-1] for scores, _ in first])
+        fitted, crossed = probes.rounded(probes.fit(states, final, K)), probes.cross_fitted(states, final, K)
+    found = [score_row(name, *of, scores, empty if crossed is None else crossed[place])
+             for place, (of, (scores, _)) in enumerate(zip(fitting, first, strict=True))]  # fmt: skip
+    del first
+    for number, asked in tqdm(others, f"{name}, other sets"):
+        scores, below = read(loaded, asked)
+        by_probes = probes.predicted(fitted, below[None])[0] if fitted else empty
+        found.append(score_row(name, number, asked, scores, by_probes))
+    layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
+    return found, [{"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
+                   for layer, (weights, intercept) in enumerate(layers, 1)]  # fmt: skip
+
+
+# Pruning, from the scores
+
+
+CALIBRATED = [(model, set_, k) for model in MODELS for set_, ks in (
+    (QUESTIONS, (1, answers.KEPT, 10)), (CLOZE, study.KS), (VIDEO, (1,)), (COMMUNITY, (1,)),
+) for k in ks if asks(model, set_)]  # fmt: skip
+
+
+def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]:
+    """Of `curves`: documentation questions of the test split at every threshold."""
+    pools_ = study.pools_of(scores, model, QUESTIONS)
+    found = thresholds.curve(pools_, k)
+    return [{"model": model, "k": k, "threshold": threshold, "pool": number} |
+            {name: float(values[place, number]) for name, values in found.items()}
+            for place, threshold in enumerate(thresholds.THRESHOLDS) for number in range(len(pools_))]  # fmt: skip
+
+
+def first_rows(set_: str) -> list[dict[str, Any]]:
+    """Of `firsts`: whether the candidate nearest to the query by the embedder is relevant."""
+    return [{"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
+            for number, pool in enumerate(of_kind(set_, "test"))]  # fmt: skip
+
+
+# Seconds and memory at full size
+
+BM25 = "BM25"  # keyword search, the first stage of Figure 1
+SHORT, LONG = 128, 500  # tokens of a row
+ACTIVE = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 60)
+ROUNDS = {(20, SHORT): 4, (60, SHORT): 3, (20, LONG): 2, (1, 32): 5}
+MEASURED = 4  # layers of a pass whose seconds count for `layers`, but for the first
+FILLED = 1  # layers of ours, or batches of transformers, after which memory does not grow
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method, and what drives it: a calibrated rule for K of one model's documentation questions, or nothing."""
+
+    method: str
+    rule: str = ""
+    k: int = 10
+    model: str = study.DEEP
+
+
+WAYS = {
+    (20, SHORT): [Way(HF), Way(f"{HF} again"), Way(OFFLOAD), Way(OURS), Way(WHOLE_LAYERS), Way(full_size.IN_MEMORY),
+                  Way(full_size.IN_MEMORY, study.LOW), Way(WHOLE_LAYERS, study.LOW),
+                  *(Way(OURS, rule) for rule in (study.LOW, study.HIGH, study.MARGIN)), Way(OURS, study.MARGIN, 5)],
+    (20, LONG): [Way(HF), Way(OFFLOAD), Way(OURS), Way(OURS, study.MARGIN)],
+    (60, SHORT): [Way(BASELINE), *(Way(step, study.LOW) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))],
+    (1, 32): [Way(HF), Way(BM25)],
+}  # fmt: skip
+
+
+def searched() -> Callable[[Sequence[Row]], object]:
+    """Keyword search of all passages of the test split."""
+    asked = pools(QUESTIONS, "test")
+    index = retrieval.sparse_index(list(dict.fromkeys(text for one in asked for text in one.documents)))
+    return lambda given: index.search([asked[0].query], 10)
+
+
+def decided() -> pd.DataFrame:
+    """What rules decide on documentation questions, by which candidates are driven."""
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    return study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
+
+
+def driving(found: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
+    """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
+    if not way.rule:
+        return np.full(documents, depth)
+    rows = found[(found["model"] == way.model) & (found["rule"] == way.rule) & (found["k"] == way.k)]
+    count = documents // 20
+    layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
+    return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
+
+
+class Methods(contextlib.ExitStack):
+    """Methods on a saved shape, which stay open once they have run a little."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.shape = folder, full_size.architecture(folder)
+        self.opened = dict[str, Any]()
+
+    def run(self, way: Way, given: Sequence[Row], runs: np.ndarray) -> tuple[float, Any]:
+        """Seconds, and the pass of ours. runs: layers that each candidate goes through, of ours."""
+        method = HF if way.method in (BASELINE, f"{HF} again") else way.method
+        if method not in self.opened:
+            made = full_size.scorer(self.folder, method, np.full(2, 2))
+            self.opened[method] = searched() if method == BM25 else self.enter_context(made)
+            self.opened[method](full_size.rows(self.shape, 2, 16))
+        score = self.opened[method]
+        if hasattr(score, "__self__"):
+            score.__self__.select = full_size.driven(runs)
+        return full_size.timed(score, given)
+
+    def row(self, way: Way, given: Sequence[Row], runs: np.ndarray, turn: int) -> dict[str, Any]:
+        """One whole run."""
+        seconds, found = self.run(way, given, runs)
+        about = {"documents": len(given), "tokens": len(given[0].ids), "round": turn, **vars(way), "seconds": seconds}
+        print(about, file=sys.stderr, flush=True)
+        if found is None:
+            return about | {"embedding": np.nan, "saved": 0.0}
+        return about | {"embedding": found.embedding, "saved": found.outcome.saved}
+
+
+def record_latency(kept: Recorder, layers: Recorder) -> None:
+    """latency and layers: all ways of a shape in turn, from another one on in every round."""
+    found = decided()
+    with Methods(prepare(f"random:{full_size.SHAPE}", full_size.native())) as methods:
+        for (documents, tokens), rounds in ROUNDS.items():
+            given, ways = full_size.rows(methods.shape, documents, tokens), WAYS[documents, tokens]
+            for way in ways:  # rows of the table and files that later rounds find warm
+                methods.run(way, given, np.ones(documents, np.int64))
+            for turn in range(rounds):
+                for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+                    if (documents, tokens, turn, way.method, way.rule, way.k) not in kept.done:
+                        kept.add([methods.row(way, given, driving(found, way, documents, turn), turn)])
+                kept.checkpoint()
+        for tokens, turn, active in product((SHORT, LONG), range(2), ACTIVE):
+            if (tokens, turn, active) not in layers.done:
+                given = full_size.rows(methods.shape, active, tokens, turn)
+                _, done = methods.run(Way(OURS), given, np.full(active, MEASURED))
+                layers.add([{"tokens": tokens, "round": turn, "active": active,
+                             "seconds": float(np.median(done.seconds[1:]))}])  # fmt: skip
+                layers.checkpoint()
+
+
+LARGER, LARGER_LAYERS = "qwen3-reranker-4b", 36
+LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.LOW))
+
+
+def record_larger(kept: Recorder) -> None:
+    """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
+    folder, found = prepare(f"random:{LARGER}", torch.bfloat16), decided()
+    sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
+    with Methods(folder) as methods:
+        given = full_size.rows(methods.shape, 20, SHORT)
+        for turn, way in product(range(2), LARGER_WAYS):
+            if (turn, way.method, way.rule, way.k) not in kept.done:
+                row = methods.row(way, given, driving(found, way, 20, turn, LARGER_LAYERS), turn)
+                kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
+                kept.checkpoint()
+
+
+def record_memory(kept: Recorder) -> None:
+    """memory: each run in a process of its own. Forms whose peak alone counts end after the first layer, whose peak is
+    that of all, or after the first batch of four rows, once all documents' rows of the table were read."""
+    folder = prepare(f"random:{full_size.SHAPE}", torch.bfloat16)
+    jobs = [(HF, 1, 32, False), (OURS, 20, SHORT, False), (HF, 20, SHORT, False), (OURS, 20, LONG, False),
+            (HF, 20, LONG, False), (OFFLOAD, 20, SHORT, True), (OFFLOAD, 20, LONG, True),
+            (WHOLE_LAYERS, 20, SHORT, True), (WHOLE_LAYERS, 20, LONG, True), (OURS, 60, LONG, True),
+            *((step, 60, LONG, True) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))]  # fmt: skip
+    for run, (method, documents, tokens, cut) in product(range(3), jobs):
+        if (method, documents, tokens, run) not in kept.done:
+            found = used(folder, method, documents, tokens, cut)
+            row = {"method": method, "documents": documents, "tokens": tokens, "run": run, "whole": not cut, **found}
+            print(row, file=sys.stderr, flush=True)
+            kept.add([row])
+            kept.checkpoint()
+
+
+def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> dict[str, float]:
+    """Memory and seconds of one run. cut: after what fills the memory."""
+    job = full_size.Job(str(folder), method, documents, tokens, FILLED if cut else 0, torch.get_num_threads())
+    return full_size.memory(job)
+
+
+# The recording
+
+
+def recorder(name: str) -> Recorder:
+    """Of one record."""
+    asked = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
+    threads = torch.get_num_threads()
+    fast = {"shape": full_size.SHAPE, "dtype": str(full_size.native()), "threads": threads}
+    small = {"shape": full_size.SHAPE, "dtype": "torch.bfloat16", "threads": threads}
+    known: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
+        "scores": (["model", "set", "split", "pool"], asked, MODELS),
+        "probes": (["model", "layer"], asked, DECODERS),
+        "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
+        "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
+        "firsts": (["set"], {}, ()),
+        "answers": (["set", "pool", "model", "way"], {"k": answers.KEPT, "tokens": answers.TOKENS},
+                    [answers.WRITER, *DECODERS]),
+        "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
+        "layers": (["tokens", "round", "active"], fast, ()),
+        "memory": (["method", "documents", "tokens", "run"], small, ()),
+        "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
+    }  # fmt: skip
+    of_machine = name in ("latency", "layers", "memory", "larger")
+    return Recorder("grating", name, *known[name], machine=evidence.machine_name() if of_machine else "")
+
+
+def record_scores(kept: Recorder, fitted: Recorder) -> None:
+    """scores and probes, a model at a time."""
+    for name in MODELS:
+        if name not in {unit[0] for unit in kept.done}:
+            scores, probed = model_rows(name)
+            if probed:  # before the scores, whose presence says that a model is done
+                fitted.add(probed)
+                fitted.checkpoint()
+            kept.add(scores)
+            kept.checkpoint()
+
+
+def record_rules(kept: Recorder, curves: Recorder) -> None:
+    """calibrated and curves, from the record `scores`. On agents' tasks only the exact order and the best one count."""
+    scores = evidence.load("grating", "scores")
+    for model, set_, k in CALIBRATED:
+        if (model, set_, k) not in kept.done:
+            kept.add(study.calibrated(scores, model, set_, k, exact_order=set_ in study.AGENTS))
+            print("calibrated", model, set_, k, file=sys.stderr, flush=True)
+    for model, k in product(MODELS, study.KS):
+        if (model, k) not in curves.done:
+            curves.add(curve_rows(scores, model, k))
+
+
+def record_firsts(kept: Recorder) -> None:
+    """firsts; it takes seconds."""
+    for set_ in {QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}:
+        kept.add(first_rows(set_))
+
+
+def record_answers(kept: Recorder) -> None:
+    """answers. Needs the records `scores` and `calibrated`."""
+    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    rules = (study.LOW, study.HIGH, study.MARGIN)
+    pruned = study.outcomes(scores, settings, DECODERS, [CONTEXT], [answers.KEPT], rules)
+    for model, ways in answers.choices(CONTEXT, scores, DECODERS, pruned):
+        missing = {way: {pool: chosen for pool, chosen in by_pool.items()
+                         if (CONTEXT, pool, model, way) not in kept.done} for way, by_pool in ways.items()}  # fmt: skip
+        for row in answers.answered(CONTEXT, missing, model):
+            kept.add([row])
+        print(f"answers, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)
+
+
+RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
+    "scores": (record_scores, ["scores", "probes"]), "rules": (record_rules, ["calibrated", "curves"]),
+    "firsts": (record_firsts, ["firsts"]), "answers": (record_answers, ["answers"]),
+    "latency": (record_latency, ["latency", "layers"]), "memory": (record_memory, ["memory"]),
+    "larger": (record_larger, ["larger"]),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a record is written once nothing of it is missing, and gone on with where it was stopped."""
+    parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
+    for name in parser.parse_args(argv).only:
+        make, made = RECORDS[name]
+        recorders = [recorder(one) for one in made]
+        make(*recorders)
+        print(*(one.finish() for one in recorders), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

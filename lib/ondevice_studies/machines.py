@@ -1,0 +1,126 @@
+"""The tables of docs/machines.md: what each machine decides, as ratios within it: `python -m ondevice_studies.machines`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from ondevice import assets, evidence
+from ondevice.evidence.records import folder
+from ondevice.evidence.resampling import resample
+from ondevice_studies.dragon.study import latencies
+
+FIRST, LAST = "<!-- machines: written by python -m ondevice_studies.machines -->", "<!-- end -->"
+CURVES, SPEED, MEMORY, ROUTER = "Cost curves", "Speed-ups by method", "Memory", "Router overhead"
+BASE, SHAPE = "pydocs-lm-base", "random:qwen2.5-0.5b"
+FEWEST = 4  # samples that an interval is drawn from
+_WHOLE, _RANKED = f"model == '{BASE}' and precision == 'fp32'", "documents == 20 and tokens == 128 and k == 10"
+_RACE, _LARGEST = "pace == 'imposed' and delay_ms ==", "n == 100000 and policy =="
+_PEAK = "documents == 20 and tokens =="
+_ARMS = f"model == '{BASE}' and context == 768 and arm in ('CPU vanilla', 'CPU ours', 'NPU vanilla', 'printed', 'ours')"
+
+# Section, what, record, its rows, the value, the columns that name a method, and the method whose value is 1: the
+# others' are speeds over its speed where the value is a time, and multiples of it where it is one over something.
+COMPARED = (
+    (SPEED, "DIAA, decoding over plain", "diaa/whole", f"model == '{BASE}'", "decode_s", "method", "vanilla"),
+    (SPEED, "DIAA, decoding over plain, 0.5B", "diaa/whole", f"model == '{SHAPE}'", "decode_s", "method", "vanilla"),
+    (SPEED, "sd.npu, requests over plain", "sdnpu/whole", f"{_WHOLE} and arm.str.startswith('CPU')",
+     "prefill_s + decode_s", "arm", "CPU vanilla"),
+    (SPEED, "sd.npu, requests over plain, static graphs", "sdnpu/whole", f"{_WHOLE} and not arm.str.startswith('CPU')",
+     "prefill_s + decode_s", "arm", "NPU vanilla"),
+    (SPEED, "DRAGON, a token over token-wise", "dragon/latency", f"{_RACE} 0", "total_ms / steps", "method",
+     "DRDG/TW 0"),
+    (SPEED, "DRAGON, a token over token-wise, 150 ms added", "dragon/latency", f"{_RACE} 150", "total_ms / steps",
+     "method", "DRDG/TW 150"),
+    (SPEED, "DRAGON, a token over token-wise, 300 ms added", "dragon/latency", f"{_RACE} 300", "total_ms / steps",
+     "method", "DRDG/TW 300"),
+    (SPEED, "GRATING, a ranking over transformers", "grating/latency", _RANKED, "seconds", "method rule", "HF"),
+    (CURVES, "GRATING, a layer's time by candidates", "grating/layers", "tokens == 128 and active in (1, 20, 60)",
+     "1 / seconds", "active", "1"),
+    (MEMORY, "Peak over GRATING's, 20 x 128 tokens", "grating/memory", f"{_PEAK} 128", "1 / rss_mb", "method",
+     "GRATING"),
+    (MEMORY, "Peak over GRATING's, 20 x 500 tokens", "grating/memory", f"{_PEAK} 500", "1 / rss_mb", "method",
+     "GRATING"),
+    (MEMORY, "sd.npu, peak over plain decoding", "sdnpu/memory", _ARMS, "1 / peak_mb", "arm", "CPU vanilla"),
+    (ROUTER, "First token over a direct one", "disco/router", "seconds > 0", "1 / seconds", "way", "direct"),
+    (ROUTER, "DiSCo-S's policy, speed over raw lists", "disco/policy_times", f"{_LARGEST} 'DiSCo-S'", "ms", "what",
+     "raw lists"),
+    (ROUTER, "DiSCo-D's policy, speed over raw lists", "disco/policy_times", f"{_LARGEST} 'DiSCo-D'", "ms", "what",
+     "raw lists"),
+)  # fmt: skip
+
+
+def recorded(record: str, machine: str) -> pd.DataFrame:
+    """A machine's record, empty where it has none."""
+    paper, name = record.split("/")
+    return evidence.load(paper, f"{name}.{machine}") if machine in evidence.machines(paper, name) else pd.DataFrame()
+
+
+def told(value: float, low: float, high: float, n: float) -> str:
+    """value [low, high], the ends where there are samples for them."""
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if n >= FEWEST else f"{value:.2f}"
+
+
+def curves(machine: str) -> Iterator[tuple[str, str]]:
+    """T(rows) over T(1) behind 256 tokens; the interval has the ends of both medians'."""
+    static = recorded("sdnpu/curves", machine)
+    if len(static):
+        forms = {"any": "float32", "static": "float32, static graphs"}
+        static = static.assign(cached=256, dtype=static["part"].map(forms))
+    known = pd.concat([recorded("diaa/curves", machine), static])
+    for (model, dtype), curve in known.query("cached == 256").groupby(["model", "dtype"]) if len(known) else ():
+        at: Any = curve.drop_duplicates("rows").set_index("rows")[["seconds", "low", "high", "n"]].T.to_dict("list")
+        for rows in sorted({8, 32, 33} & set(at)) if model in (BASE, SHAPE) else ():
+            (base, base_low, base_high, base_n), (seconds, low, high, n) = at[1], at[rows]
+            ends = seconds / base, low / base_high, high / base_low
+            yield f"{model}, {dtype}: {'8' if rows == 8 else '32 or 33'} rows", told(*ends, min(n, base_n))
+
+
+def compared(machine: str, section: str) -> Iterator[tuple[str, str]]:
+    """Of COMPARED's rows in a section, each other method over the first."""
+    for _, what, record, rows, value, names, base in (row for row in COMPARED if row[0] == section):
+        table = recorded(record, machine)
+        table = latencies(table) if record == "dragon/latency" and len(table) else table
+        mine = table.query(rows) if len(table) else table
+        if len(mine):
+            unit = next((name for name in ("block", "request", "round", "run", "turn") if name in mine), "")
+            labels = mine[names.split()].astype(str).agg(", ".join, axis=1).str.removesuffix(", ")
+            columns: Any = {"value": mine.eval(value), "method": labels, "request": mine[unit] if unit else 0}
+            sample = resample(evidence.born(mine.assign(task=mine.get("task", "all"), **columns), "recorded"), "value")
+            for name, x, low, high in sample.against(base).averages("x").to_numpy().tolist():
+                if name != base:
+                    yield f"{what}: {name}", told(x, low, high, sample.n)
+
+
+def tables() -> str:
+    """Markdown: a table a section, a column a machine that has something in it."""
+    names = sorted({path.name.split(".")[1] for path in folder().glob("*/*.*.csv")})
+    lines = []
+    for section in (CURVES, SPEED, MEMORY, ROUTER):
+        found = {name: dict([*(curves(name) if section == CURVES else ()), *compared(name, section)]) for name in names}
+        table: Any = pd.DataFrame({name: cells for name, cells in found.items() if cells}).fillna("")
+        table = table.loc[sorted(table.index, key=lambda what: what.partition(":")[0])]  # what belongs together
+        lines += [f"## {section}", "", f"| {section} | {' | '.join(table)} |", "|---" * (1 + table.shape[1]) + "|"]
+        lines += [f"| {' | '.join(map(str, row))} |" for row in table.itertuples()] + [""]
+    return "\n".join(lines)
+
+
+def written(text: str) -> str:
+    """The page with the tables in their place. Raises ValueError where it has none."""
+    made, count = re.subn(f"{FIRST}.*?{LAST}", lambda _: f"{FIRST}\n{tables()}{LAST}", text, flags=re.S)
+    if count != 1:
+        raise ValueError(f"docs/machines.md has {count} places for the tables, not one.")
+    return made
+
+
+def main() -> None:
+    """Write docs/machines.md anew where records have changed."""
+    path = assets.ROOT / "docs" / "machines.md"
+    assets.write_text(path, written(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()

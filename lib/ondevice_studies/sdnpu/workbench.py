@@ -1,0 +1,125 @@
+"""The requests that drafters are recorded on, and a drafter on them: a row an answer, a pass, a rejected draft.
+
+A method begins each set and task with a fresh drafter and answers its requests in order, so that the first of each task
+can be run again alone, exactly: `again`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ondevice import corpus, models
+from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.lean import engine
+from ondevice.speculation import Drafter, greedy, loop
+from ondevice_papers.sdnpu.drafter import methods
+from ondevice_papers.sdnpu.rejections import Watched
+from ondevice_studies.speculation.prompts import digest, noting, prompts
+from ondevice_studies.speculation.request_set import Request, answered
+
+BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
+# Our families, and the paper's data sets that they stand for.
+TASKS = {"summary": "summary", "rag": "rag", "parameters": "ui", "turns": "tweet"}
+SETS = ("tasks", "long")
+COUNT, LONGEST = 40, 128  # requests of a task, tokens of an answer
+LONG_PROMPT, LONG_ANSWER = (600, 768), (64, 256)  # tokens
+LONG_COUNT, LONG_TRIED = 20, {"parameters": 320, "turns": 128}  # requests; prompts, of the tasks with long answers
+PLAIN = "vanilla"
+REQUEST = ["model", "set", "task", "request"]
+
+
+@dataclass
+class Workbench:
+    """A model and what it is asked. generate, functions: the loop, and parts of `drafter.sdnpu`, or an experiment's."""
+
+    model: str = BASE
+    generate: Callable[..., loop.Generation] = loop.generate
+    functions: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def lm(self) -> CausalLM:
+        """The model."""
+        return engine(models.load(self.model).model)
+
+    @cached_property
+    def end(self) -> int:
+        """The id that ends an answer."""
+        return int(corpus.tokenizer().eos_token_id)
+
+    def make(self, method: str) -> tuple[Drafter, int]:
+        """A new drafter by its name, and the most nodes of its drafts."""
+        made, budget = methods(self.lm.vocabulary, **self.functions)[method]
+        return made(), budget
+
+
+def requests(bench: Workbench, which: str) -> list[Request]:
+    """The requests of a set, those of a task together."""
+    found = []
+    for task in TASKS if which == "tasks" else LONG_TRIED:
+        long = which == "long"
+        room = bench.lm.context - (LONG_ANSWER[1] if long else LONGEST)
+        asked = ((name, ids) for name, ids in prompts(task, lengths=LONG_PROMPT if long else None) if len(ids) <= room)
+        if long:
+            tried = LONG_TRIED[task]
+            several = answered(task, asked, tried, bench.lm.model, bench.end, LONG_ANSWER[1], tried)
+            found += [one for one in several if one.limit >= LONG_ANSWER[0]][:LONG_COUNT]
+        else:
+            several = answered(task, asked, COUNT, bench.lm.model, bench.end, LONGEST)
+            found += [one for one in several if one.timed]
+    return found
+
+
+def again(
+    bench: Workbench, method: str, which: str, asked: Iterable[Request]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """(answers, passes, rejections) of a method on requests, in the record's columns; `identical` is left out."""
+    answers, passes, rejections = [], [], []
+    for task, group in groupby(asked, lambda one: one.task):
+        drafter, budget = bench.make(method)
+        watched = Watched(drafter) if method in ("SAM", "SAM+both") else None
+        for request in group:
+            keys = {"model": bench.model, "set": which, "task": task, "request": request.prompt, "method": method}
+            margins: list[float] = []
+            found = bench.generate(
+                bench.lm, watched or drafter, request.ids, request.limit, budget=budget, ends=request.ends,
+                choice=noting(margins) if method == PLAIN else greedy,
+            )  # fmt: skip
+            answers.append({
+                **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(found.tokens),
+                "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
+                "margin": min(margins, default=np.nan),
+            })  # fmt: skip
+            passes += [
+                {**keys, "step": number, "drafted": step.drafted, "accepted": step.accepted, "emitted": step.emitted,
+                 "cached": step.cached} for number, step in enumerate(found.steps)
+            ]  # fmt: skip
+            if watched is not None:
+                rejections += [{**keys, **one._asdict()} for one in watched.rejections]
+                watched.rejections = []
+    return pd.DataFrame(answers), pd.DataFrame(passes), pd.DataFrame(rejections)
+
+
+def sample(bench: Workbench, answers: pd.DataFrame, which: str = "tasks", number: int = 1) -> list[Request]:
+    """The first `number` requests of each task, made anew from the corpus and the record of their answers' lengths.
+
+    Raises ValueError where a prompt is not the recorded one, as after a change of the corpus.
+    """
+    mine = answers[(answers["model"] == bench.model) & (answers["set"] == which) & (answers["method"] == PLAIN)]
+    found: list[Request] = []
+    columns = ["request", "document", "prompt_sha", "tokens"]
+    for task, rows in mine.groupby("task", sort=False):
+        rows = rows.sort_values("request").head(number)
+        known = dict(prompts(str(task), set(rows["document"]), LONG_PROMPT if which == "long" else None))
+        for place, document, sha, tokens in rows[columns].to_numpy().tolist():
+            ids = tuple(known.get(document, ()))
+            if digest(ids) != sha:
+                raise ValueError(f"The prompt on {document} ({task}) is not the recorded one: the corpus changed.")
+            found.append(Request(str(task), place, document, ids, (), tokens, frozenset({bench.end})))
+    return found

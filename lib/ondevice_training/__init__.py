@@ -1,0 +1,1 @@
+"""Training of the bundled models: `python -m ondevice_training --help`."""

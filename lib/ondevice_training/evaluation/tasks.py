@@ -1,0 +1,157 @@
+"""Greedy answers to the corpus's task prompts: do they end, do they loop, are they right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ondevice import corpus
+from ondevice.causal_lm.generation import LONGEST, Output, greedy, loops, repeated
+from ondevice.causal_lm.scoring import Scored, score
+from ondevice.corpus import answers
+from ondevice.corpus.prompts import END, pick
+from ondevice_training.evaluation import estimates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CLOSED = "rag, passages removed"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One task's output. unseen: whether the reference answer stands nowhere in train."""
+
+    family: str
+    output: Output
+    reference_ids: tuple[int, ...]
+    exact: bool
+    hit: bool
+    f1: float
+    unseen: bool
+    scored: Scored  # the reference answer with its end token, teacher-forced
+
+    @property
+    def ends_well(self) -> bool:
+        """Ended by itself, without a loop."""
+        return self.output.ended and not loops(self.output.ids)
+
+
+def choose(
+    documents: Sequence[corpus.Document], tokenizer: PreTrainedTokenizerBase, counts: Mapping[str, int], room: int
+) -> tuple[dict[str, list[corpus.Task]], int]:
+    """The first tasks of each family, in an order set by hash, and how many were passed over as too long.
+
+    room: the most tokens of a prompt.
+    """
+    chosen: dict[str, list[corpus.Task]] = {family: [] for family in counts}
+    too_long = 0
+    found = corpus.tasks(documents, list(counts))
+    for task in sorted(found, key=lambda task: pick(task.name, f"evaluation {task.family}", 2**62)):
+        if len(chosen[task.family]) < counts[task.family]:
+            fits = len(tokenizer(task.prompt, verbose=False)["input_ids"]) <= room
+            too_long += not fits
+            chosen[task.family] += [task] if fits else []
+    return chosen, too_long
+
+
+def closed_book(tasks: Sequence[corpus.Task]) -> list[corpus.Task]:
+    """The same questions without their passages."""
+    return [dataclasses.replace(task, family=CLOSED, passages=()) for task in tasks]
+
+
+def answer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[corpus.Task],
+    train: Callable[[], Iterable[str]],
+) -> list[Judged]:  # fmt: skip
+    """Greedy answers, judged. train: the training texts, for the references that stand in them."""
+    prompts = [tokenizer(task.prompt, verbose=False)["input_ids"] for task in tasks]
+    references = [tokenizer(task.answer + END, verbose=False)["input_ids"] for task in tasks]
+    outputs = greedy(model, prompts, tokenizer.eos_token_id)
+    said = [str(tokenizer.decode(list(output.ids))) for output in outputs]
+    seen = answers.standing_in([task.answer for task in tasks], train())
+    scored = score(model, prompts, references)
+    return [
+        Judged(
+            task.family, output, tuple(ids[:-1]), answers.exact(text, task.answer), answers.hit(text, task.answer),
+            answers.f1(text, task.answer), not known, forced,
+        )
+        for task, output, text, ids, known, forced in zip(
+            tasks, outputs, said, references, seen, scored, strict=True)
+    ]  # fmt: skip
+
+
+def summary(judged: Sequence[Judged]) -> dict[str, Any]:
+    """What the bars are about. Families weigh the same in the share that ends well."""
+    groups = [[one.ends_well for one in members] for family, members in _grouped(judged).items() if family != CLOSED]
+    open_book = [one for one in judged if one.family == "rag"]
+    closed = [one for one in judged if one.family == CLOSED]
+    table = np.array([(a.hit, b.hit) for a, b in zip(open_book, closed, strict=True)], float)
+    difference = estimates.bootstrap(table, lambda means: means[..., 0] - means[..., 1])
+    return {
+        "ends_well": estimates.mean_of_groups(groups).as_json(),
+        "rag_minus_passages_removed": difference.as_json(),
+        "families": {family: _family(members) for family, members in _grouped(judged).items()},
+    }
+
+
+def free_running(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, documents: Sequence[corpus.Document], count: int
+) -> dict[str, Any]:
+    """Repetition in 256 greedy tokens after a heading, whether or not a document ends in them, and in the documents."""
+    ordered = sorted(documents, key=lambda document: pick(document.name, "evaluation free", 2**62))
+    ids = [tokenizer(document.text, verbose=False)["input_ids"][:LONGEST] for document in ordered]
+    real = [row for row in ids if len(row) == LONGEST][:count]
+    headings = [tokenizer(f"{document.heading}\n\n", verbose=False)["input_ids"] for document in ordered[:count]]
+    made = [output.ids for output in greedy(model, headings, None)]
+    looped = [loops(row) for row in made]
+    return {
+        "repeated_4grams": _repetition(made), "repeated_4grams_of_documents": _repetition(real),
+        "loops": estimates.rate(looped).as_json(),
+    }  # fmt: skip
+
+
+def _grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    families: dict[str, list[Judged]] = {}
+    for one in judged:
+        families.setdefault(one.family, []).append(one)
+    return families
+
+
+def _family(members: Sequence[Judged]) -> dict[str, Any]:
+    unseen = [one.hit for one in members if one.unseen]
+    return {
+        "ended": _rate([one.output.ended for one in members]),
+        "loops": _rate([loops(one.output.ids) for one in members]),
+        "ends_well": _rate([one.ends_well for one in members]),
+        "exact": _rate([one.exact for one in members]),
+        "hit": _rate([one.hit for one in members]),
+        "hit_of_answers_not_in_train": _rate(unseen),
+        "rouge1": _rate([one.f1 for one in members]),
+        "teacher_forced_accuracy": estimates.ratio(
+            [one.scored.hits.sum() for one in members], [len(one.scored.hits) for one in members]).as_json(),
+        "perplexity_of_answer": estimates.perplexity(
+            [one.scored.loss for one in members], [len(one.scored.hits) for one in members]).as_json(),
+        "tokens": _rate([len(one.output.ids) for one in members]),
+        "tokens_of_reference": _rate([len(one.reference_ids) for one in members]),
+        "repeated_4grams": _repetition([one.output.ids for one in members]),
+        "repeated_4grams_of_reference": _repetition([one.reference_ids for one in members]),
+        "loops_of_reference": _rate([loops(one.reference_ids) for one in members]),
+    }  # fmt: skip
+
+
+def _rate(values: Sequence[float]) -> dict[str, Any] | None:
+    return estimates.rate(values).as_json() if len(values) > 1 else None
+
+
+def _repetition(rows: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+    counts = [repeated(row) for row in rows]
+    if len(counts) < 2 or not sum(total for _, total in counts):
+        return None
+    # A resample may hold no 4-gram at all where most answers are short; it then has no repeated one either.
+    table = np.array(counts, float)
+    return estimates.bootstrap(table, lambda means: means[..., 0] / np.maximum(means[..., 1], 1e-9)).as_json()

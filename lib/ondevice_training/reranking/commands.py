@@ -1,0 +1,88 @@
+"""The rerankers' commands: `reranker` and `evaluate-reranker`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+import transformers
+
+from ondevice import assets, models
+from ondevice.commands import count, positive, writable
+from ondevice.corpus.pairs import is_causal
+from ondevice.precision import mixed_precision
+from ondevice.retrieval.layer_scores import pool_scores
+from ondevice.retrieval.pools import for_evaluation
+from ondevice_training.reranking import examples, learning
+from ondevice_training.reranking.evaluation import mean_ndcg, report
+from ondevice_training.reranking.lists import Lists
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_VALIDATED = 48  # pools for the log's nDCG
+_MATRIX_RATES = {True: 0.005, False: 1e-4}  # Muon's for a decoder, AdamW's for an encoder
+
+
+def register(programs: Any) -> None:
+    """Add the commands to a parser's subparsers; each sets `handler`."""
+    training = programs.add_parser("reranker", help="a reranker from the trunk of a language model or an encoder")
+    training.add_argument("--parent", required=True, help="pydocs-lm-base, all-minilm-l6-v2 or a folder")
+    training.add_argument("--supervision", choices=get_args(learning.Supervision), default="last", help="which layers")
+    training.add_argument("--queries", type=count, required=True, help="length of the run, eight queries a step")
+    training.add_argument("--out", type=writable, required=True, help="folder of checkpoint, log, model; resumed")
+    training.add_argument("--matrix-rate", type=positive, help="peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT)")
+    training.add_argument("--head-rate", type=positive, default=1e-3, help="peak rate of the head")
+    training.add_argument("--threads", type=count, help="CPU threads (all by default)")
+    training.set_defaults(handler=train_reranker)
+
+    evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
+    evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
+    evaluating.add_argument("--split", choices=["validation", "test"], default="test", help="whose pools")
+    evaluating.add_argument("--out", type=writable, required=True, help="the JSON file")
+    evaluating.add_argument("--threads", type=count, help="CPU threads (all by default)")
+    evaluating.set_defaults(handler=evaluate_reranker)
+
+
+def train_reranker(arguments: argparse.Namespace) -> None:
+    """The `reranker` command."""
+    _prepare(arguments.threads)
+    model, tokenizer = learning.start(arguments.parent)
+    rate = _MATRIX_RATES[is_causal(model)] if arguments.matrix_rate is None else arguments.matrix_rate
+    recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate)
+    lists = Lists(examples.for_training(), tokenizer)
+    pools = for_evaluation("validation").pools[:_VALIDATED]
+
+    def validate(found: PreTrainedModel) -> float:
+        with mixed_precision(found.device.type):
+            scores = pool_scores(found, tokenizer, pools, every=False)
+        return mean_ndcg([one[-1] for one in scores], pools).mean
+
+    print(f"{len(lists.examples)} queries to train on", flush=True)
+    reached = learning.train(recipe, model, lists, validate, arguments.out, tokenizer)
+    state = "stopped" if reached.stopped else "finished"
+    print(f"{state} at step {reached.step}, {reached.tokens} tokens, {reached.seconds:.0f} s")
+
+
+def evaluate_reranker(arguments: argparse.Namespace) -> None:
+    """The `evaluate-reranker` command."""
+    _prepare(arguments.threads)
+    loaded = models.load(arguments.model)
+    models.require_trained(loaded.model, "a ranking")
+    evaluation = for_evaluation(arguments.split)
+    with mixed_precision(loaded.model.device.type):
+        scores = pool_scores(loaded.model, loaded.tokenizer, evaluation.pools)
+    found = report(evaluation, scores)
+    name = arguments.model if loaded.origin != "folder" else Path(arguments.model).name
+    assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **found}, indent=1) + "\n")
+    means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in found["metrics"].items()}
+    print(f"nDCG@10 on {found['queries']} queries: {means}")
+
+
+def _prepare(threads: int | None) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()

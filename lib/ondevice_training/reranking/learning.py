@@ -1,0 +1,184 @@
+"""Training of a reranker from a language model's or an encoder's trunk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from ondevice import models
+from ondevice.corpus.pairs import Row, is_causal, reading_pairs
+from ondevice.precision import mixed_precision
+from ondevice.retrieval.layer_scores import scores_of
+from ondevice_training import checkpoint
+from ondevice_training.muon import Muon
+from ondevice_training.reranking.lists import CANDIDATES, QUERIES
+from ondevice_training.reranking.loss import listwise
+from ondevice_training.running import Log, export, set_rates, signals
+from ondevice_training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Supervision = Literal["last", "deep"]
+COLUMNS = ("step", "tokens", "loss", "first", "lr", "tokens_per_second", "seconds", "ndcg")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run trains. Rates are peaks; `save_every` is in seconds, `validate_every` and `log_every` in steps.
+
+    supervision: the loss is on the last layer's scores, or on every layer's. matrix_rate: of the trunk's matrices, by
+    Muon in a decoder and AdamW in an encoder; head_rate: of the new head and, in a decoder, a tenth of it of the norms.
+    """
+
+    supervision: Supervision
+    queries: int
+    matrix_rate: float
+    head_rate: float = 1e-3
+    warmup: int = 30
+    save_every: float = 120.0
+    validate_every: int = 100
+    log_every: int = 10
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate's shape over the run's steps."""
+        return Schedule(max(1, self.queries // QUERIES), self.warmup)
+
+
+@dataclass
+class Position:
+    """Where a run stands. tokens: read, without padding. seconds: time spent training, over all its processes."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    stopped: bool = field(default=False, compare=False)
+
+
+def start(parent: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model of one score with the parent's trunk and a fresh head; its embeddings are frozen.
+
+    They are most of the weights, and hardly move. Raises ValueError when the parent is neither a Llama nor a BERT.
+    """
+    loaded = models.load(parent)
+    model = warm(loaded.model, seed)
+    return model, reading_pairs(loaded.tokenizer, is_causal(model))
+
+
+def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """`start` from a model in memory."""
+    import transformers
+
+    names = {"llama": "LlamaForSequenceClassification", "bert": "BertForSequenceClassification"}
+    if parent.config.model_type not in names:
+        raise ValueError(f"A reranker starts from a Llama or a BERT, not from {parent.config.model_type}.")
+    config = type(parent.config).from_dict(
+        {**parent.config.to_dict(), "id2label": {0: "score"}, "label2id": {"score": 0}}
+    )
+    config.architectures, config.dtype = [names[parent.config.model_type]], "float32"
+    torch.manual_seed(seed)
+    model: PreTrainedModel = getattr(transformers, config.architectures[0])(config)
+    model.base_model.load_state_dict(parent.base_model.state_dict())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "embed" not in name
+    return model.eval()  # for good: dropout slows a run this short
+
+
+def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon (decoder) or AdamW (encoder) for the trunk's matrices, AdamW for its norms and biases and for the head."""
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    head = [parameter for name, parameter in trainable.items() if name.startswith(("score", "classifier"))]
+    trunk = [parameter for name, parameter in trainable.items() if not name.startswith(("score", "classifier"))]
+    matrices = [parameter for parameter in trunk if parameter.ndim == 2]
+    vectors = [parameter for parameter in trunk if parameter.ndim != 2]
+    heads = {"params": head, "lr": recipe.head_rate}
+    if is_causal(model):
+        groups = [{"params": vectors, "lr": recipe.head_rate / 10}, heads]
+        return [Muon(matrices, lr=recipe.matrix_rate, weight_decay=0.0), torch.optim.AdamW(groups, weight_decay=0.0)]
+    return [torch.optim.AdamW([{"params": trunk, "lr": recipe.matrix_rate}, heads], weight_decay=0.01)]
+
+
+def train(
+    recipe: Recipe, model: PreTrainedModel, lists: Callable[[int], list[Row]],
+    validate: Callable[[PreTrainedModel], float], folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Position:  # fmt: skip
+    """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
+
+    lists: the rows of a step. validate: nDCG@10 for the log. folder: gets checkpoint.safetensors, log.csv and model/,
+    which transformers loads; one with a checkpoint is resumed. Raises ValueError on another run's or a damaged one.
+    """
+    optimizers = optimizers_of(model, recipe)
+    schedule = recipe.schedule
+    position = _resume(folder, recipe, model, optimizers)
+    log = Log(folder / "log.csv", COLUMNS, position.step)
+
+    def save() -> None:
+        run: dict[str, Any] = {"supervision": recipe.supervision, "queries": recipe.queries}
+        here = {"step": position.step, "tokens": position.tokens, "seconds": position.seconds}
+        checkpoint.save(folder / "checkpoint.safetensors", model, optimizers, {**run, **here})
+
+    saved = time.monotonic()
+    losses: list[tuple[float, float]] = []
+    with signals() as asked_to_stop:
+        while position.step < schedule.total and not asked_to_stop():
+            started = time.monotonic()
+            factor = schedule(position.step)
+            set_rates(optimizers, factor)
+            rows = lists(position.step)
+            losses.append(_step(model, optimizers, rows, recipe.supervision))
+            position.step += 1
+            position.tokens += sum(len(row.ids) for row in rows)
+            position.seconds += time.monotonic() - started
+            done = position.step == schedule.total
+            if done or position.step % recipe.log_every == 0:
+                validates = done or position.step % recipe.validate_every == 0
+                loss, first = np.mean(losses, axis=0)
+                log.add(
+                    position.tokens, position.seconds, step=position.step, loss=f"{loss:.4f}", first=f"{first:.3f}",
+                    lr=f"{factor * recipe.matrix_rate:.6f}", ndcg=f"{validate(model):.4f}" if validates else "",
+                )  # fmt: skip
+                losses = []
+            if time.monotonic() - saved > recipe.save_every:
+                save()
+                saved = time.monotonic()
+    save()
+    export(model, tokenizer, folder / "model", torch.float16)
+    position.stopped = position.step < schedule.total
+    return position
+
+
+def _step(
+    model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], rows: list[Row], supervision: Supervision
+) -> tuple[float, float]:
+    """The loss, and the share of lists whose positive is strictly first by the last layer."""
+    with mixed_precision(model.device.type):
+        scores = scores_of(model, rows, every=supervision == "deep")
+    scores = scores.view(len(scores), -1, CANDIDATES)
+    loss = listwise(scores)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    last = scores[-1].detach()
+    return loss.item(), (last[:, :1] > last[:, 1:]).all(1).float().mean().item()
+
+
+def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> Position:
+    path = folder / "checkpoint.safetensors"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        return Position()
+    progress = checkpoint.load(path, model, optimizers)
+    found = (progress.get("supervision"), progress.get("queries"))
+    if found != (recipe.supervision, recipe.queries):
+        message = f"{folder.name} holds a run of {found[1]} queries with {found[0]!r} supervision"
+        raise ValueError(f"{message}, not of {recipe.queries} with {recipe.supervision!r}.")
+    return Position(progress["step"], progress["tokens"], progress["seconds"])

@@ -44,7 +44,7 @@ reproduce: $(READY)
 # PAPER=disco publishes one paper.
 publish: $(READY)
 	@$(BIN)/python -m ondevice.run publish $(PAPER)
-	@$(BIN)/python -m ondevice.run.readme
+	@$(BIN)/python -m ondevice_studies.readme
 
 lint: $(READY)
 	@echo "== Style (ruff)"
@@ -74,7 +74,7 @@ notebooks: $(READY)
 			--execute --inplace --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.kernel_name=python3 \
 			$$notebook; \
 	done
-	@$(BIN)/python -m ondevice.run.readme
+	@$(BIN)/python -m ondevice_studies.readme
 
 record: $(READY)
 	@$(BIN)/python -m ondevice_studies.record $(if $(filter command,$(origin MACHINE)),machine $(MACHINE:%=--name %),$(PAPER)) $(ARGS)

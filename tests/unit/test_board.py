@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ondevice import assets, evidence
-from ondevice.evidence import board
+from ondevice_studies import board
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.kv_store import KVStore
 from ondevice_papers.dragon.aggregation import Floats, target
 from ondevice_programs.pair.decoder import Decoder, Interrupted, Template, next_together
-from ondevice_programs.pair.kv_store import KVStore
 
 # The last takes no mask of ours: its documents run one by one.
 KINDS: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "opt": {}, "mistral": {"sliding_window": 12}}

@@ -12,12 +12,12 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
+from ondevice_papers.grating import memory_plan as planning
 from ondevice_papers.grating.architectures import Architecture, Batch, Row
 from ondevice_papers.grating.checkpoint import Checkpoint
+from ondevice_papers.grating.memory_plan import MB, Model, Plan, activations, plan
 from ondevice_papers.grating.weights import BY_PART, units_of
 from ondevice_papers.grating.window import Window
-from ondevice_programs.reranker import plan as planning
-from ondevice_programs.reranker.plan import MB, Model, Plan, activations, plan
 
 V, D, LAYERS = 3000, 128, 6
 NARROW, WIDE = 64, 1024  # feed-forwards: attention, or they, take the most

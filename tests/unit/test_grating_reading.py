@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from ondevice import assets, shapes
+from ondevice_papers.grating import reading
 from ondevice_papers.grating.architectures import Architecture, Batch
-from ondevice_programs.reranker import reading
-from ondevice_programs.reranker.reading import PREFIX, SUFFIX, answer_ids, encode
+from ondevice_papers.grating.reading import PREFIX, SUFFIX, answer_ids, encode
 
 ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 

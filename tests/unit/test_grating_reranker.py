@@ -29,8 +29,8 @@ from torch.nn import Identity
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ondevice import assets, models
+from ondevice_papers.grating.calibration import FILE
 from ondevice_programs.reranker import Receipt, Reranker
-from ondevice_programs.reranker.calibration import FILE
 from ondevice_programs.reranker.folder import prepare
 
 BUNDLED = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")

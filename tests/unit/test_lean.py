@@ -12,10 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
+from ondevice.causal_lm.batch import Batch
 from ondevice.causal_lm.lean import Lean
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice_programs.pair.batch import Batch
 
 V, CONTEXT, NEAR = 61, 96, 2e-4
 SIZES = dict(

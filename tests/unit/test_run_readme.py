@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from ondevice import assets, evidence
-from ondevice.run import readme
+from ondevice_studies import readme
 
 
 def test_the_summary_is_that_of_the_published_verdicts():
     text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(text, readme.summary(evidence.scoreboard())) == text, "run python -m ondevice.run.readme"
+    assert readme.written(text, readme.summary(evidence.scoreboard())) == text, "run python -m ondevice_studies.readme"
 
 
 def test_another_verdict_is_another_summary():

@@ -16,6 +16,7 @@ import torch
 
 from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.kv_store import KVStore
 from ondevice.commands import address, count, existing, positive, seconds, share, writable
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.messages import Mode, Moves, Side
@@ -24,7 +25,6 @@ from ondevice_programs.pair.answer import Asked, request
 from ondevice_programs.pair.cloud import Cloud, Limits
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.guard import Guard
-from ondevice_programs.pair.kv_store import KVStore
 from ondevice_programs.pair.node import TEMPLATE, Node
 from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch
 
+from ondevice.causal_lm.batch import Member
 from ondevice_papers.dragon import messages
 from ondevice_papers.dragon.messages import PIECE, Begin, End, Failure, Fetch, Rows, Texts
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking, GivenUp
-from ondevice_programs.pair.batch import Member
 from ondevice_programs.pair.decoder import Decoder
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.wire import Connection, Lost

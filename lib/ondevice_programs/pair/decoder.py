@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
+from ondevice.causal_lm.batch import Batch, Member, extend_together, joins, refusal
 from ondevice_papers.dragon.aggregation import Floats, document_weights, log_weight, mixture
-from ondevice_programs.pair.batch import Batch, Member, extend_together, joins, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ import transformers.modeling_utils
 from torch import Tensor
 
 from ondevice import shapes
-from ondevice_programs.reranker.reading import answer_ids
+from ondevice_papers.grating.reading import answer_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -16,22 +16,22 @@ import numpy as np
 import torch
 
 from ondevice.meters import trim
-from ondevice_papers.grating import margins, thresholds
+from ondevice_papers.grating import calibration, margins, thresholds
 from ondevice_papers.grating.architectures import Architecture
+from ondevice_papers.grating.calibration import Calibration
 from ondevice_papers.grating.checkpoint import Checkpoint, drop_pages
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.engine import Engine, Pass, run_layer
 from ondevice_papers.grating.hidden_states import Offloaded, Resident
+from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
+from ondevice_papers.grating.reading import INSTRUCTION, encode
 from ondevice_papers.grating.weights import Streamed
-from ondevice_programs.reranker import calibration, loading
-from ondevice_programs.reranker.calibration import Calibration
+from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import prepare
 from ondevice_programs.reranker.loading import Activation
-from ondevice_programs.reranker.plan import MB, Model, Plan, anonymous, few_arenas, plan
-from ondevice_programs.reranker.reading import INSTRUCTION, encode
 
 Mode = Literal["set", "order"]
 # What the budget decides, what one process with one score a pair has no use for.

@@ -20,13 +20,13 @@ import torch
 
 from ondevice import models
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.kv_store import KVStore
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay
 from ondevice_programs.pair import centralised, library
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking
 from ondevice_programs.pair.device import Device
-from ondevice_programs.pair.kv_store import KVStore
 from ondevice_programs.pair.node import TEMPLATE, Node
 from ondevice_studies.dragon.world import World
 

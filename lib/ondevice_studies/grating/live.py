@@ -16,11 +16,11 @@ from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
 from ondevice_papers.grating.hidden_states import Resident
 from ondevice_papers.grating.pruning import Rule, select
+from ondevice_papers.grating.reading import encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_papers.grating.window import Window
 from ondevice_programs.reranker import Reranker, loading
 from ondevice_programs.reranker.folder import prepare
-from ondevice_programs.reranker.reading import encode
 from ondevice_studies.grating.full_size import BATCH, HF, OURS
 from ondevice_studies.grating.questions import QUESTIONS, pools
 

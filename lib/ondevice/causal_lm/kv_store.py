@@ -26,7 +26,7 @@ import torch
 
 from ondevice import assets
 from ondevice.causal_lm import CausalLM
-from ondevice_programs.pair.batch import Batch, Member
+from ondevice.causal_lm.batch import Batch, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

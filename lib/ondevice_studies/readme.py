@@ -1,4 +1,4 @@
-"""README's summary of what was found, made from the published verdicts: `python -m ondevice.run.readme` writes it."""
+"""README's summary of what was found, made from the published verdicts: `python -m ondevice_studies.readme` writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADLINES = {  # a paper's main number: its claim, and what it is in plain words
     "diaa": ("diaa-c12", "DIAA: speed over plain decoding"),
     "grating": ("grating-c48", "GRATING: memory of transformers over its own"),
 }
-FIRST, LAST = "<!-- found: written by python -m ondevice.run.readme -->", "<!-- end -->"
+FIRST, LAST = "<!-- found: written by python -m ondevice_studies.readme -->", "<!-- end -->"
 _BLOCK = re.compile(f"{re.escape(FIRST)}.*?{re.escape(LAST)}", re.S)
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-REFUSED, INTERRUPTED = 2, 130  # exit codes
+REFUSED = 2
+INTERRUPTED = 130  # exit codes
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -82,7 +83,8 @@ def whole(low: int = 0, high: float = math.inf) -> Callable[[str], int]:
     return number(low, high, kind=int)
 
 
-port, count = whole(0, 65535), whole(1)
+port = whole(0, 65535)
+count = whole(1)
 share, positive, seconds = number(0, 1), number(above=0), number(0)
 
 

@@ -144,7 +144,8 @@ def _checked_files(folder: Path) -> Iterator[Path]:
 
 def _bundled_folder(name: str) -> Path:
     """A bundled model's folder, once it is what the manifest says."""
-    root, manifest = _root(), _manifest()
+    root = _root()
+    manifest = _manifest()
     for relative, digest in manifest.items():
         if not relative.startswith(f"{name}/"):
             continue
@@ -283,7 +284,8 @@ def quiet() -> Iterator[None]:
     """Hold back transformers' progress bars and reports: what matters in them is raised as an error."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

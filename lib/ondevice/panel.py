@@ -59,4 +59,5 @@ def show(
             sliders[name].observe(move, "value")
         display(ipywidgets.HBox(list(sliders.values())))
     text, figure = drawn()
-    text_at, figure_at = display(text, raw=True, display_id=True), display(figure, display_id=True)
+    text_at = display(text, raw=True, display_id=True)
+    figure_at = display(figure, display_id=True)

@@ -27,7 +27,8 @@ COLOURS = {
     "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00", "purple": "#CC79A7",
     "sky": "#56B4E9", "yellow": "#F0E442", "black": "#000000", "grey": "#7F7F7F",
 }  # fmt: skip
-CYCLE, MARKERS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "black"), "osD^vP*X"
+CYCLE = ("blue", "orange", "green", "red", "purple", "sky", "grey", "black")
+MARKERS = "osD^vP*X"
 HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", ms=6, zorder=5)
 BAND: dict[str, Any] = dict(fc=COLOURS["grey"], alpha=0.25, lw=0, zorder=0)
 Looks = Mapping[str, Mapping[str, Any]]  # styles by the name of a series
@@ -83,7 +84,8 @@ def legend(
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = sorted(entries, key=lambda label: label.startswith(("quoted", "paper")))
-    inches, ways = [0.5 + 0.068 * len(label) for label in labels], range(1, min(columns, len(labels)) + 1)  # roughly
+    inches = [0.5 + 0.068 * len(label) for label in labels]
+    ways = range(1, min(columns, len(labels)) + 1)  # roughly
     fitting = [n for n in ways if sum(map(max, np.array_split(inches, n))) <= figure.get_figwidth()]
     box: dict[str, Any] = dict(loc="outside upper center", ncols=max(fitting, default=1), fontsize=8)
     if kind is not None:
@@ -165,7 +167,8 @@ def bars(
     texts: a format for the value at a bar's end. names: the categories, where they are more than the table's.
     """
     need(table, f"{x} {by}", y, unique=f"{x} {by}")
-    names, series = list(names) or order(table[x]), order(table[by]) if by else [""]
+    names = list(names) or order(table[x])
+    series = order(table[by]) if by else [""]
     for number, (label, rows) in enumerate(groups(table, by)):
         rows = rows.set_index(x).reindex(names)
         style = dict(color=look(number)["color"], label=label or None) | dict((looks or {}).get(label, {}))
@@ -232,7 +235,8 @@ def quoted(axis: Axes, x: Any = None, y: Any = None, label: str = "quoted", **st
 
 def verdict_bars(counts: pd.DataFrame) -> Figure:
     """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
-    papers, ranks = sorted(set(counts["paper"])), ["measurement", "simulation", "formula", "untested"]
+    papers = sorted(set(counts["paper"]))
+    ranks = ["measurement", "simulation", "formula", "untested"]
     basis = counts.assign(basis=counts["kind"].map(basis_of)).sort_values("basis", key=lambda b: b.map(ranks.index))
     figure, _, parts = facets(basis, across="basis", width=2.4, height=0.9 + 0.45 * len(papers), sharey=True)
     looks = {verdict: dict(color=COLOURS[colour]) for verdict, colour in VERDICTS.items()}

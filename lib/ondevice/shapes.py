@@ -157,7 +157,8 @@ class _Ring:
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         drawn = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(seed))
-        self._block, self._place = (drawn * _DEVIATION).to(dtype), 0
+        self._block = (drawn * _DEVIATION).to(dtype)
+        self._place = 0
 
     def like(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of a parameter's shape: biases 0, scales of norms 1, matrices normal."""

@@ -41,7 +41,8 @@ def sections(paper: str) -> dict[str, str]:
 
     `text`: that of all verdicts, for claims that are neither judged nor of an exhibit.
     """
-    heading, found = "", dict[str, str]()
+    heading = ""
+    found = dict[str, str]()
     for cell in json.loads((assets.ROOT / "notebooks" / f"{paper}.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^#+ (.+)", "".join(cell["source"]), re.M) or [heading])[-1]
@@ -70,7 +71,8 @@ def told(text: str, board: pd.DataFrame) -> str:
     rows = board.set_index("claim")
 
     def filled(match: re.Match[str]) -> str:
-        row, word = dict(rows.loc[match[1]]), match[2]
+        row = dict(rows.loc[match[1]])
+        word = match[2]
         if word == "paper":
             return str(row["printed"])
         if row["verdict"] != word:
@@ -100,15 +102,18 @@ def as_html(rows: pd.DataFrame) -> str:
     lines = ["<tr>", *(_cell(f"<b>{name}</b>") for name in head), "</tr>"]
     row: Any
     for row in rows.itertuples():
-        number, remark = re.match(r"[\d.]*\d", row.section), row.remark.partition(":")[0]
+        number = re.match(r"[\d.]*\d", row.section)
+        remark = row.remark.partition(":")[0]
         source = ", ".join(word for word in (row.kind, row.machine) if word not in ("", "simulated", "analytic"))
         place = f"{row.claim.rpartition('-')[2]}, {number[0] if number else row.section}"
         texts = [
             f"{row.statement} ({row.conditions})" if row.conditions else row.statement,
-            row.printed, row.ours or f"Not tested: {row.note}", row.n,
+            row.printed,
+            row.ours or f"Not tested: {row.note}",
+            row.n,
             row.basis + (f" ({source})" if source else "") if row.kind else "",
             f"{row.verdict}; {remark}" if remark else row.verdict,
-        ]  # fmt: skip
+        ]
         anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'
         lines += ["<tr>", _cell(anchor), *(_cell(html.escape(text, quote=False)) for text in texts), "</tr>"]
     return "\n".join(["<table>", *lines, "</table>"]) if len(rows) else "<p>No claim is left by the filters.</p>"

@@ -1,4 +1,4 @@
-"""The tables of docs/machines.md: what each machine decides, as ratios within it: `python -m ondevice_studies.machines`."""
+"""The tables of docs/machines.md, as ratios within each machine: `python -m ondevice_studies.machines` writes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from ondevice.evidence.records import folder
 from ondevice.evidence.resampling import resample
 from ondevice_studies.dragon.study import latencies
 
-FIRST, LAST = "<!-- machines: written by python -m ondevice_studies.machines -->", "<!-- end -->"
+FIRST = "<!-- machines: written by python -m ondevice_studies.machines -->"
+LAST = "<!-- end -->"
 CURVES, SPEED, MEMORY, ROUTER = "Cost curves", "Speed-ups by method", "Memory", "Router overhead"
-BASE, SHAPE = "pydocs-lm-base", "random:qwen2.5-0.5b"
+BASE = "pydocs-lm-base"
+SHAPE = "random:qwen2.5-0.5b"
 FEWEST = 4  # samples that an interval is drawn from
-_WHOLE, _RANKED = f"model == '{BASE}' and precision == 'fp32'", "documents == 20 and tokens == 128 and k == 10"
-_RACE, _LARGEST = "pace == 'imposed' and delay_ms ==", "n == 100000 and policy =="
+_WHOLE = f"model == '{BASE}' and precision == 'fp32'"
+_RANKED = "documents == 20 and tokens == 128 and k == 10"
+_RACE = "pace == 'imposed' and delay_ms =="
+_LARGEST = "n == 100000 and policy =="
 _PEAK = "documents == 20 and tokens =="
 _ARMS = f"model == '{BASE}' and context == 768 and arm in ('CPU vanilla', 'CPU ours', 'NPU vanilla', 'printed', 'ours')"
 
@@ -74,7 +78,8 @@ def curves(machine: str) -> Iterator[tuple[str, str]]:
     for (model, dtype), curve in known.query("cached == 256").groupby(["model", "dtype"]) if len(known) else ():
         at: Any = curve.drop_duplicates("rows").set_index("rows")[["seconds", "low", "high", "n"]].T.to_dict("list")
         for rows in sorted({8, 32, 33} & set(at)) if model in (BASE, SHAPE) else ():
-            (base, base_low, base_high, base_n), (seconds, low, high, n) = at[1], at[rows]
+            (base, base_low, base_high, base_n) = at[1]
+            (seconds, low, high, n) = at[rows]
             ends = seconds / base, low / base_high, high / base_low
             yield f"{model}, {dtype}: {'8' if rows == 8 else '32 or 33'} rows", told(*ends, min(n, base_n))
 

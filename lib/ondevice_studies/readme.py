@@ -1,4 +1,4 @@
-"""README's summary of what was found, made from the published verdicts: `python -m ondevice_studies.readme` writes it."""
+"""README's table of main numbers, from the published verdicts: `python -m ondevice_studies.readme` writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HEADLINES = {  # a paper's main number: its claim, and what it is in plain words
     "diaa": ("diaa-c12", "DIAA: speed over plain decoding"),
     "grating": ("grating-c48", "GRATING: memory of transformers over its own"),
 }
-FIRST, LAST = "<!-- found: written by python -m ondevice_studies.readme -->", "<!-- end -->"
+FIRST = "<!-- found: written by python -m ondevice_studies.readme -->"
+LAST = "<!-- end -->"
 _BLOCK = re.compile(f"{re.escape(FIRST)}.*?{re.escape(LAST)}", re.S)
 
 
@@ -58,7 +59,8 @@ def _first(value: str) -> str:
     one = found[0] if isinstance(found, list) else found
     if not isinstance(one, dict):
         return f"{one:.3g}"
-    low, high = f"{one['low']:.3g}", f"{one['high']:.3g}"
+    low = f"{one['low']:.3g}"
+    high = f"{one['high']:.3g}"
     return f"{one['value']:.3g}" + ("" if low == high else f" [{low}, {high}]")
 
 

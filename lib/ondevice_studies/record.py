@@ -31,7 +31,8 @@ _PARTS = {
 }  # fmt: skip
 # Files of data/records that a machine decides, and what makes them; what takes longest is last.
 STEPS = {
-    "disco/router": "tests/benchmarks/record_disco_router.py", "diaa/whole": "-m ondevice_studies.diaa.timing --minutes 33",
+    "disco/router": "tests/benchmarks/record_disco_router.py",
+    "diaa/whole": "-m ondevice_studies.diaa.timing --minutes 33",
     **{f"{words.split()[0]}/{part}": f"-m ondevice_studies.record {words} {part}"
        for words, parts in _PARTS.items() for part in parts.split()},
 }  # fmt: skip
@@ -43,7 +44,9 @@ SHARES: dict[str, Callable[[int], list[list[str]]]] = {  # by paper: what divide
 
 def papers() -> list[str]:
     """Those with records."""
-    return sorted({path.parent.name for folder in ondevice_studies.__path__ for path in Path(folder).glob("*/record.py")})
+    return sorted(
+        {path.parent.name for folder in ondevice_studies.__path__ for path in Path(folder).glob("*/record.py")}
+    )
 
 
 def recording(paper: str, arguments: Sequence[str]) -> int:
@@ -123,8 +126,9 @@ def shared(paper: str, arguments: Sequence[str], executor: Executor, shares: int
         raise ValueError(f"The work of {paper} cannot be shared; that of {', '.join(SHARES)} can.")
     name = executor.submit(machine_name).result()
     parts = SHARES[paper](shares)
-    started = [executor.submit(_process, ["-m", __spec__.name, "share", paper, *arguments, *part], name)
-               for part in parts]  # fmt: skip
+    started = [
+        executor.submit(_process, ["-m", __spec__.name, "share", paper, *arguments, *part], name) for part in parts
+    ]
     errors = [one.exception() or one.result() for one in started]  # a worker that was lost, or an exit code
     for part, error in zip(parts, errors, strict=True):
         if error:

@@ -22,9 +22,10 @@ def main(given: list[str] | None = None) -> None:
     parser = commands.Parser("python -m ondevice_training", description=main.__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
     lm = programs.add_parser(
-        "lm", help="a language model on the documentation corpus",
+        "lm",
+        help="a language model on the documentation corpus",
         example="python -m ondevice_training lm --size small --tokens 10_000_000 --out runs/small",
-    )  # fmt: skip
+    )
     lm.add_argument("--size", choices=list(language_model.SIZES), required=True, help="of the model")
     lm.add_argument("--tokens", type=count, required=True, help="length of the run; more than before extends it")
     lm.add_argument("--out", type=writable, required=True, help="folder of checkpoints, log, model; resumed if begun")

@@ -40,9 +40,11 @@ class Batches:
         if len(self.streams) == 1:
             return self._chunk(0, number)
         if self._switch is None or number < self._switch:
-            every, (tasks, place) = _TASK_EVERY, divmod(number, _TASK_EVERY)
+            every = _TASK_EVERY
+            (tasks, place) = divmod(number, _TASK_EVERY)
         else:
-            every, (more, place) = _TASK_EVERY // 2, divmod(number - self._switch, _TASK_EVERY // 2)
+            every = _TASK_EVERY // 2
+            (more, place) = divmod(number - self._switch, _TASK_EVERY // 2)
             tasks = self._switch // _TASK_EVERY + more
         return self._chunk(1, tasks) if place == every - 1 else self._chunk(0, number - tasks)
 

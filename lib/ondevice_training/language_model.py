@@ -143,7 +143,8 @@ def train(
 @torch.no_grad()
 def perplexity_of(model: torch.nn.Module, held_out: np.ndarray, device: str = "cpu", rows: int = 8) -> float:
     """exp of the mean loss per token over windows [n, context], each read on its own, its first token given."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for start in range(0, len(held_out), rows):
         ids = torch.from_numpy(held_out[start : start + rows]).to(device)
         with mixed_precision(device):

@@ -27,7 +27,8 @@ class Log:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], step: int) -> None:
-        self.path, self.columns = path, columns
+        self.path = path
+        self.columns = columns
         rows: list[list[str]] = []
         if path.is_file():
             with path.open(encoding="utf-8", newline="") as file:
@@ -35,7 +36,8 @@ class Log:
         with assets.writing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([list(columns), *rows])
         last = dict(zip(columns, rows[-1], strict=True)) if rows else {"tokens": "0", "seconds": "0"}
-        self.tokens, self.seconds = int(last["tokens"]), float(last["seconds"])
+        self.tokens = int(last["tokens"])
+        self.seconds = float(last["seconds"])
 
     def add(self, tokens: int, seconds: float, **values: Any) -> None:
         """A row; the speed since the row before goes into tokens_per_second. tokens, seconds: from the run's start."""
@@ -43,7 +45,8 @@ class Log:
         found = {"tokens": tokens, "seconds": f"{seconds:.1f}", "tokens_per_second": speed, **values}
         with self.path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file).writerow([found[column] for column in self.columns])
-        self.tokens, self.seconds = tokens, seconds
+        self.tokens = tokens
+        self.seconds = seconds
 
 
 def facts(path: Path) -> dict[str, Any]:

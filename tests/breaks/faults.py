@@ -230,7 +230,8 @@ DRAGON = [
         (f"{UNIT}dragon_language_modelling.py::test_cut_distributions_are_mixed_as_by_hand",),
     ),
     Break(
-        "the baseline that reads all documents is dropped", "dragon", "lib/ondevice_studies/dragon/language_modelling.py",
+        "the baseline that reads all documents is dropped", "dragon",
+        "lib/ondevice_studies/dragon/language_modelling.py",
         "PRINTED = (CLOUD, DEVICE, DRCG)", "PRINTED = (CLOUD, DEVICE)",
         (f"{UNIT}dragon_claims.py::test_gains_by_hand_and_their_intervals",),
     ),
@@ -495,7 +496,7 @@ DIAA = [
         (f"{UNIT}mixture.py::test_the_tree_has_the_likeliest_nodes_of_all",),
     ),
     Break(
-        "weights that count the prior twice", "diaa", "lib/ondevice/speculation/fitting.py",
+        "weights that count the prior twice", "diaa", "lib/ondevice_studies/speculation/fitting.py",
         "explained + strength * prior", "explained + 2 * strength * prior",
         (f"{UNIT}mixture.py::test_a_class_without_answers_has_the_weights_of_all",),
     ),

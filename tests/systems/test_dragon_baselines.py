@@ -27,15 +27,16 @@ from waiting import PATIENCE, until
 from ondevice.causal_lm import CausalLM
 from ondevice_papers.dragon import messages
 from ondevice_papers.dragon.messages import End, Fetch, Rows, Texts
-from ondevice_programs.pair import centralised
+from ondevice_programs.pair import fetch
 from ondevice_programs.pair.answer import Asked
 from ondevice_programs.pair.asking import Asking
-from ondevice_programs.pair.centralised import fetched_rows, fetched_texts
 from ondevice_programs.pair.cloud import Cloud
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.device import Device, request
 from ondevice_programs.pair.node import Documents, Node
 from ondevice_programs.pair.wire import Lost, listening
+from ondevice_studies.dragon import centralised
+from ondevice_studies.dragon.centralised import fetched_rows, fetched_texts
 
 V, CONTEXT, END = 61, 48, 2
 WORDS = [f"w{i}" for i in range(3, V)]
@@ -277,7 +278,7 @@ def test_fetched_rows_are_used_as_they_come():
     """With rows of another document the answer is another one: the device computes no fetched document itself."""
     session = LM.start()
     session.prefill(TOKENS)
-    (right,) = centralised.pieces("s", 0, 1, 0.2, TOKENS, *session.exported())
+    (right,) = fetch.pieces("s", 0, 1, 0.2, TOKENS, *session.exported())
     texts = [*best(DEVICE, 2), "w17 w3"]
     weights = np.exp([(DEVICE | CLOUD)[text] / 0.7 for text in texts])
     expected = greedily(

@@ -566,7 +566,8 @@ def served(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, int, Path]]:
 
 
 def start(command: str, folder: Path, *words: str) -> subprocess.Popen:
-    call = [sys.executable, "-m", "ondevice_programs.pair", command, "--model", "pydocs-lm-small", "--documents", str(folder)]
+    common = ["--model", "pydocs-lm-small", "--documents", str(folder)]
+    call = [sys.executable, "-m", "ondevice_programs.pair", command, *common]
     return subprocess.Popen(
         [*call, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "TQDM_DISABLE": "1"}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

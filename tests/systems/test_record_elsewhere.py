@@ -121,7 +121,9 @@ def test_the_command_of_a_step_is_one_that_its_paper_takes(step, capsys):
     if words[0] != "-m":
         assert (assets.ROOT / words[0]).is_file()
         return
-    module, rest = (f"ondevice_studies.{words[2]}.record", words[3:]) if words[1] == record.__name__ else (words[1], words[2:])
+    module, rest = words[1], words[2:]
+    if module == record.__name__:
+        module, rest = f"ondevice_studies.{words[2]}.record", words[3:]
     with pytest.raises(SystemExit) as stopped:
         importlib.import_module(module).main([*rest, "--help"])
     assert stopped.value.code == 0, capsys.readouterr().err

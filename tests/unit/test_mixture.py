@@ -15,12 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ondevice import evidence
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.splits import split_of
-from ondevice.speculation import Drafter, bundled, fitting, generate
+from ondevice.speculation import Drafter, bundled, generate
 from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, most_per_second
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.store import ORDERS, K, Store
-from ondevice_studies.speculation import record
+from ondevice_studies.speculation import fitting, record
 from ondevice_studies.speculation.told import Told
 
 V = 40

@@ -43,7 +43,8 @@ class AlignedRows(Rows):
         """Forget the buffers where no part's row counts."""
         if not any(part.length for part in self.parts):
             for rows in (self, *self.parts):
-                rows._buffers, rows._views = None, []
+                rows._buffers = None
+                rows._views = []
 
     def _adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super()._adopt(keys, values)
@@ -135,7 +136,8 @@ class Batch:
         reason = refusal(lm) if len(ends) > 1 else None
         if reason:
             raise ValueError(reason)
-        self.lm, self.ends = lm, [int(end) for end in ends]
+        self.lm = lm
+        self.ends = [int(end) for end in ends]
         self._rows = AlignedRows(lm.layers, self.ends, min(capacity, lm.context))
         for rows in (self._rows, *self._rows.parts):
             rows.stop = stop
@@ -221,7 +223,8 @@ class _Layer(CacheLayerMixin):
     def __init__(self, batches: Sequence[Batch], index: int) -> None:
         super().__init__()
         self.is_initialized = True
-        self._batches, self._index = batches, index
+        self._batches = batches
+        self._index = index
         self._sizes = [len(batch.members) for batch in batches]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -332,7 +335,8 @@ def refusal(lm: CausalLM) -> str | None:
 def _probe(lm: CausalLM) -> str | None:
     """Compare two sequences of different lengths with sessions of their own."""
     ids = [(7 * k + 11) % lm.vocabulary for k in range(8)]
-    prompts, common = (ids[:5], ids[5:6]), ids[6:]
+    prompts = (ids[:5], ids[5:6])
+    common = ids[6:]
     try:
         batch = Batch(lm, [len(prompt) for prompt in prompts])
         for member, prompt in zip(batch.members, prompts, strict=True):

@@ -115,7 +115,8 @@ def heads(config: Any) -> tuple[int, int, int]:
 def options(threads: int = 1) -> Any:
     """The runtime's options for that many threads, the calling one among them."""
     found = onnxruntime.SessionOptions()
-    found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
+    found.intra_op_num_threads = threads
+    found.inter_op_num_threads = 1
     found.log_severity_level = 3  # not the warning that an optimised file is for this kind of processor
     return found
 

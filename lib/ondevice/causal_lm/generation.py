@@ -61,15 +61,18 @@ def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int | 
 
     Rows that have ended leave the batch, as a few rows of the longest outputs take most of the steps.
     """
-    width, device = max(map(len, prompts)), model.device
+    width = max(map(len, prompts))
+    device = model.device
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, width - len(prompt) :] = 1
-    ids, mask = ids.to(device), mask.to(device)
+    ids = ids.to(device)
+    mask = mask.to(device)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    cache, rows = DynamicCache(), list(range(len(prompts)))
+    cache = DynamicCache()
+    rows = list(range(len(prompts)))
     outputs: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     for _ in range(longest):
@@ -87,7 +90,8 @@ def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int | 
         if len(kept) < len(rows):
             cache.batch_select_indices(torch.tensor(kept, device=device))
         rows = [rows[place] for place in kept]
-        ids, positions = tokens[kept][:, None], positions[kept][:, -1:] + 1
+        ids = tokens[kept][:, None]
+        positions = positions[kept][:, -1:] + 1
         mask = torch.cat([mask[kept], mask.new_ones(len(kept), 1)], dim=1)
     return [Output(tuple(output), done) for output, done in zip(outputs, ended, strict=True)]
 

@@ -70,7 +70,8 @@ class KVStore:
 
         Raises ValueError on a prefix that the model cannot take.
         """
-        label, path = self._label(prefix), self.path(prefix)
+        label = self._label(prefix)
+        path = self.path(prefix)
         if _read(path, label, prefix, session):
             self.hits += 1
             return

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
-_INT64, _INT32 = onnx.TensorProto.INT64, onnx.TensorProto.INT32
+_INT64 = onnx.TensorProto.INT64
+_INT32 = onnx.TensorProto.INT32
 
 
 class Lean(CausalLM):
@@ -64,14 +65,16 @@ class Lean(CausalLM):
         """
         if rows.stop is not None and rows.stop.is_set():
             raise Interrupted("The forward was stopped before it began.")
-        n, past = len(tokens), rows.length
+        n = len(tokens)
+        past = rows.length
         if past + n > self._most:
             raise ValueError(f"A tree may reach {_TREE} rows beyond the context of {self.context}, not {past + n}.")
         rows.reserve(past + n)
         keys, values = rows.buffers(self._empty, self._empty)
         if not (keys[0].is_contiguous() and values[0].is_contiguous()):
             raise ValueError("The lean engine runs one sequence at a time, not a batch's.")
-        mask, positions = shape.get("attention_mask"), shape.get("position_ids")
+        mask = shape.get("attention_mask")
+        positions = shape.get("position_ids")
         given = {
             "tokens": tokens[None],
             "positions": torch.arange(past, past + n, device="cpu")[None] if positions is None else positions,
@@ -135,7 +138,8 @@ class _Drawing(drawing.Drawing):
 
     def decoder(self) -> onnx.ModelProto:
         """The graph, without its weights: `arrays` has them."""
-        model, n = self.model, "n"
+        model = self.model
+        n = "n"
         state = self.op("Gather", self.constant(model.get_input_embeddings().weight), "tokens")
         for index, layer in enumerate(model.model.layers):
             state = self.layer(index, layer, state)
@@ -153,7 +157,8 @@ class _Drawing(drawing.Drawing):
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """Grouped queries over the rows; Qwen 3 normalises queries' and keys' heads."""
-        queries, keys = self._heads(given, part, "q"), self._heads(given, part, "k")
+        queries = self._heads(given, part, "q")
+        keys = self._heads(given, part, "k")
         found = f"attended{index}"
         self.nodes.append(helper.make_node(
             "GroupQueryAttention",

@@ -27,7 +27,8 @@ class Rows:
     def __init__(self, layers: int, capacity: int = 0, batch: int = 1) -> None:
         self.length = 0
         self.stop: threading.Event | None = None
-        self._layers, self._batch = layers, batch
+        self._layers = layers
+        self._batch = batch
         self._capacity = max(capacity, _LEAST)
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -54,7 +55,8 @@ class Rows:
         if self._buffers is None:
             self._allocate(keys, values)
         all_keys, all_values = self._views[layer]
-        start, n = self.length, keys.shape[2]
+        start = self.length
+        n = keys.shape[2]
         all_keys.narrow(2, start, n).copy_(keys)
         all_values.narrow(2, start, n).copy_(values)
         return all_keys.narrow(2, 0, start + n), all_values.narrow(2, 0, start + n)
@@ -85,7 +87,8 @@ class Rows:
     def release(self) -> None:
         """Forget the buffers, of any shape, where no row counts."""
         if not self.length:
-            self._buffers, self._views = None, []
+            self._buffers = None
+            self._views = []
 
     def gather(self, rows: list[int]) -> None:
         """Append to the rows that count the uncounted ones at these increasing offsets from `length`, in place."""
@@ -116,7 +119,8 @@ class Rows:
         return like.new_empty(self._layers, self._batch, like.shape[-3], self._capacity, like.shape[-1])
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        new, used = self._empty(old), self._used(old)
+        new = self._empty(old)
+        used = self._used(old)
         new.narrow(-2, 0, used).copy_(old.narrow(-2, 0, used))
         return new
 

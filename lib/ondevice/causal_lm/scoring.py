@@ -53,7 +53,8 @@ def score(
         first = min(len(prefixes[index]) for index in batch) - 1  # logits before it are of no use
         logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=ids.shape[1] - first).logits
         for place, index in enumerate(batch):
-            start, end = len(prefixes[index]), len(rows[index])
+            start = len(prefixes[index])
+            end = len(rows[index])
             found[index] = _scored(logits[place, start - 1 - first : end - 1 - first], ids[place, start:end])
     return [found[index] for index in range(len(rows))]
 

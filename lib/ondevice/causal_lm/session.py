@@ -207,7 +207,8 @@ class Session:
             raise ValueError("A verified tree is waiting: keep a path of it, or roll back, first.")
         if not len(ids):
             raise ValueError(f"{what} is empty.")
-        low, high = int(ids.min()), int(ids.max())
+        low = int(ids.min())
+        high = int(ids.max())
         if low < 0 or high >= self.lm.vocabulary:
             wrong = low if low < 0 else high
             raise ValueError(f"{what} holds token {wrong}, which is not in the model's {self.lm.vocabulary}.")

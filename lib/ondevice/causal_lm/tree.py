@@ -110,7 +110,8 @@ class Topology:
 @lru_cache(maxsize=256)  # drafters reuse shapes: templates, and trees refilled between rebuilds
 def _topology(parents: bytes) -> Topology:
     rows = np.frombuffer(parents, dtype=np.int64).tolist()
-    depths, sees = [0] * len(rows), np.eye(len(rows), dtype=np.bool_)
+    depths = [0] * len(rows)
+    sees = np.eye(len(rows), dtype=np.bool_)
     for row, parent in enumerate(rows):
         depths[row] = 1
         if parent >= 0:

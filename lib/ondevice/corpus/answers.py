@@ -19,7 +19,8 @@ def words(text: str) -> list[str]:
 
 def f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, counted with repetition: ROUGE-1's F."""
-    said, meant = Counter(words(answer)), Counter(words(reference))
+    said = Counter(words(answer))
+    meant = Counter(words(reference))
     shared = (said & meant).total()
     return 2 * shared / (said.total() + meant.total()) if shared else 0.0
 

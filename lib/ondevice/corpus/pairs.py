@@ -56,15 +56,18 @@ def rows(tokenizer: PreTrainedTokenizerBase, query: str, passages: Sequence[str]
     """Pairs of a query with passages, each a title, a line break and a text; the longer one loses its end."""
     found = tokenizer([query] * len(passages), list(passages), truncation=True, verbose=False)
     types = found["token_type_ids"] if "token_type_ids" in found else [[]] * len(passages)
-    return [Row(tuple(ids), kinds.index(1) if kinds else len(ids))
-            for ids, kinds in zip(found["input_ids"], types, strict=True)]  # fmt: skip
+    return [
+        Row(tuple(ids), kinds.index(1) if kinds else len(ids))
+        for ids, kinds in zip(found["input_ids"], types, strict=True)
+    ]
 
 
 def padded(group: Sequence[Row], pad: int, side: str = "right") -> dict[str, Tensor]:
     """input_ids, attention_mask and token_type_ids, each [n, longest row] int64."""
     width = max(len(row.ids) for row in group)
     ids = torch.full((len(group), width), pad)
-    mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+    mask = torch.zeros_like(ids)
+    types = torch.zeros_like(ids)
     for index, row in enumerate(group):
         length = len(row.ids)
         start = 0 if side == "right" else width - length

@@ -10,7 +10,8 @@ from hashlib import blake2b
 from ondevice.corpus import sections
 from ondevice.corpus.reading import Document
 
-END, PAD = "<|endoftext|>", "<|pad|>"
+END = "<|endoftext|>"
+PAD = "<|pad|>"
 USER, ASSISTANT, PASSAGE, DOCUMENT = "<|user|>", "<|assistant|>", "<|passage|>", "<|document|>"
 MARKERS = (END, PAD, USER, ASSISTANT, PASSAGE, DOCUMENT)
 
@@ -168,7 +169,8 @@ def _see_also(documents: Sequence[Document], index: int) -> Task | None:
 def _turns(documents: Sequence[Document], index: int) -> Task | None:
     """Several turns on one object: what it is, then one of its parameters or what it returns, then another."""
     document = documents[index]
-    first, second = _asked(document, "first turn"), _asked(document, "second turn")
+    first = _asked(document, "first turn")
+    second = _asked(document, "second turn")
     line = sections.summary(document.docstring)
     if not first or not second or first[1] == second[1] or not _short(line):
         return None
@@ -205,7 +207,8 @@ def _passage_around(document: Document, line: int, answer: str) -> str | None:
     """A stretch of the docstring that begins a few lines before an entry and holds the answer."""
     lines = document.docstring.splitlines()
     start = max(line - pick(document.name, "lead", 5), 0)
-    text, end = "", start
+    text = ""
+    end = start
     while end < len(lines) and (len(text) < _PASSAGE_LENGTH or normal(answer) not in normal(text)):
         end += 1
         text = "\n".join(lines[start:end]).strip()

@@ -58,13 +58,15 @@ def select(documents: Sequence[Document]) -> Selection:
 def overlap_with_earlier(texts: Sequence[str]) -> np.ndarray:
     """[n] share of each text's word 8-grams that stand in any text before it; 0 for a text under eight words."""
     identifiers: dict[str, int] = {}
-    hashes, owners = [], []
+    hashes = []
+    owners = []
     for index, text in enumerate(texts):
         ids = [identifiers.setdefault(word, len(identifiers)) for word in words(text)]
         ngrams = np.unique(_ngram_hashes(np.array(ids, dtype=np.uint64)))
         hashes.append(ngrams)
         owners.append(np.full(len(ngrams), index))
-    flat, owner = np.concatenate(hashes), np.concatenate(owners)
+    flat = np.concatenate(hashes)
+    owner = np.concatenate(owners)
     _, first = np.unique(flat, return_index=True)  # index of the first occurrence
     seen = np.ones(len(flat))
     seen[first] = 0

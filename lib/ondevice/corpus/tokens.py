@@ -23,7 +23,7 @@ _TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
     "{% else %}" + ASSISTANT + "{{ message['content'] }}" + END + "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
-)  # fmt: skip
+)
 # Relative number of tasks of each family in training; retrieval most, since copying from a passage is the hardest.
 _WEIGHTS = {"rag": 4, "question": 2, "summary": 2, "parameters": 2, "doctest": 1, "see_also": 1, "turns": 1,
             "continuation": 2}  # fmt: skip

@@ -90,7 +90,8 @@ def resampled(
 
 def mean(values: Sequence[float], kind: Any, groups: Sequence[Any] | None = None, seed: int = 0) -> Estimate:
     """The mean of the groups' means. values: one a prompt; groups: its task."""
-    sample, weights = np.asarray(values, dtype=float), np.empty(len(values))
+    sample = np.asarray(values, dtype=float)
+    weights = np.empty(len(values))
     strata = _strata(groups, len(sample))
     for rows in strata:
         weights[rows] = 1 / (len(strata) * len(rows))

@@ -58,7 +58,8 @@ class PaperRun:
         stem: the paper's name of the exhibit, then words: fig_06_mean_ttft. kind: only for a table that carries none.
         inputs: names of the traces, models or tables used. seconds counts from the previous exhibit.
         """
-        exhibit, kind = self._exhibit_of(stem), _kind(table, kind, f"Exhibit {stem}")
+        exhibit = self._exhibit_of(stem)
+        kind = _kind(table, kind, f"Exhibit {stem}")
         if table.empty:
             raise ValueError(f"Exhibit {stem} has no numbers.")
         now = time.perf_counter()
@@ -89,14 +90,16 @@ class PaperRun:
         if isinstance(rule, Untested):
             raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
         kind = _kind(value, kind, claim_id)
-        claim, verdict = self.claims[claim_id], rule.verdict(value)
+        claim = self.claims[claim_id]
+        verdict = rule.verdict(value)
         null = rule.null_value if null is None else null
         needed = rule.needs(value) if verdict == "undecided" else None
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
         if null is not None and rule.verdict(null) == verdict != "undecided":
             remarks.append(f"does not discriminate: {rule.null or 'the null'} has {_shown(null, rule.unit)}")
-        ours, n = ", ".join(filter(None, [_shown(value, rule.unit), about])), _samples(value)
+        ours = ", ".join(filter(None, [_shown(value, rule.unit), about]))
+        n = _samples(value)
         self.verdicts[claim_id] = dict(
             ours=ours, n=n, kind=kind, verdict=verdict, remark="; ".join(remarks),
             note=f"{note}. Rule: {rule.words}" if note else rule.words, value=json.dumps(_stored(value)),
@@ -207,7 +210,8 @@ def _samples(value: Value) -> str:
 
 def _shown(value: Value, unit: str) -> str:
     """Three significant digits and the interval; of more than four values, their range."""
-    parts, unit = parts_of(value), f" {unit}" if unit else ""
+    parts = parts_of(value)
+    unit = f" {unit}" if unit else ""
     if len(parts) > _MANY:
         ends = [_short(end(x.value for x in parts)) for end in (min, max)]
         return f"{' to '.join(ends)}{unit} ({len(parts)} values)"

@@ -40,11 +40,13 @@ def load(paper: str, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     columns: those that it must have.
     """
     path = _path(paper, name)
-    label, again = f"data/records/{paper}/{path.name}", f"make record PAPER={paper}"
+    label = f"data/records/{paper}/{path.name}"
+    again = f"make record PAPER={paper}"
     if not path.is_file():
         others = ", ".join(machines(paper, name.split(".")[0]))
         raise RecordError(f"{label} is missing ({f'there are of {others}; ' if others else ''}{again} makes it).")
-    sidecar, entry = path.with_suffix(".json"), _manifest().get(f"{paper}/{path.name}")
+    sidecar = path.with_suffix(".json")
+    entry = _manifest().get(f"{paper}/{path.name}")
     if entry is None or not sidecar.is_file():
         raise RecordError(f"{label} is half-written, as its sidecar or its line in the manifest is missing: {again}.")
     if {"sha256": _sha256(path), "sidecar": _sha256(sidecar), "rows": entry["rows"]} != entry:
@@ -58,7 +60,8 @@ def load(paper: str, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
 
 def stale(paper: str, name: str) -> list[str]:
     """What changed since a record was made, a sentence each."""
-    made, label = load(paper, name).attrs["sidecar"], f"data/records/{paper}/{name}"
+    made = load(paper, name).attrs["sidecar"]
+    label = f"data/records/{paper}/{name}"
     others = [model for model, now in model_checksums(made["models"]).items() if made["models"][model] != now]
     changed = [f"{model} is not the model that {label} was made with: make record PAPER={paper}." for model in others]
     if made["corpus"] != corpus_checksum():
@@ -109,8 +112,10 @@ class Recorder:
         self, paper: str, name: str, keys: Sequence[str], parameters: Mapping[str, Any], models: Sequence[str] = (),
         *, machine: str = "", every: float = 120.0,
     ) -> None:  # fmt: skip
-        self.paper, self.name = paper, f"{name}.{machine}" if machine else name
-        self.keys, self.every = list(keys), every
+        self.paper = paper
+        self.name = f"{name}.{machine}" if machine else name
+        self.keys = list(keys)
+        self.every = every
         self.made = {
             "command": shlex.join(["python", *sys.orig_argv[1:]]),
             "parameters": dict(parameters),
@@ -156,7 +161,8 @@ class Recorder:
         parts = self._stored()
         if not parts:
             raise RecordError(f"Nothing was recorded for {self.paper}/{self.name}.")
-        commits, minutes = {part.attrs["commit"] for part in parts}, sum(part.attrs["minutes"] for part in parts)
+        commits = {part.attrs["commit"] for part in parts}
+        minutes = sum(part.attrs["minutes"] for part in parts)
         table = pd.concat(parts, ignore_index=True).sort_values(self.keys, kind="stable", ignore_index=True)
         table.attrs, path = {}, _path(self.paper, self.name)
         with assets.writing(path) as temporary:
@@ -175,7 +181,8 @@ class Recorder:
 
     def _stored(self) -> list[pd.DataFrame]:
         """The parts; of a unit that two processes recorded, the first one's rows."""
-        known, kept = set[tuple[Any, ...]](), []
+        known = set[tuple[Any, ...]]()
+        kept = []
         for part in (pd.read_parquet(path) for path in sorted(self.parts.glob("[!.]*.parquet"))):
             units = _rows(part, self.keys)
             kept.append(part[[unit not in known for unit in units]])

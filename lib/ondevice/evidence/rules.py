@@ -109,7 +109,8 @@ def Over(first: int, second: int, test: Test) -> Test:
     """A test of one quantity over another one (their places, from 0), which must be told from 0."""
 
     def holds(parts: _Parts) -> bool | None:
-        a, b = parts[first], parts[second]
+        a = parts[first]
+        b = parts[second]
         if b.low <= 0 <= b.high:
             return None
         ends = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -122,7 +123,8 @@ def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
     """A test of one quantity less some times another one (their places, from 0), which times = -1 adds."""
 
     def holds(parts: _Parts) -> bool | None:
-        a, b = parts[first], parts[second]
+        a = parts[first]
+        b = parts[second]
         low, high = sorted((times * b.low, times * b.high))
         return test.holds((Estimate(a.value - times * b.value, a.low - high, a.high - low, a.n, a.kind),))
 
@@ -158,7 +160,8 @@ class Rule:
     def verdict(self, value: Value) -> str:
         """One of VERDICTS but the last; raises ValueError on a value that is not finite."""
         parts = parts_of(value)
-        best, weaker = self.reproduced.holds(parts), self.trend.holds(parts) if self.trend else False
+        best = self.reproduced.holds(parts)
+        weaker = self.trend.holds(parts) if self.trend else False
         if best or weaker:
             return "reproduced" if best else "trend"
         return "contradicted" if best is False and weaker is False else "undecided"
@@ -171,7 +174,8 @@ class Rule:
         """
         parts = parts_of(value)
         known = [x.n for x in parts if x.n is not None]
-        low, high = _NARROWEST, 1.0
+        low = _NARROWEST
+        high = 1.0
         if not known or not all(math.isfinite(x.high - x.low) for x in parts) or not self._decided(parts, low):
             return None
         for _ in range(40):

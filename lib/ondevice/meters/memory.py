@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 INTERVAL = 0.01  # seconds between two samples
 _FIELDS = ("VmRSS", "RssAnon", "RssFile", "RssShmem")  # in /proc/PID/status, in kB
-_MARK, _METERED = "#mark ", "ONDEVICE_METERED"
+_MARK = "#mark "
+_METERED = "ONDEVICE_METERED"
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Sampled:
     def mean(self, *kinds: str) -> float:
         """Growth on average over the time from the first mark to the last one."""
         within = slice(self.at[0], self.at[-1] + 1)
-        seconds, growth = self.seconds[within], self.growth(*kinds)[within]
+        seconds = self.seconds[within]
+        growth = self.growth(*kinds)[within]
         return float(np.trapezoid(growth, seconds) / (seconds[-1] - seconds[0]))
-
 
 
 # In the process that measures
@@ -118,8 +119,10 @@ class _Watch:
 
     def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         assert process.stdin is not None and process.stdout is not None
-        self.process, self.deadline = process, deadline
-        self._answers, self._printed = process.stdin, process.stdout
+        self.process = process
+        self.deadline = deadline
+        self._answers = process.stdin
+        self._printed = process.stdout
         self._status = Path(f"/proc/{process.pid}/status")
         self._forget = Path(f"/proc/{process.pid}/clear_refs")
         self._rows: list[tuple[float, ...]] = []
@@ -224,8 +227,6 @@ def trim() -> None:
         release(0)
 
 
-
-
 # The page cache
 
 
@@ -255,7 +256,8 @@ def _cached(file: Path) -> int:
     with file.open("rb") as opened:
         mapped = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)  # nobody touches it
     states = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
-    first, into = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_void_p(states.ctypes.data)
+    first = ctypes.c_void_p(mapped.ctypes.data)
+    into = ctypes.c_void_p(states.ctypes.data)
     if _libc().mincore(first, ctypes.c_size_t(len(mapped)), into):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
     return mmap.PAGESIZE * int((states & 1).sum())

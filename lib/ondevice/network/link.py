@@ -90,13 +90,15 @@ class Line:
     def __init__(
         self, link: Link, seed: int = 0, direction: Direction = "up", connection: int = 0, wire: Wire | None = None
     ) -> None:
-        self.link, self.wire = link, wire or Wire()
+        self.link = link
+        self.wire = wire or Wire()
         self._random = Random(f"{seed} {direction} {connection}").random
         self._last = 0.0
 
     def arrival(self, now: float, amount: int) -> float:
         """When the last of `amount` bytes arrives that are sent now."""
-        link, wire = self.link, self.wire
+        link = self.link
+        wire = self.wire
         wire.busy = sent = max(now, wire.busy) + amount / link.bandwidth
         arrival = link.arrival(sent)
         if link.jitter:

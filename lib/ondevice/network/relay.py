@@ -62,7 +62,8 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         assert process.stdin and process.stdout
@@ -180,7 +181,8 @@ class Connection:
 
     async def open(self) -> None:
         """Connect to the target; that it is not reached is logged once, until it is."""
-        server, reached = self.server, True
+        server = self.server
+        reached = True
         try:
             await self.loop.create_connection(lambda: self.flows["down"], *server.target)
         except OSError as error:
@@ -216,8 +218,10 @@ class Flow(asyncio.BufferedProtocol):
     back: Flow  # the other direction, whose source is this one's sink
 
     def __init__(self, connection: Connection, line: Line) -> None:
-        self.connection, self.line = connection, line
-        self.loop, self.zero = connection.loop, connection.server.zero
+        self.connection = connection
+        self.line = line
+        self.loop = connection.loop
+        self.zero = connection.server.zero
         self.source: asyncio.Transport | None = None
         self.queue: deque[tuple[float, bytes, Callable[[], None] | None]] = deque()
         self.held = 0  # bytes in it
@@ -287,7 +291,8 @@ class Flow(asyncio.BufferedProtocol):
 
     def abandon(self) -> None:
         """The sink is gone: what is under way arrives nowhere."""
-        self.abandoned, self.held = True, 0
+        self.abandoned = True
+        self.held = 0
         self.queue.clear()
 
     def put(self, data: bytes, action: Callable[[], None] | None = None) -> None:
@@ -301,7 +306,8 @@ class Flow(asyncio.BufferedProtocol):
 
     def deliver(self) -> None:
         """Pass on what has arrived, and come back for the next."""
-        queue, ready = self.queue, []
+        queue = self.queue
+        ready = []
         action = None
         now = self.loop.time()
         while queue and queue[0][0] <= now and action is None and self.sink is not None and not self.choked:

@@ -31,7 +31,8 @@ class Unfit:
     def __call__(self, passage: Passage) -> bool:
         if passage.title in self.twins or _opening(passage) in self.openings:
             return True
-        text, own = _folded(passage.text), passage.title == self.query.name
+        text = _folded(passage.text)
+        own = passage.title == self.query.name
         if self.query.kind == "summary":
             return (own and passage.place == 0) or _folded(self.query.text) in text
         answer = _folded(self.query.answer)

@@ -65,7 +65,8 @@ def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: 
 
 def for_evaluation(split: str) -> Evaluation:
     """Pools over all passages of a split; the queries are about its documents in held-out modules."""
-    module_of, documents = modules_of_all(), corpus.documents(split)
+    module_of = modules_of_all()
+    documents = corpus.documents(split)
     collection = Collection.of(documents, corpus.tokenizer())
     asked = [d for d in documents if held_out(module_of[d.name])]
     queries = [query for query in corpus.queries(asked) if collection.relevant(query)]
@@ -90,7 +91,8 @@ def search(
 
 def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[int], bool]]:
     """Positions that answer the query, and whether a position may be among its candidates."""
-    relevant, unfit = set(collection.relevant(query)), collection.unfit(query)
+    relevant = set(collection.relevant(query))
+    unfit = collection.unfit(query)
     return relevant, lambda index: index in relevant or not unfit(collection.passages[index])
 
 

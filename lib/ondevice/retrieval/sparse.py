@@ -70,7 +70,8 @@ class SparseIndex:
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """BM25 scores [q, k] in falling order and positions [q, k]; texts without a word of the query score 0."""
         check_k(k, self.size)
-        scores, ids = np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)
+        scores = np.zeros((len(queries), k), np.float32)
+        ids = np.zeros((len(queries), k), np.int64)
         for row, query in enumerate(queries):
             everything = self._scores(query)
             ids[row] = best(everything, k)
@@ -79,7 +80,8 @@ class SparseIndex:
 
     def ceiling(self, query: str) -> float:
         """What no text's score reaches: the sum of all the query's words' idf, unknown words' too."""
-        ends, known = self.bm25.scores["indptr"], self.bm25.vocab_dict
+        ends = self.bm25.scores["indptr"]
+        known = self.bm25.vocab_dict
         places = [known.get(word) for word in words(query)]
         counts = [0 if place is None else int(ends[place + 1] - ends[place]) for place in places]
         return sum(math.log1p((self.size - count + 0.5) / (count + 0.5)) for count in counts)

@@ -31,10 +31,11 @@ def main(arguments: Sequence[str], layout: Layout | None = None) -> int:
 
 def _run(arguments: Sequence[str], layout: Layout | None) -> int:
     parser = commands.Parser(
-        "ondevice-run", example="ondevice-run disco --set alpha=0.05,0.3 --jobs 2",
+        "ondevice-run",
+        example="ondevice-run disco --set alpha=0.05,0.3 --jobs 2",
         description="Run the papers' notebooks, each in a process of its own. `publish` as the first word publishes\n"
         "what finished runs made to figures/; nothing else writes there.",
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("papers", nargs="*", metavar="paper", help="notebooks to run (default: all, the quickest first)")
     add("--params", metavar="full|paper|FILE", help="parameter file: notebooks/params/<paper>.<name>.yaml, or a path "
@@ -57,9 +58,10 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
 
 def _publish(arguments: Sequence[str], layout: Layout | None) -> int:
     parser = commands.Parser(
-        "ondevice-run publish", example="ondevice-run publish disco",
+        "ondevice-run publish",
+        example="ondevice-run publish disco",
         description="Make figures/<paper>/ what the paper's finished run with default parameters made.",
-    )  # fmt: skip
+    )
     parser.add_argument("papers", nargs="*", metavar="paper", help="papers to publish (default: all)")
     lines = publish(parser.parse_args(arguments).papers, layout)
     print("\n".join([*lines, f"{len(lines)} files changed in figures/"]))
@@ -85,10 +87,12 @@ def publish(papers: Sequence[str], layout: Layout | None) -> list[str]:
 
 def _mirror(job: Job) -> list[str]:
     """Make figures/<paper>/ equal to the run's, each file whole or not at all."""
-    made, published = job.folder / "figures" / job.paper, job.layout.figures / job.paper
+    made = job.folder / "figures" / job.paper
+    published = job.layout.figures / job.paper
     lines = []
     for name in sorted({path.name for folder in (made, published) for path in folder.glob("[!.]*") if path.is_file()}):
-        source, target = made / name, published / name
+        source = made / name
+        target = published / name
         if source.is_file() and target.is_file() and filecmp.cmp(source, target, shallow=False):
             continue
         state = "gone" if not source.is_file() else "changed" if target.is_file() else "new"
@@ -115,7 +119,8 @@ def interrupt_once() -> None:
 
 def _listed(job: Job) -> str:
     """A paper's parameters and parameter files, and whether its run with the default ones is there."""
-    paper, layout = job.paper, job.layout
+    paper = job.paper
+    layout = job.layout
     parameters = read_parameters(layout.notebook(paper)).values()
     lines = [f"  {f'{p.name}: {p.type} = {p.default!r}':44}  {p.help}" for p in parameters]
     files = [layout.relative(path) for path in sorted(layout.parameter_file(paper, "*").parent.glob(f"{paper}.*.yaml"))]

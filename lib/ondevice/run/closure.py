@@ -1,7 +1,7 @@
 """What code depends on: the library's modules that it imports, directly or through others, and the data they name.
 
-Imports are read, not carried out, those inside functions too. A whole string that is a module's dotted name, such as the
-one behind `-m` in a command line, counts as an import of it.
+Imports are read, not carried out, those inside functions too. A string that is a module's whole dotted name, such as
+the one behind `-m` in a command line, counts as an import of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def closure(library: Path, code: Iterable[str]) -> Closure:
     Python.
     """
     modules: dict[str, Path] = {}
-    others, strings = set[str](), set[str]()
+    others = set[str]()
+    strings = set[str]()
     sources = [_read(_without_magics(text)) for text in code]
     while sources:
         source = sources.pop()
@@ -92,7 +93,8 @@ def _files(library: Path, name: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        path, module = library.joinpath(*parts[:end]), ".".join(parts[:end])
+        path = library.joinpath(*parts[:end])
+        module = ".".join(parts[:end])
         if (path / "__init__.py").is_file():
             files[module] = path / "__init__.py"
         elif path.with_suffix(".py").is_file():
@@ -113,7 +115,8 @@ def _read_file(path: Path, changed: int) -> _Source:
 def _read(text: str) -> _Source:
     tree = ast.parse(text)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    imports, strings = set[str](), set[str]()
+    imports = set[str]()
+    strings = set[str]()
     for node in ast.walk(tree):
         imports |= set(_imported(node))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:

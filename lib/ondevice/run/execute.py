@@ -97,8 +97,10 @@ def _wait(job: Job, over: Callable[[], Any], what: str) -> str:
 
 def _papermill(job: Job, lock: IO[str]) -> str:
     """Run the notebook; return why it failed, or nothing."""
-    paths = [str(path).replace("{", "{{").replace("}", "}}")  # papermill takes paths for format strings
-             for path in (job.layout.notebook(job.paper), job.part / "output.ipynb")]  # fmt: skip
+    paths = [
+        str(path).replace("{", "{{").replace("}", "}}")  # papermill takes paths for format strings
+        for path in (job.layout.notebook(job.paper), job.part / "output.ipynb")
+    ]
     command = [sys.executable, "-m", "papermill", *paths, "-k", "python3", "--cwd", str(job.layout.notebooks),
                "--no-progress-bar", "--log-output"]  # fmt: skip
     if job.changed:
@@ -123,7 +125,8 @@ def _environment(job: Job) -> dict[str, str]:
     # Without MPLBACKEND Jupyter draws inline; a value from outside would keep the figures out of the notebook.
     variables = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     variables |= dict.fromkeys(THREAD_VARIABLES, str(job.threads)) if job.threads else {}
-    figures, result = str(job.part / "figures"), str(job.part / "result.json")
+    figures = str(job.part / "figures")
+    result = str(job.part / "result.json")
     return variables | {assets.FIGURES_VARIABLE: figures, assets.RESULT_VARIABLE: result}
 
 
@@ -145,7 +148,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _unfinished(job: Job) -> str:
     """Why a run that papermill calls a success is none: it calls sys.exit(0) one, and a result is our affair."""
     output = read_record(job.part / "output.ipynb") or {}
-    state, cells = output.get("metadata", {}).get("papermill", {}), output.get("cells", [])
+    state = output.get("metadata", {}).get("papermill", {})
+    cells = output.get("cells", [])
     for number, cell in enumerate(cells, start=1):
         if cell["cell_type"] == "code" and "".join(cell["source"]).strip() and not cell["execution_count"]:
             return f"the notebook ended early: its cell {number} of {len(cells)} was never run"

@@ -109,7 +109,10 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
     values = [value for value in _flat(list((parameters or {}).values())) if isinstance(value, str)]
     names = {*uses.strings, *values}
     folders = [layout.data / name for name in ("paper", "traces", "records", "prompts")]
-    named = [*(layout.data / "paper").glob("*.csv"), *(path for folder in folders for path in closure.named(folder, names))]
+    named = [
+        *(layout.data / "paper").glob("*.csv"),
+        *(path for folder in folders for path in closure.named(folder, names)),
+    ]
     files = {file for path in named for file in (path.rglob("*") if path.is_dir() else [path])}
     if paper == SCOREBOARD:
         files |= {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}

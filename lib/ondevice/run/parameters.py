@@ -51,7 +51,8 @@ class Parameter:
 def _within(limits: re.Match[str], item: Any) -> bool:
     if limits.re is _CHOICE:
         return item in re.split(r"\s*\|\s*", limits["choices"].strip())
-    low, high = float(limits["low"]), float(limits["high"])
+    low = float(limits["low"])
+    high = float(limits["high"])
     return low < item < high or (item == low and limits["left"] == "[") or (item == high and limits["right"] == "]")
 
 

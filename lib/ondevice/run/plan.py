@@ -27,7 +27,8 @@ def plan(
         raise ParameterError(f"There are no notebooks in {layout.notebooks}.")
     if (params or settings) and not papers:  # the scoreboard reads published results, which are of the quick runs
         chosen = [paper for paper in chosen if paper != SCOREBOARD]
-    combinations, jobs = list(grid(settings)), []
+    combinations = list(grid(settings))
+    jobs = []
     for paper in chosen:
         parameters = read_parameters(layout.notebook(paper))
         defaults = {name: parameter.default for name, parameter in parameters.items()}

@@ -38,7 +38,8 @@ class Progress:
         for job in running:
             if job.folder not in self._seen:
                 self._seen[job.folder] = time.monotonic()
-                parameters, log = "these" if job.changed else "its default", job.layout.relative(job.log)
+                parameters = "these" if job.changed else "its default"
+                log = job.layout.relative(job.log)
                 self.say(f"{job.name}: runs notebooks/{job.paper}.ipynb ({parameters} parameters), log in {log}")
         if not self._live and time.monotonic() - self._last < _PLAIN_INTERVAL:
             return
@@ -51,7 +52,8 @@ class Progress:
 
     def state(self, job: Job) -> str:
         """The cell that papermill last began, by its log, and the progress bar there in short."""
-        cells, log = (read_record(job.part / "output.ipynb") or {}).get("cells", []), ""
+        cells = (read_record(job.part / "output.ipynb") or {}).get("cells", [])
+        log = ""
         with suppress(FileNotFoundError), open(job.log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             log = file.read().decode(errors="replace")

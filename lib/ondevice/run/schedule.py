@@ -43,7 +43,8 @@ def run_all(
             while pending:
                 done, pending = wait(pending, timeout=_REFRESH, return_when=FIRST_COMPLETED)
                 for future in done:
-                    job, error = futures[future], future.exception()  # the executor's, such as a cluster's lost worker
+                    job = futures[future]
+                    error = future.exception()  # the executor's, such as a cluster's lost worker
                     failed = Outcome(job, "failed", reason=f"{type(error).__name__}: {error}")
                     outcomes[job.folder] = failed if error else future.result()
                     progress.ended(outcomes[job.folder])

@@ -1,7 +1,7 @@
 """Source cells: notebook cells that hold a definition of the library. The library is the master.
 
-A code cell tagged `source:ondevice_papers.diaa.tree.grow` holds that function, decorators included; several tags, several
-definitions. The metadata `source_sha256` says what text it was filled with, so that a cell which was edited by hand is
+A code cell tagged `source:ondevice_papers.diaa.tree.grow` holds that function, decorators included; several tags,
+several definitions. The metadata `source_sha256` says what text it was filled with, so that a cell which was edited by hand is
 noticed and left alone.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 from ondevice import assets, commands
 from ondevice.run.job import Layout
 
-TAG, HASH = "source:", "source_sha256"
+TAG = "source:"
+HASH = "source_sha256"
 
 
 class SourceError(ValueError):
@@ -56,9 +57,11 @@ def fill(notebook: Path, library: Path) -> list[str]:
     Outputs of all cells stay. Raises SourceError where a cell was edited by hand, and then writes nothing.
     """
     contents = json.loads(notebook.read_text(encoding="utf-8"))
-    before, changed = json.dumps(contents), []
+    before = json.dumps(contents)
+    changed = []
     for cell in filter(names, contents["cells"]):
-        text, now = filled(library, cell), "".join(cell["source"])
+        text = filled(library, cell)
+        now = "".join(cell["source"])
         if now != text:
             if now.strip() and digest(now) != cell["metadata"].get(HASH):
                 what = f"Move the change into {' and '.join(names(cell))}, or empty it to get the library's text back."

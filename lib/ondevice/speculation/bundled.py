@@ -12,7 +12,8 @@ from ondevice import assets, corpus, evidence
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.store import Store
 
-TOKENS, WINDOW = 1_500_000, 512  # of train text, in windows from all over it
+TOKENS = 1_500_000
+WINDOW = 512  # of train text, in windows from all over it
 
 
 def text() -> list[NDArray[np.int64]]:

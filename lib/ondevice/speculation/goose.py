@@ -25,7 +25,8 @@ class Goose(TokenRecycling):
 
     def __init__(self, vocabulary: int, corpus: SuffixAutomaton | None = None, share: float = SHARE) -> None:
         super().__init__(vocabulary)
-        self.corpus, self.share = corpus or SuffixAutomaton(), share
+        self.corpus = corpus or SuffixAutomaton()
+        self.share = share
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the last request's text and read this one's prompt."""
@@ -36,7 +37,8 @@ class Goose(TokenRecycling):
         spine = self._spine(tokens)[: max(1, int(self.share * budget))]
         if not spine:
             return super().propose(tokens, budget)
-        found, parents = [*spine], [*range(-1, len(spine) - 1)]
+        found = [*spine]
+        parents = [*range(-1, len(spine) - 1)]
         keys = [tokens[-1], *spine]
         for rank in range(K):
             for place, key in enumerate(keys):

@@ -44,7 +44,8 @@ class LayerSkipping(Drafter):
     Raises ValueError for models without Llama-like layers, or with fewer than three.
     """
 
-    name, drafts_trees = "layer skipping", True
+    name = "layer skipping"
+    drafts_trees = True
 
     def __init__(
         self, lm: CausalLM, confidence: float = 0.8, *, longest: int = LONGEST, window: int = WINDOW,
@@ -58,7 +59,8 @@ class LayerSkipping(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         """Prefill the prompt."""
         self._follower = Follower(self.lm, prompt)
-        self._prompt, self._output = len(prompt), list[int]()
+        self._prompt = len(prompt)
+        self._output = list[int]()
         if not self.search.is_over:
             self._judge = self._follower.session.fork()  # the prompt alone
 
@@ -102,7 +104,8 @@ class LayerSkipping(Drafter):
 def _likeliest(logits: Tensor) -> tuple[list[int], float]:
     """The candidates at one depth, the likeliest first, and how likely it is."""
     shares = logits.float().softmax(-1)
-    sure, first = float(shares.max()), int(logits.argmax())
+    sure = float(shares.max())
+    first = int(logits.argmax())
     many = next(count for above, count in SIDE if sure > above)
     found: list[int] = shares.topk(min(many, len(shares))).indices.tolist()
     return [first, *(token for token in found if token != first)], sure

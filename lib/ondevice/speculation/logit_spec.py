@@ -23,11 +23,13 @@ class LogitSpec(Drafter):
     places of an n-gram the newest counts that goes on for `COPIED` tokens. Published rules, the pool of a request.
     """
 
-    name, drafts_trees = "LogitSpec", True
+    name = "LogitSpec"
+    drafts_trees = True
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the last request and read this one's prompt."""
-        self._text, self._guesses = NGrams(prompt, NGRAM), list[int]()
+        self._text = NGrams(prompt, NGRAM)
+        self._guesses = list[int]()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """Chains side by side, cut to the budget."""
@@ -37,7 +39,8 @@ class LogitSpec(Drafter):
             if guess != tokens[-1]:
                 length = next((length for most, length in LENGTHS if rank <= most), 1)
                 chains.append([guess, *self._copied([*tokens[-NGRAM:], guess])][:length])
-        found, parents = list[int](), list[int]()
+        found = list[int]()
+        parents = list[int]()
         for chain in chains:
             for depth, token in enumerate(chain):
                 parents.append(len(found) - 1 if depth else -1)

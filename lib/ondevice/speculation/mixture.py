@@ -90,7 +90,8 @@ class Mixture(Drafter):
     Raises ValueError where the weights are of other sources.
     """
 
-    name, drafts_trees = "mixture", True
+    name = "mixture"
+    drafts_trees = True
 
     def __init__(
         self, weights: NDArray[np.float64] | None = None, stores: Sequence[Store] = (), *,
@@ -110,7 +111,8 @@ class Mixture(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Read the prompt; earlier answers stay."""
-        self.text, self._prompt = NGrams(prompt), len(prompt)
+        self.text = NGrams(prompt)
+        self._prompt = len(prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The likeliest nodes below the last token."""
@@ -146,7 +148,8 @@ class Mixture(Drafter):
 
 def _counted(text: NGrams, places: Sequence[int]) -> Share:
     """The share of each token among those at the last places."""
-    recent, found = places[-RECENT:], dict[int, float]()
+    recent = places[-RECENT:]
+    found = dict[int, float]()
     for place in recent:
         token = text.text[place]
         found[token] = found.get(token, 0.0) + 1 / len(recent)

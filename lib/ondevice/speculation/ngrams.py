@@ -24,7 +24,8 @@ class NGrams:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
-        text, places = self.text, self._places
+        text = self.text
+        places = self._places
         for token in map(int, tokens):
             end = len(text)
             for start in range(max(0, end - self.longest), end):

@@ -32,7 +32,8 @@ class SamDecoding(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the last request and read this one's prompt."""
         self._text = SuffixAutomaton(prompt)
-        self._in_corpus, self._read = Match(), 0
+        self._in_corpus = Match()
+        self._read = 0
         self._follow(prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:

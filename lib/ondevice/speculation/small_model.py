@@ -25,7 +25,8 @@ class SmallModel(Drafter):
 
     def __init__(self, lm: CausalLM, tokens: int = 5, heuristic: bool = False) -> None:
         self.lm, self.vocabulary, self.forwards = lm, lm.vocabulary, 0
-        self.tokens, self._heuristic = tokens, heuristic
+        self.tokens = tokens
+        self._heuristic = heuristic
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Prefill the prompt."""

@@ -37,14 +37,17 @@ class Store:
         text = np.concatenate([[_SEPARATOR], *parts])
         if len(text) < 2 + len(parts) or max(map(len, parts)) < 3:
             raise ValueError("A store is of sequences of at least two tokens.")
-        after, here = text[1:], np.arange(len(text) - 1)
+        after = text[1:]
+        here = np.arange(len(text) - 1)
         here = here[after != _SEPARATOR]
         share = (np.bincount(after[here]) / max(1, len(here)))[after[here]]  # p(x | the shorter context) of each place
-        hashes, tables = np.zeros(len(here), np.uint64), []
+        hashes = np.zeros(len(here), np.uint64)
+        tables = []
         for order in range(ORDERS):
             oldest = text[here - order]  # the first token of all is a separator, so that no index runs below 0
             known = oldest != _SEPARATOR
-            here, share = here[known], share[known]
+            here = here[known]
+            share = share[known]
             hashes = hashes[known] + (oldest[known] + 1).astype(np.uint64) * np.uint64(_FACTORS[order])
             table, share, once = _order(hashes, after[here], share)
             tables.append(table)
@@ -53,12 +56,14 @@ class Store:
 
     def after(self, context: Sequence[int]) -> tuple[int, dict[int, float]]:
         """(order, p by token) of the longest suffix of a context that the text has, at most `ORDERS` long; (0, {})."""
-        hashes, total = [], 0
+        hashes = []
+        total = 0
         for token, factor in zip(reversed(context[-ORDERS:]), _FACTORS, strict=False):
             total = (total + (int(token) + 1) * factor) & _MASK  # numpy's integers would overflow
             hashes.append(total)
         found: dict[int, float] = {}
-        longest, left = 0, 1.0
+        longest = 0
+        left = 1.0
         for order in range(len(hashes), 0, -1):
             keys, starts, tokens, chances, backed_off = self._tables[order - 1]
             place = int(keys.searchsorted(np.uint64(hashes[order - 1])))
@@ -104,22 +109,29 @@ def _order(
     hashes, after, share: [n] of each place its context, the token after it and that one's p after the shorter context.
     """
     order = np.lexsort((after, hashes))
-    context, token = hashes[order], after[order]
+    context = hashes[order]
+    token = after[order]
     first = np.r_[True, context[1:] != context[:-1]][: len(context)]
-    pair = (first | np.r_[True, token[1:] != token[:-1]][: len(context)])
-    of_place, pair_of_place = np.cumsum(first) - 1, np.cumsum(pair) - 1
+    pair = first | np.r_[True, token[1:] != token[:-1]][: len(context)]
+    of_place = np.cumsum(first) - 1
+    pair_of_place = np.cumsum(pair) - 1
     seen, starts = np.bincount(of_place), np.flatnonzero(pair)  # N; the first place of each pair
-    of_pair, count = of_place[starts], np.bincount(pair_of_place)
+    of_pair = of_place[starts]
+    count = np.bincount(pair_of_place)
     kinds = np.bincount(of_pair)  # T
     chance = (count + kinds[of_pair] * share[order][starts]) / (seen + kinds)[of_pair]
     ranked = np.lexsort((-chance, of_pair))
     rank = np.arange(len(ranked)) - np.searchsorted(of_pair, np.arange(len(seen)))[of_pair]
     kept = ranked[rank < K]  # pairs lie by their contexts already, so that ranks are theirs
     table = [
-        context[first], np.searchsorted(of_pair[kept], np.arange(len(seen) + 1)).astype(np.uint32),
-        token[starts][kept].astype(np.min_scalar_type(int(token.max(initial=0)))), chance[kept].astype(np.float32),
+        context[first],
+        np.searchsorted(of_pair[kept], np.arange(len(seen) + 1)).astype(np.uint32),
+        token[starts][kept].astype(np.min_scalar_type(int(token.max(initial=0)))),
+        chance[kept].astype(np.float32),
         (kinds / (seen + kinds)).astype(np.float32),
-    ]  # fmt: skip
-    own, once = np.empty(len(order)), np.empty(len(order), bool)
-    own[order], once[order] = chance[pair_of_place], (seen == 1)[of_place]
+    ]
+    own = np.empty(len(order))
+    once = np.empty(len(order), bool)
+    own[order] = chance[pair_of_place]
+    once[order] = (seen == 1)[of_place]
     return table, own, once

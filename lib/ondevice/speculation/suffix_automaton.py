@@ -53,7 +53,8 @@ class SuffixAutomaton:
         nexts, links, lengths = self._next, self._link, self._length
         for token in map(int, tokens):
             self.text.append(token)
-            new, state = len(nexts), self._last
+            new = len(nexts)
+            state = self._last
             nexts.append({})
             links.append(0)
             lengths.append(len(self.text))

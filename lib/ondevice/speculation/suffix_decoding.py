@@ -20,7 +20,8 @@ class SuffixDecoding(Drafter):
     automata here, which count the same occurrences.
     """
 
-    name, drafts_trees = "SuffixDecoding", True
+    name = "SuffixDecoding"
+    drafts_trees = True
 
     def __init__(self, corpus: SuffixAutomaton | None = None, alpha: float = ALPHA) -> None:
         self.alpha = alpha
@@ -37,13 +38,15 @@ class SuffixDecoding(Drafter):
         for token in tokens[self._read :]:
             self._matches = [one.advance(at, token) for one, at in zip(self._others, self._matches, strict=True)]
         self._read = len(tokens)
-        best, score = EMPTY, 0.0
+        best = EMPTY
+        score = 0.0
         places = zip([self._text, *self._others], [self._text.match, *self._matches], strict=True)
         for automaton, longest in places:
             for match in _suffixes(automaton, longest):
                 tree, total = _tree(automaton, match.state, min(budget, int(self.alpha * match.length)))
                 if total > score:
-                    best, score = tree, total
+                    best = tree
+                    score = total
         return best
 
     def end(self, tokens: Sequence[int]) -> None:
@@ -62,7 +65,8 @@ def _tree(automaton: SuffixAutomaton, state: int, nodes: int) -> tuple[Draft, fl
     """The draft below a state and its score."""
     tokens: list[int] = []
     parents: list[int] = []
-    total, queue = 0.0, [(-share, -1, token, after) for token, after, share in automaton.following(state)]
+    total = 0.0
+    queue = [(-share, -1, token, after) for token, after, share in automaton.following(state)]
     heapify(queue)
     while queue and len(tokens) < nodes:
         score, parent, token, at = heappop(queue)

@@ -35,7 +35,8 @@ class TokenRecycling(Drafter):
     vocabulary: V, at least 8, else ValueError. A smaller budget takes the template's first nodes, the shallow ones.
     """
 
-    name, drafts_trees = "TR", True
+    name = "TR"
+    drafts_trees = True
 
     def __init__(self, vocabulary: int) -> None:
         if vocabulary < K:

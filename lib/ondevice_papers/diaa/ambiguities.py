@@ -31,8 +31,10 @@ def _merge(tables: Tables, keys: Sequence[int], fresh: Fresh, keep: int) -> None
         merged = np.concatenate([tokens, tables.tokens[key][old]])
         values = np.concatenate([probabilities, tables.probabilities[key][old]])
         best = np.argsort(-values, kind="stable")[: tables.k]
-        tables.tokens[key], tables.probabilities[key] = NONE, 0
-        tables.tokens[key, : len(best)], tables.probabilities[key, : len(best)] = merged[best], values[best]
+        tables.tokens[key] = NONE
+        tables.probabilities[key] = 0
+        tables.tokens[key, : len(best)] = merged[best]
+        tables.probabilities[key, : len(best)] = values[best]
 
 
 def accepted_only(step: Verified) -> list[int]:

@@ -42,7 +42,8 @@ class Learning(Drafter):
         reads_prompt: bool = False, stale: bool = False,
     ) -> None:  # fmt: skip
         self.tables, self.update, self.learns, self.stale = tables, update, learns, stale
-        self.vocabulary, self.wants_prefill = tables.vocabulary, reads_prompt
+        self.vocabulary = tables.vocabulary
+        self.wants_prefill = reads_prompt
         self._find = Likeliest(tables.k)
         self._waiting: list[tuple[Sequence[int], Fresh]] = []
 
@@ -93,7 +94,8 @@ class Diaa(Learning):
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget the last request's tree."""
         super().begin(prompt)
-        self._shape, self._age = EMPTY, 0
+        self._shape = EMPTY
+        self._age = 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """A tree grown below the last token, or the last tree's shape refilled."""
@@ -106,5 +108,6 @@ class Diaa(Learning):
         tree = self.grow(self.tables, root, budget)
         if len(tree) > budget:
             raise ValueError(f"The tree has {len(tree)} nodes; the budget is {budget}.")
-        self._shape, self._age = tree.draft(), 1
+        self._shape = tree.draft()
+        self._age = 1
         return self._shape

@@ -79,6 +79,7 @@ def overwrite(tables: Tables, keys: Sequence[int], fresh: Fresh) -> None:
     they push out the whole old row. keys: [n] tokens of the nodes; of equal ones the later wins.
     """
     newest = {key: node for node, key in enumerate(keys)}
-    rows, nodes = list(newest), list(newest.values())
+    rows = list(newest)
+    nodes = list(newest.values())
     tables.tokens[rows] = fresh.tokens[nodes]
     tables.probabilities[rows] = fresh.probabilities[nodes]

@@ -36,7 +36,8 @@ class Account:
 
     def __init__(self, b: float, arrived: float = 0.0, spent: float = 0.0) -> None:
         self.b, self.arrived, self.spent = b, arrived, spent
-        self.first, self.slack = -1, deque([b * arrived - spent])
+        self.first = -1
+        self.slack = deque([b * arrived - spent])
 
     def arrive(self, tokens: int) -> int:
         """The number of a request of so many tokens."""
@@ -116,7 +117,8 @@ class Dispatcher:
         self.constrained, self.budget, self._rate, self._choose = constrained, budget, rate, choose
         self.other: Side = SIDES[1 - SIDES.index(constrained)]
         kept, spent = (None, {}) if state is None else _read(state, constrained)
-        self.traffic, self.account = Traffic(kept, survived), account(budget, **spent)
+        self.traffic = Traffic(kept, survived)
+        self.account = account(budget, **spent)
         self._open: deque[Order] = deque()
         self._pledged = 0.0
         self._solve()
@@ -145,7 +147,8 @@ class Dispatcher:
         return order
 
     def _solve(self) -> None:
-        tokens, waiting = self.traffic.prompts, self.constrained == "device"
+        tokens = self.traffic.prompts
+        waiting = self.constrained == "device"
         self._prompt = float(tokens.mean())
         self._spare = 5 * self.budget * self._prompt * waiting
         found = optimal.choices(self.traffic.server, self.traffic.device_ttft(tokens), self.constrained)
@@ -178,7 +181,8 @@ class Dispatcher:
 
     def settled(self, order: Order) -> None:
         """The race is decided: no wait of this request will start anything, though a failure still may."""
-        self._pledged, order.pledged = self._pledged - order.pledged, 0.0
+        self._pledged = self._pledged - order.pledged
+        order.pledged = 0.0
 
     def close(self, order: Order, answer: int | None = None) -> None:
         """The request is over and starts nothing more. answer: tokens, if complete."""
@@ -217,7 +221,8 @@ class Dispatcher:
 def _read(state: Mapping[str, Any], constrained: Side) -> tuple[dict[str, Any], dict[str, float]]:
     """(what was learned, the account) of a kept state; the account of another constrained side is not this one's."""
     try:
-        kept, spent = {name: list(state["kept"][name]) for name in KEPT}, dict(state["account"])
+        kept = {name: list(state["kept"][name]) for name in KEPT}
+        spent = dict(state["account"])
         fits = state["version"] == VERSION and set(spent) == {"arrived", "spent"} and min(spent.values()) >= 0.0
         Traffic(kept)
     except (KeyError, TypeError, ValueError, IndexError):

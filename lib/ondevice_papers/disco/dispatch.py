@@ -83,12 +83,15 @@ def server_constrained(lengths: Lengths, b: float) -> DispatchPolicy:
     tokens = np.cumsum(lengths.counts * np.arange(len(lengths.counts)))
     alone = (1 - b) * tokens[-1]
     l_th = int(np.searchsorted(tokens, alone, side="right"))
-    at_once, wait = np.zeros(len(tokens)), np.zeros(len(tokens))
+    at_once = np.zeros(len(tokens))
+    wait = np.zeros(len(tokens))
     wait[: l_th + 1] = NEVER
-    sooner, chance = wait.copy(), np.zeros(len(tokens))
+    sooner = wait.copy()
+    chance = np.zeros(len(tokens))
     if l_th < len(tokens):
         before = tokens[l_th - 1] if l_th else 0
-        sooner[l_th], chance[l_th] = 0.0, 1 - (alone - before) / (tokens[l_th] - before)
+        sooner[l_th] = 0.0
+        chance[l_th] = 1 - (alone - before) / (tokens[l_th] - before)
     return mixture("DiSCo-S", "server", b, (at_once, wait), (at_once, sooner), chance)
 
 
@@ -126,7 +129,8 @@ def random_race(lengths: Lengths, constrained: Side, b: float) -> DispatchPolicy
 def _by_chance(name: str, lengths: Lengths, constrained: Side, b: float, other: np.ndarray) -> DispatchPolicy:
     """With chance b the constrained endpoint at once and the other after `other` seconds, else the other one alone."""
     check_budget(b)
-    never, at_once = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
+    never = np.full(len(lengths.counts), NEVER)
+    at_once = np.zeros(len(lengths.counts))
     pairs = ((never, at_once), (at_once, other))  # of the constrained endpoint and the other one
     first, second = pairs if constrained == "device" else (pair[::-1] for pair in pairs)
     return mixture(f"{name}-{constrained[0].upper()}", constrained, b, first, second, b)

@@ -112,12 +112,14 @@ def stream(rule: Migration, answers: Answers, pace: float = READING_RATE, overla
     overlap: the source goes on until the target is ready, and keeps the answer where the buffer has run out by then
     (Figure 4). Else it stops at the trigger, and the reader waits for a target that is late.
     """
-    a, n = answers, np.arange(1, answers.length.max() + 1)
+    a = answers
+    n = np.arange(1, answers.length.max() + 1)
     generated = a.ttft[:, None] + (n - 1) * a.source_gap[:, None]
     read = np.minimum(n, (generated - a.ttft[:, None]) * pace + 1 + 1e-9).astype(int)  # tokens shown at each step
     due = rule.due(a.prompt[:, None], n, read) & (n < a.length[:, None])
     n0 = np.where(due.any(axis=1), due.argmax(axis=1) + 1, 0)
-    rows, at = np.arange(len(n0)), np.maximum(0, n0 - 1)
+    rows = np.arange(len(n0))
+    at = np.maximum(0, n0 - 1)
     took = a.target_ttft + a.prefill * (a.prompt + n0)
     unread = np.where(n0 > 0, n0 - read[rows, at], 0)
     migrated = (n0 > 0) & (took <= unread / pace if overlap else True)

@@ -49,7 +49,8 @@ def prices(
     def use(price: float) -> float:
         return float(mass @ share[best(found, tokens, price)])
 
-    low, high = 0.0, 1.0 + ttft.max() / tokens.min() / np.diff(np.unique(share)).min()
+    low = 0.0
+    high = 1.0 + ttft.max() / tokens.min() / np.diff(np.unique(share)).min()
     if use(low) <= b:
         return low, low
     for _ in range(100):
@@ -64,10 +65,12 @@ def mean_optimal(
     lengths: Lengths, server: Latency, device: Device, b: float, constrained: Side = "device"
 ) -> DispatchPolicy:
     """The policy of least mean TTFT among all that spend at most the budget b of the constrained side."""
-    tokens, mass = lengths.support, lengths.mass
+    tokens = lengths.support
+    mass = lengths.mass
     found = waits, share, _ = choices(server, device.ttft(tokens), constrained)
     low, high = prices(found, tokens, mass, b)
-    lavish, frugal = best(found, tokens, low), best(found, tokens, high)  # equally good but for the budget
+    lavish = best(found, tokens, low)
+    frugal = best(found, tokens, high)  # equally good but for the budget
     extra = mass * np.maximum(0, share[lavish] - share[frugal])
     left = b - mass @ share[frugal] - (np.cumsum(extra) - extra)  # before each length, the shorter ones first
     chance = np.divide(np.clip(left, 0, extra), extra, out=np.zeros(len(mass)), where=extra > 0)
@@ -86,14 +89,16 @@ def deadline_optimal(
     A prompt is covered when its device answers by t, w(l) = t - D(l); the dearest prompts stay uncovered while
     P(uncovered)(1 - F(t)) is within 1 - quantile. The least affordable t is found by bisection.
     """
-    low, high = 0.0, float(max(server.samples[-1], device.ttft(lengths.support[-1])))
+    low = 0.0
+    high = float(max(server.samples[-1], device.ttft(lengths.support[-1])))
     while high - low > 1e-14 * high:
         middle = (low + high) / 2
         affordable = _cover(middle, lengths, server, device, quantile)[1] <= b + 1e-12
         low, high = (low, middle) if affordable else (middle, high)
     covered, _ = _cover(high, lengths, server, device, quantile)
     waits = np.where(covered > 0, np.maximum(0.0, high - device.ttft(lengths.support)), NEVER)
-    never, always = np.full(len(lengths.counts), NEVER), np.zeros(len(lengths.counts))
+    never = np.full(len(lengths.counts), NEVER)
+    always = np.zeros(len(lengths.counts))
     soon = (_spread(lengths, waits), always)
     return mixture("P99-optimal", "device", b, (never, always), soon, _spread(lengths, covered)), high
 
@@ -103,7 +108,8 @@ def clairvoyant_mean(lengths: Lengths, server: Latency, device: Device, b: float
 
     The budget goes where the device saves most seconds a token: a fractional knapsack over (l, S).
     """
-    s, d = server.samples[None, :], device.ttft(lengths.support)[:, None]
+    s = server.samples[None, :]
+    d = device.ttft(lengths.support)[:, None]
     gain = np.maximum(0.0, s - d)  # [U, n]
     rate = gain / lengths.support[:, None]
     weight = np.broadcast_to(lengths.probability[:, None] / s.size, rate.shape).ravel()

@@ -51,7 +51,8 @@ Said = list[tuple[int, float]]  # tokens, and by how much the logit of each led
 
 def continued(lm: CausalLM, ids: Sequence[int], limit: int) -> Said:
     """A model's greedy continuation of ids: at most `limit` tokens, or up to its end token, which is told."""
-    session, said = lm.start(len(ids) + limit), Said()
+    session = lm.start(len(ids) + limit)
+    said = Said()
     logits = session.prefill(ids)
     while len(said) < limit:
         (first, second), (token, _) = (part.tolist() for part in logits.topk(2))
@@ -69,7 +70,8 @@ def migrated(
 
     The second goes on from the same ids where the first has not ended. 0 is the second alone, `limit` the first alone.
     """
-    begun, answers = continued(first, prompt, max(handovers)), {}
+    begun = continued(first, prompt, max(handovers))
+    answers = {}
     for handover in handovers:
         said = begun[:handover]
         tokens = [token for token, _ in said]
@@ -151,19 +153,22 @@ def bound(
     for keys, part in table.groupby(list(by), sort=False):
         handovers, mean, drawn = _resampled(part, metric, seed)
         alone = [-1, 0] if str(part["direction"].iloc[0]).startswith(f"{device} to ") else [0, -1]
-        n, share = len(part) // len(handovers), changed(part).groupby(part["handover"]).mean()
+        n = len(part) // len(handovers)
+        share = changed(part).groupby(part["handover"]).mean()
         for place, handover in list(enumerate(handovers))[1:-1]:
             cells.append((*keys, handover, mean[-1], mean[0], mean[place], n, share[handover]))
             values.append(mean[place] - mean[alone])
             draws.append(drawn[:, [place]] - drawn[:, alone])
-    value, drawn = np.array(values), np.array(draws)  # [cells, 2], [cells, draws, 2]
+    value = np.array(values)
+    drawn = np.array(draws)  # [cells, 2], [cells, draws, 2]
     error = drawn.std(axis=1)
     apart = np.divide(
         np.abs(drawn - value[:, None]), error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0
     )
     reach = np.quantile(apart.max(axis=(0, 2)), LEVEL) * error
     found = pd.DataFrame(cells, columns=[*by, "handover", "first", "second", "migrated", "n", "changed"])
-    low, high = value - reach, value + reach
+    low = value - reach
+    high = value + reach
     for suffix, less, more in (("", value, value), ("_low", low, high), ("_high", high, low)):
         outside = np.maximum(less.min(axis=1), -more.max(axis=1))
         for name, column in zip(_DIFFERENCES, (*less.T, less.max(axis=1), outside), strict=True):
@@ -180,7 +185,8 @@ def extreme(bounds: pd.DataFrame, column: str, of: Callable[[pd.Series], float] 
 def _resampled(part: pd.DataFrame, metric: str, seed: int) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Hand-overs [h], a metric's means [h], and means [draws, h] over prompts drawn anew, the same in each."""
     wide = part.pivot(index=["family", "document"], columns="handover", values=metric).astype(float)
-    rng, sizes = np.random.default_rng(seed), wide.groupby(level="family").size().tolist()
+    rng = np.random.default_rng(seed)
+    sizes = wide.groupby(level="family").size().tolist()
     weights = np.hstack([rng.multinomial(n, np.full(n, 1 / n), DRAWS) / n for n in sizes]) / len(sizes)
     exact = np.repeat(1 / np.array(sizes), sizes) / len(sizes)
     return [int(handover) for handover in wide.columns], exact @ wide.to_numpy(), weights @ wide.to_numpy()

@@ -34,10 +34,12 @@ def race(wait_device: Any, wait_server: Any, device_ttft: Any, server_ttft: Any)
 
     All in seconds, of any one shape: when each endpoint may start, NEVER for not at all, and its TTFT from then on.
     """
-    device_at, server_at = wait_device + device_ttft, wait_server + server_ttft
+    device_at = wait_device + device_ttft
+    server_at = wait_server + server_ttft
     device_ran = np.isfinite(wait_device) & ((wait_device == 0) | (wait_device < server_at))
     server_ran = np.isfinite(wait_server) & ((wait_server == 0) | (wait_server < device_at))
-    device_at, server_at = np.where(device_ran, device_at, NEVER), np.where(server_ran, server_at, NEVER)
+    device_at = np.where(device_ran, device_at, NEVER)
+    server_at = np.where(server_ran, server_at, NEVER)
     return Raced(np.minimum(device_at, server_at), device_ran, server_ran, device_ran & (device_at <= server_at))
 
 
@@ -60,7 +62,8 @@ def play(policy: DispatchPolicy, requests: Requests, device: Device) -> Raced:
     """Independent requests under a policy."""
     at = np.minimum(requests.prompt, len(policy.chance) - 1)
     coin = (requests.coin < policy.chance[at]).astype(int)
-    device_wait, server_wait = policy.wait_device[coin, at], policy.wait_server[coin, at]
+    device_wait = policy.wait_device[coin, at]
+    server_wait = policy.wait_server[coin, at]
     return race(device_wait, server_wait, device.ttft(requests.prompt), requests.server_ttft)
 
 
@@ -98,7 +101,8 @@ def in_time(
     device goes on after its prefill, where it serves one request at a time; else it serves all at once. The ledger has
     a row an arrival or start of the constrained side: (input tokens so far, its tokens so far).
     """
-    count, one_by_one = len(prompts), decoding is not None
+    count = len(prompts)
+    one_by_one = decoding is not None
     orders: list[Order] = [None] * count  # type: ignore[list-item]
     began: list[dict[Side, float]] = [{} for _ in prompts]
     first, won, ledger = np.full(count, np.nan), np.zeros(count, bool), [(0, 0)]
@@ -138,7 +142,8 @@ def in_time(
             else:
                 heappush(events, (now + ttft[side][i], i, 1, side))  # of what falls together, tokens are first
         elif what == 1 and np.isnan(first[i]):  # the first token
-            first[i], won[i] = now - arrivals[i], side == "device"
+            first[i] = now - arrivals[i]
+            won[i] = side == "device"
             for one, start in began[i].items():
                 (dispatcher.first_token if one == side else dispatcher.cut_off)(orders[i], one, now - start)
             dispatcher.close(orders[i])

@@ -48,8 +48,10 @@ def line(tokens: NDArray[np.float64], seconds: NDArray[np.float64], seen: NDArra
     for _ in range(3):
         overhead, slope = np.linalg.lstsq(columns[kept], (values / tokens)[kept])[0]
         if overhead < 0 or slope <= 0:
-            overhead, slope = 0.0, float(np.mean((values / tokens)[kept]))
-        values, kept = np.where(seen, seconds, np.maximum(seconds, overhead + slope * tokens)), np.ones_like(seen)
+            overhead = 0.0
+            slope = float(np.mean((values / tokens)[kept]))
+        values = np.where(seen, seconds, np.maximum(seconds, overhead + slope * tokens))
+        kept = np.ones_like(seen)
     return float(overhead), float(slope)
 
 

@@ -65,7 +65,8 @@ def encode(probabilities: ArrayLike, cap: int = CAP, prior: ArrayLike | None = N
     while high - low > 1 + low // 64:  # the last 1 percent of tokens is not looked for
         found = _Coded.of(p, order[:tried])
         if found.size() <= cap:
-            low, best = tried, found
+            low = tried
+            best = found
         else:
             high = tried
         guess = tried * cap // found.size()  # a token takes about as many bits as the others
@@ -121,7 +122,8 @@ def _checked(probabilities: ArrayLike) -> Floats:
     p = np.asarray(probabilities, float)
     if p.ndim != 1 or not 0 < p.size <= 2**30:
         raise ValueError(f"A distribution has the shape [V], not {list(p.shape)}.")
-    total, least = float(p.sum()), float(p.min())
+    total = float(p.sum())
+    least = float(p.min())
     if not (least >= 0 and abs(total - 1) <= _TOLERANCE):
         raise ValueError(f"Probabilities are not negative and sum to 1; here the least is {least}, the sum {total}.")
     return p
@@ -129,7 +131,8 @@ def _checked(probabilities: ArrayLike) -> Floats:
 
 def ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
     """The ids that may be kept, those first whose loss would cost most: the likeliest, or the prior's worst errors."""
-    least, most = 2.0**-10, 4 * cap
+    least = 2.0**-10
+    most = 4 * cap
     while np.count_nonzero(p >= least) < most and least > 1e-12:
         least /= 16
     ids = np.flatnonzero(p >= least)

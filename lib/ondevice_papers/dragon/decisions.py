@@ -48,9 +48,7 @@ def drafts(begin: Begin, stream: Stream) -> Choose:
     return partial(draft, begin, stream)
 
 
-def decide(
-    begin: Begin, local: Draft, remote: Draft, position: int, prior: Floats
-) -> tuple[int, bool, bool]:
+def decide(begin: Begin, local: Draft, remote: Draft, position: int, prior: Floats) -> tuple[int, bool, bool]:
     """The target token, and whether the local and the remote draft are accepted.
 
     The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.

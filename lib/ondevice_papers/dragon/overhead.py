@@ -42,10 +42,13 @@ def peaked(vocabulary: int, seed: int, sharpness: float = 3.0) -> np.ndarray:
 
 def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> dict[str, list[float]]:
     """Seconds on this machine by part, once warm: aggregate, which is Algorithm 1, mixture, encode and decode."""
-    p, q = peaked(vocabulary, 0), peaked(vocabulary, 1)
-    mixed, payload = target(p, q, 0.0, 0.0), codec.encode(p)
+    p = peaked(vocabulary, 0)
+    q = peaked(vocabulary, 1)
+    mixed = target(p, q, 0.0, 0.0)
+    payload = codec.encode(p)
     numbers = [uniforms(seed, Stream.AGGREGATION, 0) for seed in range(repeats + 1)]
-    local, remote = sample(p, [n[0] for n in numbers]), sample(q, [n[1] for n in numbers])
+    local = sample(p, [n[0] for n in numbers])
+    remote = sample(q, [n[1] for n in numbers])
     parts: dict[str, Callable[[int], object]] = {
         "aggregate": lambda i: aggregate(local[i], remote[i], p, q, mixed, numbers[i]),
         "mixture": lambda i: target(p, q, 0.0, 0.0),

@@ -28,9 +28,11 @@ _DECIDES = {"Target": ("session", "epoch", "position", "token", "accepted")}
 _DRAFTS = {"Draft": ("session", "epoch", "position", "token", "distribution", "log_weight", "pace")}
 _MOVES = {"Switch": ("session", "epoch", "position", "drafts", "profile")}
 _TOLD = {
-    "Begin": "the query", "Target": "the answer's tokens", "Draft": "its drafts with their distributions",
+    "Begin": "the query",
+    "Target": "the answer's tokens",
+    "Draft": "its drafts with their distributions",
     "Switch": "and those undecided when the aggregator moves",
-}  # fmt: skip
+}
 PRIVATE = ("distribution", "log_weight", "drafts")  # fields that come from the device's documents by themselves
 
 

@@ -101,7 +101,8 @@ class Profiler(Stay):
             raise ValueError(f"A memory is at least one token, not {memory}.")
         if prior is not None and not 0 <= prior <= 1:
             raise ValueError(f"A prior of acceptance is from 0 to 1, not {prior}.")
-        self.rtt, self._keep = rtt, 1 - 1 / memory
+        self.rtt = rtt
+        self._keep = 1 - 1 / memory
         self.pace: list[float | None] = [None, None]  # local, remote
         self._weight = 0.0 if prior is None else 1.0
         self._accepted = [prior or 0.0] * 2
@@ -161,7 +162,8 @@ class Greedy(Profiler):
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
         """Whether Delta Z > 0."""
         self.decided(local, remote)
-        (c_l, c_r), (alpha_l, alpha_r) = (pace or 0.0 for pace in self.pace), self.acceptance
+        (c_l, c_r) = (pace or 0.0 for pace in self.pace)
+        (alpha_l, alpha_r) = self.acceptance
         return should_move(Costs(c_l, c_r, self.rtt / 2, self.rtt / 2), alpha_l, alpha_r)
 
 
@@ -181,7 +183,8 @@ class Lagging(Profiler):
         c_l, c_r = (pace or 1e-9 for pace in self.pace)
         if self._slower is None or max(c_l, c_r) > 1.1 * min(c_l, c_r):
             self._slower = c_l >= c_r
-        c_b, c_o = max(c_l, c_r), min(c_l, c_r)
+        c_b = max(c_l, c_r)
+        c_o = min(c_l, c_r)
         rejected = [1 - share for share in self.acceptance]
         if self._slower:
             place, lag, kept_b, kept_o, (q_b, q_o) = 0, float(own), local, remote, rejected
@@ -212,7 +215,8 @@ def plan(trip: float, pace: float, rejected_b: float, rejected_o: float) -> Move
     after = np.empty((2, 2, 2, 2, LEVELS))  # lag at the next token, by place, drafts accepted, and next place
     for b in (0, 1):
         for o in (0, 1):
-            base, redo = lag * b - 1, 0 if o else pace
+            base = lag * b - 1
+            redo = 0 if o else pace
             after[0, b, o, 0] = base + pace + (0 if o else trip)
             after[0, b, o, 1] = np.maximum(trip, base + trip + redo)
             after[1, b, o, 0] = base + redo

@@ -92,8 +92,10 @@ def queue(side: Side, now: float, draft: Draft) -> None:
     if not side.aggregates or draft.epoch < side.peer_epoch or draft.position < expected:
         return
     if (draft.epoch, draft.position) != (side.peer_epoch, expected):
-        raise ValueError(f"A draft of epoch {draft.epoch}, position {draft.position} came where {side.peer_epoch}, "
-                         f"{expected} comes next.")  # fmt: skip
+        raise ValueError(
+            f"A draft of epoch {draft.epoch}, position {draft.position} came where {side.peer_epoch}, "
+            f"{expected} comes next."
+        )
     if side.rejected is not None:
         side.scheduler.answered(max(0.0, now - side.rejected - draft.pace))
         side.rejected = None
@@ -128,7 +130,8 @@ def commit(side: Side, position: int, token: int, accepted: bool, actions: list[
     if not accepted:
         side.epoch += 1
         side.own.clear()
-        side.next, side.began = position + 1, None
+        side.next = position + 1
+        side.began = None
         actions.append(RollBack(position))
     if token == side.end or len(side.tokens) == side.limit:
         side.done = True
@@ -152,8 +155,10 @@ def take_over(side: Side, now: float, switch: Switch, actions: list[Action]) -> 
     places = [(draft.epoch, draft.position) for draft in switch.drafts]
     if places != [(switch.epoch, switch.position + i) for i in range(len(places))]:
         raise ValueError(f"A switch at {switch.epoch}, {switch.position} came with drafts of {places}.")
-    side.aggregates, side.took = True, switch.position
-    side.peer_epoch, side.peer = switch.epoch, deque(switch.drafts)
+    side.aggregates = True
+    side.took = switch.position
+    side.peer_epoch = switch.epoch
+    side.peer = deque(switch.drafts)
     side.scheduler.adopt(switch.profile)
     side.rules.settle(side, now, actions)
 
@@ -217,7 +222,8 @@ class Side:
         """A decode ended; epoch and position are the action's. Of a decode that became void, nothing follows."""
         if not self.awaits(epoch, position) or self.began is None:
             return []
-        pace, self.began = now - self.began, None
+        pace = now - self.began
+        self.began = None
         self.scheduler.drafted(position, pace)
         draft = Draft(self.session, epoch, position, token, distribution, log_weight, pace)
         self.own.append(draft)
@@ -238,7 +244,8 @@ class Side:
 
     def go_alone(self, now: float) -> list[Action]:
         """From here on without the other side: what this one drafts is decided. Before or after `start`."""
-        self.alone, self.aggregates = True, False
+        self.alone = True
+        self.aggregates = False
         self.peer.clear()
         actions: list[Action] = []
         if self.next != len(self.tokens) + len(self.own):  # a draft was spent on what could not be decided

@@ -133,7 +133,8 @@ def shared_acceptance(p_side: Floats, target: Floats) -> float:
     """
     p, q, both = p_side, target, (p_side > 0) & (target > 0)
     order = np.argsort(np.log(p[both]) - np.log(q[both]), kind="stable")
-    p_sorted, q_sorted = p[both][order], q[both][order]
+    p_sorted = p[both][order]
+    q_sorted = q[both][order]
     # The ratio p_y / q_y tells which of the two is larger: p's from x on, and where q is 0; q's before, and where p is.
     from_here = np.cumsum(p_sorted[::-1])[::-1] + p[q == 0].sum()
     before = np.cumsum(q_sorted) - q_sorted + q[p == 0].sum()
@@ -171,7 +172,8 @@ def uniforms(seed: int, stream: Stream, position: int, count: int = UNIFORMS) ->
 
     seed, position: in [0, 2^64).
     """
-    key, counter = np.array([seed, int(stream)], np.uint64), np.array([0, position, 0, 0], np.uint64)
+    key = np.array([seed, int(stream)], np.uint64)
+    counter = np.array([0, position, 0, 0], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 

@@ -65,7 +65,8 @@ def workload(name: str) -> Workload:
     new = TASKS // 2 - old
     rng = np.random.default_rng([0, WORKLOADS.index(name)])
     order = [every[place] for place in rng.permutation(len(every))]
-    past, rest = order[:MEMORY], order[MEMORY:]
+    past = order[:MEMORY]
+    rest = order[MEMORY:]
     again = [past[place] for place in rng.permutation(MEMORY)]
 
     def worded(chosen: Iterable[Any]) -> tuple[Trajectory, ...]:
@@ -73,15 +74,18 @@ def workload(name: str) -> Workload:
         return tuple(made[place] for place in rng.permutation(TASKS))
 
     return Workload(
-        name, tuple(_made(intent, dict(values), 0) for intent, *values in past),
-        worded([*again[:old], *rest[:new]]), worded([*again[old : 2 * old], *rest[new : 2 * new]]),
-    )  # fmt: skip
+        name,
+        tuple(_made(intent, dict(values), 0) for intent, *values in past),
+        worded([*again[:old], *rest[:new]]),
+        worded([*again[old : 2 * old], *rest[new : 2 * new]]),
+    )
 
 
 def _made(intent: Mapping[str, Sequence[str]], values: Mapping[str, str], wording: int) -> Trajectory:
     """wording: of the memory (0), near to that (1), or further from it (2)."""
-    return Trajectory(intent["wordings"][wording].format(**values),
-                      tuple(action.format(**values) for action in intent["actions"]))  # fmt: skip
+    return Trajectory(
+        intent["wordings"][wording].format(**values), tuple(action.format(**values) for action in intent["actions"])
+    )
 
 
 def cut_off(scores: ArrayLike, right: ArrayLike, precision: float = 0.9) -> float:
@@ -89,6 +93,7 @@ def cut_off(scores: ArrayLike, right: ArrayLike, precision: float = 0.9) -> floa
 
     scores: [n] of the best past task of n validation tasks. right: [n] whether its actions are the task's.
     """
-    found, correct = np.asarray(scores, np.float64), np.asarray(right, bool)
+    found = np.asarray(scores, np.float64)
+    correct = np.asarray(right, bool)
     good = [score for score in np.unique(found) if correct[found >= score].mean() >= precision - 1e-12]
     return float(min(good, default=np.inf))

@@ -99,14 +99,17 @@ class Architecture:
             raise ValueError(f'{self.name} is scored by the logits of "yes" and "no": give the ids of both.')
         if answers is None and config.num_labels != 1:
             raise ValueError(f"{self.name} gives {config.num_labels} numbers a row; a reranker gives one.")
-        self.config, self.answers = config, answers
+        self.config = config
+        self.answers = answers
         self.causal, self.longest = self._kind.causal, self._kind.longest
-        self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
+        self.layers = int(config.num_hidden_layers)
+        self.width = int(config.hidden_size)
         self.vocabulary = int(config.vocab_size)
         kinds = self._kind.layers()
         self._alike = [kinds.index(kind) for kind in kinds]  # of each layer: the first one with the same modules
         small = copy.deepcopy(config)
-        small.num_hidden_layers, small._attn_implementation = max(self._alike) + 1, self._kind.attention
+        small.num_hidden_layers = max(self._alike) + 1
+        small._attn_implementation = self._kind.attention
         with torch.device("meta"):
             self._model: nn.Module = getattr(transformers, self.name)(small).eval()
         self._stack: Any = self._model.get_submodule(self._kind.stack)
@@ -422,7 +425,8 @@ class _Gemma(_Decoder):
 class _Gemma2(_Gemma):
     """Norms also after each part; attention's scores and the LM's logits are capped, which fused attention cannot."""
 
-    first, attention = (*_Decoder.first, "post_attention_layernorm"), "eager"
+    first = (*_Decoder.first, "post_attention_layernorm")
+    attention = "eager"
 
     def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
         later = hidden.new_full((hidden.shape[1],) * 2, torch.finfo(hidden.dtype).min).triu(1)
@@ -433,7 +437,8 @@ class _Gemma2(_Gemma):
         return hidden + call("post_feedforward_layernorm", made)
 
     def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        logits, cap = super().logits(call, head, states), self.config.final_logit_softcapping
+        logits = super().logits(call, head, states)
+        cap = self.config.final_logit_softcapping
         return logits if cap is None or "lm_head.weight" not in head else (logits / cap).tanh() * cap
 
 

@@ -26,7 +26,8 @@ T = TypeVar("T")
 Transfer = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 PAGE = 4096  # bytes: places in the file and in memory are multiples of it in direct reads
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000  # bytes, as in safetensors itself
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer)\.(\d+)\.(.+)")
 _TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|tok_embeddings)\.weight")
@@ -276,7 +277,8 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
 def _header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file. Raises ValueError unless its header and its length agree to the byte."""
     with contextlib.closing(_opened(path)) as file:
-        size, start = os.fstat(file.fileno()).st_size, file.read(8)
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ValueError(f"{path.name} is damaged or truncated: its {size} bytes do not hold its header.")

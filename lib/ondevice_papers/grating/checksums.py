@@ -37,7 +37,8 @@ class Checksums:
             sums = dict(zip(kept["names"].tolist(), kept["sums"].tolist(), strict=True))
             return cls(sums, {name: kept[f"rows of {name}"] for name in kept["tables"].tolist()})
         made = _made(checkpoint)
-        names, found = np.array(list(made.tensors)), np.array(list(made.tensors.values()), np.uint64)
+        names = np.array(list(made.tensors))
+        found = np.array(list(made.tensors.values()), np.uint64)
         rows = {f"rows of {name}": of_rows for name, of_rows in made.rows.items()}
         # Where nothing can be written, they are made anew every time.
         with contextlib.suppress(OSError), assets.writing(path) as temporary, temporary.open("wb") as file:
@@ -58,7 +59,8 @@ class Checksums:
 
 
 def _made(checkpoint: Checkpoint) -> Checksums:
-    groups, reader = checkpoint.groups, Reader(checkpoint.files)
+    groups = checkpoint.groups
+    reader = Reader(checkpoint.files)
     try:
         by_row = [table for table in (groups.table, groups.head) if table is not None]
         rows = {table.name: np.array(_rows(table, reader), np.uint32) for table in by_row}
@@ -74,7 +76,8 @@ def _made(checkpoint: Checkpoint) -> Checksums:
 
 
 def _rows(table: StoredTensor, reader: Reader) -> list[int]:
-    size, found = table.length // table.shape[0], list[int]()
+    size = table.length // table.shape[0]
+    found = list[int]()
 
     def add(piece: memoryview) -> None:
         found.extend(xxhash.xxh32_intdigest(piece[at : at + size]) for at in range(0, len(piece), size))

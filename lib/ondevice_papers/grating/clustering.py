@@ -24,14 +24,17 @@ def kmeans(values: Floats, k: int) -> NDArray[np.int64]:
         """Of clusters x[first:end]: the sum of squares about the mean."""
         return squares[end] - squares[first] - (total[end] - total[first]) ** 2 / (weight[end] - weight[first])
 
-    d, origins = len(x), []
+    d = len(x)
+    origins = []
     best = np.append(np.inf, squares[1:] - total[1:] ** 2 / weight[1:])  # of the first j values in one cluster
     for clusters in range(2, min(k, d) + 1):
-        following, origin = np.full(d + 1, np.inf), np.zeros(d + 1, np.int64)
+        following = np.full(d + 1, np.inf)
+        origin = np.zeros(d + 1, np.int64)
         for end in range(d if clusters == min(k, d) else clusters, d + 1):
             first = np.arange(clusters - 1, end)  # where the last cluster can begin
             found = best[first] + cost(first, end)
-            following[end], origin[end] = found.min(), first[found.argmin()]
+            following[end] = found.min()
+            origin[end] = first[found.argmin()]
         best = following
         origins.append(origin)
     starts = [d]

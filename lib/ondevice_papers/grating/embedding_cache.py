@@ -24,8 +24,10 @@ class EmbeddingCache:
     """
 
     def __init__(self, table: StoredTensor, capacity: int, reader: Reader, sums: Checksums | None = None) -> None:
-        self.table, self.capacity = table, min(max(1, capacity), table.shape[0])
-        self.reader, self.sums = reader, sums
+        self.table = table
+        self.capacity = min(max(1, capacity), table.shape[0])
+        self.reader = reader
+        self.sums = sums
         self.hits = self.misses = self.request = 0
         memory = pages(self.capacity * table.shape[1] * table.dtype.itemsize)
         self.kept = torch.frombuffer(memory, dtype=table.dtype)[: self.capacity * table.shape[1]].view(
@@ -56,7 +58,8 @@ class EmbeddingCache:
         slots = np.argsort(self.used, kind="stable")[: len(missing)]
         forgotten = self.id[slots]
         self.slot[forgotten[forgotten >= 0]] = -1  # before the read: one that fails leaves no wrong row behind
-        self.id[slots], self.used[slots] = -1, 0
+        self.id[slots] = -1
+        self.used[slots] = 0
         read_into(self.table, missing, (bytes_of(self.kept[slot]) for slot in slots.tolist()), self.reader, self.sums)
         self.slot[missing], self.id[slots], self.used[slots] = slots, missing, self.request
 
@@ -98,7 +101,8 @@ def read_into(
     if not len(ids):
         return
     size = table.length // table.shape[0]
-    places, handle = (table.offset + ids * size).tolist(), reader.handle(table.file)
+    places = (table.offset + ids * size).tolist()
+    handle = reader.handle(table.file)
     try:
         if hasattr(os, "posix_fadvise"):
             for place in places:

@@ -43,7 +43,8 @@ def run_layer(
     Each unit of the weights is waited for once, and computes for all chunks while the next unit is read.
     layer: from 0. rest: the resident tensors (`Architecture.prepared`).
     """
-    groups, pooled = chunks(rows, active, most), torch.empty(0)
+    groups = chunks(rows, active, most)
+    pooled = torch.empty(0)
     place = {int(candidate): number for number, candidate in enumerate(active)}
     for parts, parameters in weights.layer(layer):
         with architecture.holding(layer, parameters):
@@ -88,9 +89,12 @@ class Engine:
         probes: Probes | None = None, run_layer: RunLayer = run_layer, select: Select = select,
     ) -> None:  # fmt: skip
         self.architecture, self.weights, self.probes = architecture, weights, probes
-        self.chunk, self.states = chunk, states
-        self.run_layer, self.select = run_layer, select
-        answers, self.rest = architecture.answers, architecture.prepared(weights.rest())
+        self.chunk = chunk
+        self.states = states
+        self.run_layer = run_layer
+        self.select = select
+        answers = architecture.answers
+        self.rest = architecture.prepared(weights.rest())
         rows = None if answers is None else weights.head_rows(torch.tensor(answers))
         self.head = architecture.head(weights.rest(), rows)
 

@@ -30,7 +30,8 @@ class Resident:
     """All of them in memory, outside of the heap: a long-lived tensor among a layer's temporaries would leave holes."""
 
     def __init__(self, lengths: Sequence[int], width: int, dtype: torch.dtype) -> None:
-        self.lengths, self.starts = lengths, np.cumsum([0, *lengths]).tolist()
+        self.lengths = lengths
+        self.starts = np.cumsum([0, *lengths]).tolist()
         count = self.starts[-1] * width
         self.all = torch.frombuffer(pages(count * dtype.itemsize), dtype=dtype)[:count].view(-1, width)
 

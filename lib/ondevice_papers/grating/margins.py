@@ -191,7 +191,8 @@ def logistic(x: Floats, right: NDArray[np.bool_]) -> tuple[float, float]:
     scale = float(x.std())
     if scale == 0:
         return 0.0, 0.0
-    design, found = np.stack([np.ones_like(x), x / scale]), np.zeros(2)
+    design = np.stack([np.ones_like(x), x / scale])
+    found = np.zeros(2)
     for _ in range(_STEPS):
         p = expit(found @ design)
         slope = design @ (right - p) - _RIDGE * found

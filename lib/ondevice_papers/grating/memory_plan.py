@@ -74,7 +74,8 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
     Raises ValueError on a budget that is too small, naming the smallest.
     """
     vocabulary, longest, units = model.architecture.vocabulary, max(lengths), len(_spans(model))
-    most, fewest = max(_ROWS, int(SHARE * vocabulary)), min(_ROWS, vocabulary)
+    most = max(_ROWS, int(SHARE * vocabulary))
+    fewest = min(_ROWS, vocabulary)
 
     def of(slots: int, rows: int, chunk: int, offload: bool) -> Plan:
         return Plan(slots, rows, chunk, offload, _parts(model, lengths, slots, rows, chunk, offload))
@@ -102,8 +103,10 @@ def _first(better: Sequence[Plan], limit: float, found: Plan) -> Plan:
 
 def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: int, offload: bool) -> Mapping[str, int]:
     """Bytes by what they are for."""
-    groups, spans = model.checkpoint.groups, _spans(model)
-    size, longest = groups.table.dtype.itemsize, max(lengths)
+    groups = model.checkpoint.groups
+    spans = _spans(model)
+    size = groups.table.dtype.itemsize
+    longest = max(lengths)
     width = groups.table.length // groups.table.shape[0]  # bytes of a row
     padded = max(len(batch) * lengths[batch[-1]] for batch in by_length(lengths, chunk))
     temporary = activations(model.architecture.config, size, padded, longest) + 3 * padded * width
@@ -141,7 +144,8 @@ def activations(config: PreTrainedConfig, size: int, tokens: int, longest: int) 
         held = 7 if size > 2 else 10  # of attention's scores, which DeBERTa holds whole, as they were measured
         scores = held * heads * longest if "deberta" in config.model_type else 0
         return tokens * size * (max(7 * d, d + (4 if wide else 3) * i) + scores)
-    q, k = heads * head, config.num_key_value_heads * head
+    q = heads * head
+    k = config.num_key_value_heads * head
     attention = d + max(4 * q + 2 * k, 3 * q + 4 * k)  # q and k before, while and after they are rotated; v
     norm = d + 3 * d * max(1, 4 // size)  # of the states in float32, their squares, the product
     feed_forward = 2 * d + (4 if wide else 3) * i  # gate, up and their product; normed states and sum

@@ -58,9 +58,11 @@ def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
     most = max(1, min(k, int(pool.relevant.sum())))
     common = np.intersect1d(np.flatnonzero(outcome.kept), full)
     return Measured(
-        outcome.saved, pool.relevant[outcome.kept].sum() / most, pool.relevant[full].sum() / most,
+        outcome.saved,
+        pool.relevant[outcome.kept].sum() / most,
+        pool.relevant[full].sum() / most,
         len(common) / len(full),
-    )  # fmt: skip
+    )
 
 
 def measure(pools: Iterable[Pool], k: int, rule: Rule | None, exact_order: bool = False) -> dict[str, Floats]:
@@ -79,8 +81,10 @@ def validation(pools: Sequence[Pool]) -> Sequence[Pool]:
 
 def kendall(one: ArrayLike, other: ArrayLike) -> Floats:
     """[...] Kendall's tau-b of scores [..., N], both of the same candidates; 0 where one of them is constant."""
-    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    first = np.asarray(one, np.float64)
+    second = np.asarray(other, np.float64)
     i, j = np.triu_indices(first.shape[-1], 1)
-    a, b = np.sign(first[..., i] - first[..., j]), np.sign(second[..., i] - second[..., j])
+    a = np.sign(first[..., i] - first[..., j])
+    b = np.sign(second[..., i] - second[..., j])
     untied = np.sqrt((a != 0).sum(-1) * (b != 0).sum(-1))
     return np.asarray((a * b).sum(-1) / np.maximum(untied, 1), np.float64)

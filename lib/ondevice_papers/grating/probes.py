@@ -88,13 +88,15 @@ def fit(
     `margins.fit`. ridge: the regression. Raises ValueError on fewer pools than folds, and pools of K or fewer
     candidates.
     """
-    given, wanted = np.asarray(states), np.asarray(final, np.float64)
+    given = np.asarray(states)
+    wanted = np.asarray(final, np.float64)
     if len(given) < folds or not 1 <= k < given.shape[2]:
         raise ValueError(f"Probes for K = {k} need {folds} pools of more candidates, not {len(given)}.")
     nearness = _nearness(wanted, k)
     centred = wanted - wanted.mean(1, keepdims=True)
     parts = np.array_split(np.random.default_rng(seed).permutation(len(given)), folds)
-    weights, intercepts = [], []
+    weights = []
+    intercepts = []
     for layer in range(given.shape[1]):
         x = scaled(torch.from_numpy(given[:, layer].astype(np.float32))).double().numpy()
         row = (ridge or _ridge)(x - x.mean(1, keepdims=True), centred, nearness, parts)
@@ -112,7 +114,8 @@ def predicted(probes: Probes, states: ArrayLike) -> Floats:
 
 def cross_fitted(states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int = 1) -> Floats:
     """[pools, L - 1, N] scores of each pool by probes that were fitted on others; arguments as of `fit`."""
-    given, wanted = np.asarray(states), np.asarray(final, np.float64)
+    given = np.asarray(states)
+    wanted = np.asarray(final, np.float64)
     found = np.full(given.shape[:3], np.nan)
     for part in np.array_split(np.random.default_rng(seed).permutation(len(given)), folds):
         rest = np.setdiff1d(np.arange(len(given)), part)
@@ -128,12 +131,15 @@ def _nearness(final: Floats, k: int) -> Floats:
 
 def _ridge(x: Floats, y: Floats, weights: Floats, parts: Sequence[NDArray[np.int64]]) -> Floats:
     """[d] coefficients of y [pools, N] on x [pools, N, d], weighted; the penalty with the least held-out error."""
-    squares, products = [], []
+    squares = []
+    products = []
     for part in parts:
-        rows, weighted = x[part].reshape(-1, x.shape[2]), (weights[part, :, None] * x[part]).reshape(-1, x.shape[2])
+        rows = x[part].reshape(-1, x.shape[2])
+        weighted = (weights[part, :, None] * x[part]).reshape(-1, x.shape[2])
         squares.append(weighted.T @ rows)
         products.append(weighted.T @ y[part].ravel())
-    square, product = np.sum(squares, 0), np.sum(products, 0)
+    square = np.sum(squares, 0)
+    product = np.sum(products, 0)
 
     def error(penalty: float) -> float:  # on held-out parts, up to a constant
         total = 0.0

@@ -42,10 +42,11 @@ def around_boundary(labels: NDArray[np.int64], scores: Floats, slots: int) -> Ve
 
 
 def cluster_rule(
-    threshold: float, dispersion: Callable[[Floats], float] = dispersion,
+    threshold: float,
+    dispersion: Callable[[Floats], float] = dispersion,
     kmeans: Callable[[Floats, int], NDArray[np.int64]] = kmeans,
     around_boundary: Callable[[NDArray[np.int64], Floats, int], Verdicts] = around_boundary,
-) -> Rule:  # fmt: skip
+) -> Rule:
     """The paper's rule: cluster as soon as the dispersion exceeds the threshold, and decide around the K-th place."""
 
     def verdicts(history: Floats, slots: int) -> Verdicts:
@@ -105,8 +106,10 @@ def select(
     anybody pruned where K >= N. exact_order: candidates are dropped, never accepted early, so that the chosen are
     ranked by final scores. Else the set is all that is asked for, and as many left as there are places end it.
     """
-    history, active = np.full((layers, candidates), np.nan), np.arange(candidates)
-    kept, decided = np.zeros(candidates, bool), np.zeros(candidates, np.int64)
+    history = np.full((layers, candidates), np.nan)
+    active = np.arange(candidates)
+    kept = np.zeros(candidates, bool)
+    decided = np.zeros(candidates, np.int64)
     for layer in range(1, layers + 1):
         history[layer - 1, active] = scores_of(layer, active)
         slots = min(k, candidates) - int(kept.sum())

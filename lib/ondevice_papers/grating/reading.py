@@ -26,7 +26,8 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _LONGEST_PROMPT = 8192  # tokens; published with the prompt
 _BLOCK = 32_000  # characters that are made into tokens together
-_USUAL, _MOST = 8, 64  # characters of a token that has room: that are read at first, and at most
+_USUAL = 8
+_MOST = 64  # characters of a token that has room: that are read at first, and at most
 _BEYOND = 16  # tokens after the room: where a text is cut, the last ones can differ from the whole text's
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -70,7 +71,8 @@ def encode(
     limit = _LONGEST_PROMPT if prompted else int(tokenizer.model_max_length)
     most = min(limit, architecture.longest) if longest is None else longest
     form = _Prompt(tokenizer, most, instruction) if prompted else _PairOfTexts(tokenizer, most)
-    rows, truncated = [], 0
+    rows = []
+    truncated = 0
     for block in _blocks(_pairs(form, queries, documents)):
         for row, cut in form.read(block):
             rows.append(row)
@@ -94,7 +96,8 @@ class _Prompt:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most: int, instruction: str) -> None:
         self.tokenizer, self.most, self.instruction = tokenizer, most, instruction
-        self.start, self.end = _tokens(tokenizer, PREFIX), _tokens(tokenizer, SUFFIX)
+        self.start = _tokens(tokenizer, PREFIX)
+        self.end = _tokens(tokenizer, SUFFIX)
         self.room = most - len(self.start) - len(self.end)
 
     def asked(self, query: str) -> str:
@@ -115,7 +118,8 @@ class _PairOfTexts:
     """The tokenizer's own pair; as `_Prompt`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most: int) -> None:
-        self.tokenizer, self.most = tokenizer, most
+        self.tokenizer = tokenizer
+        self.most = most
 
     def taken(self, query: str) -> int:
         return len(_tokens(self.tokenizer, query)) + self.tokenizer.num_special_tokens_to_add(pair=True)
@@ -130,7 +134,8 @@ class _PairOfTexts:
         return zip(rows, over, strict=True)
 
     def _rows(self, pairs: Sequence[_Pair], **options: object) -> list[Row]:
-        queries, documents = [pair.query for pair in pairs], [pair.document for pair in pairs]
+        queries = [pair.query for pair in pairs]
+        documents = [pair.document for pair in pairs]
         found = self.tokenizer(queries, documents, verbose=False, **options)
         segments = found.get("token_type_ids") or [[]] * len(pairs)
         return [
@@ -155,7 +160,8 @@ def _pairs(form: _Prompt | _PairOfTexts, queries: Sequence[str], documents: Sequ
 
 def _start(tokenizer: PreTrainedTokenizerBase, text: str, room: int) -> tuple[str, bool]:
     """As much of a text as fills a room of tokens, and whether text is left."""
-    size, most = _USUAL * (room + _BEYOND), _MOST * room
+    size = _USUAL * (room + _BEYOND)
+    most = _MOST * room
     while size < min(len(text), most) and len(_tokens(tokenizer, text[:size])) < room + _BEYOND:
         size *= 2
     size = min(size, most)
@@ -170,7 +176,8 @@ def _blocks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         length = len(pair.query) + len(pair.document)
         if block and size + length > _BLOCK:
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
         block.append(pair)
         size += length
     if block:

@@ -68,7 +68,8 @@ class Streamed:
         cache: Callable[..., EmbeddingCache] = EmbeddingCache,
     ) -> None:  # fmt: skip
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
-        groups, self._cut = self.checkpoint.groups, units
+        groups = self.checkpoint.groups
+        self._cut = units
         self.sums = Checksums.of(self.checkpoint)
         kept = max(1, int(SHARE * groups.table.shape[0])) if embedding_rows is None else embedding_rows
         cut = units_of(self.checkpoint, part_of, units)
@@ -86,8 +87,7 @@ class Streamed:
         self.window.ahead(0)
 
     def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
-        """A layer's units, each once it is read; the next one is read meanwhile. Views, valid until the next ones are.
-        """
+        """A layer's units, each once it is read, while the next one is read. Views, valid until the next ones are."""
         for place, parts in enumerate(self._cut):
             yield parts, self.window.unit(index * len(self._cut) + place)
 

@@ -28,12 +28,14 @@ class Window:
     """
 
     def __init__(self, units: Sequence[Unit], read: Read, slots: int = 2) -> None:
-        self.units, self.read = units, read
+        self.units = units
+        self.read = read
         self.memory = [pages(max(map(span, units[slot::slots]))) for slot in range(slots)]
         self.holds: list[int] = [-1] * slots  # which unit a slot has, or will have when its read is done
         self.jobs: list[Future[None] | None] = [None] * slots
         self.thread = ThreadPoolExecutor(1, "weights")
-        self.stalled, self.read_bytes = 0.0, 0
+        self.stalled = 0.0
+        self.read_bytes = 0
 
     def ahead(self, index: int) -> None:
         """Have a unit read, unless it is there. Reads are done in their order: an older one into its slot has ended."""
@@ -63,7 +65,8 @@ class Window:
     def close(self) -> None:
         """Wait for the thread and let go of the memory."""
         self.thread.shutdown(wait=True, cancel_futures=True)
-        self.memory, self.jobs = [], []
+        self.memory = []
+        self.jobs = []
 
 
 def span(unit: Unit) -> int:
@@ -73,7 +76,8 @@ def span(unit: Unit) -> int:
 
 def places(unit: Unit) -> dict[str, int]:
     """Where in its memory each of a unit's tensors begins, extent after extent."""
-    found, start = dict[str, int](), 0
+    found = dict[str, int]()
+    start = 0
     for extent in extents(unit.values()):
         for name, tensor in unit.items():
             inside = extent.offset <= tensor.offset and tensor.offset + tensor.length <= extent.offset + extent.length
@@ -88,7 +92,8 @@ def views(unit: Unit, memory: mmap.mmap) -> dict[str, Tensor]:
 
     One whose place is no multiple of its element's size, which only odd files have, is a copy.
     """
-    whole, found = torch.frombuffer(memory, dtype=torch.uint8), dict[str, Tensor]()
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    found = dict[str, Tensor]()
     for name, begin in places(unit).items():
         tensor = unit[name]
         raw = whole[begin : begin + tensor.length]

@@ -78,7 +78,8 @@ class Calibration:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A request comes."""
-        self._prompt, self._before = list(prompt), int(prompt[-1])
+        self._prompt = list(prompt)
+        self._before = int(prompt[-1])
         if len(self.table) > self.capacity:
             self.table = dict(list(self.table.items())[len(self.table) // 2 :])
 
@@ -112,9 +113,11 @@ class Trie(NamedTuple):
 
     def branches(self) -> list[list[int]]:
         """Tokens of the paths from the key to each leaf."""
-        inner, found = set(self.parents), []
+        inner = set(self.parents)
+        found = []
         for leaf in (node for node in range(len(self.tokens)) if node not in inner):
-            path, node = [], leaf
+            path = []
+            node = leaf
             while node >= 0:
                 path.append(self.tokens[node])
                 node = self.parents[node]
@@ -132,7 +135,8 @@ def searched(
     nearest place after, else the last one before. The paper states none of the bounds. depth: tokens of a path.
     floor: least product of probabilities.
     """
-    found, known = Trie([], [], []), dict[tuple[int, int], int]()
+    found = Trie([], [], [])
+    known = dict[tuple[int, int], int]()
 
     def visit(place: int, parent: int, reach: float, level: int) -> None:
         for candidate, p in zip(*samples[place], strict=True):
@@ -146,7 +150,8 @@ def searched(
                 found.chances.append(0.0)
             found.chances[node] = max(found.chances[node], reach * p)
             if level < depth and (where := places.get(candidate)):
-                after, before = bisect_right(where, place), bisect_left(where, place) - 1
+                after = bisect_right(where, place)
+                before = bisect_left(where, place) - 1
                 if after < len(where) or before >= 0:
                     visit(where[after if after < len(where) else before], node, reach * p, level + 1)
 
@@ -163,7 +168,8 @@ class Printed:
     """
 
     def __init__(self, vocabulary: int, *, searched: Callable[..., Trie] = searched) -> None:
-        self.vocabulary, self._searched = vocabulary, searched
+        self.vocabulary = vocabulary
+        self._searched = searched
         self._likeliest = Likeliest(PRINTED_K)
 
     def begin(self, prompt: Sequence[int]) -> None:

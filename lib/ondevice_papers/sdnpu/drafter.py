@@ -58,7 +58,8 @@ class Rates:
 
 
 # How the first guess of a retrieved token changes by its standing, below; a token that is sure there is nearly sure.
-STANDINGS, SURE_TOKEN = (1.0, 0.5, 0.7, 1.0, 1.2), 0.97
+STANDINGS = (1.0, 0.5, 0.7, 1.0, 1.2)
+SURE_TOKEN = 0.97
 
 
 def first_guess(kind: str, number: int, standing: int) -> float:
@@ -125,8 +126,10 @@ def grow(
         if not queue:
             break
         negative, _, parent, child, on = heappop(queue)
-        before, token = pool.tokens[parent] if parent >= 0 else tail[1], child
-        node, reach = len(pool.tokens), -negative
+        before = pool.tokens[parent] if parent >= 0 else tail[1]
+        token = child
+        node = len(pool.tokens)
+        reach = -negative
         pool.tokens.append(child)
         pool.parents.append(parent)
     return pool
@@ -259,10 +262,12 @@ def sdnpu(
     if printed:
         own = given("searched"), given("agreed_run")
     return SdNpu(
-        base(on, vocabulary, history), parts[0](vocabulary, **own[0]) if part != "reuse" else None,
-        parts[1](**own[1]) if part != "calibration" else None, name=f"{on}+{part}{', printed' if printed else ''}",
+        base(on, vocabulary, history),
+        parts[0](vocabulary, **own[0]) if part != "reuse" else None,
+        parts[1](**own[1]) if part != "calibration" else None,
+        name=f"{on}+{part}{', printed' if printed else ''}",
         **given("grow", "observe", "merged"),
-    )  # fmt: skip
+    )
 
 
 def methods(vocabulary: int, **functions: Any) -> dict[str, tuple[Callable[[], Drafter], int]]:

@@ -133,7 +133,8 @@ def _size(response: Sequence[int]) -> int:
 
 def _record(response: Sequence[int]) -> bytes:
     """The count is checksummed, too, so that a damaged one is not taken for the length of what follows."""
-    count, tokens = _integers([len(response)]), _integers(response)
+    count = _integers([len(response)])
+    tokens = _integers(response)
     return count + _integers([crc32(count + tokens)]) + tokens
 
 

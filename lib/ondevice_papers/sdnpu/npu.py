@@ -21,8 +21,10 @@ DECODE_SHAPE = 32  # rows of G2, section 3.2
 DRAFT_MS = 3.0  # a step, section 4.4: "less than"
 CALIBRATE_MS = 2.0  # a prompt token, section 4.4
 PREFILL_ROWS, PREFILL_MS = 256, 256.0  # G1: 1 ms a token, the paper's 1,000 tokens/s; not on the decode graph's line
-OURS, BETTER = "sd.npu", "sd.npu (ours)"
-PRINTED_METHOD, METHOD = "SAM+both, printed", "SAM+both"  # whose recorded passes they take
+OURS = "sd.npu"
+BETTER = "sd.npu (ours)"
+PRINTED_METHOD = "SAM+both, printed"
+METHOD = "SAM+both"  # whose recorded passes they take
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def fit(rows: ArrayLike, forward_ms: ArrayLike) -> Curve:
 
     rows, forward_ms: [m] sizes of a forward and its time. Raises ValueError under two sizes, or on a time of 0 or less.
     """
-    sizes, times = np.asarray(rows, float), np.asarray(forward_ms, float)
+    sizes = np.asarray(rows, float)
+    times = np.asarray(forward_ms, float)
     if sizes.shape != times.shape or len(np.unique(sizes)) < 2 or not (times > 0).all():
         raise ValueError(f"A line is fitted to positive times of two sizes or more, not {times} at {sizes}.")
     slope, intercept = np.polyfit(sizes, times, 1, w=1 / times)
@@ -119,7 +122,8 @@ def draft_parameters(model: str) -> tuple[int, int]:
 
     model: a name of `shapes`.
     """
-    values, total = shapes.shape(model).values, shapes.shape(model).parameters
+    values = shapes.shape(model).values
+    total = shapes.shape(model).parameters
     head = values["vocab_size"] * values["hidden_size"]
     layers = total - head * (1 if values["tie_word_embeddings"] else 2)
     return layers // values["num_hidden_layers"] + head, layers + head
@@ -152,14 +156,16 @@ def simulate(answers: pd.DataFrame, passes: pd.DataFrame, arms: Sequence[Arm]) -
     """What each recorded request would take: model, task, request, arm, tokens, and in ms prefill, calibrate, switch,
     draft, forward, decode (the last two together) and total.
     """
-    keys, tables = ["model", "task", "request"], []
+    keys = ["model", "task", "request"]
+    tables = []
     for arm in arms:
         table = answers[answers["method"] == arm.method].set_index(keys)[["prompt_tokens", "tokens"]]
         mine = passes[passes["method"] == arm.method]
         if arm.eagle is None:
             spent = mine[keys].assign(ms=arm.engine.forward_ms(1 + mine["drafted"]), draft=arm.draft_ms)
             sums = spent.groupby(keys)[["draft", "ms"]].sum().reindex(table.index, fill_value=0.0)
-            draft, forward = sums["draft"], sums["ms"]
+            draft = sums["draft"]
+            forward = sums["ms"]
         else:
             draft, forward = ((table["tokens"] - 1) / arm.eagle.accepted * ms for ms in arm.eagle.step_ms(arm.engine))
         tables.append(table.assign(
@@ -178,22 +184,26 @@ def figure_10(npu: Npu, cpu: Cpu, eagle: Eagle, switch_ms: float, greedy_ms: flo
     switch_ms, greedy_ms, ours_ms: what loading that graph adds to a request at once, by the paper's schedule, by ours.
     """
     return [
-        Arm("NPU vanilla", "vanilla", npu, switch_ms=switch_ms), Arm("CPU vanilla", "vanilla", cpu),
-        Arm("NPU-SAM", "SAM", npu, DRAFT_MS, switch_ms=switch_ms), Arm("CPU-SAM", "SAM", cpu, DRAFT_MS),
+        Arm("NPU vanilla", "vanilla", npu, switch_ms=switch_ms),
+        Arm("CPU vanilla", "vanilla", cpu),
+        Arm("NPU-SAM", "SAM", npu, DRAFT_MS, switch_ms=switch_ms),
+        Arm("CPU-SAM", "SAM", cpu, DRAFT_MS),
         Arm("NPU-EAGLE", "vanilla", npu, switch_ms=switch_ms, eagle=eagle),
         Arm("CPU-EAGLE", "vanilla", cpu, eagle=eagle),
         Arm(OURS, PRINTED_METHOD, npu, DRAFT_MS, CALIBRATE_MS, greedy_ms),
         Arm(BETTER, METHOD, npu, DRAFT_MS, CALIBRATE_MS, ours_ms),
-    ]  # fmt: skip
+    ]
 
 
 def table_3(npu: Npu, switch_ms: float, greedy_ms: float) -> list[Arm]:
     """Table 3's columns, under its names."""
     return [
-        Arm("NPU", "vanilla", npu, switch_ms=switch_ms), Arm("+G", "vanilla", npu, switch_ms=greedy_ms),
-        Arm("+SD", "SAM", npu, DRAFT_MS, switch_ms=switch_ms), Arm("+G+SD", "SAM", npu, DRAFT_MS, switch_ms=greedy_ms),
+        Arm("NPU", "vanilla", npu, switch_ms=switch_ms),
+        Arm("+G", "vanilla", npu, switch_ms=greedy_ms),
+        Arm("+SD", "SAM", npu, DRAFT_MS, switch_ms=switch_ms),
+        Arm("+G+SD", "SAM", npu, DRAFT_MS, switch_ms=greedy_ms),
         Arm("Ours", PRINTED_METHOD, npu, DRAFT_MS, CALIBRATE_MS, greedy_ms),
-    ]  # fmt: skip
+    ]
 
 
 def energies(simulated: pd.DataFrame, watts: Mapping[str, Mapping[str, float]], ours: str = OURS) -> pd.DataFrame:
@@ -203,6 +213,8 @@ def energies(simulated: pd.DataFrame, watts: Mapping[str, Mapping[str, float]], 
     """
     means = simulated.groupby(["model", "task", "arm"], sort=False)["total"].mean()
     over = (means / means.xs(ours, level="arm")).rename("time").reset_index()
-    tables = [over.assign(assumption=name, joules_over_ours=over["time"] * over["arm"].map(power))
-              for name, power in watts.items()]  # fmt: skip
+    tables = [
+        over.assign(assumption=name, joules_over_ours=over["time"] * over["arm"].map(power))
+        for name, power in watts.items()
+    ]
     return born(pd.concat(tables, ignore_index=True).drop(columns="time").dropna(), "simulated")

@@ -56,7 +56,8 @@ def _order(prefill: Prefill, chunk: Ints, known: float) -> list[int]:
     due = chunk * prefill.blocks + np.arange(prefill.blocks)
     costs = np.where(np.arange(prefill.chunks)[:, None] >= chunk, prefill.d, prefill.p)
     done = np.r_[0.0, costs.ravel().cumsum()]  # computing time of the first k computes
-    by, best = done[np.minimum(due, prefill.p.size)], list[int]()
+    by = done[np.minimum(due, prefill.p.size)]
+    best = list[int]()
 
     def extend(order: list[int], left: list[int], free: float, late: dict[int, float]) -> None:
         nonlocal known, best  # late: by how much each load so far ends after `by`
@@ -64,7 +65,8 @@ def _order(prefill: Prefill, chunk: Ints, known: float) -> list[int]:
         if total >= known:
             return
         if not left:
-            known, best = total, order
+            known = total
+            best = order
         for block in left:
             rest = [other for other in left if other != block]
             after = _fits(prefill, [Load(other, 0, 0) for other in (*order, block, *rest)], due.tolist())[len(order)]
@@ -90,12 +92,14 @@ class _Program:
     """
 
     def __init__(self, prefill: Prefill, known: float) -> None:
-        self.n, self.blocks = prefill.p.size, prefill.blocks
+        self.n = prefill.p.size
+        self.blocks = prefill.blocks
         self.costs = prefill.p.ravel().tolist(), prefill.d.ravel().tolist()
         self.s = prefill.s.tolist()
         in_set = (np.arange(1 << self.blocks)[:, None] >> np.arange(self.blocks)) & 1
         self.unloaded = ((1 - in_set) @ prefill.s).tolist()
-        switched, least = _remaining(prefill.d), _remaining(np.minimum(prefill.p, prefill.d))
+        switched = _remaining(prefill.d)
+        least = _remaining(np.minimum(prefill.p, prefill.d))
         self.rest = (in_set @ switched.T + (1 - in_set) @ least.T).T.tolist()  # [n + 1][sets] computing still to do
         self.states: list[dict[int, list[_Label]]] = [{} for _ in range(self.n + 1)]
         self.best = known
@@ -159,7 +163,8 @@ class _Program:
 
 def _remaining(times: Floats) -> Floats:
     """[C N + 1, N] of times [C, N]: what each block still computes from each compute on."""
-    n, blocks = times.size, times.shape[1]
+    n = times.size
+    blocks = times.shape[1]
     alone = np.zeros((n + 1, blocks))
     alone[np.arange(n), np.arange(n) % blocks] = times.ravel()
     return alone[::-1].cumsum(0)[::-1]

@@ -34,7 +34,8 @@ def scheduling_instance(integers: Sequence[int]) -> tuple[Prefill, float]:
     """
     if not integers or min(integers) < 1 or any(a != int(a) for a in integers):
         raise ValueError(f"Partition is about positive integers, not {list(integers)}.")
-    m, scale = len(integers), 4 * len(integers) + 2
+    m = len(integers)
+    scale = 4 * len(integers) + 2
     half = scale * sum(integers) // 2
     prefill = Prefill(
         p=[0.0] * m + [half],

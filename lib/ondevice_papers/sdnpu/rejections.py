@@ -58,7 +58,8 @@ class Watched(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
-        self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
+        self.wants_prefill = drafter.wants_prefill
+        self.drafts_trees = drafter.drafts_trees
         self.rejections: list[Rejection] = []
 
     def begin(self, prompt: Sequence[int]) -> None:

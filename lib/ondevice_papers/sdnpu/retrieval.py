@@ -77,9 +77,11 @@ class Sam(Drafter):
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """At most `budget` tokens after the longest match."""
         self._read(tokens)
-        match, where = self._text.match, self._text
+        match = self._text.match
+        where = self._text
         if self._match.length >= match.length:
-            match, where = self._match, self._stored
+            match = self._match
+            where = self._stored
         if not match.length:
             return [], 0
         length = min(LONGEST, max(SHORTEST, 1 + GROWTH * match.length))
@@ -110,7 +112,8 @@ class Suffixes(SuffixDecoding):
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """The paths to the leaves of what `propose` drafts."""
         draft = self.propose(tokens, budget)
-        said, parents = draft.tokens.tolist(), draft.parents.tolist()
+        said = draft.tokens.tolist()
+        parents = draft.parents.tolist()
         paths: list[list[int]] = []
         for token, parent in zip(said, parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else []), token])

@@ -70,21 +70,25 @@ def resumed(tail: Sequence[int], said: Sequence[int]) -> list[Segment]:
     longer synonym: one more. missing: from x_e on, as z was only put in between.
     """
     segments = [
-        Segment("redundant", tail[_behind(tail, said) :]), Segment("synonym", tail[len(said) :]),
-        Segment("longer synonym", tail[len(said) + 1 :]), Segment("missing", tail),
-    ]  # fmt: skip
+        Segment("redundant", tail[_behind(tail, said) :]),
+        Segment("synonym", tail[len(said) :]),
+        Segment("longer synonym", tail[len(said) + 1 :]),
+        Segment("missing", tail),
+    ]
     return [segment for segment in segments if segment.tokens]
 
 
 def _behind(tail: Sequence[int], said: Sequence[int]) -> int:
     """Where the tail goes on after its longest part that ends `said`; its end where it has not even the last token."""
-    best, length = len(tail), 0
+    best = len(tail)
+    length = 0
     for place in range(1, len(tail) + 1):
         same = 0
         while same < min(place, len(said)) and tail[place - 1 - same] == said[-1 - same]:
             same += 1
         if same > length:
-            best, length = place, same
+            best = place
+            length = same
     return best
 
 
@@ -104,7 +108,8 @@ class Printed:
 
     def observe(self, step: Verified) -> None:
         """A step was verified."""
-        said, kept = list(step.emitted), []
+        said = list(step.emitted)
+        kept = []
         for age, run in self._runs:
             if run[: len(said)] == said:
                 kept.append((age, run[len(said) :]))
@@ -125,7 +130,8 @@ class Reuse:
     def __init__(
         self, *, rejected: Callable[..., Rejected | None] = rejected, resumed: Callable[..., list[Segment]] = resumed
     ) -> None:
-        self._rejected, self._resumed = rejected, resumed
+        self._rejected = rejected
+        self._resumed = resumed
 
     def begin(self) -> None:
         """A request comes."""

@@ -62,7 +62,8 @@ class Prefill:
         if len(set(counts)) != 1 or not 1 <= counts[0] < np.inf or counts[0] != int(counts[0]):
             raise ValueError(f"A prefill has one whole number of chunks from 1, not {counts or 'none'}.")
         shapes = {name: array.shape for name, array in arrays.items()}
-        count, one = int(counts[0]), shapes["s"]
+        count = int(counts[0])
+        one = shapes["s"]
         if len(one) != 1 or one[0] < 1 or any(shapes[x] not in (one, (count, *one))[: 1 + (x in "pd")] for x in shapes):
             raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not shapes {shapes}.")
         for name, array in arrays.items():
@@ -152,7 +153,8 @@ def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
     A block without a load stays on G1. Raises ValueError on a plan that loads a block twice, or that never ends because
     a compute waits for a load that comes after it, or a load for memory that is not given back.
     """
-    n, blocks = prefill.p.size, prefill.blocks
+    n = prefill.p.size
+    blocks = prefill.blocks
     due = _due_computes(prefill, loads)
     times = prefill.p.ravel().tolist(), prefill.d.ravel().tolist(), prefill.s.tolist()
     begins: list[float] = []
@@ -186,7 +188,8 @@ def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
 
 def _due_computes(prefill: Prefill, loads: Sequence[Load]) -> list[int]:
     """[N] each block's first compute on G2; beyond the last one for none."""
-    n, blocks = prefill.p.size, prefill.blocks
+    n = prefill.p.size
+    blocks = prefill.blocks
     due = [n + blocks] * blocks
     for load in loads:
         if not (0 <= load.block < blocks and 0 <= load.chunk <= prefill.chunks and 0 <= load.after <= n):
@@ -205,7 +208,8 @@ def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[i
     """
     n, blocks, needed, counts = prefill.p.size, prefill.blocks, -prefill.spare, list[int]()
     gone = {load.block: max(0, due[load.block] - blocks + 1) for load in loads}  # computes until its G1 is let go
-    freed, left = np.zeros(n + 1), np.zeros(n + 1)  # bytes, once k computes are over: by all blocks, by those loaded
+    freed = np.zeros(n + 1)
+    left = np.zeros(n + 1)  # bytes, once k computes are over: by all blocks, by those loaded
     for block, over in gone.items():
         freed[over:] += prefill.g1[block]
     for block, over in gone.items():
@@ -225,20 +229,25 @@ def earliest(prefill: Prefill, chunk: Sequence[int] | Ints) -> list[Load]:
 
 def latencies(prefill: Prefill, chunk: Ints) -> Floats:
     """[B] T of `earliest` for each of B choices of chunks [B, N]; infinite where a load can never start."""
-    (many, blocks), n = chunk.shape, prefill.p.size
+    (many, blocks) = chunk.shape
+    n = prefill.p.size
     row = np.arange(many)[:, None]
     switched = np.arange(prefill.chunks)[:, None] >= chunk[:, None]
     done = np.zeros((many, n + 1))  # computing time of the first k computes
     np.cumsum(np.where(switched, prefill.d, prefill.p).reshape(many, n), 1, out=done[:, 1:])
     due = chunk * blocks + np.arange(blocks)
     order = due.argsort(1)
-    due, s = due[row, order], prefill.s[order]
-    needed, freed = prefill.g2[order].cumsum(1) - prefill.spare, prefill.g1[order].cumsum(1)
+    due = due[row, order]
+    s = prefill.s[order]
+    needed = prefill.g2[order].cumsum(1) - prefill.spare
+    freed = prefill.g1[order].cumsum(1)
     gone = (needed > 0) + (freed[:, None] < needed[:, :, None]).sum(2)  # how many G1 are let go before the k-th load
     after = np.where(gone > 0, np.maximum(0, due[row, gone - 1] - blocks + 1), 0)
     earlier = (due[:, None] < after[:, :, None]).sum(2)  # loads that the computes before it have waited for
-    begin, by = done[row, after], done[row, np.minimum(due, n)]
-    free, waited = np.zeros(many), np.zeros((blocks + 1, many))  # waited[k]: by computes for the first k loads
+    begin = done[row, after]
+    by = done[row, np.minimum(due, n)]
+    free = np.zeros(many)
+    waited = np.zeros((blocks + 1, many))  # waited[k]: by computes for the first k loads
     for k in range(blocks):
         free = np.maximum(free, begin[:, k] + waited[earlier[:, k], row[:, 0]]) + s[:, k]
         waited[k + 1] = np.maximum(waited[k], free - by[:, k])
@@ -276,8 +285,9 @@ def greedy(prefill: Prefill) -> list[Load]:
     while left and position < n:
         covered = [0.0, *accumulate(costs[position : position + blocks])]  # by the next 0, 1 .. computes
         room = {block: min((block - position) % blocks, n - position) for block in left}
-        fitting = [block for block in left if room[block] and prefill.s[block] <= covered[room[block]]
-                   and grows[block] <= free]  # fmt: skip
+        fitting = [
+            block for block in left if room[block] and prefill.s[block] <= covered[room[block]] and grows[block] <= free
+        ]
         if not fitting:
             position += 1
             continue
@@ -312,7 +322,8 @@ def ours(prefill: Prefill) -> list[Load]:
     The changes begin at the best of: the two plans of the search, naive's, naive's with every other block a chunk
     earlier, greedy's.
     """
-    late, each = np.full(prefill.blocks, prefill.chunks), np.arange(prefill.blocks)
+    late = np.full(prefill.blocks, prefill.chunks)
+    each = np.arange(prefill.blocks)
     seeds = np.array([*_search(prefill), late, late - each % 2, _chunks(prefill, greedy(prefill))])
     plan = earliest(prefill, improved(prefill, seeds[latencies(prefill, seeds).argmin()]))
     return min(plan, greedy(prefill), key=lambda loads: execute(prefill, loads).latency)
@@ -327,7 +338,8 @@ def improved(prefill: Prefill, chunk: Ints) -> Ints:
         found = latencies(prefill, others)
         if found.min() >= best * (1 - 1e-9):
             return chunk
-        chunk, best = others[found.argmin()], found.min()
+        chunk = others[found.argmin()]
+        best = found.min()
 
 
 def _chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
@@ -350,7 +362,8 @@ def _search(prefill: Prefill) -> list[Ints]:
 
 def _backwards(prefill: Prefill) -> Ints:
     turned = _turned(prefill)
-    none, nothing = np.zeros(1), np.zeros((1, prefill.blocks), int)
+    none = np.zeros(1)
+    nothing = np.zeros((1, prefill.blocks), int)
     beam = _Beam(none.astype(int), none, none, nothing > 0, nothing, turned.each.sum(1, keepdims=True))
     for _ in range(prefill.blocks):
         beam = _extend(beam, turned, max(8, 24_000 // prefill.blocks**2))
@@ -373,7 +386,8 @@ class _Turned(NamedTuple):
 def _turned(prefill: Prefill) -> _Turned:
     ahead = prefill.blocks + min(prefill.blocks, max(4, prefill.blocks // 4))
     p, d = (np.r_[times.ravel()[::-1], np.zeros(ahead)] for times in (prefill.p, prefill.d))
-    mean, s = prefill.p.mean(0)[::-1], prefill.s[::-1]
+    mean = prefill.p.mean(0)[::-1]
+    s = prefill.s[::-1]
     covered = np.minimum(s, mean.sum() - mean)
     each = np.array([s, covered, s - covered, (prefill.d - prefill.p).mean(0)[::-1]])
     return _Turned(p, d, s, np.cumsum(p[::-1])[::-1], each, float(mean.sum()) or 1.0, ahead)
@@ -381,7 +395,8 @@ def _turned(prefill: Prefill) -> _Turned:
 
 def _extend(beam: _Beam, turned: _Turned, width: int) -> _Beam:
     """The best `width` plans with one more load. Candidate r of a plan: the load due at the r-th next compute."""
-    (p, d, s, rest, each, round_time, ahead), blocks = turned, len(turned.s)
+    (p, d, s, rest, each, round_time, ahead) = turned
+    blocks = len(turned.s)
     n, reach, row = len(p) - ahead, np.arange(ahead), np.arange(len(beam.next))[:, None]
     position = beam.next[:, None] + reach
     block = position % blocks

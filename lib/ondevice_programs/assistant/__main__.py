@@ -89,7 +89,8 @@ def _ask(options: argparse.Namespace) -> None:
             port = stack.enter_context(cloud(options.public, "--memory", str(options.memory), *words))
         tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
         device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
-        asked, budget = Asked(temperature=0.0, lookahead=32, limit=options.limit), options.budget
+        asked = Asked(temperature=0.0, lookahead=32, limit=options.limit)
+        budget = options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)
         for question in options.question or map(str.strip, sys.stdin):
             if question:

@@ -23,7 +23,8 @@ BUDGET, NODES = 8, 32  # tokens of a chain that are verified; nodes of the tree 
 
 def likeliest_chain(draft: Draft, most: int) -> list[int]:
     """The path of first children: drafters put the likeliest node first. Documents share columns, so no tree fits."""
-    tokens, node = list[int](), -1
+    tokens = list[int]()
+    node = -1
     while len(tokens) < most and len(below := np.flatnonzero(draft.parents == node)):
         node = int(below[0])
         tokens.append(int(draft.tokens[node]))
@@ -38,7 +39,8 @@ def verify(side: Ahead) -> Tensor:
     side._batch.rollback(seen)
     most = min(BUDGET, side.room - 1) if side.tokens else 0
     draft = side.drafter.propose(side.read + side.tokens, NODES) if most > 0 else Draft((), ())
-    side.drafts, side.taken = likeliest_chain(draft, most), 0
+    side.drafts = likeliest_chain(draft, most)
+    side.taken = 0
     given = common[seen:] + side.drafts
     side.width = len(given)
     return side._batch.extend(given)[:, -1 - len(side.drafts) :] if side.drafts else side._batch.prefill(given)[:, None]
@@ -68,7 +70,8 @@ class Ahead(Decoder):
         self.drafter, self.verify, self.learn, self.width = drafter(), verify, learn, 0
         self.read = [*chain.from_iterable(self._prefixes), *self._suffix]
         self.drafter.begin(self.read)
-        self.drafts, self.taken = list[int](), 0
+        self.drafts = list[int]()
+        self.taken = 0
         self._verified: Tensor | None = None  # the last pass's logits, while they are of use
 
     def pieces(self) -> Iterator[int]:

@@ -11,7 +11,8 @@ from ondevice.retrieval import DenseIndex, Hybrid, embedder
 from ondevice_programs.pair.node import Documents
 from ondevice_programs.reranker import Reranker
 
-CANDIDATES, K = 10, 2  # passages that hybrid search hands to the reranker, and those that are read
+CANDIDATES = 10
+K = 2  # passages that hybrid search hands to the reranker, and those that are read
 RERANKER = "pydocs-reranker-deep"
 
 

@@ -19,7 +19,8 @@ from ondevice_programs.assistant.systems import drafter_of, temperature
 from ondevice_programs.pair.node import Documents, Node
 from ondevice_programs.reranker import Reranker
 
-MODEL, BUDGET_MB = "pydocs-lm-base", 150
+MODEL = "pydocs-lm-base"
+BUDGET_MB = 150
 
 
 def calibration() -> Path:

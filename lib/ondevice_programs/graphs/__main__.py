@@ -76,7 +76,8 @@ def said(options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     built = graphs.compiled(options.folder)
     tokenizer = _tokenizer(options.folder, built.facts["tokenizer"])
-    digest, vocabulary = built.facts["tokenizer"], int(built.facts["vocabulary"])
+    digest = built.facts["tokenizer"]
+    vocabulary = int(built.facts["vocabulary"])
     history = History(vocabulary, digest, options.history) if options.history else None
     if not options.memory >= 1 or options.memory == float("inf"):
         raise ValueError(f"The graphs take 1.0 of the prefill graphs' bytes; a memory of {options.memory:g} cannot be.")
@@ -86,10 +87,11 @@ def said(options: argparse.Namespace) -> int:
         raise ValueError(f"The prompt has {len(ids)} tokens; these graphs hold 1 to {built.facts['context'] - 1}.")
     lm: Any = StaticLM(built, PLANS[options.plan], options.memory)
     made: dict[str, Callable[[], Drafter]] = {
-        "ours": lambda: drafter.sdnpu(vocabulary, history), "none": Drafter,
+        "ours": lambda: drafter.sdnpu(vocabulary, history),
+        "none": Drafter,
         "sam": lambda: drafter.base("SAM", vocabulary, history),
         "printed": lambda: drafter.sdnpu(vocabulary, history, printed=True),
-    }  # fmt: skip
+    }
     first: list[float] = []
 
     def choice(logits: torch.Tensor) -> int:
@@ -99,7 +101,8 @@ def said(options: argparse.Namespace) -> int:
     lm.start()
     began = perf_counter()
     ends = {tokenizer.eos_token_id} - {None}
-    hand, budget = made[options.drafter](), drafter.LMAX - 1
+    hand = made[options.drafter]()
+    budget = drafter.LMAX - 1
     found = generate(lm, hand, ids, options.tokens, budget=budget, ends=ends, choice=choice)
     spent = perf_counter() - began
     print(tokenizer.decode(list(found.tokens), skip_special_tokens=True))

@@ -32,7 +32,7 @@ from onnxruntime.quantization import (  # type: ignore[import-untyped]
     QuantFormat,
     QuantType,
     quantize_static,
-)  # fmt: skip
+)
 
 from ondevice import assets
 from ondevice.causal_lm import drawing
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 Rows = NDArray[np.float32]
 PRECISIONS = ("fp32", "fp16", "int8")
 OPSET = 17  # which QNN's and ExecuTorch's importers read
-LARGE, SMALL = 256, 32  # rows of G1 and of G2 (section 3.2)
-WEIGHTS, FACTS = "weights.bin", "graphs.json"
+LARGE = 256
+SMALL = 32  # rows of G1 and of G2 (section 3.2)
+WEIGHTS = "weights.bin"
+FACTS = "graphs.json"
 HIDDEN = np.float32(-1e4)  # added to the score of a row that may not be seen; fits 16 bits
 _PAGE = 4096
 _INLINE = 1024  # bytes of a constant that stays in the graph
@@ -101,7 +103,8 @@ class Graphs:
 
     def caches(self) -> list[Cache]:
         """Empty caches, one a block."""
-        groups, size = self.facts["groups"], self.facts["size"]
+        groups = self.facts["groups"]
+        size = self.facts["size"]
         shapes = [(layers, groups, self.capacity, size) for layers in self.facts["layers"]]
         # Not np.zeros, whose memory is only found by the first chunk that reads it.
         return [Cache(np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)) for shape in shapes]
@@ -132,10 +135,12 @@ def forward(
     sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are
     written to the cache from `start` on; the last run is padded with rows that none sees and that are not kept.
     """
-    out, capacity = np.empty_like(hidden), cache.keys.shape[2]
+    out = np.empty_like(hidden)
+    capacity = cache.keys.shape[2]
     for at in range(0, len(hidden), graph.rows):
         part = slice(at, min(at + graph.rows, len(hidden)))
-        count, before = part.stop - at, start + at
+        count = part.stop - at
+        before = start + at
         mask = np.full((graph.rows, capacity + graph.rows), HIDDEN, np.float32)
         mask[:, :start] = 0.0
         mask[:count, start:before][sees[part, :at]] = 0.0
@@ -187,8 +192,10 @@ def export(
         weights = _Weights(folder / WEIGHTS)
         for chunk in (large, small):
             drawn = {"embed": Drawing(model, chunk, capacity).embedding()}
-            drawn |= {f"block{number:02}": Drawing(model, chunk, capacity).block(part.tolist())
-                      for number, part in enumerate(parts)}  # fmt: skip
+            drawn |= {
+                f"block{number:02}": Drawing(model, chunk, capacity).block(part.tolist())
+                for number, part in enumerate(parts)
+            }
             drawn["head"] = Drawing(model, chunk, capacity).head()
             if precision == "int8":
                 drawn = quantized(drawn, chunk, facts, texts)
@@ -218,7 +225,8 @@ class _Weights:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file, self._known = path.open("wb"), dict[bytes, int]()
+        self._file = path.open("wb")
+        self._known = dict[bytes, int]()
 
     def outside(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """The graph with its large constants in the file."""
@@ -295,7 +303,8 @@ def _inputs(
     ends = {f"{end}-{facts[size]}": noted(end) for end in ("embed", "head") for size in ("large", "small")}
     known = Graphs(facts, (), (), ends)
     for text in texts:
-        caches, causal = known.caches(), np.tri(len(text), dtype=bool)
+        caches = known.caches()
+        causal = np.tri(len(text), dtype=bool)
         hidden = known.embed(text)
         for number, cache in enumerate(caches):
             hidden = forward(noted(f"block{number:02}"), hidden, cache, 0, causal, range(len(text)))
@@ -449,7 +458,8 @@ class Drawing(drawing.Drawing):
 
     def __init__(self, model: PreTrainedModel, chunk: int, capacity: int) -> None:
         super().__init__(model)
-        self._chunk, self._capacity = chunk, capacity
+        self._chunk = chunk
+        self._capacity = capacity
         self._rows: list[str] = []
 
     def block(self, layers: Sequence[int]) -> onnx.ModelProto:
@@ -458,10 +468,13 @@ class Drawing(drawing.Drawing):
         with torch.inference_mode():
             angles = self.model.model.rotary_emb(torch.zeros(1), torch.arange(rows)[None])
         self._angles = [self.op("Gather", self.constant(found[0]), "places", axis=0) for found in angles]
-        hidden, cached = [chunk, self.model.config.hidden_size], [self.groups, rows, size]
+        hidden = [chunk, self.model.config.hidden_size]
+        cached = [self.groups, rows, size]
         inputs: dict[str, Any] = {
-            "hidden": hidden, "mask": [chunk, rows + chunk], "places": (onnx.TensorProto.INT64, [chunk])
-        }  # fmt: skip
+            "hidden": hidden,
+            "mask": [chunk, rows + chunk],
+            "places": (onnx.TensorProto.INT64, [chunk]),
+        }
         state = "hidden"
         for index, number in enumerate(layers):
             inputs |= {f"keys{index}": cached, f"values{index}": cached}
@@ -496,7 +509,8 @@ class Drawing(drawing.Drawing):
         )
         keys = self._split(self.linear(given, part.k_proj), [chunk, groups, size], [1, 0, 2], part, "k_norm")
         values = self._split(self.linear(given, part.v_proj), [chunk, groups, size], [1, 0, 2])
-        queries, keys = self._rotated(queries), self._rotated(keys)
+        queries = self._rotated(queries)
+        keys = self._rotated(keys)
         self._rows += [keys, values]
         queries = self.op("Mul", queries, self.constant(np.float32(part.scaling)))
         queries = self.shaped(queries, [groups, share * chunk, size])

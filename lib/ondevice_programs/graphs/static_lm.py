@@ -33,7 +33,8 @@ class StaticLM:
         forward: Callable[..., Rows] = graphs.forward,
     ) -> None:  # fmt: skip
         self.built, self.rule, self.memory, self.forward = built, rule, memory, forward
-        self.context, self.vocabulary = int(built.facts["context"]), int(built.facts["vocabulary"])
+        self.context = int(built.facts["context"])
+        self.vocabulary = int(built.facts["vocabulary"])
         self.profile = profile or switching.profile(built, 3)
         self.kept = [graphs.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
         self.large: list[Graph] = []
@@ -59,7 +60,8 @@ class StaticSession:
     """One request. A step is `verify`, then `keep`. Rows of a tree lie in the cache behind the committed ones."""
 
     def __init__(self, lm: StaticLM) -> None:
-        self.lm, self.built = lm, lm.built
+        self.lm = lm
+        self.built = lm.built
         self.tokens: list[int] = []
         self.caches = lm.built.caches()
         self._tree: TokenTree | None = None
@@ -74,15 +76,18 @@ class StaticSession:
     ) -> torch.Tensor:
         """Logits [V] after the prompt; on_logits gets those [c, V] of each chunk with its first position."""
         self._check(ids)
-        lm, large = self.lm, self.built.large
+        lm = self.lm
+        large = self.built.large
         parts = [list(ids[at : at + large]) for at in range(0, len(ids), large)]
         prefill, plan = lm.plan([len(part) for part in parts])
-        first, lm.large = lm.large, lm.large if not plan else []
+        first = lm.large
+        lm.large = lm.large if not plan else []
         switch = Switch(self.built, first, prefill, plan, lm.forward)
         del first
         with switch:
             for number, part in enumerate(parts):
-                rows, causal = self.built.embed(part), np.tri(len(part), dtype=bool)
+                rows = self.built.embed(part)
+                causal = np.tri(len(part), dtype=bool)
                 for block, cache in enumerate(self.caches):
                     rows = switch.compute(number, block, rows, cache, number * large, causal)
                 if on_logits is not None:
@@ -105,7 +110,8 @@ class StaticSession:
     def keep(self, path: Sequence[int]) -> None:
         """Commit a path of the tree just verified."""
         assert self._tree is not None
-        start, places = self.length, self.length + np.asarray(path)
+        start = self.length
+        places = self.length + np.asarray(path)
         for cache in self.caches:
             for rows in (cache.keys, cache.values):
                 rows[:, :, start : start + len(path)] = rows[:, :, places]

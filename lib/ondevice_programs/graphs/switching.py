@@ -47,8 +47,10 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     """
     medians: list[NDArray[np.float64]] = []
     for files, rows in ((built.large_files, built.large), (built.small_files, built.small)):
-        active, caches = [graphs.load(path) for path in files], built.caches()
-        hidden, causal = np.zeros((rows, built.facts["hidden"]), np.float32), np.tri(rows, dtype=bool)
+        active = [graphs.load(path) for path in files]
+        caches = built.caches()
+        hidden = np.zeros((rows, built.facts["hidden"]), np.float32)
+        causal = np.tri(rows, dtype=bool)
         turns = [[_seconds(graphs.forward, graph, hidden, cache, 0, causal, range(rows))
                   for graph, cache in zip(active, caches, strict=True)] for _ in range(repeats + 1)][1:]  # fmt: skip
         medians.append(np.median(turns, axis=0))
@@ -108,9 +110,7 @@ class Switch:
         if error is None and self._failure is not None:
             raise self._failure
 
-    def compute(
-        self, chunk: int, block: int, rows: Rows, cache: Cache, start: int, sees: NDArray[np.bool_]
-    ) -> Rows:
+    def compute(self, chunk: int, block: int, rows: Rows, cache: Cache, start: int, sees: NDArray[np.bool_]) -> Rows:
         """One block on one chunk, on the graph that it has then."""
         with self._changed:
             switched = chunk >= self._chunk[block]

@@ -78,7 +78,8 @@ def run_cloud(options: argparse.Namespace) -> None:
 
 async def _input_end() -> None:
     """Wait until standard input is closed, in a thread that does not hold up an interrupted process."""
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 2**12):
@@ -162,9 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     cloud.add_argument("--until-input-ends", action="store_true", help="end when standard input is closed")
     device = programs.add_parser(
-        "device", help="ask, together with a cloud",
+        "device",
+        help="ask, together with a cloud",
         example="ondevice-pair device --documents corpus --part 2/2 --query 'How do I open a file?'",
-    )  # fmt: skip
+    )
     device.set_defaults(run=run_device)
     device.add_argument(
         "--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="where the cloud listens"
@@ -174,14 +176,18 @@ def _parser() -> argparse.ArgumentParser:
     device.add_argument("--limit", type=count, default=64, help="most tokens")
     device.add_argument("--mode", default="speculative", choices=get_args(Mode), help=_MODES)
     device.add_argument(
-        "--aggregator", default="device", choices=get_args(Side),
+        "--aggregator",
+        default="device",
+        choices=get_args(Side),
         help="the side that aggregates first, default: device; with cloud, distributions over private documents leave",
-    )  # fmt: skip
+    )
     device.add_argument(
-        "--scheduler", default="stay", choices=get_args(Moves),
+        "--scheduler",
+        default="stay",
+        choices=get_args(Moves),
         help="greedy (the paper's) and lagging move the aggregator, and distributions over private documents with it; "
         "default: stay",
-    )  # fmt: skip
+    )
     device.add_argument("--temperature", type=seconds, default=1.0, help="0 is greedy decoding")
     device.add_argument("--gamma-remote", type=share, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
     device.add_argument("--lookahead", type=count, default=16, help="most drafts that wait")
@@ -189,9 +195,11 @@ def _parser() -> argparse.ArgumentParser:
         "--cap", type=commands.whole(codec.SMALLEST, codec.LARGEST), default=codec.CAP, help="bytes of a distribution"
     )
     device.add_argument(
-        "--guard", type=commands.whole(2), metavar="N",
+        "--guard",
+        type=commands.whole(2),
+        metavar="N",
         help="go on alone before N tokens in a row of a private document have left",
-    )  # fmt: skip
+    )
     device.add_argument("--seed", type=commands.whole(), help="of sampling (default: another one each time)")
     device.add_argument("--patience", type=seconds, default=2.0, help="seconds to wait for the cloud; then alone")
     device.add_argument("--json", action="store_true", help="a line for each question, with the whole account")

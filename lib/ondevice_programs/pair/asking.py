@@ -53,7 +53,8 @@ class Asking:
         self.answer, self.on_token, self.on_drafts = Answer(), on_token, on_drafts
         self.player: Player | None = None
         self.connection: Connection | None = None
-        self.began, self._loop = time.perf_counter(), asyncio.get_running_loop()
+        self.began = time.perf_counter()
+        self._loop = asyncio.get_running_loop()
         self._log_weight: float | None = None  # of the cloud
         self._heard = False  # whether the cloud has said anything of this session, so that it knows it
         self._known = self._asked = self._loop.time()  # when it last did, and when it was asked
@@ -70,7 +71,8 @@ class Asking:
 
     def close(self) -> None:
         """Leave nothing behind, whatever happened, and finish the account."""
-        answer, player = self.answer, self.player
+        answer = self.answer
+        player = self.player
         if player is not None:
             player.stop()
             answer.moves = player.moves
@@ -84,7 +86,8 @@ class Asking:
     # Aggregation, token by token
 
     async def _aggregate(self, link: Link) -> None:
-        begin, priors = self.begin, dict[int, Floats]()
+        begin = self.begin
+        priors = dict[int, Floats]()
         machine = Side(
             begin.session, self._counted(self.device.decision(begin, priors), priors),
             aggregates=begin.aggregator == "device", limit=begin.limit, end=self.node.end,
@@ -121,7 +124,8 @@ class Asking:
                     raise
                 return str(refused)
             except Lost as lost:
-                player.send, reason = None, str(lost)
+                player.send = None
+                reason = str(lost)
         link.went_well()
         return ""
 
@@ -227,11 +231,13 @@ class Asking:
     def _alone(self, tokens: list[int]) -> Side:
         begin = self.begin
         machine = Side(begin.session, _undecided, aggregates=False, alone=True, limit=begin.limit, end=self.node.end)
-        machine.tokens, machine.next = list(tokens), len(tokens)
+        machine.tokens = list(tokens)
+        machine.next = len(tokens)
         return machine
 
     def _goes_alone(self, position: int, reason: str) -> None:
-        self.answer.alone_from, self.answer.reason = position, reason
+        self.answer.alone_from = position
+        self.answer.reason = reason
         self._leaves()
 
     def _leaves(self) -> None:
@@ -268,9 +274,11 @@ class Asking:
         begin, priors, mine, theirs = self.begin, dict[int, Floats](), list[tuple[Draft, Floats]](), list[Draft]()
         decide = self._counted(self.device.decision(begin, priors), priors)
         player: Player = self._played(
-            self._alone([]), {}, emitted=lambda *_: None,
+            self._alone([]),
+            {},
+            emitted=lambda *_: None,
             drew=lambda draft: mine.append((draft, player.priors[draft.position])),
-        )  # fmt: skip
+        )
         reason = ""
         try:
             await self.begun(link, self.begin)
@@ -321,7 +329,8 @@ class Asking:
         self, machine: Side, priors: dict[int, Floats], build: Callable[[], Decoder] | None = None, **hooks: Any
     ) -> Player:
         """A player that has begun."""
-        device, hooks = self.device, {"emitted": self._emitted, "changed": self._changed, **hooks}
+        device = self.device
+        hooks = {"emitted": self._emitted, "changed": self._changed, **hooks}
         player = self.player = Player(
             machine, priors, found=self._found, guard=device.guard, pace=device.pace, prefill=device.prefill, **hooks
         )
@@ -344,7 +353,8 @@ class Asking:
     def send(self, message: Message) -> None:
         """To the cloud, and into the account."""
         if self.connection is not None:
-            size, kind = self.connection.send(message), type(message).__name__
+            size = self.connection.send(message)
+            kind = type(message).__name__
             self.answer.sent += size
             self.answer.left[kind] = self.answer.left.get(kind, 0) + size
 

@@ -15,7 +15,7 @@ from ondevice_papers.dragon.aggregation import Floats
 from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
 from ondevice_papers.dragon.side import Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
-from ondevice_programs.pair import centralised, wire
+from ondevice_programs.pair import fetch, wire
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.player import Player
 from ondevice_programs.pair.wire import Connection, Lost
@@ -106,7 +106,7 @@ class Cloud:
                 self._require(message.k, 1, message.query)
                 if not self.gives_documents:
                     raise ValueError("This cloud does not give its documents away.")
-                self._beside(centralised.send(self.node, message, connection))
+                self._beside(fetch.send(self.node, message, connection))
             elif isinstance(message, Resume):
                 self._resumed(connection, session, message)
             elif isinstance(message, End | Failure):
@@ -123,7 +123,8 @@ class Cloud:
 
     def _require(self, k: int, limit: int, query: str) -> int:
         """The session's cost. Raises ValueError, in a sentence for the device's user, on what is over the limits."""
-        limits, cost = self.limits, self.node.cost(k, query, limit)
+        limits = self.limits
+        cost = self.node.cost(k, query, limit)
         if len(self._sessions) >= limits.sessions:
             raise ValueError(f"The cloud has {limits.sessions} sessions already.")
         if limit > limits.tokens:
@@ -153,8 +154,9 @@ class Cloud:
             assert player.decoder is not None
             connection.send(Sources(begin.session, tuple(cited), player.decoder.log_weight))
 
-        player = Player(machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append, emitted=emitted,
-                        found=found)  # fmt: skip
+        player = Player(
+            machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append, emitted=emitted, found=found
+        )
         session = self._sessions[begin.session] = _Session(begin, player, cost, connection)
         if not machine.alone:
             player.send = connection.send
@@ -163,7 +165,8 @@ class Cloud:
 
     async def _watch(self, session: _Session, held: list[Draft]) -> None:
         """Until it has ended, or cannot go on. What was generated alone is sent here, where it was held back."""
-        player, begin = session.player, session.begin
+        player = session.player
+        begin = session.begin
         await player.ended.wait()
         if self._sessions.get(begin.session) is not session or session.connection is None:
             return
@@ -182,7 +185,8 @@ class Cloud:
         if session.forgotten is not None:
             session.forgotten.cancel()
             session.forgotten = None
-        before, session.connection = session.connection, connection
+        before = session.connection
+        session.connection = connection
         if before is not None and before is not connection:  # it was half open: the device has given it up
             before.drop("the session goes on over another connection")
         connection.send(session.player.resumption)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _AHEAD = 128  # rows allocated beyond the prompt; what needs more grows by itself
 _PIECE = 128  # tokens of a forward: so long do other sessions wait
-_DOCUMENT, _QUERY = "{document}", "{query}"
+_DOCUMENT = "{document}"
+_QUERY = "{query}"
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,26 @@ class Decoder:
     ) -> None:
         _require_room(lm, prefixes, suffix)
         values = np.asarray(scores, float)
-        self._log_weights, self.log_weight = document_weights(values, temperature), log_weight(values, temperature)
+        self._log_weights = document_weights(values, temperature)
+        self.log_weight = log_weight(values, temperature)
         self.lm, self.tokens, self._end = lm, list[int](), end
-        self._temperature, self._stop = sampling_temperature, threading.Event()
+        self._temperature = sampling_temperature
+        self._stop = threading.Event()
         rows = prefixes if bare is None else [*prefixes, bare]
-        self._prefixes, self._suffix = [list(prefix) for prefix in rows], list(suffix)
+        self._prefixes = [list(prefix) for prefix in rows]
+        self._suffix = list(suffix)
         self._longest = max(map(len, prefixes)) + len(suffix)
-        ends, more = [len(prefix) for prefix in rows], len(suffix) + _AHEAD
+        ends = [len(prefix) for prefix in rows]
+        more = len(suffix) + _AHEAD
         joint = len(rows) > 1 and refusal(lm) is None
         self._batch = Batch(lm, ends, max(ends) + more, self._stop) if joint else None
-        self._members = self._batch.members if self._batch else [
-            Batch(lm, [end], end + more, self._stop).members[0] for end in ends
-        ]  # fmt: skip
-        self.rows, self._store = len(rows), store
+        self._members = (
+            self._batch.members
+            if self._batch
+            else [Batch(lm, [end], end + more, self._stop).members[0] for end in ends]
+        )
+        self.rows = len(rows)
+        self._store = store
         self._next: Floats | None = None
         self.prior: Floats | None = None  # [V] the next token's without documents, after `next_distribution`
 
@@ -225,7 +233,8 @@ class Decoder:
 
 def next_together(decoders: Sequence[Decoder]) -> None:
     """Compute the next distribution of decoders that are `in_line`, of one model, in one forward."""
-    batches, tokens = [], []
+    batches = []
+    tokens = []
     for decoder in decoders:
         assert decoder._batch is not None
         decoder._stop.clear()  # of a forward that is over: this one is others' too

@@ -43,7 +43,8 @@ class Device:
     ) -> None:  # fmt: skip
         self.node, self.host, self.port, self.tls, self.pace, self.prefill = node, host, port, tls, pace, prefill
         self.patience, self.beat, self.silence, self.guard = patience, beat, silence, guard
-        self.decision, self.rules = decision or decisions.decision, rules
+        self.decision = decision or decisions.decision
+        self.rules = rules
         self.link = Link(self._open, patience) if port else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -89,7 +90,8 @@ class Device:
         """End the connection and the thread. May be called twice."""
         if self._loop is None or self._thread is None:
             return
-        loop, self._loop = self._loop, None
+        loop = self._loop
+        self._loop = None
         asyncio.run_coroutine_threadsafe(self._closed(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
@@ -112,8 +114,9 @@ class Device:
 
     async def _open(self, within: float) -> Connection:
         within = min(self.silence, max(0.05, within))
-        return await wire.connect(self.host, self.port, self.node.hello, tls=self.tls, within=within, beat=self.beat,
-                                  silence=self.silence)  # fmt: skip
+        return await wire.connect(
+            self.host, self.port, self.node.hello, tls=self.tls, within=within, beat=self.beat, silence=self.silence
+        )
 
     async def _ask(
         self, query: str, asked: Asked | None, on_token: OnToken | None, on_drafts: OnDrafts | None

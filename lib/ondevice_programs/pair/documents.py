@@ -31,17 +31,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The arguments that all programs share."""
     parser.add_argument("--model", default="pydocs-lm-base", help="the same on both sides")
     parser.add_argument(
-        "--documents", default=library.CORPUS,
+        "--documents",
+        default=library.CORPUS,
         help="corpus, or a folder of texts, HTML, notebooks, Python, PDF and JSON lines, or one such file",
-    )  # fmt: skip
+    )
     parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
     parser.add_argument("--most", type=count, help="documents at most")
     parser.add_argument("--longest", type=count, default=512, help="tokens of a document in a prompt")
     parser.add_argument("--whole", action="store_true", help="cut a longer document off, instead of splitting it")
     parser.add_argument(
-        "--index", type=writable, metavar="FOLDER",
+        "--index",
+        type=writable,
+        metavar="FOLDER",
         help="where passages and index are kept (else: a cloud's in the user's cache, a device's nowhere)",
-    )  # fmt: skip
+    )
     parser.set_defaults(private=False)
 
 
@@ -110,7 +113,8 @@ def _bar(bar: tqdm) -> Progress:
 
 def _line() -> Progress:
     """One line, where it takes long."""
-    began, said = time.monotonic(), False
+    began = time.monotonic()
+    said = False
 
     def show(done: int, files: int) -> None:
         nonlocal said

@@ -50,7 +50,8 @@ class Engine:
     """
 
     def __init__(self, rows: int = 96, spare: int = 12) -> None:
-        self.rows, self.spare = rows, spare
+        self.rows = rows
+        self.spare = spare
         self._changed = threading.Condition()
         self._draftings: deque[Drafting] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -86,7 +87,8 @@ class Engine:
                     self._changed.wait_for(self._all_want, _GATHER * took)
                 while not (turn := self._turn(owed > 0)):
                     if not self._draftings and not self._calls:
-                        self._thread, self._running = None, []
+                        self._thread = None
+                        self._running = []
                         return
                     self._changed.wait()
                 self._running = [one for one in turn if isinstance(one, Drafting)]
@@ -166,7 +168,8 @@ class Drafting:
         failed: Callable[[Exception], None], cap: int = codec.CAP,
     ) -> None:  # fmt: skip
         self._engine, self._build, self._choose, self._cap = engine, build, choose, cap
-        self._drafted, self._failed = drafted, failed
+        self._drafted = drafted
+        self._failed = failed
         self._order: Decode | None = None  # not begun
         self._now: Decode | None = None  # begun, and not void
         self._keep: int | None = None  # the least position of the rollbacks since the last decode
@@ -198,7 +201,8 @@ class Drafting:
     def stop(self) -> None:
         """Leave the engine, which lets the decoder go."""
         with self._engine._changed:
-            self.stopped, self._order = True, None
+            self.stopped = True
+            self._order = None
             self._give_up()
 
     @property
@@ -221,7 +225,8 @@ class Drafting:
         try:
             if self.decoder is None:
                 decoder = self._build()
-                self._pieces, self.decoder = decoder.pieces(), decoder
+                self._pieces = decoder.pieces()
+                self.decoder = decoder
             if self._pieces is None:
                 return self._at_order(self.decoder)
             size = next(self._pieces, 0)
@@ -237,11 +242,13 @@ class Drafting:
 
     def worked(self) -> None:
         """The draft of the order."""
-        decoder, order = self.decoder, self._now
+        decoder = self.decoder
+        order = self._now
         if decoder is None or order is None:
             return
         try:
-            log_probs, prior = decoder.next_distribution(), decoder.prior
+            log_probs = decoder.next_distribution()
+            prior = decoder.prior
             payload = codec.encode(np.exp(log_probs), self._cap, prior)
             with np.errstate(divide="ignore"):
                 token = self._choose(order.position, np.log(codec.decode(payload, len(log_probs))))
@@ -259,7 +266,8 @@ class Drafting:
 
     def _at_order(self, decoder: Decoder) -> bool:
         with self._engine._changed:
-            order, keep = self._order or self._now, self._keep
+            order = self._order or self._now
+            keep = self._keep
             if self.stopped or order is None:
                 return False
             self._order, self._keep, self._now = None, None, order

@@ -27,7 +27,8 @@ from ondevice_programs.pair.node import Documents, Source
 from ondevice_programs.pair.passages import FORMATS, NO_PYPDF, UNKNOWN, UNREADABLE, Placed, Skipped, Splitter, blocks
 
 CORPUS = "corpus"  # the name that stands for the documentation corpus
-HIDDEN, LINK = "hidden", "links to folders or out of the folder"
+HIDDEN = "hidden"
+LINK = "links to folders or out of the folder"
 Progress = Callable[[int, int], object]  # files done, of how many
 
 _LOG = logging.getLogger(__name__)
@@ -78,25 +79,27 @@ def read(
     Raises ValueError on a source that is none of these or leaves nothing, and on a wrong part.
     """
     which, of = _part(part)
-    account, private = Account(), private and source != CORPUS
+    account = Account()
+    private = private and source != CORPUS
     mode = 0o600 if private else 0o666
     if source != CORPUS and not Path(source).expanduser().exists():
         raise ValueError(f"There are no documents at {source!r}: neither a file, nor a folder, nor `{CORPUS}`.")
     place = _place(source, index, private)
     found = _corpus(length, splitter) if source == CORPUS else _files(source, splitter, place, mode, account, progress)
-    texts, names = dict[str, Source](), set[str]()
+    texts = dict[str, Source]()
+    names = set[str]()
     for name, number, text in found:
         texts.setdefault(text, Source(name, number))
         names.add(name)
     chosen = [text for number, text in sorted((_hash(text), text) for text in texts) if number % of == which][:most]
     if not chosen:
         raise ValueError(f"Part {part} of {source!r} has no document{f': {account}' if account.skipped else ''}.")
-    account.files, account.passages = len(names), len(chosen)
+    account.files = len(names)
+    account.passages = len(chosen)
     settings = _digest(f"{part} {most} {length} {splitter.key if splitter else ''}".encode())
     made = (
-        SparseIndex.build(chosen) if place is None
-        else kept_sparse_index(chosen, place / f"bm25-{settings}.npz", mode)
-    )  # fmt: skip
+        SparseIndex.build(chosen) if place is None else kept_sparse_index(chosen, place / f"bm25-{settings}.npz", mode)
+    )
     return Documents(chosen, made, [texts[text] for text in chosen]), account
 
 
@@ -128,7 +131,8 @@ def _files(
     base, files = (root, list(_walk(root, account))) if root.is_dir() else (root.parent, [root])
     settings = _digest(f"{_FORMAT} {splitter.key if splitter else ''}".encode())
     kept = place / f"passages-{settings}.msgpack" if place else None
-    old, new = _known(kept), dict[str, _File]()
+    old = _known(kept)
+    new = dict[str, _File]()
     for number, path in enumerate(files, 1):
         name = _name(path, base)
         file = new[name] = _read(path, old.get(name), splitter)

@@ -10,7 +10,8 @@ from ondevice_papers.dragon.messages import Message
 from ondevice_programs.pair.wire import Connection, Lost, Refused
 
 _PAUSE = 0.05  # seconds between attempts while somebody waits
-_LEAST, _MOST = 1.0, 60.0  # seconds between attempts while nobody does
+_LEAST = 1.0
+_MOST = 60.0  # seconds between attempts while nobody does
 
 
 class Link:
@@ -21,7 +22,8 @@ class Link:
     """
 
     def __init__(self, open: Callable[[float], Awaitable[Connection]], patience: float) -> None:
-        self._open, self.patience = open, patience
+        self._open = open
+        self.patience = patience
         self.connection: Connection | None = None
         self.resting = ""  # why the cloud is left alone; empty: it is not
         self._pause = _LEAST
@@ -42,7 +44,8 @@ class Link:
 
         Raises Lost and Refused.
         """
-        loop, reason = asyncio.get_running_loop(), Lost("nobody answers in time")
+        loop = asyncio.get_running_loop()
+        reason = Lost("nobody answers in time")
         by = loop.time() + self.patience if by is None else by
         async with self._opening:
             while self.connection is None:
@@ -74,7 +77,8 @@ class Link:
     async def close(self) -> None:
         """End the connection and every task."""
         tasks = list(self._tasks)
-        connection, self.connection = self.connection, None
+        connection = self.connection
+        self.connection = None
         if connection is not None:
             await connection.close()
         for task in tasks:

@@ -27,7 +27,8 @@ _MARKS = (  # UTF-32's begin as UTF-16's do
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-_PARAGRAPHS, _TOP_LEVEL = re.compile(r"\n\s*\n"), re.compile(r"\n\s*\n(?=\S)")
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+_TOP_LEVEL = re.compile(r"\n\s*\n(?=\S)")
 _BREAKS = (_PARAGRAPHS, re.compile(r"\n|(?<=[.!?])\s|(?<=[。！？])"), re.compile(r"\s"))  # the best first
 _BLOCKS = [
     "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt", "figcaption", "figure",
@@ -43,7 +44,8 @@ class Skipped(Exception):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Splitter:
 
         They end with a paragraph, else a line or sentence, else a word, of the second half of what fits; else anywhere.
         """
-        found, start = [], 0
+        found = []
+        start = 0
         while start < len(text):
             end = self._end(text, start)
             found.append(text[start:end].strip())

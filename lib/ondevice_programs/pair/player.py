@@ -190,12 +190,14 @@ class Player:
         """
         machine = self.machine
         if isinstance(message, Target):
-            new, text = {message.position: message.token}, machine.tokens
+            new = {message.position: message.token}
+            text = machine.tokens
         else:
             drafts = message.drafts if isinstance(message, Switch) else (message,)
             new = {draft.position: draft.token for draft in drafts if isinstance(draft, Draft)}
             text = machine.tokens + [draft.token for draft in machine.own]
-        targets, drafted = self._told[True], self._told[False]
+        targets = self._told[True]
+        drafted = self._told[False]
         (targets if isinstance(message, Target) else drafted).update(new)
         views = drafted, targets | drafted, drafted | targets
         for position in new:

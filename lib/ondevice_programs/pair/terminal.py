@@ -68,7 +68,8 @@ def statements(answer: Answer, tokenizer: PreTrainedTokenizerBase) -> Iterator[t
         text = str(tokenizer.decode(held, skip_special_tokens=True))
         if re.search(r"([.!?]|\n)\s*$", text) and text.strip():
             yield text.strip(), sum(shares) / len(shares) if shares else None
-            held, shares = [], []
+            held = []
+            shares = []
     text = str(tokenizer.decode(held, skip_special_tokens=True)).strip()
     if text:
         yield text, sum(shares) / len(shares) if shares else None

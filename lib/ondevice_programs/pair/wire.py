@@ -146,8 +146,10 @@ def _unheard(where: str, tls: ssl.SSLContext | None, error: Exception) -> Connec
     """Something took the connection and did not answer as a cloud does."""
     gone = isinstance(error.__cause__, EOFError | ConnectionError) or isinstance(error, EOFError | ConnectionError)
     if tls is not None:
-        return Unheard(f"the cloud at {where} ended the handshake; it may not speak TLS, which --authority here asks "
-                       "for, or not accept this device's certificate")  # fmt: skip
+        return Unheard(
+            f"the cloud at {where} ended the handshake; it may not speak TLS, which --authority here asks "
+            "for, or not accept this device's certificate"
+        )
     if gone:
         return Unheard(f"what listens at {where} ended the connection; a cloud with TLS needs --authority here")
     return Refused(f"What listens at {where} is no DRAGON cloud, or one with TLS, which needs --authority here.")

@@ -117,7 +117,8 @@ def _rerankers_ranker() -> type:
         """A `BaseRanker`, which has `rank`, `rank_async`, `score` and `as_langchain_compressor`."""
 
         def __init__(self, reranker: Reranker, verbose: int = 0) -> None:
-            self.reranker, self.verbose = reranker, verbose
+            self.reranker = reranker
+            self.verbose = verbose
 
         def score(self, query: str, doc: str) -> float:
             return float(self.reranker.predict((query, doc)))

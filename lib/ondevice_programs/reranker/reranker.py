@@ -111,13 +111,15 @@ class Reranker:
         if threshold is not None and not (_is(Real, threshold) and threshold >= 0):
             raise ValueError(f"A dispersion threshold is a number from 0 on, not {threshold!r}.")
         self.spec, self.mode, self.threshold, self.probes = str(model_name_or_path), mode, threshold, probes
-        self.truncate, self.prompts = truncate, dict(prompts or {})
+        self.truncate = truncate
+        self.prompts = dict(prompts or {})
         self._default = self._prompt(None, default_prompt_name)
         self.instruction = instruction or self._default or INSTRUCTION
         if self.budget is not None:
             few_arenas()
         folder = prepare(self.spec, dtype, revision, token, local_files_only, cache_folder)
-        checkpoint, config = Checkpoint.open(folder), loading.configuration(self.spec, folder)
+        checkpoint = Checkpoint.open(folder)
+        config = loading.configuration(self.spec, folder)
         self.tokenizer = loading.tokenizer(self.spec, folder)
         self.architecture = Architecture(
             config, loading.answers(self.spec, config, self.tokenizer, instruction or default_prompt_name)
@@ -135,7 +137,8 @@ class Reranker:
         self._baseline = baseline
         self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
         plan(self._model, [1], self.budget)  # a budget that is too small for anything is refused at once
-        self._turn, self._closed = threading.RLock(), False
+        self._turn = threading.RLock()
+        self._closed = False
         self._open: tuple[Plan, Streamed] | None = None
         self.receipt: Receipt | None = None
         self._calibrations: dict[tuple[int, str], Calibration] = {}
@@ -287,7 +290,8 @@ class Reranker:
         if read.truncated and not self.truncate:
             raise ValueError(f"{read.truncated} of {len(documents)} documents are longer than the model reads.")
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
-        weights, peak = self._streamed(chosen), anonymous()
+        weights = self._streamed(chosen)
+        peak = anonymous()
         before = _counters(weights)
 
         def watched(*arguments: Any) -> torch.Tensor:
@@ -322,9 +326,11 @@ class Reranker:
             held = self._open = None
         if held is None:
             streamed = Streamed(
-                self._model.checkpoint, self.architecture.part_of, slots=chosen.slots,
+                self._model.checkpoint,
+                self.architecture.part_of,
+                slots=chosen.slots,
                 embedding_rows=chosen.embedding_rows,
-            )  # fmt: skip
+            )
             held = self._open = chosen, streamed
         return held[1]
 
@@ -341,7 +347,8 @@ def _calibrated(
     if precision is not None:
         threshold = thresholds.calibrate(pools, k, precision, exact)
         found = measure(pools, k, cluster_rule(threshold), exact)
-        reached, saved = float(found["precision"].mean()), float(found["saved"].mean())
+        reached = float(found["precision"].mean())
+        saved = float(found["saved"].mean())
         return Calibration(k, mode, "precision", precision, None, len(pools), reached, saved,
                            threshold=threshold if np.isfinite(threshold) else None)  # fmt: skip
     certified = margins.certify(pools, k, recall, confidence, exact)
@@ -356,10 +363,13 @@ def _calibrated(
 
 def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, peak: float) -> Receipt:
     """counted: as of `_counters`, of this call."""
-    outcome, margin = done.outcome, None
-    (layers, count), (stalled, read, hits, misses) = outcome.history.shape, counted
+    outcome = done.outcome
+    margin = None
+    (layers, count) = outcome.history.shape
+    (stalled, read, hits, misses) = counted
     at_last = outcome.layer == layers
-    last, kept = np.sort(outcome.history[-1][at_last])[::-1], int(outcome.kept[at_last].sum())
+    last = np.sort(outcome.history[-1][at_last])[::-1]
+    kept = int(outcome.kept[at_last].sum())
     if 0 < kept < len(last):
         margin = float(last[kept - 1] - last[kept])
     return Receipt(
@@ -371,7 +381,8 @@ def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, p
 
 def _counters(weights: Streamed) -> tuple[float, int, int, int]:
     """Seconds waited for the disk, bytes of weights read, rows found in the cache and rows read, so far."""
-    window, rows = weights.window, weights.embeddings
+    window = weights.window
+    rows = weights.embeddings
     return window.stalled, window.read_bytes, rows.hits, rows.misses
 
 

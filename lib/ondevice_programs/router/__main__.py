@@ -71,7 +71,8 @@ def build_router(options: argparse.Namespace) -> ASGIApp:
 
 
 def _deployment(options: argparse.Namespace, side: str) -> dict[str, Any]:
-    model, key = getattr(options, f"{side}_model"), getattr(options, f"{side}_key")
+    model = getattr(options, f"{side}_model")
+    key = getattr(options, f"{side}_key")
     asked = {"model": model, "api_base": getattr(options, side)}
     secret = {"api_key": f"os.environ/{key}"} if key else {}
     return {"model_name": model, "litellm_params": asked | secret, "model_info": {"side": side}}
@@ -106,9 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = commands.Parser("ondevice-router", description=__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
     serve = programs.add_parser(
-        "serve", help="the router between a device and a server side",
+        "serve",
+        help="the router between a device and a server side",
         example="ondevice-router serve --config config.yaml --budget 0.3",
-    )  # fmt: skip
+    )
     serve.set_defaults(build=build_router)
     serve.add_argument("--config", type=existing, metavar="FILE", help="config.yaml; the flags below override it")
     for side in SIDES:
@@ -122,9 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="with a pace and prices (default: stop)")
     serve.add_argument("--key", metavar="VARIABLE", help="environment variable that holds the key of callers")
     replay = programs.add_parser(
-        "replay", help="an endpoint that replays timing over a deterministic text",
+        "replay",
+        help="an endpoint that replays timing over a deterministic text",
         example="ondevice-router replay --ttft 0.3 --tbt 0.02 --port 8401",
-    )  # fmt: skip
+    )
     replay.set_defaults(build=build_replay)
     replay.add_argument("--ttft", type=seconds, default=0.1, metavar="S", help="time to the first token")
     replay.add_argument("--ttft-file", type=existing, metavar="JSON", help="a list of seconds, one a request, in turn")

@@ -82,7 +82,8 @@ class _Keyed:
 
     def __init__(self, app: ASGIApp, router: Router) -> None:
         general = router.config.general_settings
-        self._app, self._key = app, general.master_key
+        self._app = app
+        self._key = general.master_key
         self._header = "x-api-key" if general.forward_authorization else "authorization"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -242,7 +243,8 @@ class _Answer(Response):
 
     def _known(self) -> list[tuple[bytes, bytes]]:
         """What is known when the headers go out; of a stream, the rest follows in its last chunk."""
-        session, known = self._session, {"x-disco-call-id": self._call, "x-request-id": self._call}
+        session = self._session
+        known = {"x-disco-call-id": self._call, "x-request-id": self._call}
         if session.switches:
             known["x-disco-side"] = session.switches[0].side
         came = (session.heard or session.ended) if self._request.streamed else session.ended
@@ -253,7 +255,8 @@ class _Answer(Response):
 
     def _usage_told(self) -> dict[str, int]:
         usage, _ = self._session.usage()
-        prompt, output = usage.prompt_tokens, usage.output_tokens
+        prompt = usage.prompt_tokens
+        output = usage.output_tokens
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
     def _story(self) -> Json:
@@ -268,7 +271,8 @@ class _Answer(Response):
 
     def _report(self) -> None:
         """One line a request, and its metrics. Never what was asked or said."""
-        session, seconds = self._session, time.perf_counter() - self._arrived
+        session = self._session
+        seconds = time.perf_counter() - self._arrived
         status = 200 if session.error is None else getattr(session.error, "status", 500)
         self._router.metrics.request(self._request, session, status, seconds)
         usage, _ = session.usage()
@@ -294,7 +298,8 @@ async def _left(receive: Receive) -> None:
 
 def _passed_on(error: EndpointError) -> Response:
     headers = {"retry-after": error.retry_after} if error.retry_after else None
-    body, status = error.body, error.status or 502
+    body = error.body
+    status = error.status or 502
     return JSONResponse(_error_body(str(error), status) if body is None else body, status, headers)
 
 

@@ -91,7 +91,8 @@ class Delivery:
 
     def close(self, error: BaseException | None = None) -> None:
         """No more will come; the reader gets what is buffered, then the error if there is one."""
-        self._closed, self._error = True, error
+        self._closed = True
+        self._error = error
         self._changed.set()
 
     async def read(self) -> AsyncIterator[Part]:

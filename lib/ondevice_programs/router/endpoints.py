@@ -81,8 +81,10 @@ class EndpointClient:
         self._deployment = deployment
         self._base = deployment.litellm_params.api_base
         self._headers = {
-            "content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"
-        }  # fmt: skip
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",
+        }
         if deployment.litellm_params.api_key:
             self._headers["authorization"] = f"Bearer {deployment.litellm_params.api_key}"
         path = "completions" if deployment.model_info.api == "completions" else "chat/completions"

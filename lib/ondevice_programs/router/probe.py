@@ -11,7 +11,8 @@ from ondevice_programs.router.endpoints import EndpointError, Finish, Piece
 from ondevice_programs.router.request import Request, count_tokens
 from ondevice_programs.router.sides import Member
 
-WORD, CUT = "quartzmarmalade", 6
+WORD = "quartzmarmalade"
+CUT = 6
 PREFIX = f"{WORD}, {WORD}, {WORD}, {WORD[:CUT]}"
 LIMITS = {"max_tokens": 4}
 REQUEST = Request(

@@ -117,7 +117,8 @@ def create_replay(
     def handler(api: Api) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             body = await request.json()
-            text, number = prompt_of(api, body), seen.requests
+            text = prompt_of(api, body)
+            number = seen.requests
             seen.requests += 1
             seen.asked.append(text)
             wrong = (fault(number) if fault else None) or Fault("delay")
@@ -164,7 +165,8 @@ class _Reply:
     async def events(self, wait: float, tbt: float, wrong: Fault, seen: Seen) -> AsyncIterator[str]:
         """The first token at `wait`, the others on a grid of `tbt` from there, until the fault's token has come."""
         loop = asyncio.get_running_loop()
-        due, at = loop.time() + wait, wrong.at if wrong.kind != "delay" else -1
+        due = loop.time() + wait
+        at = wrong.at if wrong.kind != "delay" else -1
         try:
             for sent, token in enumerate([*self.tokens, None]):
                 await asyncio.sleep(max(0.0, due - loop.time()) if token is not None or not sent else 0.0)
@@ -199,5 +201,6 @@ class _Reply:
         return "length" if len(self.tokens) in (self.body.get(name) for name in LIMITS) else "stop"
 
     def _usage(self) -> dict[str, int]:
-        prompt, output = count_tokens(self.text), len(self.tokens)
+        prompt = count_tokens(self.text)
+        output = len(self.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

@@ -35,7 +35,8 @@ class Router:
         source: Callable[[Deployment], Source] = EndpointClient,
         dispatcher: Dispatcher | None = None,
     ) -> None:
-        self.config, settings = config, config.router_settings
+        self.config = config
+        settings = config.router_settings
         self._path = state.path_of(config)
         saved = state.read(self._path)
         try:

@@ -163,7 +163,8 @@ class Session:
         seam = attempt.role if took_over and attempt.base else None
         part = self.out.push(piece.text, attempt.side, piece.raw, seam)
         if self.first_token_s is None:
-            self.first_token_s, self.heard = part.time, time.perf_counter()
+            self.first_token_s = part.time
+            self.heard = time.perf_counter()
         self._consider_migration(attempt)
 
     def _first_token(self, attempt: Attempt) -> None:
@@ -209,7 +210,8 @@ class Session:
 
     def _launch(self, side: Side, role: Role, again: bool = False) -> bool:
         """Start a side on the prompt and the answer so far; False, and why in failures, if it may not start."""
-        tokens, continuing = self._request.tokens + self.out.tokens, len(self.out) > 0
+        tokens = self._request.tokens + self.out.tokens
+        continuing = len(self.out) > 0
         try:
             if continuing and not self._plain:
                 raise EndpointError(f"cannot continue what is not plain text ({self._request.pinned or 'its chunks'})")
@@ -221,7 +223,8 @@ class Session:
         except EndpointError as error:
             self._failures.setdefault(side, error)
             return False
-        now, worst = self._loop.time(), member.worst(self._request, tokens)
+        now = self._loop.time()
+        worst = member.worst(self._request, tokens)
         queued = member.free_in(now) if side == "device" and self._settings.device_serves_one else 0.0
         attempt = Attempt(side, role, member, len(self.out), self.out.tokens, now, now, worst, queued, Usage(tokens, 0))
         member.started(now, worst)
@@ -286,7 +289,8 @@ class Session:
             self._recover()
 
     def _rule(self, source: Attempt) -> Migration | None:
-        pace, settings = self._settings.pace if self._request.streamed else None, self._settings
+        pace = self._settings.pace if self._request.streamed else None
+        settings = self._settings
         if settings.migration == "no" or pace is None or not self._plain or source.side != settings.constrained:
             return None
         try:

@@ -84,12 +84,14 @@ class Member:
         self.fine, self.fails = False, self.fails + 1
         rest = settings.cooldown_time if self.fails > settings.allowed_fails else 0.0
         if error.retry_after and error.retry_after.isdecimal():
-            rest, self.refuses = max(rest, float(error.retry_after)), error
+            rest = max(rest, float(error.retry_after))
+            self.refuses = error
         self.resting_until = asyncio.get_running_loop().time() + rest
 
     def barred(self, request: Request, tokens: int, continuing: bool) -> EndpointError | None:
         """Why it may not be asked for this, or None."""
-        info, most = self.deployment.model_info, self.deployment.litellm_params.max_budget
+        info = self.deployment.model_info
+        most = self.deployment.litellm_params.max_budget
         if request.model not in (None, ANY_MODEL, self.deployment.model_name):
             return EndpointError("serves another model")
         if request.api != info.api and (request.pinned or request.api == "completions" or info.tokenizer is None):

@@ -54,7 +54,8 @@ def nodes(told: World, ranker: Reranker) -> Nodes:
     found: dict[bool, dict[str, Node]] = {False: {}, True: {}}
     for side in ("device", "cloud"):
         texts = getattr(told, side)
-        documents, vectors = Documents(texts, SparseIndex.build(texts)), embeddings(texts)
+        documents = Documents(texts, SparseIndex.build(texts))
+        vectors = embeddings(texts)
         for reranked in (False, True):
             own = picked(documents, vectors, ranker if reranked else None)
             found[reranked][side] = Node(sides.lm, sides.tokenizer, own, name=MODEL)
@@ -78,7 +79,8 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
     """The loss of the reference answer, nats a token, by what relevance is divided by."""
     rows = []
     for reranked, sides in by_kind.items():
-        scores, losses = list[float](), []
+        scores = list[float]()
+        losses = []
         for node in sides.values():
             places, relevance = node.documents.places(question.query, K)
             suffix = node.template.suffix(node.tokenizer, question.query)
@@ -86,11 +88,11 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
             prompts = [[*prefix, *suffix] for prefix in node.prefixes([node.documents.texts[at] for at in places])]
             losses += [one.log_probs for one in score(node.lm.model, prompts, [answer] * len(prompts))]
             scores += relevance
-        for temperature in TEMPERATURES:
-            weights = torch.tensor(scores, dtype=torch.float64).div(temperature).log_softmax(0)
+        for divisor in TEMPERATURES:
+            weights = torch.tensor(scores, dtype=torch.float64).div(divisor).log_softmax(0)
             told = torch.tensor(np.array(losses), dtype=torch.float64) + weights[:, None]
             rows.append({"question": question.name, "holder": question.holder, "picked": reranked,
-                         "temperature": temperature, "loss": -float(told.logsumexp(0).mean())})  # fmt: skip
+                         "temperature": divisor, "loss": -float(told.logsumexp(0).mean())})  # fmt: skip
     return rows
 
 
@@ -99,7 +101,8 @@ def answered(
     **hooks: Callable[..., Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """(rows of answers, rows of steps) of a question by (picked, method, drafter). hooks: of `Ahead`."""
-    rows, steps = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
+    steps = list[dict[str, Any]]()
     chosen: dict[tuple[bool, str], Any] = {}
     for reranked, method, drafter in sets:
         names = ("device", "cloud") if method == "both" else (method,)
@@ -163,9 +166,11 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
             seconds = (time.perf_counter() - began) / count
             return {"round": number, "name": name, "size": size, "seconds": seconds}  # noqa: B023
 
-        near, ranked = by_kind[False]["device"], by_kind[True]["device"]
+        near = by_kind[False]["device"]
+        ranked = by_kind[True]["device"]
         yield row("embedding", 1, lambda: near.documents.places(question.query, K))  # noqa: B023
-        hybrid, ranker = ranked.documents.hybrid, ranked.documents.reranker  # type: ignore[attr-defined]
+        hybrid = ranked.documents.hybrid  # type: ignore[attr-defined]
+        ranker = ranked.documents.reranker  # type: ignore[attr-defined]
         yield row("hybrid", 1, lambda: hybrid.search([question.query], CANDIDATES))  # noqa: B023
         found = hybrid.search([question.query], CANDIDATES)[1][0]
         texts = [ranked.documents.texts[place] for place in found]
@@ -182,12 +187,12 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
             text = list(decoder.read)
             decoder.next_distribution()
             draft = decoder.drafter
-            yield row(f"drafting {letters}".strip(), 1,
-                      lambda: likeliest_chain(draft.propose(text, NODES), BUDGET))  # noqa: B023  # fmt: skip
+            yield row(f"drafting {letters}".strip(), 1, lambda: likeliest_chain(draft.propose(text, NODES), BUDGET))  # noqa: B023
             if not letters:
                 logits = decoder._logits()
                 yield row("mixture", 1, lambda: decoder._mix(logits))  # noqa: B023
-                batch, start = decoder._batch, decoder._batch.length
+                batch = decoder._batch
+                start = decoder._batch.length
                 for width in (1, 2, 3, 5, 9, 24):
                     yield row("pass", width, lambda: batch.extend(text[:width]))  # noqa: B023
                     batch.rollback(start)
@@ -228,8 +233,15 @@ def live(folder: Path, letters: str, questions: Sequence[Question]) -> Iterator[
             device.answer(questions[0].query, GREEDY)
             for question in questions:
                 answer = device.answer(question.query, replace(GREEDY, limit=LIMIT))
-                yield {"systems": letters, "delay": delay, "question": question.name, "ttft": answer.ttft,
-                       "last": answer.times[-1], "tokens": len(answer.tokens), "answer_sha": digest(answer.tokens)}
+                yield {
+                    "systems": letters,
+                    "delay": delay,
+                    "question": question.name,
+                    "ttft": answer.ttft,
+                    "last": answer.times[-1],
+                    "tokens": len(answer.tokens),
+                    "answer_sha": digest(answer.tokens),
+                }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -241,7 +253,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     part, of = map(int, options.share.split("/"))
     wanted = [options.only] if options.only else ["calibration", "relevance", "answers", "costs", "memory", "live"]
     torch.set_num_threads(1)
-    here, models = machine_name(), [MODEL, RERANKER]
+    here = machine_name()
+    models = [MODEL, RERANKER]
     if "calibration" in wanted and not calibration().is_file():
         calibrated(Reranker(RERANKER, mode="order", calibration=False), world("validation"))
     if "relevance" in wanted:
@@ -252,7 +265,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 recorder.add(weighed(by_kind, question))
         recorder.finish()
     if not {"answers", "costs"} & set(wanted):
-        by_kind, makers = {}, {}
+        by_kind = {}
+        makers = {}
     else:
         by_kind = nodes(world("test"), reranker())
         node = by_kind[False]["device"]

@@ -81,8 +81,10 @@ class Recorded:
         self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs, ready: Callable[..., float] = ready,
         paces: Callable[..., Floats] = paces,
     ) -> None:  # fmt: skip
-        self._ready, self._paces = ready, paces
-        self.costs, self.kind = costs, evidence.kind_of([answers, "simulated"])
+        self._ready = ready
+        self._paces = paces
+        self.costs = costs
+        self.kind = evidence.kind_of([answers, "simulated"])
         self.names = sorted(set(answers.loc[answers["drafter"] != "", "question"]))
         rows: Any = answers.to_dict("records")
         self.answers = {tuple(row[key] for key in KEYS): row for row in rows}
@@ -95,7 +97,8 @@ class Recorded:
 
     def times(self, name: str, method: str, systems: str, side: str, slower: float) -> Floats:
         """[n] seconds after its question at which a side has each of its own tokens, or drafts of them."""
-        picked, drafter = "G" in systems, drafter_of(systems)
+        picked = "G" in systems
+        drafter = drafter_of(systems)
         seconds = self._paces(self.costs, self.steps[name, picked, method, drafter, side][:, 0], drafter)
         seconds[0] += self._ready(self.costs, self.answer(name, method, systems), side, picked, drafter)
         return slower * np.cumsum(seconds) if side == "device" else np.cumsum(seconds)
@@ -108,18 +111,21 @@ def together(
     """DRAGON's answer: both sides' passes, decisions and links in its simulator."""
     up, down = added(delay)
     steps = recorded.steps[name, "G" in systems, "both", drafter_of(systems), "device"]
-    device, cloud = (np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0)
-                     for side in ("device", "cloud"))  # fmt: skip
+    device, cloud = (
+        np.diff(recorded.times(name, "both", systems, side, slower), prepend=0.0) for side in ("device", "cloud")
+    )
     cloud[0] += Line(up, seed, "up").arrival(0.0, HEADER)
     world = World(steps[:, 1:].astype(bool), device, cloud, up, down, lookahead=32)
-    run, answer = simulate(world, seed=seed), recorded.answer(name, "both", systems)
+    run = simulate(world, seed=seed)
+    answer = recorded.answer(name, "both", systems)
     return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,
             "cloud_tokens": answer["cloud_prompt"] + run.drafted[1], "asked": True}  # fmt: skip
 
 
 def single(recorded: Recorded, name: str, systems: str, slower: float, side: str = "device") -> dict[str, float]:
     """One side's answer, on that side."""
-    times, answer = recorded.times(name, side, systems, side, slower), recorded.answer(name, side, systems)
+    times = recorded.times(name, side, systems, side, slower)
+    answer = recorded.answer(name, side, systems)
     return {"ttft": times[0], "last": times[-1], "right": answer["right"], "wire": 0, "asked": False,
             "cloud_tokens": (answer["cloud_prompt"] + len(times)) * (side == "cloud")}  # fmt: skip
 
@@ -143,8 +149,9 @@ def raced(
     first, server = (np.array([one["ttft"] for one in side]) for side in (device, cloud))
     lost = race(0.0 * way, 0.0 * way, first, server + way).device_won
     answers = [recorded.answer(name, "cloud", systems) for name in names]
-    prompt, length, size = (np.array([answer[column] for answer in answers])
-                            for column in ("cloud_prompt", "tokens", "cloud_bytes"))  # fmt: skip
+    prompt, length, size = (
+        np.array([answer[column] for answer in answers]) for column in ("cloud_prompt", "tokens", "cloud_bytes")
+    )
     gap = np.array([one["last"] - one["ttft"] for one in cloud]) / np.maximum(1, length - 1)
     prefill = slower * float(recorded.costs("prefill"))
     fetch = 2 * way.mean() + size.mean() / down.bandwidth
@@ -159,8 +166,11 @@ def raced(
     for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
         won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}
         sent = HEADER * (1 + told.source_tokens[i]) + size[i] * told.migrated[i]
-        rows.append({**mine, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]} if lost[i] else
-                    {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + told.source_tokens[i]})
+        rows.append(
+            {**mine, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]}
+            if lost[i]
+            else {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + told.source_tokens[i]}
+        )
     return rows
 
 

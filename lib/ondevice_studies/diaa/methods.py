@@ -31,7 +31,8 @@ from ondevice_papers.diaa import ambiguities, tables, tree, warmup
 from ondevice_papers.diaa.drafter import RECYCLING, Diaa
 from ondevice_papers.diaa.tables import Fresh, Tables
 
-BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
+BASE = "pydocs-lm-base"
+SMALL = "pydocs-lm-small"
 # Our families, and the paper's names of the tasks that they stand for.
 TASKS = {"summary": "sum", "doctest": "math", "turns": "mt", "question": "qa", "rag": "rag", "parameters": "trans"}
 BUDGET = 32  # nodes of DIAA's tree, which the paper does not state
@@ -174,7 +175,7 @@ METHODS: dict[str, Maker] = {
     "TR": lambda bench: (TokenRecycling(bench.lm.vocabulary), RECYCLED),
     "SpS": lambda bench: (SmallModel(bench.other, heuristic=True), loop.BUDGET),
     "SWIFT": lambda bench: (LayerSkipping(CausalLM(bench.lm.model)), loop.BUDGET),
-}  # fmt: skip
+}
 MAIN = tuple(METHODS)
 METHODS |= {
     # Table 3 and Figures 3, 4: without warmed tables, without a grown tree, without both, updates a step late
@@ -198,7 +199,7 @@ METHODS |= {
     "rule: union": _diaa(update=ambiguities.union),
     "updates: accepted only": _diaa(learns=ambiguities.accepted_only),
     "budget: root counts": _diaa(grow=ambiguities.grow_counting_root),
-}  # fmt: skip
+}
 
 
 def _equal_rows(n: int) -> dict[str, Maker]:

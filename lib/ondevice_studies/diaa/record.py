@@ -48,9 +48,11 @@ PLAIN = "vanilla"
 def requests(bench: Workbench, which: str) -> list[Request]:
     """The requests of a set, those of a task together: its shortest answer first, then as `request_set` orders them."""
     counts = {
-        "tasks": dict.fromkeys(TASKS, COUNT), "long_prompts": LONG_PROMPTS, "long_answers": {"parameters": TRIED},
+        "tasks": dict.fromkeys(TASKS, COUNT),
+        "long_prompts": LONG_PROMPTS,
+        "long_answers": {"parameters": TRIED},
         "many": dict.fromkeys(TASKS, MANY),
-    }  # fmt: skip
+    }
     longest, fewest, tried = (LONG_ANSWER, LONG_KEPT, TRIED) if which == "long_answers" else (LONGEST, FEWEST, None)
     ordered = []
     for task, count in counts[which].items():
@@ -143,8 +145,10 @@ def recorders() -> dict[str, Recorder]:
         "threads": 1, "dtype": "float32", "nodes": BUDGET, "warm-up tokens": TOKENS,
         "costs": {name: cost[[0, 8, 16, 32]].round(3).tolist() for name, cost in COSTS.items()},
     }  # fmt: skip
-    return {name: Recorder("diaa", name, ["model", "set", "method"], parameters, [BASE, SMALL])
-            for name in ("answers", "passes")}  # fmt: skip
+    return {
+        name: Recorder("diaa", name, ["model", "set", "method"], parameters, [BASE, SMALL])
+        for name in ("answers", "passes")
+    }
 
 
 def record(model: str) -> None:
@@ -165,7 +169,8 @@ def record(model: str) -> None:
             for name, table in (("answers", answers), ("passes", passes)):
                 kept[name].add(table)
                 kept[name].checkpoint()
-            same, rate = f"{answers['identical'].sum()} of {len(answers)} identical", passes["emitted"].mean()
+            same = f"{answers['identical'].sum()} of {len(answers)} identical"
+            rate = passes["emitted"].mean()
             print(f"{model} {which} {method}: {rate:.3f} tokens a pass, {same}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """What the notebook's exhibits share: recorded passes, the time that they take on a machine, and what is judged.
 
-Tables are those of data/records/diaa (`ondevice_studies.diaa.record`, `ondevice_studies.diaa.timing`). A pass is one forward of the
+Tables are those of data/records/diaa (made by `record` and `timing` beside this file). A pass is one forward of the
 model that verifies a draft; an answer's decoding is all of its passes. Means are taken over a task's prompts, averages
 over the tasks.
 """
@@ -50,10 +50,12 @@ class Machine:
             known = sorted(set(zip(self.curves["model"], self.curves["dtype"], strict=True)))
             raise ValueError(f"{self.name} has no cost curve of {model!r} in {dtype}; it has {known}.")
         grid = mine.pivot_table(index="cached", columns="rows", values="mean")
-        axes, seconds = [grid.index.to_numpy(float), grid.columns.to_numpy(float)], grid.to_numpy()
+        axes = [grid.index.to_numpy(float), grid.columns.to_numpy(float)]
+        seconds = grid.to_numpy()
         for place in (0, 1):
             if seconds.shape[place] == 1:  # no slope is known
-                axes[place], seconds = axes[place] + [0, 1], seconds.repeat(2, axis=place)
+                axes[place] = axes[place] + [0, 1]
+                seconds = seconds.repeat(2, axis=place)
         curve = RegularGridInterpolator(axes, seconds, bounds_error=False, fill_value=None)
         return np.asarray(curve(np.stack(np.broadcast_arrays(cached, rows), axis=-1)))
 
@@ -97,10 +99,12 @@ def timed(
     drafting (a model's forwards), draft, choose, keep, observe (the code's), their sum seconds, and prefill; goodput
     (tokens a second) and latency (ms a token) of decoding; end_to_end (ms a token, the prompt's time with it).
     """
-    known, parts = dict(list(passes.groupby(["model", "method"]))), []
+    known = dict(list(passes.groupby(["model", "method"])))
+    parts = []
     for names, mine in answers.groupby(["model", "method"]):
         model, method = map(str, names)
-        timed_as, rows = shape or model, known[model, method]
+        timed_as = shape or model
+        rows = known[model, method]
         drafting = drafts.get(method, "").format(model=model)
         one = machine.forward(drafting, dtype, 1, rows["cached"]) if drafting else 0.0
         forward = machine.forward(timed_as, dtype, 1 + rows["drafted"], rows["cached"])
@@ -160,7 +164,8 @@ def tables_1_and_2(
     """c02 to c15 of the larger model and the small one. A null is the same with another method in a place."""
 
     def lead(sample: Resampled, lower: bool = False) -> Estimate:
-        mine, others = sample[ours].mean(axis=1), [sample[name].mean(axis=1) for name in PAPERS if name in sample.names]
+        mine = sample[ours].mean(axis=1)
+        others = [sample[name].mean(axis=1) for name in PAPERS if name in sample.names]
         return sample.estimate(np.min(others, axis=0) / mine if lower else mine / np.max(others, axis=0))
 
     def spread(sample: Resampled, name: str) -> NDArray[np.float64]:
@@ -230,7 +235,8 @@ def of_another_model(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
 
 
 def _unequal(same: pd.Series, kind: str) -> tuple[Estimate, Estimate]:
-    share, n = 100 * float(1 - same.mean()), len(same)
+    share = 100 * float(1 - same.mean())
+    n = len(same)
     return Estimate(share, share, share, n, kind), Estimate(n, n, n, n, kind)
 
 

@@ -1,7 +1,7 @@
 """What this machine takes: cost curves T(rows, cached), and whole answers with their parts, interleaved.
 
-`python -m ondevice_studies.diaa.timing --minutes M` on a quiet machine writes curves and whole of data/records/diaa for this
-machine, after each part anew, the most important parts first; it begins nothing after the minutes. One thread.
+`python -m ondevice_studies.diaa.timing --minutes M` on a quiet machine writes curves and whole of
+data/records/diaa for this machine, after each part anew, the most important parts first; it begins nothing after the minutes. One thread.
 float32 is the lean engine's, where it has the model; "float32, transformers" and the other formats are transformers'.
 Prompts are those of the record. Drafting forwards have a part of their own: one of SpS costs the small T(1), and one
 of SWIFT the row "<model>, layers skipped" of the curves. SWIFT itself is not run: it skips layers of the transformers
@@ -69,7 +69,8 @@ def shortened(spec: str, dtype: str) -> CausalLM:
     kept = [layer for place, layer in enumerate(model.model.layers) if place not in left_out]
     for place, layer in enumerate(kept):
         layer.self_attn.layer_idx = place
-    model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList(kept), len(kept)
+    model.model.layers = torch.nn.ModuleList(kept)
+    model.config.num_hidden_layers = len(kept)
     return engine(model) if dtype == "float32" else CausalLM(model)
 
 
@@ -99,18 +100,21 @@ class Curve:
 
 def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
     """All curves of a model; of the bundled ones in float32 also one row without the layers that SWIFT skips."""
-    bundled, label = not spec.startswith("random:"), {"model": spec, "dtype": dtype}
+    bundled = not spec.startswith("random:")
+    label = {"model": spec, "dtype": dtype}
     lengths = CACHED if bundled else (256,)
     found = [Curve(lm, cached, ROWS, label) for cached in lengths]
     if bundled and dtype.startswith("float32"):
-        label, short = {"model": f"{spec}, layers skipped", "dtype": dtype}, shortened(spec, dtype)
+        label = {"model": f"{spec}, layers skipped", "dtype": dtype}
+        short = shortened(spec, dtype)
         found += [Curve(short, cached, (1,), label) for cached in lengths]
     return found
 
 
 def curves(spec: str, dtype: str, seconds: float) -> pd.DataFrame:
     """All curves of a model, in turns for about `seconds`. A slow machine or model has fewer turns, at least one."""
-    found, began = of_model(load(spec, dtype), spec, dtype), perf_counter()
+    found = of_model(load(spec, dtype), spec, dtype)
+    began = perf_counter()
     while not found[0].times or (perf_counter() - began < seconds and len(found[0].times) < 60):
         for one in found:
             one.turn()
@@ -124,7 +128,8 @@ class Watch:
     """Seconds of an answer by part. Of timed calls that nest, the inner ones are a drafter's forwards: `drafting`."""
 
     def __init__(self) -> None:
-        self.began, self.first = perf_counter(), 0.0
+        self.began = perf_counter()
+        self.first = 0.0
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._inner: list[float] = []  # of each call that is under way, the seconds of calls inside it
 
@@ -198,12 +203,14 @@ def answer(bench: Workbench, made: Made, request: Request, shape: CausalLM | Non
 
     shape: is driven; decode_s is then the sum of the parts.
     """
-    watch, (drafter, budget) = Watch(), made
+    watch = Watch()
+    (drafter, budget) = made
     lm = Driven(bench.lm, shape, watch, find if isinstance(drafter, Learning) else None) if shape else bench.lm
     model = nullcontext() if shape else watch.on(Session, verify="verify", extend="extend", keep="keep")
     with model, watch.on(drafter, propose="draft", observe="observe"):
-        found = bench.generate(lm, drafter, request.ids, request.limit, budget=budget, choice=watch.choice,
-                               ends=request.ends)  # fmt: skip
+        found = bench.generate(
+            lm, drafter, request.ids, request.limit, budget=budget, choice=watch.choice, ends=request.ends
+        )
     ended = perf_counter()
     parts = {f"{part}_s": watch.seconds[part] for part in ("verify", "keep", "drafting", "draft", "observe")}
     decode = sum(parts.values()) if shape else ended - watch.first
@@ -222,7 +229,8 @@ def whole(
     take a turn after every request, so that what slows the machine for a while slows both. shape: a model that is
     driven with this one's acceptance.
     """
-    driven, find = load(shape, "float32") if shape else None, Likeliest(K)
+    driven = load(shape, "float32") if shape else None
+    find = Likeliest(K)
     rows: list[dict[str, Any]] = []
     made: dict[tuple[str, str], Made] = {}
     for place, request in enumerate(sorted(asked, key=lambda one: one.prompt)):  # all tasks' first ones first
@@ -245,7 +253,8 @@ def whole(
 
 def parts(minutes: float, ends: float, shapes: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """(name, a part of that table), the most important first. ends: by `time.monotonic`."""
-    answers, benches = load_record("diaa", "answers"), {model: Workbench(model) for model in (BASE, SMALL)}
+    answers = load_record("diaa", "answers")
+    benches = {model: Workbench(model) for model in (BASE, SMALL)}
     for model, share in ((BASE, 0.45), (SMALL, 0.2)):
         asked = sample(benches[model], answers, number=PROMPTS)
         left_out = ("SWIFT",) if model == BASE else ("SWIFT", "SpS")
@@ -259,7 +268,8 @@ def parts(minutes: float, ends: float, shapes: Sequence[str]) -> Iterator[tuple[
     for dtype, model in product(DTYPES[1:], benches):
         yield "curves", curves(model, dtype, seconds)
     yield "curves", curves(shapes[0], "float32", seconds)
-    asked, until = sample(benches[BASE], answers, number=2), min(ends, time.monotonic() + 12 * minutes)
+    asked = sample(benches[BASE], answers, number=2)
+    until = min(ends, time.monotonic() + 12 * minutes)
     yield "whole", whole(benches[BASE], asked, DRIVEN, until, shape=shapes[0])
     for dtype, shape in list(product(DTYPES, shapes))[1:]:
         yield "curves", curves(shape, dtype, seconds)
@@ -274,7 +284,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     gc.disable()
     began = time.monotonic()
-    made, tables = {"threads": 1, "minutes at most": options.minutes}, defaultdict[str, list[pd.DataFrame]](list)
+    made = {"threads": 1, "minutes at most": options.minutes}
+    tables = defaultdict[str, list[pd.DataFrame]](list)
     for name, table in parts(options.minutes, began + 60 * options.minutes, options.shapes):
         tables[name].append(table)
         recorder = Recorder("diaa", name, KEYS[name], made, [BASE, SMALL], machine=machine_name())

@@ -31,8 +31,10 @@ _CACHES = ("warm", "cold") if hasattr(os, "posix_fadvise") else ("warm",)
 
 def folders(specs: Sequence[str]) -> dict[str, str]:
     """Label -> folder, of bundled models and of folders."""
-    return {device_probe.label(spec): str(assets.data("models", spec)) if spec in models.bundled() else spec
-            for spec in specs}  # fmt: skip
+    return {
+        device_probe.label(spec): str(assets.data("models", spec)) if spec in models.bundled() else spec
+        for spec in specs
+    }
 
 
 @contextlib.contextmanager
@@ -70,7 +72,8 @@ def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
 
     found = {}
     for cache, rows in table.groupby("page_cache"):
-        size, seconds = np.log(rows["parameters"].to_numpy()), np.log(rows["load_s"].to_numpy())
+        size = np.log(rows["parameters"].to_numpy())
+        seconds = np.log(rows["load_s"].to_numpy())
 
         def slope(drawn: np.ndarray, size: np.ndarray = size, seconds: np.ndarray = seconds) -> float:
             medians = pd.Series(seconds[drawn]).groupby(size[drawn]).median()
@@ -83,7 +86,8 @@ def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
 def watched(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     """What a call returns, and how many cores were busy with something else meanwhile."""
     psutil.cpu_percent()
-    own, began = process_time(), perf_counter()
+    own = process_time()
+    began = perf_counter()
     result = call(*arguments)
     share = (process_time() - own) / (perf_counter() - began)
     return result, round(max(0.0, psutil.cpu_percent() / 100 * (os.cpu_count() or 1) - share), 2)

@@ -50,10 +50,12 @@ def measure(model: Any, lengths: Sequence[int] | np.ndarray, new_tokens: int, se
     with torch.inference_mode(), one_thread():
         for request, length in enumerate([int(lengths[0]), *(int(x) for x in lengths)]):
             token = torch.from_numpy(rng.integers(0, model.config.vocab_size, (1, length))).to(model.device)
-            cache, last = None, perf_counter()
+            cache = None
+            last = perf_counter()
             for number in range(new_tokens):
                 output = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache, token = output.past_key_values, output.logits.argmax(-1)
+                cache = output.past_key_values
+                token = output.logits.argmax(-1)
                 token.item()  # waits for a GPU
                 now = perf_counter()
                 rows.append((request - 1, length, number, now - last))
@@ -74,7 +76,8 @@ def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
     tokens_per_s and overhead_s: r_p and c of D(l) = l / r_p + c. r2: of the medians. pearson_r: of the requests.
     kind: whatever `evidence.kind_of` takes.
     """
-    x, y = np.asarray(lengths, dtype=float), np.asarray(seconds, dtype=float)
+    x = np.asarray(lengths, dtype=float)
+    y = np.asarray(seconds, dtype=float)
 
     def fitted(rows: np.ndarray) -> dict[str, float]:
         medians = pd.Series(y[rows]).groupby(x[rows]).median()
@@ -101,5 +104,7 @@ def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
 def _each(statistics: Callable[[np.ndarray], dict[str, float]], n: int, kind: Any) -> dict[str, Estimate]:
     """Every statistic of n samples with its interval, all from the same draws."""
     known = functools.cache(lambda drawn: statistics(np.frombuffer(drawn, dtype=np.intp)))
-    return {name: resampled(lambda rows, name=name: float(known(rows.tobytes())[name]), n, kind)  # type: ignore[misc]
-            for name in statistics(np.arange(n))}  # fmt: skip
+    return {
+        name: resampled(lambda rows, name=name: float(known(rows.tobytes())[name]), n, kind)  # type: ignore[misc]
+        for name in statistics(np.arange(n))
+    }

@@ -23,14 +23,16 @@ from ondevice_papers.disco import quality
 from ondevice_papers.disco.quality import HANDOVERS, LIMIT, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
 
-DEVICE, SERVER = "pydocs-lm-small", "pydocs-lm-base"
+DEVICE = "pydocs-lm-small"
+SERVER = "pydocs-lm-base"
 KEYS = ["family", "document", "direction", "handover"]
 EXACT = ["prompt_sha", "answer_sha", "tokens", "right", "rouge_1"]  # what a sample that runs again is compared in
 PROMPTS = 300  # of a family, or as many as there are
 AT_ONCE = 50  # prompts between two checkpoints
 PROBED = (DEVICE, SERVER, "random:qwen2.5-0.5b")
 TURNS = {"device": 5, "cold_start": 12}
-POLICY_SIZES, POLICY_REPEATS = (1_000, 10_000, 100_000), 15
+POLICY_SIZES = (1_000, 10_000, 100_000)
+POLICY_REPEATS = 15
 
 
 # Quality
@@ -54,7 +56,8 @@ def again(
         prompt = tokenizer(task.prompt)["input_ids"]
         for direction, first, second in ((f"{a} to {b}", one, two), (f"{b} to {a}", two, one)):
             for handover, said in hand_over(first, second, prompt, HANDOVERS, LIMIT).items():
-                tokens, margins = [token for token, _ in said], [margin for _, margin in said]
+                tokens = [token for token, _ in said]
+                margins = [margin for _, margin in said]
                 rows.append((task.family, task.name, direction, handover, _digest(prompt), _digest(tokens), len(tokens),
                              min(margins)))  # fmt: skip
                 answers.append(str(tokenizer.decode(tokens, skip_special_tokens=True)))
@@ -68,7 +71,8 @@ def record_quality() -> Path:
     parameters = {"prompts of a family": PROMPTS, "tokens": LIMIT, "hand-overs": HANDOVERS,
                   "threads": 1, "dtype": "float32"}  # fmt: skip
     kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
-    pair, done = {name: models.load(name) for name in (DEVICE, SERVER)}, {unit[:2] for unit in kept.done}
+    pair = {name: models.load(name) for name in (DEVICE, SERVER)}
+    done = {unit[:2] for unit in kept.done}
     missing = [one for one in quality.items(PROMPTS, corpus.tokenizer()) if (one.family, one.name) not in done]
     for start in range(0, len(missing), AT_ONCE):
         kept.add(again(pair, missing[start : start + AT_ONCE]))
@@ -91,7 +95,8 @@ def record_device() -> Path:
     "alpaca": prompts of Alpaca's lengths. A turn asks for the same as another: their difference is the floor below
     which none is read.
     """
-    alpaca, rng = traces.lengths(), np.random.default_rng(0)
+    alpaca = traces.lengths()
+    rng = np.random.default_rng(0)
     grid = rng.permutation(np.repeat([32, 64, 128, 256, 480, 720, 960], 3))
     parts = {"same": (np.full(10, round(alpaca.mean)), 32), "lengths": (grid, 1), "alpaca": (alpaca.sample(40, rng), 1)}
     parameters = {"turns": TURNS["device"], "threads": 1, "seed": 0,
@@ -136,9 +141,11 @@ def _of_this_machine(
 
 
 PARTS: dict[str, Callable[[], Path]] = {
-    "quality": record_quality, "device": record_device, "cold_start": record_cold_start,
+    "quality": record_quality,
+    "device": record_device,
+    "cold_start": record_cold_start,
     "policy_times": record_policy_times,
-}  # fmt: skip
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

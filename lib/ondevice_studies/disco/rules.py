@@ -29,7 +29,8 @@ _ONE = "one model alone"
 _MOVED = "over directions and hand-overs at which over half of the answers change hands"
 _CLOSED = "the service and its trace are not public"
 _CITED = "cited from other work, not a result of this paper"
-_STEADY, _RISES = AtMost(1.1), Above(1.1)
+_STEADY = AtMost(1.1)
+_RISES = Above(1.1)
 
 
 def _near(size: float) -> Test:
@@ -38,8 +39,10 @@ def _near(size: float) -> Test:
 
 def _cells(table: str, unit: str, near: float, trend: Test, null: str = "") -> Rule:
     """Cell by cell."""
-    quantity = (f"cells of {table}: (mean distance to the paper's, rank correlation with them, share within {near:g}"
-                f" {unit}, share above 0)")  # fmt: skip
+    quantity = (
+        f"cells of {table}: (mean distance to the paper's, rank correlation with them, share within {near:g}"
+        f" {unit}, share above 0)"
+    )
     return Rule(quantity, "", Each(AtMost(near), AtLeast(0.8), AtLeast(0.75), AtLeast(0.95)), trend,
                 (10 * near, -0.3, 0.1, 0.5), null, note=f"in {unit}")  # fmt: skip
 

@@ -179,7 +179,8 @@ def beyond_the_tail(
         drawn = Requests.draw(requests, lengths, server, np.random.default_rng([seed, len(service)]))
         for b in budgets:
             policy = policies("device", server, device, b)["DiSCo"]
-            ttft, w_tail = play(policy, drawn, device).ttft, float(policy.wait_device.max())
+            ttft = play(policy, drawn, device).ttft
+            w_tail = float(policy.wait_device.max())
             beyond = (ttft > w_tail + device.ttft(drawn.prompt) + 1e-9).mean()
             rows.append((service, b, w_tail, (ttft > w_tail + 1e-9).mean(), beyond, requests))
     return born(
@@ -243,13 +244,15 @@ def queued(
     service: str, device: Device, budget: float, policies: Policies, gaps: Sequence[float], requests: int, seed: int
 ) -> pd.DataFrame:
     """Beside Figure 5: users as bursty, whose phone serves one request at a time. user, constrained, policy, mean_s."""
-    server, rows = traces.measured(service), []
+    server = traces.measured(service)
+    rows = []
     for user, gap in enumerate(gaps):
         rng = np.random.default_rng([seed, user])
         arrivals = np.cumsum(traces.arrival_gaps(user, gap, requests, rng))
         pairs = joint(requests, rng)
         decoding = np.minimum(128, pairs["answer"].to_numpy()) / device.decode_rate
-        prompt, seen = pairs["prompt"].to_numpy(), traces.ttft_like(service, requests, rng)
+        prompt = pairs["prompt"].to_numpy()
+        seen = traces.ttft_like(service, requests, rng)
         ttft = {"device": device.ttft(prompt), "server": seen}
         for constrained in SIDES:
             chosen = policies(constrained, server, device, budget)
@@ -266,14 +269,17 @@ def savings(found: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estim
     """(largest saving in percent, share of service and device pairs that save over 5), intervals over requests."""
     kept = np.flatnonzero(found.settings["constrained"].isin(SIDES if side is None else [side]))
     pair = found.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
-    starts, n = np.flatnonzero(np.r_[True, np.diff(pair) != 0]), found.cost.shape[1]
+    starts = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
+    n = found.cost.shape[1]
 
     def greatest(rows: NDArray[np.intp]) -> NDArray[np.float64]:
         saved = found.saved(np.bincount(rows, minlength=n).astype(float))[kept]
         return np.maximum.reduceat(saved, starts)
 
-    return (evidence.resampled(lambda rows: float(greatest(rows).max()), n, "simulated", seed=seed),
-            evidence.resampled(lambda rows: float((greatest(rows) > 5).mean()), n, "simulated", seed=seed))  # fmt: skip
+    return (
+        evidence.resampled(lambda rows: float(greatest(rows).max()), n, "simulated", seed=seed),
+        evidence.resampled(lambda rows: float((greatest(rows) > 5).mean()), n, "simulated", seed=seed),
+    )
 
 
 def buffered(found: Bill, statistic: Any) -> pd.DataFrame:
@@ -333,7 +339,8 @@ class Asked:
 def asked(
     server: Latency, gaps: Latency, lengths: Lengths, count: int, cap: int, pairs: Pairs, rng: np.random.Generator
 ) -> Asked:
-    drawn, known = Requests.draw(count, lengths, server, rng), pairs(count, rng)
+    drawn = Requests.draw(count, lengths, server, rng)
+    known = pairs(count, rng)
     requests = Requests(known["prompt"].to_numpy(), drawn.server_ttft, drawn.coin)
     answer = np.minimum(cap, known["answer"].to_numpy())
     return Asked(requests, answer, rng.choice(gaps.samples, count), rng.choice(server.samples, count))
@@ -354,7 +361,8 @@ def bill(
     remaining = expected_remaining(np.repeat(known["answer"], known["count"]), cap)
     settings, costed, seen = [], [], []
     for number, service in enumerate(services):
-        server, gaps = traces.server(service), traces.measured(server_tbt, "tbt_s")
+        server = traces.server(service)
+        gaps = traces.measured(server_tbt, "tbt_s")
         all_of = asked(server, gaps, lengths, count, cap, pairs, np.random.default_rng([seed, number]))
         if generous:
             all_of = replace(all_of, answer=np.full(count, cap))
@@ -368,7 +376,8 @@ def bill(
             for b in budgets:
                 raced = play(policies(side, server, device, b)["DiSCo"], all_of.requests, device)
                 rows = np.flatnonzero(raced.device_won == (side == "device"))
-                prompt, answer = all_of.requests.prompt, all_of.answer
+                prompt = all_of.requests.prompt
+                answer = all_of.answer
                 without = prompt * (raced.device_ran * prices[0].prefill + raced.server_ran * prices[1].prefill)
                 cost: Any = without + answer * target.decode
                 without = cost.copy()
@@ -398,11 +407,13 @@ def _taken_over(
     all_of: Asked, raced: Raced, device: Device, side: Side, rows: NDArray[np.intp], slower: float
 ) -> Answers:
     """The answers that the constrained side won, and what the other one would do with them."""
-    on_device, gap = np.full(len(rows), 1 / device.decode_rate), all_of.gap[rows]
+    on_device = np.full(len(rows), 1 / device.decode_rate)
+    gap = all_of.gap[rows]
     source_gap, target_gap = (on_device, gap) if side == "device" else (gap, on_device)
     delay = all_of.again[rows] if side == "device" else np.full(len(rows), device.overhead)
     prefill = 0.0 if side == "device" else 1 / device.prefill_rate
-    prompt, answer = all_of.requests.prompt[rows], all_of.answer[rows]
+    prompt = all_of.requests.prompt[rows]
+    answer = all_of.answer[rows]
     return Answers(prompt, answer, raced.ttft[rows], source_gap, target_gap, slower * delay, slower * prefill)
 
 
@@ -434,19 +445,21 @@ def routed(folder: Path) -> list[tuple[float, str]]:
 
     def deployment(side: Side, price: float, *timing: str) -> dict[str, Any]:
         asked = {"model": "openai/replay", "api_base": program("replay", *timing), "output_cost_per_token": price}
-        return {"model_name": "assistant", "litellm_params": asked,
-                "model_info": {"side": side, "can_continue": True}}  # fmt: skip
+        return {"model_name": "assistant", "litellm_params": asked, "model_info": {"side": side, "can_continue": True}}
 
     try:
         settings = {"constrained": "server", "pace": 20, "state": f"{folder}/state.json"}
-        models = [deployment("device", 0.0, "--ttft", "0.3", "--tbt", "0.05"),
-                  deployment("server", 1e-6, "--ttft", "0.2", "--tbt", "0.01")]  # fmt: skip
+        models = [
+            deployment("device", 0.0, "--ttft", "0.3", "--tbt", "0.05"),
+            deployment("server", 1e-6, "--ttft", "0.2", "--tbt", "0.01"),
+        ]
         config = Path(folder, "config.yaml")
         config.write_text(json.dumps({"model_list": models, "router_settings": settings}))  # JSON is YAML
         address = program("serve", "--config", str(config))
         asked = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True, "max_tokens": 60}
-        request = urllib.request.Request(f"{address}/chat/completions", json.dumps(asked).encode(),
-                                         {"content-type": "application/json"})  # fmt: skip
+        request = urllib.request.Request(
+            f"{address}/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+        )
         start = time.perf_counter()
         with urllib.request.urlopen(request, timeout=60) as answer:
             return [(time.perf_counter() - start, line.decode().strip()) for line in answer if line.strip()]
@@ -513,12 +526,14 @@ def plane(
 ) -> pd.DataFrame:  # fmt: skip
     """Device-constrained policies at one budget in the plane of mean and P99: service, policy, label, mean_s, p99_s."""
     server = traces.server(service)
-    made = [("server only", "", dispatch.server_only(lengths)),
-            ("Stoch-D", "", dispatch.stochastic(lengths, "device", budget)),
-            ("race-D", "", dispatch.random_race(lengths, "device", budget)),
-            *(("DiSCo-D", f"{alpha:.2g}", disco_d(lengths, server, budget, alpha)) for alpha in alphas),
-            ("P99-optimal", "", optimal.deadline_optimal(lengths, server, device, budget)[0]),
-            ("mean-optimal", "", optimum(lengths, server, device, budget))]  # fmt: skip
+    made = [
+        ("server only", "", dispatch.server_only(lengths)),
+        ("Stoch-D", "", dispatch.stochastic(lengths, "device", budget)),
+        ("race-D", "", dispatch.random_race(lengths, "device", budget)),
+        *(("DiSCo-D", f"{alpha:.2g}", disco_d(lengths, server, budget, alpha)) for alpha in alphas),
+        ("P99-optimal", "", optimal.deadline_optimal(lengths, server, device, budget)[0]),
+        ("mean-optimal", "", optimum(lengths, server, device, budget)),
+    ]
     rows = [(service, name, label, *_plane(expected(policy, lengths, server, device))) for name, label, policy in made]
     rows.append((service, "clairvoyant", "", optimal.clairvoyant_mean(lengths, server, device, budget), np.nan))
     return born(pd.DataFrame(rows, columns=["service", "policy", "label", "mean_s", "p99_s"]), "simulated")

@@ -1,7 +1,7 @@
 """Measured latencies, lengths and arrivals: the quantiles, counts and fits of data/traces.
 
-`python -m ondevice_studies.disco.traces` derives data/traces/*.csv from the local data folder; data/traces/README.md names the
-sources and their licences.
+`python -m ondevice_studies.disco.traces` derives data/traces/*.csv from the local data folder;
+data/traces/README.md names the sources and their licences.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _api_rows(path: Path) -> pd.DataFrame:
 def _derive(folder: Path) -> dict[str, pd.DataFrame]:
     """The committed tables from the raw traces in `folder`."""
     rows = _api_rows(folder / "llmperf_leaderboard.csv")
-    quantiles, dependence = [], []
+    quantiles = []
+    dependence = []
     for series, group in rows.groupby("series"):
         for metric in ("ttft_s", "tbt_s"):
             seconds = np.sort(group[metric].dropna().to_numpy())

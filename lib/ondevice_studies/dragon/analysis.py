@@ -101,7 +101,8 @@ def timeline(
     epochs = np.cumsum(np.vstack([np.zeros((1, 2), int), ~accepted]), axis=0)  # of valid drafts, by position
     for bar in recorder.bars:
         if bar["what"] == "decode" and not bar["outcome"]:
-            side, position = SIDES.index(bar["side"]), bar["position"]
+            side = SIDES.index(bar["side"])
+            position = bar["position"]
             valid = bar["epoch"] == epochs[position, side]
             bar["outcome"] = ("accepted" if accepted[position, side] else "rejected") if valid else "void"
     return run, pd.DataFrame(recorder.bars).drop(columns="epoch")
@@ -131,7 +132,8 @@ def draw(axis: Axes, bars: pd.DataFrame) -> None:
 
 def handles(bars: pd.DataFrame) -> list[Any]:
     """What a legend of `draw` says."""
-    outcomes, sent = set(bars.loc[bars["what"] == "decode", "outcome"]), set(bars["what"])
+    outcomes = set(bars.loc[bars["what"] == "decode", "outcome"])
+    sent = set(bars["what"])
     patches = [Patch(color=COLOURS[colour], alpha=0.9 if outcome else 0.25, label=f"decode, {outcome or 'not given'}")
                for outcome, colour in _OUTCOMES.items() if outcome in outcomes]  # fmt: skip
     lines = [Line2D([], [], color=COLOURS[colour], ls=line, lw=width, label=f"{what} sent")
@@ -200,7 +202,8 @@ class Pipelines(NamedTuple):
 def pipelines(tokens: int = 6, costs: Costs = EXAMPLE, rules: Rules | None = None) -> Pipelines:
     """Figure 4: all drafts accepted, and all rejected. formula_s: Eq. 7's steady state. Unlike the paper's drawing, the
     device, which aggregates, sends no drafts: nobody would read them. rules: as of `Side`."""
-    bars, rows = [], []
+    bars = []
+    rows = []
     for case, accepted in (("all accepted", True), ("all rejected", False)):
         run, found = timeline(world_of(costs, np.full((tokens, 2), accepted)), rules=rules)
         bars.append(found.assign(case=case))

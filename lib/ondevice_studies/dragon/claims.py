@@ -50,7 +50,8 @@ def perplexity(table: Resampled, ours: str = language_modelling.DRAGON) -> Value
     same = (none - at[ours][-1]) / np.maximum(none - best[-1], _LEAST)
     own = (none - at[ours][-1]) / np.maximum(none - best.min(axis=0), _LEAST)
     over = np.stack([at[method] / at[ours] for method in PRINTED])
-    drcg, four = at[DRCG], list(COUNTS).index(4)
+    drcg = at[DRCG]
+    four = list(COUNTS).index(4)
     falls = drcg[-1] / drcg[four] - 1, drcg[four] / none - 1
     return {
         "dragon-c01": said(same.max(axis=1)), "dragon-c02": said(own[:, 0]), "dragon-c03": said(own[:, -1]),
@@ -80,7 +81,7 @@ def per_token(table: Resampled, task: str = MIX, ours: str = DRAGON) -> Values:
         "dragon-c13": tuple(said(ends[method][1] / ends[method][0]) for method in (TW, SW)),
         "dragon-c14": tuple(said(ends[method][1] - ends[method][0]) for method in (SW, TW)),
         "dragon-c16": said(100 * (every / np.mean(ends[CRCG], axis=0) - 1)),
-    }  # fmt: skip
+    }
 
 
 def first_token(
@@ -95,24 +96,27 @@ def first_token(
     said = unpaced.estimate
     return {
         "dragon-c15": between.estimate(later[f"{ROWS} 0"] / later[f"{AS_MANY} 0"]),
-        "dragon-c17": paced.estimate(np.max(ratios, axis=0)), "dragon-c18": said(np.mean(text, axis=0)),
+        "dragon-c17": paced.estimate(np.max(ratios, axis=0)),
+        "dragon-c18": said(np.mean(text, axis=0)),
         "dragon-c19": said(quick[f"{ROWS} 300"] / quick[f"{ours} 300"]),
-    }  # fmt: skip
+    }
 
 
 def sizes() -> Values:
     """c21 to c23: keys and values of two documents of 64 tokens, from the configurations, in float32."""
-    opt, qwen = printed.kv_megabytes(printed.OPT), printed.kv_megabytes(printed.QWEN)
-    return {name: exact(size, "analytic") for name, size in
-            (("dragon-c21", opt / qwen), ("dragon-c22", opt), ("dragon-c23", qwen))}  # fmt: skip
+    opt = printed.kv_megabytes(printed.OPT)
+    qwen = printed.kv_megabytes(printed.QWEN)
+    return {
+        name: exact(size, "analytic")
+        for name, size in (("dragon-c21", opt / qwen), ("dragon-c22", opt), ("dragon-c23", qwen))
+    }
 
 
 # Figures 9 and 10
 
 
 def scheduling(total: Resampled, on_device: Resampled, ours: str = "DRAGON") -> Values:
-    """c26 to c29. total, on_device: of `study.schedules`; c26 to c28 are of the setting with the authors' Qwen timings.
-    """
+    """c26 to c29. total, on_device: of `study.schedules`; c26 to c28 are of the authors' Qwen timings."""
     setting = f"drawn, {printed.QWEN}"
 
     def said(draws: Draws) -> Estimate:
@@ -122,10 +126,14 @@ def scheduling(total: Resampled, on_device: Resampled, ours: str = "DRAGON") -> 
         return part(total, f"{strategy} {delay:.0f}", of_setting)
 
     saved = {delay: 100 * (1 - of(ours, delay) / of("Device", delay)) for delay in replays.DELAYS}
-    over = [of(ours, delay) / np.min([of(one, delay) for one in ("Cloud", "Device", "Random")], axis=0)
-            for delay in replays.DELAYS]  # fmt: skip
-    changing = [100 * (1 - of(ours, 400, one) / np.minimum(of("Device", 400, one), of("Cloud", 400, one)))
-                for one in ("changing, both 100 ms", f"changing, {printed.QWEN}")]  # fmt: skip
+    over = [
+        of(ours, delay) / np.min([of(one, delay) for one in ("Cloud", "Device", "Random")], axis=0)
+        for delay in replays.DELAYS
+    ]
+    changing = [
+        100 * (1 - of(ours, 400, one) / np.minimum(of("Device", 400, one), of("Cloud", 400, one)))
+        for one in ("changing, both 100 ms", f"changing, {printed.QWEN}")
+    ]
     return {
         "dragon-c26": said(np.max(over, axis=0)), "dragon-c27": (said(saved[100.0]), said(saved[400.0])),
         "dragon-c28": (said(part(on_device, f"{ours} 0", setting)),
@@ -146,12 +154,14 @@ def chi_square(
     wrong: by how much the aggregator's log odds of the sides' weights are off, as a control. aggregate: the function of
     `speculative_aggregation`, or an experiment's.
     """
-    random, rows = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    rows = []
     for number in range(pairs):
         spread = random.choice([0.1, 0.5, 2.0], 2)
         p, q = (random.dirichlet(np.full(vocabulary, s)) * 0.999 + 0.001 / vocabulary for s in spread)
         weights = random.normal(size=2)
-        mixed, decided = target(p, q, *weights), target(p, q, weights[0] + wrong, weights[1])
+        mixed = target(p, q, *weights)
+        decided = target(p, q, weights[0] + wrong, weights[1])
         for gamma in (0.5, 1.0):
             numbers = random.random((7, draws))
             drafts = sample(p, numbers[5]), sample(q, numbers[6])
@@ -177,7 +187,8 @@ def overlap(
     """c34, rank correlations of overlap and acceptance: the least as a remote distribution moves to the local one, and
     that over pairs which have nothing to do with each other.
     """
-    random, found = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    found = []
     for _ in range(pairs):
         p, q = random.dirichlet(np.full(vocabulary, 0.3), 2)
         steps = [(1 - t) * q + t * p for t in np.linspace(0, 1, 12)]
@@ -190,11 +201,12 @@ def overlap(
 
 
 def formulas(
-    decode_remote: float = 0.5, rtt: float = 0.3, difference: Callable[..., float] = latency_difference,
+    decode_remote: float = 0.5,
+    rtt: float = 0.3,
+    difference: Callable[..., float] = latency_difference,
     speedup: Callable[..., float] = speedup,
-) -> Values:  # fmt: skip
-    """c31, c32, c35 to c38, on grids of Eqs. 8 and 9. difference, speedup: the functions of `cost`, or an experiment's.
-    """
+) -> Values:
+    """c31, c32, c35 to c38, on grids of Eqs. 8 and 9. difference, speedup: those of `cost`, or an experiment's."""
     rates = np.linspace(0, 1, 11)
     slow = np.linspace(decode_remote + rtt * 1.001, 3, 12)
     fast = np.linspace(0.01, decode_remote - rtt * 1.001, 12)
@@ -204,34 +216,41 @@ def formulas(
         return difference(Costs(local, decode_remote, rtt / 2, rtt / 2), alpha_l, alpha_r)
 
     # more acceptance of a side's own drafts: its own aggregation (Z_l, in Delta Z = Z_l - Z_r) gets no better by it
-    rising = [gap(c, high, r) >= gap(c, low, r) - 1e-12
-              for c in near for r in rates for low, high in pairwise(rates)]  # fmt: skip
+    rising = [gap(c, high, r) >= gap(c, low, r) - 1e-12 for c in near for r in rates for low, high in pairwise(rates)]
 
     def gain(local: float, trip: float, alpha: float) -> float:
         return speedup(Costs(local, decode_remote, trip / 2, trip / 2), alpha)
 
-    locals_, trips = np.linspace(0.05, 3, 30), np.linspace(0, 3, 31)
+    locals_ = np.linspace(0.05, 3, 30)
+    trips = np.linspace(0, 3, 31)
     curve = [gain(local, rtt, 0.7) for local in locals_]
-    by_trip = [gain(c, high, a) >= gain(c, low, a) - 1e-12
-               for c in locals_ for a in rates for low, high in pairwise(trips)]  # fmt: skip
-    by_rate = [gain(c, t, high) >= gain(c, t, low) - 1e-12
-               for c in locals_ for t in trips for low, high in pairwise(rates)]  # fmt: skip
+    by_trip = [
+        gain(c, high, a) >= gain(c, low, a) - 1e-12 for c in locals_ for a in rates for low, high in pairwise(trips)
+    ]
+    by_rate = [
+        gain(c, t, high) >= gain(c, t, low) - 1e-12 for c in locals_ for t in trips for low, high in pairwise(rates)
+    ]
     values: Mapping[str, float | tuple[float, ...]] = {
-        "dragon-c31": max(sign * gap(c, a, b) for sign, paces in ((1, slow), (-1, fast))
-                          for c in paces for a in rates for b in rates),
+        "dragon-c31": max(
+            sign * gap(c, a, b) for sign, paces in ((1, slow), (-1, fast)) for c in paces for a in rates for b in rates
+        ),
         "dragon-c32": float(np.mean(rising)),
         "dragon-c35": (curve[0] / max(curve), *(curve[0] / gain(pace * decode_remote, rtt, 0.7) for pace in (1, 2))),
         "dragon-c36": max(abs(gain(c, rtt, a) - 1) for c in slow for a in rates),
-        "dragon-c37": float(np.mean(by_trip)), "dragon-c38": float(np.mean(by_rate)),
-    }  # fmt: skip
-    return {name: tuple(exact(one, "analytic") for one in value) if isinstance(value, tuple) else
-            exact(value, "analytic") for name, value in values.items()}  # fmt: skip
+        "dragon-c37": float(np.mean(by_trip)),
+        "dragon-c38": float(np.mean(by_rate)),
+    }
+    return {
+        name: tuple(exact(one, "analytic") for one in value) if isinstance(value, tuple) else exact(value, "analytic")
+        for name, value in values.items()
+    }
 
 
 def pipelines(tokens: pd.DataFrame) -> Values:
     """c39 to c41. tokens: of `analysis.pipelines`; the last token of each case is in the steady state."""
     steady = tokens.groupby("case")["per_token_s"].last()
-    costs, none = analysis.EXAMPLE, np.zeros((50, 2), bool)
+    costs = analysis.EXAMPLE
+    none = np.zeros((50, 2), bool)
     apart = analysis.time_per_token(costs, none) - analysis.time_per_token(costs, none, token_wise=True)
     values = {"dragon-c39": steady["all accepted"], "dragon-c40": steady["all rejected"], "dragon-c41": apart}
     return {name: exact(round(float(value), 9), "simulated") for name, value in values.items()}
@@ -239,7 +258,8 @@ def pipelines(tokens: pd.DataFrame) -> Values:
 
 def overheads(seconds: Mapping[str, list[float]], tokens: pd.DataFrame) -> Values:
     """c42 to c47. seconds: of `overhead.times`. tokens: the record `lockstep`."""
-    largest, words = float(tokens["bytes"].max()), study.by_word(tokens)
+    largest = float(tokens["bytes"].max())
+    words = study.by_word(tokens)
     each = derived(tokens.groupby(["holder", "question"], as_index=False)["lost"].mean().assign(part="lost"), tokens)
     lost = study.shares(each, "lost", "part")
     micro = 1e6 * np.array(seconds["aggregate"])
@@ -250,7 +270,7 @@ def overheads(seconds: Mapping[str, list[float]], tokens: pd.DataFrame) -> Value
         "dragon-c45": (exact(largest / 1024, "recorded"), lost.estimate(part(lost, "lost"))),
         "dragon-c46": exact(1e6 * largest / overhead.WIFI, "recorded"),
         "dragon-c47": tuple(words.estimate(part(words, name)) for name in ("function words", "other")),
-    }  # fmt: skip
+    }
 
 
 def theorem_1(tested: pd.DataFrame) -> Estimate:

@@ -37,7 +37,8 @@ TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # for BM25, whose scores 
 
 NONE, DRAGON, WHOLE, SEQUENCE = "no retrieval", "DRAGON", "DRAGON, uncut", "RAG-Sequence"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
-CLOUD_OUTPUT, DEVICE_OUTPUT = "CRCG/Cloud, output", "CRCG/Device, output"
+CLOUD_OUTPUT = "CRCG/Cloud, output"
+DEVICE_OUTPUT = "CRCG/Device, output"
 BEST_LAST, UNCUT, EQUAL = "DRCG, best last", "DRCG, uncut", "DRCG, equal compute"
 PRINTED = (CLOUD, DEVICE, DRCG)  # the paper's baselines
 
@@ -138,14 +139,17 @@ class Fronts:
         missing = [marker for marker in (END, PASSAGE, DOCUMENT) if marker not in known]
         if missing:
             raise ValueError(f"Documents are shown as to the bundled models; this tokenizer has no {missing[0]}.")
-        self.tokenizer, self.context = tokenizer, int(model.config.max_position_embeddings)
-        self._end, self._document = known[END], known[DOCUMENT]
+        self.tokenizer = tokenizer
+        self.context = int(model.config.max_position_embeddings)
+        self._end = known[END]
+        self._document = known[DOCUMENT]
 
     def front(self, passages: Sequence[Passage], budget: int | None = None, *, best_last: bool = False) -> list[int]:
         """Ids before a window; of the passages' at most `budget`, those of the best ones."""
         if not passages:
             return [self._end]
-        parts, left = list[list[int]](), self.context if budget is None else budget
+        parts = list[list[int]]()
+        left = self.context if budget is None else budget
         for passage in passages:
             text = f"{PASSAGE}{passage.title}\n{passage.text}"
             parts.append(list(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)[:left])
@@ -154,10 +158,10 @@ class Fronts:
         return [self._end, *(token for part in shown for token in part), self._document]
 
     def contexts(self, one: Retrieved, n: int, read: int) -> dict[str, list[int]]:
-        """The ids before the window of each method with one context. read: tokens that DRAGON reads with n documents.
-        """
+        """The ids before the window of each method with one context. read: tokens that DRAGON reads of n documents."""
         given = len(one.window.query) + len(one.window.scored) + len((self._end, self._document))
-        room, every = self.context - given, one.passages[:n]
+        room = self.context - given
+        every = one.passages[:n]
         least = min(BUDGET, room)
         return {
             CLOUD: self.front(one.passages[: n // 2], least),
@@ -177,7 +181,8 @@ def read_window(model: PreTrainedModel, fronts: Fronts, one: Retrieved) -> Read:
     """
     rows = [[*fronts.front(shown), *one.window.query] for shown in ([], *([passage] for passage in one.passages))]
     scored = one.window.scored
-    lengths, n = [len(row) for row in rows], len(scored)
+    lengths = [len(row) for row in rows]
+    n = len(scored)
     if max(lengths) + n > fronts.context:
         taken = max(lengths) + n
         raise ValueError(f"A document and a window take {taken} tokens, more than the context of {fronts.context}.")

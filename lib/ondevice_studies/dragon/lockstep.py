@@ -101,7 +101,8 @@ def accepted(
     """
     rows = []
     for name, other in (("device", "cloud"), ("cloud", "device")):
-        whole, p = now.whole[name], now.p[name]
+        whole = now.whole[name]
+        p = now.p[name]
         rows.append({
             "side": name, "token": token, "eta": share(now.log_weight[name], now.log_weight[other]),
             "tv": divergence(now.p["device"], now.p["cloud"]), "lost": divergence(whole / whole.sum(), now.told[name]),

@@ -93,7 +93,8 @@ def transcript(
         tokens.append(token)
         accepted.append(kept)
     p_device, p_cloud = np.array(mixtures, np.float32).swapaxes(0, 1)
-    prior, places = np.array(list(priors.values()), np.float32), tuple(device.documents.places(query, k)[0])
+    prior = np.array(list(priors.values()), np.float32)
+    places = tuple(device.documents.places(query, k)[0])
     return Transcript(np.array(tokens), p_device, p_cloud, prior, np.array(accepted), places, seed)
 
 
@@ -122,8 +123,9 @@ def candidates(query: str, members: Sequence[str], pool: Sequence[str], count: i
     nearest = _index(tuple(pool)).search([query], len(pool))[1][0]
     texts = list(dict.fromkeys([*members, *(pool[place] for place in nearest)]))
     if not len(members) <= count <= len(texts):
-        raise ValueError(f"{len(members)} members and their pool give from {len(members)} to {len(texts)} candidates, "
-                         f"not {count}.")  # fmt: skip
+        raise ValueError(
+            f"{len(members)} members and their pool give from {len(members)} to {len(texts)} candidates, not {count}."
+        )
     return texts[:count]
 
 
@@ -149,7 +151,8 @@ def candidate_log_probs(
         raise ValueError("There is no token to compute a probability of.")
     suffix = node.template.suffix(node.tokenizer, query)
     prompts = [node.template.prefix(node.tokenizer, passage)[: node.longest] + suffix for passage in passages]
-    rows, model = [[*prompt, *map(int, tokens[:-1])] for prompt in prompts], node.lm.model
+    rows = [[*prompt, *map(int, tokens[:-1])] for prompt in prompts]
+    model = node.lm.model
     if (longest := max(map(len, rows), default=0)) > node.lm.context:
         raise ValueError(f"A prompt of {longest} tokens does not fit the model's context of {node.lm.context}.")
     for batch in by_length([len(row) for row in rows], min(_BATCH_TOKENS, _BATCH_LOGITS // node.lm.vocabulary)):
@@ -173,7 +176,8 @@ def from_tokens(log_probs: Singles, seen: Transcript) -> Floats:
     log_probs: [B, n, V] log p(.|c), here and below.
     """
     at = np.arange(len(seen.tokens)), seen.tokens
-    p_cloud, p_candidate = seen.p_cloud[at].astype(float), np.exp(log_probs[:, *at].astype(float))
+    p_cloud = seen.p_cloud[at].astype(float)
+    p_candidate = np.exp(log_probs[:, *at].astype(float))
     return np.log((1 - ETA) * p_cloud + ETA * p_candidate).sum(-1)
 
 
@@ -223,7 +227,8 @@ def standing(scores: Floats, members: NDArray[np.bool_]) -> tuple[int, int, floa
     against the attacker. auc: chance that a member is above another candidate, ties half. members: [N] who is one.
     Raises ValueError where nobody or everybody is one.
     """
-    m, others = int(members.sum()), int((~members).sum())
+    m = int(members.sum())
+    others = int((~members).sum())
     if not (m and others):
         raise ValueError(f"There are {m} members and {others} others: an attack needs both.")
     best_rank = 1 + int((scores[~members] >= scores[members].max()).sum())
@@ -246,7 +251,8 @@ def attack(
     members = {device.documents.texts[place] for place in device.documents.places(query, k)[0]}
     if missing := members - set(candidates):
         raise ValueError(f"{len(missing)} of the device's {len(members)} passages are not among the candidates.")
-    chosen, relevant = np.array([text in members for text in candidates]), relevance(query, candidates)
+    chosen = np.array([text in members for text in candidates])
+    relevant = relevance(query, candidates)
     rows = list[dict[str, Any]]()
 
     def add(mode: str, cap: int, with_query: bool, scores: Floats, tokens: int) -> None:

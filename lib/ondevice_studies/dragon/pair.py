@@ -23,17 +23,19 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.kv_store import KVStore
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay
-from ondevice_programs.pair import centralised, library
+from ondevice_programs.pair import library
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import TEMPLATE, Node
+from ondevice_studies.dragon import centralised
 from ondevice_studies.dragon.world import World
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 TEXT, ROWS, ON_CLOUD, AS_MANY = "DRCG/Text", "DRCG/KV", "CRCG/Cloud", "CRCG/Device, as many documents"
 FETCHED = "documents fetched as text"  # and no answer
-BASE, BASE_JITTER = 0.002, 0.006  # seconds, of the paper's network without added delay (section 7.2)
+BASE = 0.002
+BASE_JITTER = 0.006  # seconds, of the paper's network without added delay (section 7.2)
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
 GREEDY = Asked(temperature=0.0, lookahead=32, limit=20)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
 Method = Callable[[Device, str], Answer]
@@ -130,9 +132,10 @@ def both(
         _cloud(model, folder, paces) as port,
         _this_side(model, folder) as node,
         Relay("127.0.0.1", port, up, down) as relay,
-        Device(node, port=relay.port, pace=paces.device, prefill=paces.device_prefill, patience=patience,
-               **hooks) as device,
-    ):  # fmt: skip
+        Device(
+            node, port=relay.port, pace=paces.device, prefill=paces.device_prefill, patience=patience, **hooks
+        ) as device,
+    ):
         yield device, relay
 
 
@@ -140,17 +143,18 @@ def nodes(model: str, folder: Path) -> dict[str, Node]:
     """Both sides as nodes of this process, for what needs no clock."""
     loaded = models.load(model)
     lm = CausalLM(loaded.model)
-    return {side: Node(lm, loaded.tokenizer, library.documents(str(folder / f"{side}.jsonl"), private=True), name=model)
-            for side in ("device", "cloud")}  # fmt: skip
+    return {
+        side: Node(lm, loaded.tokenizer, library.documents(str(folder / f"{side}.jsonl"), private=True), name=model)
+        for side in ("device", "cloud")
+    }
 
 
 @contextlib.contextmanager
 def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
-    """`ondevice-pair cloud`; yields its port. Raises ValueError with its last line where it does not start.
-    """
+    """`ondevice-pair cloud`; yields its port. Raises ValueError with its last line where it does not start."""
     command = [
-        sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends", "--model",
-        model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"), "--index",
+        sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends",
+        "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"), "--index",
         str(folder / "index"), "--pace-ms", str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
         "--gives-documents",
     ]  # fmt: skip
@@ -177,7 +181,8 @@ def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
 @contextlib.contextmanager
 def _this_side(model: str, folder: Path) -> Iterator[Node]:
     """The device's node; this process keeps to one thread and core meanwhile."""
-    threads, cores = torch.get_num_threads(), _cores()
+    threads = torch.get_num_threads()
+    cores = _cores()
     torch.set_num_threads(1)
     _pin(0, 0)
     try:

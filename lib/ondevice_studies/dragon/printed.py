@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from ondevice import assets
 from ondevice_studies.dragon.simulator import Bools, replayed
 
-QWEN, OPT = "Qwen2.5-1.5B", "OPT-1.3B"
-TW, SW = "DRDG/TW", "DRDG/SW"
+QWEN = "Qwen2.5-1.5B"
+OPT = "OPT-1.3B"
+TW = "DRDG/TW"
+SW = "DRDG/SW"
 # The recordings of device paces whose sums are the least totals of Figure 9, by the figure's model. Both are of one
 # prompt length and pace: the one drawn as OPT's is no recording of OPT, which takes half as long in Figure 7.
 RECORDINGS = {QWEN: "Latency-20250330144956", OPT: "Latency-20250326224732"}
-CASE_PACES, CASE_ACCEPTANCE = RECORDINGS[OPT], "Latency-20250330174023"  # of Figure 10
+CASE_PACES = RECORDINGS[OPT]
+CASE_ACCEPTANCE = "Latency-20250330174023"  # of Figure 10
 RATES = (0.49, 0.99)  # of a side in Figure 9: each sequence draws one for the device and one for the cloud
 EXAMPLE = dict(decode_local=2.0, decode_remote=1.0, send_local=1.5, send_remote=1.8)  # Figure 4, device local, seconds
 KV_SHAPES = {OPT: (24, 32, 64), QWEN: (28, 2, 128)}  # layers, heads of the keys, their size, by the models' configs
@@ -88,7 +91,8 @@ class Recording(NamedTuple):
 
 def paces(run: str) -> Recording:
     """A run's recorded paces. Raises ValueError on a run without them."""
-    online, offline = _table("decode_latency_online"), _table("decode_latency_offline_summary")
+    online = _table("decode_latency_online")
+    offline = _table("decode_latency_offline_summary")
     device = online.loc[online["run_id"] == run, "device_decode_ms_while_serving"]
     cloud = offline[(offline["run_id"] == run) & (offline["side"] == "cloud")]
     if device.empty or cloud.empty:

@@ -37,7 +37,8 @@ from ondevice_studies.dragon.windows import Retrieved, retrieve, windows
 from ondevice_studies.dragon.world import Question, world
 from ondevice_studies.speculation.prompts import digest
 
-BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
+BASE = "pydocs-lm-base"
+SMALL = "pydocs-lm-small"
 
 # Relevance, answers and acceptance: questions
 
@@ -50,12 +51,14 @@ def weighed(nodes: Mapping[str, Node], question: Question, split: str) -> list[d
     """A row a side and document, best first: score, ceiling, and the answer's log-probabilities after it alone."""
     rows = list[dict[str, Any]]()
     for side, node in nodes.items():
-        tokenizer, documents = node.tokenizer, node.documents
+        tokenizer = node.tokenizer
+        documents = node.documents
         answer = [*tokenizer(question.answer, add_special_tokens=False).input_ids, node.end]
         suffix = node.template.suffix(tokenizer, question.query)
         scores, places = documents.index.search([question.query], 2)
-        prefixes = [[*node.template.prefix(tokenizer, documents.texts[place])[: node.longest], *suffix]
-                    for place in places[0]]  # fmt: skip
+        prefixes = [
+            [*node.template.prefix(tokenizer, documents.texts[place])[: node.longest], *suffix] for place in places[0]
+        ]
         for rank, found in enumerate(score(node.lm.model, prefixes, [answer] * len(prefixes))):
             rows.append({
                 "split": split, "question": question.name, "holder": question.holder, "side": side, "rank": rank,
@@ -84,7 +87,8 @@ def answered(
 # Figure 6: windows
 
 PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
-WINDOWS, HELD_OUT = 48, 32  # of the test and the validation split
+WINDOWS = 48
+HELD_OUT = 32  # of the test and the validation split
 FOUND = 16  # passages of a window
 
 
@@ -138,9 +142,7 @@ def temperature_rows(loaded: models.Loaded, name: str, number: int, one: Retriev
 # Figure 9: schedules
 
 
-def schedule_rows(
-    setting: str, number: int, decisions: Bools, paces: Recording, **hooks: Any
-) -> list[dict[str, Any]]:
+def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording, **hooks: Any) -> list[dict[str, Any]]:
     """Every strategy on a sequence, simulated. hooks: as of `replays.totals`."""
     rows = replays.totals(decisions, paces, number, **hooks)
     return [{"setting": setting, "sequence": number, **row} for row in rows]
@@ -149,7 +151,8 @@ def schedule_rows(
 # The attack
 
 ATTACKED = 3  # questions of every holder
-CANDIDATES, FEW = 1000, 60
+CANDIDATES = 1000
+FEW = 60
 
 
 def pool(count: int) -> list[str]:
@@ -177,7 +180,6 @@ LEAST = 12  # tokens of their reference answers
 DELAYS = (0, 50, 100, 150, 200, 250, 300)  # ms, added
 UNPACED, IMPOSED, FIRST, FETCH = "unpaced", "imposed", "first tokens", "fetch"
 PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST, FETCH: pair.Paces()}
-
 
 
 def latencies(
@@ -281,7 +283,8 @@ def record_questions(which: int, of: int, split: str, name: str) -> bool:
 
 def record_membership(which: int, of: int) -> bool:
     """The attack; whether nothing is missing."""
-    kept, asked = recorder("membership"), world().first(ATTACKED, LEAST)
+    kept = recorder("membership")
+    asked = world().first(ATTACKED, LEAST)
     with tempfile.TemporaryDirectory(prefix="dragon-") as place:
         nodes = pair.nodes(BASE, pair.write(Path(place), world()))
         for count in (FEW, CANDIDATES):
@@ -318,7 +321,8 @@ def record_windows(which: int, of: int) -> bool:
 
 def record_schedules(which: int, of: int) -> bool:
     """Figure 9's totals; needs the record `lockstep`. Whether nothing is missing."""
-    kept, settings = recorder("schedules"), replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
+    kept = recorder("schedules")
+    settings = replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
     units = [(setting, number) for setting, (all_flags, _) in settings.items() for number in range(len(all_flags))]
     for setting, number in tqdm(units[which::of], desc="schedules"):
         if (setting, number) not in kept.done:
@@ -329,7 +333,8 @@ def record_schedules(which: int, of: int) -> bool:
 
 def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
     """Of every `of`th question, one pace after the other; whether nothing is missing."""
-    kept, asked = recorder("latency"), world().first(EACH, LEAST)
+    kept = recorder("latency")
+    asked = world().first(EACH, LEAST)
     for pace in paces:
         mine = [one for one in asked[which::of] if (pace, one.name) not in kept.done]
         if not mine:

@@ -37,7 +37,8 @@ from ondevice_studies.dragon.world import placed
 
 TOKENS, SEQUENCES, LOOKAHEAD = 99, 50, 10
 DELAYS = (0.0, 100.0, 200.0, 300.0, 400.0)  # ms, one way, in both directions
-BASE, SPREAD = 0.002, 0.006  # seconds: of every message, and uniformly on top (the paper's base latency and jitter)
+BASE = 0.002
+SPREAD = 0.006  # seconds: of every message, and uniformly on top (the paper's base latency and jitter)
 PERIOD, CASE_PERIOD = 20 * math.pi, 10 * math.pi  # seconds, of the sinusoid; Figure 10's is half as long
 CASE_DELAY, CASE_TOKENS, CASE_LOOKAHEAD = 500.0, 15, 5
 SWAPPING = ((0.97, 0.4), (0.4, 0.97))  # acceptance (device, cloud) that changes places
@@ -177,12 +178,14 @@ class _Watched(Greedy):
 
     def __init__(self, rtt: float, side: int, seen: list[tuple]) -> None:
         super().__init__(rtt)
-        self.side, self.seen = side, seen
+        self.side = side
+        self.seen = seen
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
         """As the rule."""
         moved = super().moves(position, local, remote, own, peer)
-        (c_l, c_r), rates = (pace or 0.0 for pace in self.pace), self.acceptance
+        (c_l, c_r) = (pace or 0.0 for pace in self.pace)
+        rates = self.acceptance
         difference = latency_difference(Costs(c_l, c_r, self.rtt / 2, self.rtt / 2), *rates)
         self.seen.append((SIDES[self.side], position, difference, moved, *(rates[:: 1 if self.side == DEVICE else -1])))
         return moved
@@ -190,8 +193,10 @@ class _Watched(Greedy):
 
 def snapshot(decisions: Bools, seed: int = 0) -> Snapshot:
     """Figure 10's setting with other decisions: 500 ms, five drafts ahead, and the paper's rule."""
-    paces, way = printed.paces(printed.CASE_PACES), link(CASE_DELAY, CASE_PERIOD)
-    n, rtt = len(decisions), round_trip(CASE_DELAY)
+    paces = printed.paces(printed.CASE_PACES)
+    way = link(CASE_DELAY, CASE_PERIOD)
+    n = len(decisions)
+    rtt = round_trip(CASE_DELAY)
     seen: list[tuple] = []
     world = World(decisions, paces.device[:n], paces.cloud, way, way, CASE_LOOKAHEAD)
     run, events = timeline(world, DEVICE, (_Watched(rtt, DEVICE, seen), _Watched(rtt, CLOUD, seen)), seed)

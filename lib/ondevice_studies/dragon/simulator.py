@@ -23,7 +23,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Pace = float | Sequence[float] | Floats | Callable[[int], float]
 
-DEVICE, CLOUD = 0, 1
+DEVICE = 0
+CLOUD = 1
 SIDES = ("device", "cloud")
 HEADER = 40  # bytes of a message without a distribution: frame, tags, token
 DISTRIBUTION = 512  # bytes: the codec's cap
@@ -174,7 +175,8 @@ class _Simulation:
         self.drafted, self.sent, self.ahead, self.moves = [0, 0], [0, 0], [0, 0], 0
 
     def run(self) -> Run:
-        sides, events = self.sides, self.events
+        sides = self.sides
+        events = self.events
         for side in (DEVICE, CLOUD):
             self._act(0.0, side, sides[side].start(0.0))
         while events:
@@ -264,7 +266,8 @@ def oracle(world: World, aggregator: int = DEVICE) -> Oracle:
     of sending by themselves.
     """
     device, cloud = world.paces()
-    ways, flags = (world.up.arrival, world.down.arrival), world.accepted.tolist()
+    ways = (world.up.arrival, world.down.arrival)
+    flags = world.accepted.tolist()
     first = State(0.0, device[0], cloud[0], None)
     after = [*zip(device, cloud, strict=True), (0.0, 0.0)][1:]  # paces of the position after each
     front = [decided_on(first, aggregator, ways, flags[0], after[0])]

@@ -99,7 +99,8 @@ def perplexities(windows: pd.DataFrame, seed: int = 0) -> Resampled:
     other = (windows["method"] == DRAGON) & (windows["cap"] != codec.CAP)
     names = names.where(~other, names + " at " + windows["cap"].astype(str))
     table = derived(windows.assign(task=windows["model"], request=windows["window"], method=names), windows)
-    nats, tokens = resample(table, "nats", seed), resample(table, "tokens", seed)
+    nats = resample(table, "nats", seed)
+    tokens = resample(table, "tokens", seed)
     rates = nats.over(tokens)
     return Resampled(rates.tasks, rates.names, np.exp(rates.values), rates.n, rates.kind, rates.fewest)
 
@@ -116,7 +117,8 @@ def curves(table: Resampled) -> pd.DataFrame:
         for place, model in enumerate(table.tasks if " at " not in name else ()):
             own = table[name][:, place]
             against = table[ours][:, place] if ours in table.names else np.zeros_like(own)
-            one, base = table.estimate(own - against), float(against[0])
+            one = table.estimate(own - against)
+            base = float(against[0])
             rows.append((model, method, int(documents), *(end + base for end in ends(one))))
     columns = ["model", "method", "documents", "perplexity", "low", "high"]
     return derived(pd.DataFrame(rows, columns=columns), table.kind)
@@ -177,14 +179,16 @@ def against_eq_7(table: pd.DataFrame, pace: str) -> pd.DataFrame:
     Of the time between tokens, as Eq. 7 is. Token-wise takes as long as if every draft were rejected.
     """
     sample = per_token(table, pace, "between_ms")
-    mine, rows = table[table["pace"] == pace], []
+    mine = table[table["pace"] == pace]
+    rows = []
     for task in (*HOLDERS, MIX):
         here = mine if task == MIX else mine[mine["holder"] == task]
         for delay in sorted(set(here["delay_ms"])):
             ours = here[here["method"] == f"{DRAGON} {delay}"]
             rate = float(np.concatenate([decisions(row)[:-1, 1] for row in ours.itertuples()]).mean())
             cost = costs(ours, delay / 1000)
-            formula, wise = latency_per_token(cost, rate), latency_per_token(cost, 0.0)
+            formula = latency_per_token(cost, rate)
+            wise = latency_per_token(cost, 0.0)
             measured = {name: part(sample, f"{name} {delay}", task) for name in (DRAGON, TW)}
             saved = sample.estimate(100 * (1 - measured[DRAGON] / measured[TW]))
             rows.append((task, delay, rate, 100 * (1 - formula / wise), saved.value, saved.low, saved.high,
@@ -227,7 +231,8 @@ def simulated(row: Any, lookahead: int, seeds: int = 3, rules: Rules | None = No
     and prefill; what the links' jitter was is not known, so it is drawn anew.
     """
     paces = np.array([str(row.device).split(), str(row.cloud).split()], float).T / 1000
-    delay, first = row.delay_ms / 1000, row.prefilled / 1000
+    delay = row.delay_ms / 1000
+    first = row.prefilled / 1000
     up, down = pair.added(delay)
     paces[0] = first, max(0.0, row.ttft_ms / 1000 - pair.BASE - 0.5 * pair.BASE_JITTER - delay)
     world = World(decisions(row), paces[:, 0], paces[:, 1], up, down, lookahead=lookahead)

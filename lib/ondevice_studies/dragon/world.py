@@ -52,10 +52,12 @@ class World:
 def world(split: str = "test") -> World:
     """All questions and documents of a split of the documentation corpus."""
     documents = corpus.documents(split)
-    questions, sides = list[Question](), {"device": list[str](), "cloud": list[str]()}
+    questions = list[Question]()
+    sides = {"device": list[str](), "cloud": list[str]()}
     asked = {task.name: task for task in tasks(documents, ["rag"])}
     for document in documents:
-        name, kept = document.name, ["\n".join(quotation(document))]
+        name = document.name
+        kept = ["\n".join(quotation(document))]
         if name in asked:
             task = asked[name]
             holder = HOLDERS[pick(name, "dragon holder", len(HOLDERS))]

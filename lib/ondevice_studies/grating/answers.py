@@ -100,7 +100,8 @@ def _writer() -> models.Loaded:
 @torch.inference_mode()
 def _written(ids: tuple[int, ...]) -> tuple[str, float]:
     """The answer to a prompt, and its least margin, the end token's included where it came."""
-    model, tokenizer = _writer().model, _writer().tokenizer
+    model = _writer().model
+    tokenizer = _writer().tokenizer
     output = greedy(model, [ids], tokenizer.eos_token_id, TOKENS)[0]
     count = len(output.ids) + output.ended
     whole = torch.tensor([[*ids, *output.ids][: len(ids) + count - 1]])

@@ -85,12 +85,14 @@ def micro(every: Sequence[Cell], settings: pd.DataFrame) -> Values:
     slower = sum(bool(high.saved[HF][0] < low.saved[HF][0]) for low, high in two)
     kind = worst.said(worst.loss).kind
     return {
-        "grating-c01": best(paper, OFFLOAD).pair(OFFLOAD), "grating-c03": worst.lost,
-        "grating-c12": best(first, HF).pair(HF), "grating-c13": best(first, OFFLOAD).pair(OFFLOAD),
+        "grating-c01": best(paper, OFFLOAD).pair(OFFLOAD),
+        "grating-c03": worst.lost,
+        "grating-c12": best(first, HF).pair(HF),
+        "grating-c13": best(first, OFFLOAD).pair(OFFLOAD),
         "grating-c14": min(tenth, key=lambda cell: cell.saved[OFFLOAD][0]).pair(OFFLOAD),
         "grating-c15": exact(lowest / len(fastest), kind),
         "grating-c16": tuple(exact(count / max(1, len(two)), kind) for count in (precise, slower)),
-    }  # fmt: skip
+    }
 
 
 def best(some: Sequence[Cell], against: str) -> Cell:
@@ -186,11 +188,13 @@ def applications(every: Mapping[str, Sequence[Cell]]) -> Values:
     savings = [rag[study.DEEP].pair(HF)[0], rag[study.BASE].pair(HF)[0], context[study.BASE].pair(HF)[0]]
     ordered = sorted(savings, key=lambda one: one.value)
     return {
-        "grating-c04": (ordered[0], ordered[-1]), "grating-c24": rag[study.DEEP].pair(HF),
+        "grating-c04": (ordered[0], ordered[-1]),
+        "grating-c24": rag[study.DEEP].pair(HF),
         "grating-c25": rag[study.BASE].pair(HF),
         "grating-c28": max((rag[model].lost for model in study.DECODERS), key=lambda one: one.value),
-        "grating-c33": context[study.BASE].pair(HF), "grating-c34": context[study.BASE].pair(study.NO_RERANKER)[0],
-    }  # fmt: skip
+        "grating-c33": context[study.BASE].pair(HF),
+        "grating-c34": context[study.BASE].pair(study.NO_RERANKER)[0],
+    }
 
 
 def answers(said: pd.DataFrame, rule: str = HIGH) -> Values:
@@ -258,20 +262,24 @@ def latency(record: pd.DataFrame, memory: pd.DataFrame, cells: Mapping[str, Cell
         )), strict=True)  # fmt: skip
         return mean([100 * (after - first) / whole for after, first, whole in rounds], record)
 
-    peak = {method: memory.query("method == @method and tokens == 500 and documents == 20")["rss_mb"].median()
-            for method in (OURS, HF, OFFLOAD)}  # fmt: skip
-    high, in_memory = cells[HIGH].pair(HF)[0], full_size.IN_MEMORY
+    peak = {
+        method: memory.query("method == @method and tokens == 500 and documents == 20")["rss_mb"].median()
+        for method in (OURS, HF, OFFLOAD)
+    }
+    high = cells[HIGH].pair(HF)[0]
+    in_memory = full_size.IN_MEMORY
     return {
         "grating-c23": (
             exact(peak[OURS] / min(peak[HF], peak[OFFLOAD]), memory),
             Estimate(1 - high.value / 100, 1 - high.high / 100, 1 - high.low / 100, high.n, high.kind),
             ratio(of(OFFLOAD, 20), of(HF, 20), record),
         ),
-        "grating-c37": (saved(ONE_BATCH), cells[LOW].lost), "grating-c46": (saved(CACHE), cells[LOW].lost),
+        "grating-c37": (saved(ONE_BATCH), cells[LOW].lost),
+        "grating-c46": (saved(CACHE), cells[LOW].lost),
         "grating-c42": added(WINDOW, CHUNKS, BASELINE, 60, LOW),
         "grating-c44": added(CACHE, WINDOW, BASELINE, 60, LOW),
         "grating-c47": tuple(added(WHOLE_LAYERS, in_memory, in_memory, 20, rule) for rule in ("", LOW)),
-    }  # fmt: skip
+    }
 
 
 def pipeline(stages: pd.DataFrame) -> Values:
@@ -282,5 +290,7 @@ def pipeline(stages: pd.DataFrame) -> Values:
 
 def sizes() -> Values:
     """c49, c50: from the published shape."""
-    return {"grating-c49": exact(printed.embedding_share(), "analytic"),
-            "grating-c50": exact(printed.vocabulary_share(), "analytic")}  # fmt: skip
+    return {
+        "grating-c49": exact(printed.embedding_share(), "analytic"),
+        "grating-c50": exact(printed.vocabulary_share(), "analytic"),
+    }

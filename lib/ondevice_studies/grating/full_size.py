@@ -32,7 +32,8 @@ from ondevice_papers.grating.pruning import Outcome, Rule, ScoresOf
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 
 HF, OFFLOAD, OURS = "HF", "HF Offload", "GRATING"
-WHOLE_LAYERS, IN_MEMORY = "GRATING, two whole layers", "GRATING's engine, weights in memory"
+WHOLE_LAYERS = "GRATING, two whole layers"
+IN_MEMORY = "GRATING's engine, weights in memory"
 STEPS = ("baseline", "pruning", "chunked execution", "sliding window", "embedding cache")
 BASELINE, ONE_BATCH, CHUNKS, WINDOW, CACHE = STEPS  # of Figure 16, each with those before it
 SHAPE = "qwen3-reranker-0.6b"

@@ -43,7 +43,8 @@ def outcomes(
 ) -> pd.DataFrame:
     """Documentation questions of the test split by a live engine: model, set, k, rule, pool, layer, kept, scores (of
     all layers), hits and misses of the row cache. rules: by K and name. mechanisms: as of `opened`."""
-    rows, asked = [], pools(QUESTIONS, "test")
+    rows = []
+    asked = pools(QUESTIONS, "test")
     with opened(name, **mechanisms) as (engine, tokenizer):
         for number in numbers:
             texts = asked[number].documents
@@ -67,7 +68,8 @@ def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.Da
         plain = CrossEncoder(str(folder), device="cpu")
     with opened(name) as (engine, tokenizer), Reranker(name, calibration=False) as reranker:
         for number in [0, *numbers]:
-            query, texts = asked[number].query, list(asked[number].documents)
+            query = asked[number].query
+            texts = list(asked[number].documents)
 
             def pruned(query: str = query, texts: list[str] = texts) -> object:
                 given = encode(engine.architecture, tokenizer, [query] * len(texts), texts).rows
@@ -83,5 +85,3 @@ def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.Da
                 rank()
                 rows.append({"pool": number, "method": method, "seconds": time.perf_counter() - began})
     return born(pd.DataFrame(rows[len(ways) :]), "measured")  # the first warms up
-
-

@@ -64,10 +64,13 @@ def worked_example() -> NDArray[np.float64]:
     With a threshold of 0.3: after layer 9 two are selected and two dropped; after layer 10 the other 16 are too close
     together; after layer 11 the boundary cluster is the 8 that are missing. The paper prints no scores.
     """
-    rank, layer = np.arange(20), np.arange(1, 13)[:, None]
+    rank = np.arange(20)
+    layer = np.arange(1, 13)[:, None]
     p = 0.5 + 0.002 * layer * (9.5 - rank) / 9.5  # close together
-    p[8:, :2], p[8:, 18:] = 0.97, 0.03  # after layer 9 the ends are far off
-    p[10:, 2:10], p[10:, 10:18] = 0.9 - 0.002 * rank[2:10], 0.2 - 0.002 * rank[10:18]
+    p[8:, :2] = 0.97
+    p[8:, 18:] = 0.03  # after layer 9 the ends are far off
+    p[10:, 2:10] = 0.9 - 0.002 * rank[2:10]
+    p[10:, 10:18] = 0.2 - 0.002 * rank[10:18]
     return np.asarray(logit(p), np.float64)
 
 
@@ -114,10 +117,13 @@ def findings() -> pd.DataFrame:
 
 def _in_the_ablation() -> list[tuple[str, str, str, str, bool | None]]:
     steps = ablation().set_index("step")["peak"]
-    chunked, window = float(steps["chunked execution"]), float(steps["sliding window"])
-    base, (low, high) = baseline_mib(), baseline_seconds()
+    chunked = float(steps["chunked execution"])
+    window = float(steps["sliding window"])
+    base = baseline_mib()
+    (low, high) = baseline_seconds()
     cache = (1 - number("embedding cache") / 100) * number("memory of the embedding table")
-    of_base, of_step = base * window - cache, base * chunked * window - cache
+    of_base = base * window - cache
+    of_step = base * chunked * window - cache
     last = number("ablation, peak memory of all techniques")
     tensors = float((steps["pruning"] - 1) * base) * 2**20 / 1e6  # what the monolithic batch adds
     printed_mb = number("intermediate tensors of a monolithic batch")
@@ -135,9 +141,12 @@ def _in_the_ablation() -> list[tuple[str, str, str, str, bool | None]]:
 
 def _elsewhere() -> list[tuple[str, str, str, str, bool | None]]:
     cut = 100 * (1 - 1 / number("peak memory factor at most"))
-    abstract, search = number("peak memory reduction at most (abstract)"), number("file search: reranker peak memory")
-    four, sixteen = weights_mb(number("file search: bits of a weight")), weights_mb(16)
-    share, touched = embedding_share(), vocabulary_share()
+    abstract = number("peak memory reduction at most (abstract)")
+    search = number("file search: reranker peak memory")
+    four = weights_mb(number("file search: bits of a weight"))
+    sixteen = weights_mb(16)
+    share = embedding_share()
+    touched = vocabulary_share()
     context = 100 / number("least peak memory reduction in applications")
     against = [number(f"best case, latency reduction against {name}") for name in (HF, OFFLOAD)]
     slower = (100 - against[0]) / (100 - against[1])

@@ -26,11 +26,13 @@ from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
 from ondevice_papers.grating.agent_memory import workload
 
-QUESTIONS, CLOZE = "documentation questions", "inverse cloze"
+QUESTIONS = "documentation questions"
+CLOZE = "inverse cloze"
 RAG, VIDEO, COMMUNITY, CONTEXT = "RAG", "agent video", "agent community", "long context"
 SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",),
           VIDEO: ("validation", "test"), COMMUNITY: ("validation", "test"), CONTEXT: ("test",)}  # fmt: skip
-LONGER, LONGEST = 1024, 2400  # tokens of a long document: more than the former, at most the latter
+LONGER = 1024
+LONGEST = 2400  # tokens of a long document: more than the former, at most the latter
 EACH = 4  # questions on a long document, at most
 _KINDS = {QUESTIONS: "parameter", CLOZE: "summary"}
 _RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`
@@ -70,7 +72,8 @@ def pools(set_: str, split: str) -> list[Asked]:
 def evaluated(set_: str, split: str) -> Iterator[Asked]:
     """The evaluation pools of one kind, candidates in an order that says nothing."""
     for pool in of_kind(set_, split):
-        query, found = pool.query, fused(pool.bm25, pool.cosine)
+        query = pool.query
+        found = fused(pool.bm25, pool.cosine)
         yield Asked(set_, split, query.name, query.text, pool.passages, pool.relevant, found, query.answer)
 
 
@@ -84,16 +87,19 @@ def answerable(set_: str, split: str) -> Iterator[Asked]:
 
     Relevant are the passages of the question's document that hold the answer; search may have found none of them.
     """
-    documents, module_of = corpus.documents(split), modules_of_all()
+    documents = corpus.documents(split)
+    module_of = modules_of_all()
     collection = Collection.of(documents, corpus.tokenizer())
     tasks = sorted(corpus.tasks(documents, ["rag"]), key=lambda task: pick(task.name, "grating rag", 2**62))
     queries = [Query("parameter", task.turns[-1][0], task.name, task.answer)
                for task in tasks if held_out(module_of[task.name])]  # fmt: skip
     queries = [query for query in queries if collection.relevant(query)]
     for query, places in zip(queries, searched(collection.texts, [one.text for one in queries]), strict=True):
-        texts, relevant = tuple(collection.texts[place] for place in places), collection.relevant(query)
-        yield Asked(set_, split, query.name, query.text, texts, np.isin(places, relevant), np.arange(len(places)),
-                    query.answer)  # fmt: skip
+        texts = tuple(collection.texts[place] for place in places)
+        relevant = collection.relevant(query)
+        yield Asked(
+            set_, split, query.name, query.text, texts, np.isin(places, relevant), np.arange(len(places)), query.answer
+        )
 
 
 def performed(set_: str, split: str) -> Iterator[Asked]:
@@ -112,7 +118,8 @@ def held(set_: str, split: str) -> Iterator[Asked]:
 
     A segment is relevant that holds the answer, the first sentence of the description, whole.
     """
-    tokenizer, documents = corpus.tokenizer(), corpus.documents(split)
+    tokenizer = corpus.tokenizer()
+    documents = corpus.documents(split)
     sizes = tokenizer([document.docstring for document in documents], verbose=False)["input_ids"]
     long = [one for one, ids in zip(documents, sizes, strict=True) if LONGER < len(ids) <= LONGEST]
     collection = Collection.of(long, tokenizer)
@@ -123,7 +130,8 @@ def held(set_: str, split: str) -> Iterator[Asked]:
     chosen = [sorted(filter(collection.relevant, described(document)), key=order)[:EACH] for document in long]
     for query in sorted(chain.from_iterable(chosen), key=order):
         places = collection.by_title[query.name]
-        segments, relevant = tuple(collection.texts[place] for place in places), collection.relevant(query)
+        segments = tuple(collection.texts[place] for place in places)
+        relevant = collection.relevant(query)
         yield Asked(set_, split, query.name, query.text, segments, np.isin(places, relevant), np.arange(len(places)),
                     query.answer)  # fmt: skip
 
@@ -144,12 +152,14 @@ def described(document: Document) -> Iterator[Query]:
 
 def searched(texts: Sequence[str], queries: Sequence[str]) -> Iterator[list[int]]:
     """Places of each query's candidates, the best first: ten by BM25, ten by the embedder, filled to 20 in turns."""
-    both = [index.search(queries, len(texts)) for index in (retrieval.sparse_index(texts),
-                                                            retrieval.dense_index(texts))]  # fmt: skip
+    both = [
+        index.search(queries, len(texts)) for index in (retrieval.sparse_index(texts), retrieval.dense_index(texts))
+    ]
     half = CANDIDATES // 2
     for row in range(len(queries)):
         sparse, dense = (dict(zip(ids[row].tolist(), scores[row].tolist(), strict=True)) for scores, ids in both)
-        first, second = list(sparse), list(dense)
+        first = list(sparse)
+        second = list(dense)
         further = chain.from_iterable(zip(first[half:], second[half:], strict=True))
         chosen = list(dict.fromkeys([*first[:half], *second[:half], *further]))[:CANDIDATES]
         ranks = fused(np.array([sparse[place] for place in chosen]), np.array([dense[place] for place in chosen]))

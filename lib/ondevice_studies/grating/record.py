@@ -68,7 +68,8 @@ def read(loaded: models.Loaded, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
     pairs = rows(loaded.tokenizer, asked.query, asked.documents)
     order = sorted(range(len(pairs)), key=lambda place: len(pairs[place].ids))  # `scores_of` leaves such an order be
-    back, kept = np.argsort(order), list[Tensor]()
+    back = np.argsort(order)
+    kept = list[Tensor]()
 
     def keep(_: Any, given: tuple[Tensor, ...]) -> None:
         if given[0].ndim == 2:  # the model itself norms [n, tokens, d]
@@ -103,7 +104,8 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
     Pools that probes are fitted on have scores of probes that were fitted on others of them.
     """
-    loaded, probed = models.load(name), name in DECODERS
+    loaded = models.load(name)
+    probed = name in DECODERS
     fitting = [(number, asked) for of in FITTED for number, asked in enumerate(pools(*of))]
     others = [(number, asked) for set_, splits in SPLITS.items() for split in splits
               if (set_, split) not in FITTED and asks(name, set_)
@@ -111,18 +113,24 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     first = [read(loaded, asked) for _, asked in tqdm(fitting, f"{name}, validation")]
     empty, fitted, crossed = np.empty(0, np.float32), None, None
     if probed:
-        states, final = np.stack([below for _, below in first]), np.stack([scores[-1] for scores, _ in first])
-        fitted, crossed = probes.rounded(probes.fit(states, final, K)), probes.cross_fitted(states, final, K)
-    found = [score_row(name, *of, scores, empty if crossed is None else crossed[place])
-             for place, (of, (scores, _)) in enumerate(zip(fitting, first, strict=True))]  # fmt: skip
+        states = np.stack([below for _, below in first])
+        final = np.stack([scores[-1] for scores, _ in first])
+        fitted = probes.rounded(probes.fit(states, final, K))
+        crossed = probes.cross_fitted(states, final, K)
+    found = [
+        score_row(name, *of, scores, empty if crossed is None else crossed[place])
+        for place, (of, (scores, _)) in enumerate(zip(fitting, first, strict=True))
+    ]
     del first
     for number, asked in tqdm(others, f"{name}, other sets"):
         scores, below = read(loaded, asked)
         by_probes = probes.predicted(fitted, below[None])[0] if fitted else empty
         found.append(score_row(name, number, asked, scores, by_probes))
     layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
-    return found, [{"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
-                   for layer, (weights, intercept) in enumerate(layers, 1)]  # fmt: skip
+    return found, [
+        {"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
+        for layer, (weights, intercept) in enumerate(layers, 1)
+    ]
 
 
 # Pruning, from the scores
@@ -144,14 +152,17 @@ def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]
 
 def first_rows(set_: str) -> list[dict[str, Any]]:
     """Of `firsts`: whether the candidate nearest to the query by the embedder is relevant."""
-    return [{"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
-            for number, pool in enumerate(of_kind(set_, "test"))]  # fmt: skip
+    return [
+        {"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
+        for number, pool in enumerate(of_kind(set_, "test"))
+    ]
 
 
 # Seconds and memory at full size
 
 BM25 = "BM25"  # keyword search, the first stage of Figure 1
-SHORT, LONG = 128, 500  # tokens of a row
+SHORT = 128
+LONG = 500  # tokens of a row
 ACTIVE = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 60)
 ROUNDS = {(20, SHORT): 4, (60, SHORT): 3, (20, LONG): 2, (1, 32): 5}
 MEASURED = 4  # layers of a pass whose seconds count for `layers`, but for the first
@@ -187,7 +198,8 @@ def searched() -> Callable[[Sequence[Row]], object]:
 
 def decided() -> pd.DataFrame:
     """What rules decide on documentation questions, by which candidates are driven."""
-    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    scores = evidence.load("grating", "scores")
+    settings = evidence.load("grating", "calibrated")
     return study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
 
 
@@ -206,7 +218,8 @@ class Methods(contextlib.ExitStack):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.shape = folder, full_size.architecture(folder)
+        self.folder = folder
+        self.shape = full_size.architecture(folder)
         self.opened = dict[str, Any]()
 
     def run(self, way: Way, given: Sequence[Row], runs: np.ndarray) -> tuple[float, Any]:
@@ -236,7 +249,8 @@ def record_latency(kept: Recorder, layers: Recorder) -> None:
     found = decided()
     with Methods(prepare(f"random:{full_size.SHAPE}", full_size.native())) as methods:
         for (documents, tokens), rounds in ROUNDS.items():
-            given, ways = full_size.rows(methods.shape, documents, tokens), WAYS[documents, tokens]
+            given = full_size.rows(methods.shape, documents, tokens)
+            ways = WAYS[documents, tokens]
             for way in ways:  # rows of the table and files that later rounds find warm
                 methods.run(way, given, np.ones(documents, np.int64))
             for turn in range(rounds):
@@ -248,18 +262,21 @@ def record_latency(kept: Recorder, layers: Recorder) -> None:
             if (tokens, turn, active) not in layers.done:
                 given = full_size.rows(methods.shape, active, tokens, turn)
                 _, done = methods.run(Way(OURS), given, np.full(active, MEASURED))
-                layers.add([{"tokens": tokens, "round": turn, "active": active,
-                             "seconds": float(np.median(done.seconds[1:]))}])  # fmt: skip
+                layers.add(
+                    [{"tokens": tokens, "round": turn, "active": active, "seconds": float(np.median(done.seconds[1:]))}]
+                )
                 layers.checkpoint()
 
 
-LARGER, LARGER_LAYERS = "qwen3-reranker-4b", 36
+LARGER = "qwen3-reranker-4b"
+LARGER_LAYERS = 36
 LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.LOW))
 
 
 def record_larger(kept: Recorder) -> None:
     """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
-    folder, found = prepare(f"random:{LARGER}", torch.bfloat16), decided()
+    folder = prepare(f"random:{LARGER}", torch.bfloat16)
+    found = decided()
     sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
     with Methods(folder) as methods:
         given = full_size.rows(methods.shape, 20, SHORT)
@@ -351,12 +368,15 @@ def record_firsts(kept: Recorder) -> None:
 
 def record_answers(kept: Recorder) -> None:
     """answers. Needs the records `scores` and `calibrated`."""
-    scores, settings = evidence.load("grating", "scores"), evidence.load("grating", "calibrated")
+    scores = evidence.load("grating", "scores")
+    settings = evidence.load("grating", "calibrated")
     rules = (study.LOW, study.HIGH, study.MARGIN)
     pruned = study.outcomes(scores, settings, DECODERS, [CONTEXT], [answers.KEPT], rules)
     for model, ways in answers.choices(CONTEXT, scores, DECODERS, pruned):
-        missing = {way: {pool: chosen for pool, chosen in by_pool.items()
-                         if (CONTEXT, pool, model, way) not in kept.done} for way, by_pool in ways.items()}  # fmt: skip
+        missing = {
+            way: {pool: chosen for pool, chosen in by_pool.items() if (CONTEXT, pool, model, way) not in kept.done}
+            for way, by_pool in ways.items()
+        }
         for row in answers.answered(CONTEXT, missing, model):
             kept.add([row])
         print(f"answers, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)

@@ -17,9 +17,12 @@ from ondevice.evidence import Rule, Test, Untested
 from ondevice.evidence.rules import Above, All, AtLeast, AtMost, Below, Between, Both, Each, Equal, Less, Near
 
 _FACTOR = 1.5
-_FOUND = ("no reranker here finds generated tasks: where what is replayed is to be right in 90 of 100 cases, it "
-          "replays about one task in a hundred, so that a task's time is the model's calls, which are stated")
-_NONE, _OFFLOAD = "no pruning", "HF Offload"
+_FOUND = (
+    "no reranker here finds generated tasks: where what is replayed is to be right in 90 of 100 cases, it "
+    "replays about one task in a hundred, so that a task's time is the model's calls, which are stated"
+)
+_NONE = "no pruning"
+_OFFLOAD = "HF Offload"
 _RATIO = "it is the same ratio as that of grating-c48, which is judged there"
 _LARGEST = "the largest of models and query sets that loses at most a point"
 
@@ -49,14 +52,16 @@ def _lost(of: str) -> Rule:
 
 
 def _cuts(low: float, high: float, of: str) -> Rule:
-    return Rule(f"(least, greatest) saved, {of}", "percent", Each(_part(low), _part(high)), Each(Above(2), None),
-                (-5.0, high))  # fmt: skip
+    return Rule(
+        f"(least, greatest) saved, {of}", "percent", Each(_part(low), _part(high)), Each(Above(2), None), (-5.0, high)
+    )
 
 
 def _no_penalty(of: str, wrong: float) -> Rule:
     """Of a difference that could have either sign."""
-    return Rule(f"latency that the {of}", "percent of the baseline's", Between(-1, 1), AtMost(5), wrong, "without it",
-                0.0)  # fmt: skip
+    return Rule(
+        f"latency that the {of}", "percent of the baseline's", Between(-1, 1), AtMost(5), wrong, "without it", 0.0
+    )
 
 
 RULES: dict[str, Rule | Untested] = {

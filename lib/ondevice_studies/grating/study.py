@@ -28,7 +28,8 @@ from ondevice_studies.grating.full_size import depths
 from ondevice_studies.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, VIDEO
 
 BASE, DEEP, ENCODER = "pydocs-reranker", "pydocs-reranker-deep", "minilm-reranker"
-MODELS, DECODERS = (BASE, DEEP, ENCODER), (BASE, DEEP)
+MODELS = (BASE, DEEP, ENCODER)
+DECODERS = (BASE, DEEP)
 KS = (1, 5, 10)
 LOW, HIGH, MARGIN, PROBED = "low", "high", "margin", "margin, probes"
 RULES = (LOW, HIGH, MARGIN, PROBED)
@@ -36,7 +37,8 @@ OVERLAP, POINT = 0.98, 0.01  # what `high` and the margins keep of the full mode
 AGENTS = (VIDEO, COMMUNITY)
 CALIBRATED_ON = {RAG: QUESTIONS, CONTEXT: QUESTIONS}  # the other sets on their own validation pools
 FULL_LAYERS = 28  # of Qwen3-Reranker-0.6B
-OURS_NAME, NO_RERANKER = "GRATING", "no reranker"
+OURS_NAME = "GRATING"
+NO_RERANKER = "no reranker"
 
 
 def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", probed: bool = False) -> list[Pool]:
@@ -57,7 +59,7 @@ def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", p
 
 def calibrated(
     scores: pd.DataFrame, model: str, set_: str, k: int, exact_order: bool = False, every: Sequence[float] = THRESHOLDS
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """A row a rule: model, set, k, rule, setting (a threshold, or a chance; infinity or 0: never prune), p_value, n.
 
     set_: the validation pools. `low` keeps Precision@K within a point of the full model's, `high` keeps 98 % of its top
@@ -208,8 +210,10 @@ def reading_4b(cost: Costs, tokens: int) -> Callable[[int], float]:
 
     Simulated: the 0.6B's seconds a token, by the ratio of the matrices' sizes.
     """
-    sizes = [shape.parameters - shape.values["vocab_size"] * shape.values["hidden_size"]
-             for shape in (shapes.shape("qwen3-4b"), shapes.shape("qwen3-reranker-0.6b"))]  # fmt: skip
+    sizes = [
+        shape.parameters - shape.values["vocab_size"] * shape.values["hidden_size"]
+        for shape in (shapes.shape("qwen3-4b"), shapes.shape("qwen3-reranker-0.6b"))
+    ]
     at = int(np.argmin(abs(cost.active - 20)))
     each = FULL_LAYERS * cost.layer[at] / (cost.active[at] * cost.tokens)
     return lambda candidates: float(candidates * tokens * each * sizes[0] / sizes[1])
@@ -245,6 +249,9 @@ def agents(
 
 def saved_and_lost(tasks: pd.DataFrame) -> dict[str, Estimate]:
     """saved: percent of HF's mean seconds. lost: points of tasks done."""
-    seconds, done = resample(tasks, "seconds"), resample(tasks, "done")
-    return {"saved": seconds.estimate(100 * (1 - (seconds[OURS_NAME] / seconds["HF"])[:, 0])),
-            "lost": done.estimate(100 * (done["HF"] - done[OURS_NAME])[:, 0])}  # fmt: skip
+    seconds = resample(tasks, "seconds")
+    done = resample(tasks, "done")
+    return {
+        "saved": seconds.estimate(100 * (1 - (seconds[OURS_NAME] / seconds["HF"])[:, 0])),
+        "lost": done.estimate(100 * (done["HF"] - done[OURS_NAME])[:, 0]),
+    }

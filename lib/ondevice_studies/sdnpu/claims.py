@@ -21,8 +21,10 @@ from ondevice_studies.sdnpu import printed
 from ondevice_studies.sdnpu.study import interval, medians
 
 Values = dict[str, Value]
-NPU, CPU = ("NPU vanilla",), ("CPU vanilla",)
-SAM, EAGLE = ("NPU-SAM", "CPU-SAM"), ("NPU-EAGLE", "CPU-EAGLE")
+NPU = ("NPU vanilla",)
+CPU = ("CPU vanilla",)
+SAM = ("NPU-SAM", "CPU-SAM")
+EAGLE = ("NPU-EAGLE", "CPU-EAGLE")
 
 
 # Simulated requests
@@ -59,7 +61,8 @@ def faster(total: Resampled, decode: Resampled, ours: str = npu.OURS) -> Values:
 def by_similarity(total: Resampled, copied: pd.DataFrame, ours: str = npu.OURS) -> tuple[Estimate, Estimate]:
     """c16: (summary's place by gain over NPU vanilla, Spearman's r of gain and copied share), means over the models."""
     gain = total[NPU[0]] / total[ours]
-    places, r = [], []
+    places = []
+    r = []
     for model, mine in copied.groupby("model", sort=False):
         kept = [total.tasks.index(f"{model} {task}") for task in mine["task"]]
         places.append((gain[:, kept] >= gain[:, [total.tasks.index(f"{model} summary")]]).sum(axis=1))
@@ -77,8 +80,10 @@ def decoding_shares(simulated: pd.DataFrame) -> Values:
         return 100 * share[arm][:, [place for place, name in enumerate(share.tasks) if name.endswith(task)]]
 
     on_npu = percent(NPU[0], "summary")
-    means = {claim: share.estimate(percent(CPU[0], task).mean(axis=1))
-             for claim, task in {"sdnpu-c44": "", "sdnpu-c45": "rag", "sdnpu-c46": "summary"}.items()}  # fmt: skip
+    means = {
+        claim: share.estimate(percent(CPU[0], task).mean(axis=1))
+        for claim, task in {"sdnpu-c44": "", "sdnpu-c45": "rag", "sdnpu-c46": "summary"}.items()
+    }
     return {"sdnpu-c33": (share.estimate(on_npu.min(axis=1)), share.estimate(on_npu.max(axis=1))), **means}
 
 
@@ -88,8 +93,10 @@ def eagle_on_cpu(
     """c14: (least, greatest) speed-up of EAGLE over vanilla, verifying 60 rows or 32, on an engine with these times."""
     engine = npu.Cpu(npu.fit(rows, seconds))
     plain = float(engine.forward_ms(1))
-    over = [plain * one.accepted / sum(one.step_ms(engine))
-            for one in (npu.Eagle(npu.draft_share(model), rows=count) for count in (60, 32))]  # fmt: skip
+    over = [
+        plain * one.accepted / sum(one.step_ms(engine))
+        for one in (npu.Eagle(npu.draft_share(model), rows=count) for count in (60, 32))
+    ]
     return exact(min(over), "simulated"), exact(max(over), "simulated")
 
 
@@ -98,14 +105,16 @@ def eagle_on_cpu(
 
 def measured(total: Resampled, ours: str = "printed", greedy: str = "+G") -> Values:
     """c13, c38 to c40: ratios of whole requests. total: `study.whole_requests`. greedy: or "+G naive"."""
-    plain, sam = total["NPU vanilla"] / total[f"NPU {greedy}"], total["NPU-SAM"] / total[f"NPU-SAM {greedy}"]
-    on_cpu, summary = total["CPU vanilla"] / total["CPU-SAM"], _summary(total)
+    plain = total["NPU vanilla"] / total[f"NPU {greedy}"]
+    sam = total["NPU-SAM"] / total[f"NPU-SAM {greedy}"]
+    on_cpu = total["CPU vanilla"] / total["CPU-SAM"]
+    summary = _summary(total)
     return {
         "sdnpu-c13": (total.estimate(on_cpu.min(axis=1)), total.estimate(on_cpu.max(axis=1))),
         "sdnpu-c38": (total.estimate(plain.mean(axis=1)), total.estimate(sam.mean(axis=1))),
         "sdnpu-c39": total.estimate(plain[:, summary] - 1),
         "sdnpu-c40": total.estimate((total[f"NPU-SAM {greedy}"] / total[ours])[:, summary]),
-    }  # fmt: skip
+    }
 
 
 def first_token(prefill: Resampled, ours: str = "printed") -> Estimate:
@@ -129,7 +138,8 @@ def _summary(sample: Resampled) -> int:
 
 def memory(peaks: pd.DataFrame, ours: str = "printed") -> Values:
     """c28, c29. peaks: model, arm, context, peak_mb."""
-    wide, kind = peaks.pivot_table(index=["model", "context"], columns="arm", values="peak_mb"), kind_of(peaks)
+    wide = peaks.pivot_table(index=["model", "context"], columns="arm", values="peak_mb")
+    kind = kind_of(peaks)
     added = wide[ours] - wide["NPU vanilla"]
     percent = 100 * added / wide["NPU vanilla"]
     return {
@@ -217,7 +227,8 @@ def mean_of_pairs(cosines: pd.DataFrame) -> Estimate:
 
 def graph_sizes(curve: pd.DataFrame, accepted: float = 4.2) -> Values:
     """c57, c58. curve: rows, seconds of static graphs."""
-    rows, seconds = curve["rows"].to_numpy(float), curve["seconds"].to_numpy()
+    rows = curve["rows"].to_numpy(float)
+    seconds = curve["seconds"].to_numpy()
     r = (spearmanr(rows, times).statistic for times in (seconds / rows, seconds / accepted))
     at = dict(zip(rows, seconds, strict=True))
     kind = kind_of(curve)
@@ -226,8 +237,10 @@ def graph_sizes(curve: pd.DataFrame, accepted: float = 4.2) -> Values:
 
 def analytic() -> Values:
     """c30 to c32 (bits of 16), c55, c56, c60: of the paper's numbers alone."""
-    table, curve = printed.weights().set_index("model"), printed.npu_curve()
-    draft, larger = table["draft_gb"], "qwen2.5-1.5b"
+    table = printed.weights().set_index("model")
+    curve = printed.npu_curve()
+    draft = table["draft_gb"]
+    larger = "qwen2.5-1.5b"
     values: Mapping[str, float | tuple[float, ...]] = {
         "sdnpu-c30": table["weights_gb"][larger], "sdnpu-c31": table["twice_gb"][larger],
         "sdnpu-c32": (draft.min(), draft.max()), "sdnpu-c55": float(curve(32)) / 32,

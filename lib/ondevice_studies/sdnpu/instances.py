@@ -15,8 +15,10 @@ Random = np.random.Generator
 
 def homogeneous(random: Random) -> Prefill:
     """Equal blocks."""
-    p, blocks = 10.0, int(random.integers(3, 9))
-    d, s = p * random.uniform(1, 2), random.uniform(1, 40)
+    p = 10.0
+    blocks = int(random.integers(3, 9))
+    d = p * random.uniform(1, 2)
+    s = random.uniform(1, 40)
     return Prefill([p] * blocks, [d] * blocks, [s] * blocks, int(random.integers(2, 7)))
 
 
@@ -24,7 +26,8 @@ def heterogeneous(
     random: Random, blocks: int = 0, chunks: int = 0, load: float = 2.0, slower: float = 2.0, faster: float = 1.0
 ) -> Prefill:
     """p from 1 to 20, d/p from `faster` to `slower`, s from next to nothing to 2 `load` mean computes."""
-    blocks, chunks = blocks or int(random.integers(3, 9)), chunks or int(random.integers(2, 7))
+    blocks = blocks or int(random.integers(3, 9))
+    chunks = chunks or int(random.integers(2, 7))
     p = random.uniform(1, 20, blocks)
     return Prefill(p, p * random.uniform(faster, slower, blocks), random.uniform(0.1, 2, blocks) * load * 10.5, chunks)
 

@@ -20,7 +20,8 @@ PREFILL_SPEED = 1000.0  # tokens/s, a bound, section 2.1
 DECODE_SHARE_CPU = (0.872, 0.902)  # of the time, NPU prefill and CPU decoding, OnePlus 13, section 2.1
 DECODE_SHARE_NPU = (0.67, 0.74)  # of NPU vanilla's time, OnePlus 13, section 4.4
 DECODE_SPEEDUP = (5.25, 8.15)  # over NPU vanilla, OnePlus 13, section 4.4
-OVER_SAM, OVER_EAGLE = (1.11, 2.53), (1.09, 1.80)  # of sd.npu, section 4.2
+OVER_SAM = (1.11, 2.53)
+OVER_EAGLE = (1.09, 1.80)  # of sd.npu, section 4.2
 SAM_ON_CPU = (0.92, 1.13)  # over CPU vanilla, section 4.2
 ENERGY_AND_TIME = {  # greatest gains of sd.npu, section 4.2
     "NPU vanilla": (4.18, 3.81), "CPU vanilla": (2.50, 1.78), "SAM": (3.07, 2.53), "EAGLE": (4.71, 1.80),
@@ -160,7 +161,8 @@ def graph_saving() -> pd.DataFrame:
     A saving that is the same with and without speculation is of a request and not of a forward.
     """
     wide = _table_3()
-    plain, speculative = wide["NPU"] - wide["+G"], wide["+SD"] - wide["+G+SD"]
+    plain = wide["NPU"] - wide["+G"]
+    speculative = wide["+SD"] - wide["+G+SD"]
     equal = (plain - speculative).abs() < 0.005
     return pd.DataFrame({"plain": plain, "speculative": speculative, "equal": equal}).reset_index()
 
@@ -172,7 +174,8 @@ def forward_bounds(draft_ms: float = 0.0) -> pd.DataFrame:
     vanilla). c lies between 0 and where sd.npu's forward would take less than vanilla's single row does. From its ends:
     vanilla, sam, ours (ms of a forward), sam_over_ours. draft_ms: of a step, where drafting is charged.
     """
-    row, accepted = _row(BOTH), _summary_acceptance()
+    row = _row(BOTH)
+    accepted = _summary_acceptance()
     most = (accepted["SAM+Ours"] * row["Ours"] - draft_ms - row["+G"]) / (accepted["SAM+Ours"] - 1)
     ends = []
     for c in (0.0, most):
@@ -223,7 +226,8 @@ def longest_prompt(calibrate_ms: float = CALIBRATE_MS) -> float:
 
     Prefill at 1,000 tokens/s in all arms, calibration in sd.npu's; its forward takes no less than vanilla's row does.
     """
-    row, accepted = _row(BOTH), _summary_acceptance()["SAM+Ours"]
+    row = _row(BOTH)
+    accepted = _summary_acceptance()["SAM+Ours"]
     prefill = 1e3 / PREFILL_SPEED
     return (accepted * row["Ours"] - row["+G"]) / (accepted * (prefill + calibrate_ms) - prefill)
 
@@ -257,8 +261,10 @@ def power_ratios() -> pd.DataFrame:
 def powers() -> dict[str, dict[str, float]]:
     """Assumed watts by arm over sd.npu's: all alike, and what the paper's greatest gains in energy and time imply."""
     ratios = power_ratios().set_index("baseline")["power"]
-    arms = {arm: next(name for name in ratios.index if name in arm) for arm in (
-        "NPU vanilla", "CPU vanilla", "NPU-SAM", "CPU-SAM", "NPU-EAGLE", "CPU-EAGLE")}
+    arms = {
+        arm: next(name for name in ratios.index if name in arm)
+        for arm in ("NPU vanilla", "CPU vanilla", "NPU-SAM", "CPU-SAM", "NPU-EAGLE", "CPU-EAGLE")
+    }
     implied = {arm: float(ratios[name]) for arm, name in arms.items()} | {OURS: 1.0}
     return {"one power": dict.fromkeys(implied, 1.0), "implied powers": implied}
 
@@ -280,9 +286,11 @@ def least_sample(shares: Sequence[float], digits: int = 1, most: int = 10_000) -
 def consistency() -> pd.DataFrame:
     """Every check of this module: where, finding, printed, computed, agrees. For the notes on the paper."""
     curve, fifth, savings = npu_curve(), figure_5(), graph_saving().set_index("model")
-    bounds, forwards = forward_bounds().set_index("what"), vanilla_over_ours()
+    bounds = forward_bounds().set_index("what")
+    forwards = vanilla_over_ours()
     sample = least_sample((100 * rejections()["share"]).tolist())
-    sam, spill = over_sam(), spill_account().set_index("model")
+    sam = over_sam()
+    spill = spill_account().set_index("model")
     cpu, prompt, by_shares = cpu_over_npu_decoding(), longest_prompt(), prompt_by_shares()
     loss = throughput_loss(curve)
     small = "Qwen2.5-0.5B"

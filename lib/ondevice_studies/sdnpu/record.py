@@ -38,8 +38,10 @@ def recorders() -> dict[str, Recorder]:
         "requests a task": COUNT, "tokens": LONGEST, "long prompts": LONG_PROMPT, "long answers": LONG_ANSWER,
         "long requests a task": LONG_COUNT, "threads": 1, "dtype": "float32",
     }  # fmt: skip
-    return {name: Recorder("sdnpu", name, ["model", "set", "method"], parameters, [BASE, SMALL])
-            for name in ("answers", "passes", "rejections")}  # fmt: skip
+    return {
+        name: Recorder("sdnpu", name, ["model", "set", "method"], parameters, [BASE, SMALL])
+        for name in ("answers", "passes", "rejections")
+    }
 
 
 def record(model: str) -> None:
@@ -60,7 +62,8 @@ def record(model: str) -> None:
                 if len(table):
                     kept[name].add(table)
                     kept[name].checkpoint()
-            same, rate = f"{answers['identical'].sum()} of {len(answers)} identical", passes["emitted"].mean()
+            same = f"{answers['identical'].sum()} of {len(answers)} identical"
+            rate = passes["emitted"].mean()
             print(f"{model} {which} {method}: {rate:.3f} tokens a pass, {same}", flush=True)
 
 
@@ -70,7 +73,8 @@ def similar(models: Sequence[str]) -> None:
     kept = {name: Recorder("sdnpu", name, ["model"], {"requests a task": COUNT}, models) for name in names}
     for model in models:
         if (model,) not in kept["copied"].done:
-            bench, tokenizer = Workbench(model), corpus.tokenizer()
+            bench = Workbench(model)
+            tokenizer = corpus.tokenizer()
             asked = requests(bench, "tasks")
             kept["cosines"].add(similarity.of_answers(asked, model, tokenizer))
             kept["contexts"].add(similarity.of_contexts(asked, model, tokenizer))

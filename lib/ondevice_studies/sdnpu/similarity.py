@@ -42,8 +42,9 @@ def of_answers(
     families = [one.task for one in requests]
     for family in dict.fromkeys(families):
         if families.count(family) < 3:
-            raise ValueError(f"To tell tasks from their group takes three answers, not {families.count(family)} "
-                             f"of {family!r}.")  # fmt: skip
+            raise ValueError(
+                f"To tell tasks from their group takes three answers, not {families.count(family)} of {family!r}."
+            )
     if len(set(families)) < 2:
         raise ValueError(f"Pairs across groups take two families of requests, not {families[0]!r} alone.")
     contexts, answers = _vectors(requests, tokenizer, embed)
@@ -101,7 +102,8 @@ def distance(first: Sequence[int], second: Sequence[int]) -> float:
     """Levenshtein's distance over the longer length: 0 for equal texts, two empty ones too; 1 where nothing is kept."""
     if not first or not second:
         return float(len(first) != len(second))
-    tokens, places = np.asarray(second), np.arange(1 + len(second))
+    tokens = np.asarray(second)
+    places = np.arange(1 + len(second))
     row = places  # edits from the first i tokens of one text to the first j of the other
     for i, token in enumerate(first, 1):
         kept = np.minimum(row[:-1] + (tokens != token), row[1:] + 1)

@@ -1,6 +1,6 @@
 """What the notebook's exhibits share: recorded passes, graphs' times, and what follows from both.
 
-Tables are those of data/records/sdnpu (`ondevice_studies.sdnpu.record`, `ondevice_studies.sdnpu.timing`). A pass is one forward of the
+Tables are those of data/records/sdnpu (made by `record` and `timing` beside this file). A pass is one forward of the
 model that verifies a draft. Means are sums over sums of a task's prompts, averages are over tasks and models.
 """
 
@@ -91,7 +91,8 @@ def own_model(lm: Any, tokenizer: Any, drafter: Any, budget: int, tasks: Sequenc
         for one in islice(_spread(task, "test"), count):
             ids = tokenizer(one.prompt, verbose=False)["input_ids"][: lm.context - 128]
             found = generate(lm, drafter, ids, 128, budget=budget, ends={tokenizer.eos_token_id})
-            emitted, forwards = emitted + len(found.tokens) - 1, forwards + len(found.steps)
+            emitted = emitted + len(found.tokens) - 1
+            forwards = forwards + len(found.steps)
     return emitted / forwards
 
 
@@ -139,8 +140,12 @@ def gantt(axis: Axes, timeline: Timeline) -> None:
     labels = ("compute on G1", "compute on G2", "load of G2")
     colours = dict(zip(labels, ("sky", "orange", "green"), strict=True))
     blocks = timeline.prefill.blocks
-    spans = [(1, place % blocks, labels[graph - 1], start, end) for place, (graph, start, end) in enumerate(
-        zip(timeline.graph.flat, timeline.compute_start.flat, timeline.compute_end.flat, strict=True))]
+    spans = [
+        (1, place % blocks, labels[graph - 1], start, end)
+        for place, (graph, start, end) in enumerate(
+            zip(timeline.graph.flat, timeline.compute_start.flat, timeline.compute_end.flat, strict=True)
+        )
+    ]
     loads = zip(timeline.load_block, timeline.load_start, timeline.load_end, strict=True)
     spans += [(0, int(block), labels[2], start, end) for block, start, end in loads]
     for row, block, label, start, end in spans:
@@ -183,7 +188,8 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
     for keys, mine in switching.groupby(SWITCHED, sort=False):
         named: Any = list(zip(mine["memory"], mine["way"], strict=True))
         of = medians(mine.assign(way=named))
-        both, worst = of[1.0, "keep both"], of[1.0, "synchronous"]
+        both = of[1.0, "keep both"]
+        worst = of[1.0, "synchronous"]
         for (memory, way), seconds in of.items():
             share = interval(100 * (1 - (seconds - both) / (worst - both)), mine["round"].nunique(), "recorded")
             rows.append((*keys, memory, way, seconds[0], seconds[0] - both[0], *ends(share), share.n))
@@ -225,9 +231,10 @@ def parts(whole: pd.DataFrame, task: str = "summary") -> pd.DataFrame:
     """Figure 13, measured: model, arm, part (prefill with switching and calibration, drafting, forwards), ms."""
     mine = whole[whole["task"] == task]
     split = mine.assign(
-        prefill=mine["prefill_s"], drafting=mine["draft_s"] + mine["observe_s"],
+        prefill=mine["prefill_s"],
+        drafting=mine["draft_s"] + mine["observe_s"],
         forwards=mine["decode_s"] - mine["draft_s"] - mine["observe_s"],
-    )  # fmt: skip
+    )
     means = 1e3 * split.groupby(["model", "arm"], sort=False)[["prefill", "drafting", "forwards"]].mean()
     return derived(means.reset_index().melt(["model", "arm"], var_name="part", value_name="ms"), whole)
 

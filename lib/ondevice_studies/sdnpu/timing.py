@@ -66,9 +66,11 @@ def recorder(name: str, keys: Sequence[str], specs: Sequence[str], **parameters:
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
     """The median, with 95 % by ranks: seconds, low, high, n."""
-    found, n = np.sort(seconds), len(seconds)
+    found = np.sort(seconds)
+    n = len(seconds)
     reach = 0.98 * n**0.5
-    low, high = found[max(0, int(n / 2 - reach))], found[min(n - 1, int(n / 2 + reach))]
+    low = found[max(0, int(n / 2 - reach))]
+    high = found[min(n - 1, int(n / 2 + reach))]
     return {"seconds": float(np.median(found)), "low": float(low), "high": float(high), "n": n}
 
 
@@ -206,7 +208,8 @@ class Clock(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
-        self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
+        self.wants_prefill = drafter.wants_prefill
+        self.drafts_trees = drafter.drafts_trees
 
     def choice(self, logits: Tensor) -> int:
         """Greedy, noting when the first token was chosen."""
@@ -324,7 +327,8 @@ def said(specs: Sequence[str]) -> None:
     """The ids of transformers' `generate`, and of static graphs with our drafter and schedule, on all requests."""
     kept = Recorder("sdnpu", "said", ["model", "engine", "task"], {"budget": LMAX - 1}, specs)
     for spec in specs:
-        bench, asked = Workbench(spec), sample(Workbench(spec), load("sdnpu", "answers"), number=40)
+        bench = Workbench(spec)
+        asked = sample(Workbench(spec), load("sdnpu", "answers"), number=40)
         for name in ("transformers", "fp32", "int8"):
             for task in TASKS:
                 if (spec, name, task) not in kept.done:

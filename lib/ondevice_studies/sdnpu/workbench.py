@@ -24,12 +24,15 @@ from ondevice_papers.sdnpu.rejections import Watched
 from ondevice_studies.speculation.prompts import digest, noting, prompts
 from ondevice_studies.speculation.request_set import Request, answered
 
-BASE, SMALL = "pydocs-lm-base", "pydocs-lm-small"
+BASE = "pydocs-lm-base"
+SMALL = "pydocs-lm-small"
 # Our families, and the paper's data sets that they stand for.
 TASKS = {"summary": "summary", "rag": "rag", "parameters": "ui", "turns": "tweet"}
 SETS = ("tasks", "long")
-COUNT, LONGEST = 40, 128  # requests of a task, tokens of an answer
-LONG_PROMPT, LONG_ANSWER = (600, 768), (64, 256)  # tokens
+COUNT = 40
+LONGEST = 128  # requests of a task, tokens of an answer
+LONG_PROMPT = (600, 768)
+LONG_ANSWER = (64, 256)  # tokens
 LONG_COUNT, LONG_TRIED = 20, {"parameters": 320, "turns": 128}  # requests; prompts, of the tasks with long answers
 PLAIN = "vanilla"
 REQUEST = ["model", "set", "task", "request"]

@@ -23,7 +23,8 @@ def prompts(
 
     lengths: tokens, least and most, to which quotations of other documents are put in front.
     """
-    documents, tokenizer = corpus.documents(split), corpus.tokenizer()
+    documents = corpus.documents(split)
+    tokenizer = corpus.tokenizer()
     for one in _spread(task, split):
         if only is None or one.name in only:
             text = one.prompt if lengths is None else _lengthened(one, documents, tokenizer, lengths[0])

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from ondevice import corpus, evidence, models
-from ondevice.speculation import fitting
 from ondevice.speculation.bundled import stores
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.store import Store
+from ondevice_studies.speculation import fitting
 from ondevice_studies.speculation.request_set import Request, answered, spread
 
 MODEL = "pydocs-lm-base"
@@ -58,7 +58,8 @@ def record(model: Any, kept: evidence.Recorder) -> None:
 
 def fitted(kept: Sequence[Store]) -> NDArray[np.float64]:
     """The weights of a mixture with these stores, on the validation answers."""
-    table, seen = evidence.load("speculation", "answered"), []
+    table = evidence.load("speculation", "answered")
+    seen = []
     for _, mine in table[table["split"] == "validation"].groupby("task", sort=False):
         texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
         seen.append(fitting.observed(Mixture(stores=kept), [(tokens[:end], tokens[end:]) for tokens, end in texts]))

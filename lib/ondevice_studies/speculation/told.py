@@ -33,7 +33,8 @@ class Told:
 
 class _Session:
     def __init__(self, lm: Told) -> None:
-        self._lm, self.length = lm, 0
+        self._lm = lm
+        self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> torch.Tensor:
         self._prompt, self._coming = len(prompt), self._lm.answers[tuple(prompt)]
@@ -43,7 +44,8 @@ class _Session:
     def verify(self, tree: TokenTree) -> torch.Tensor:
         below = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         children = {key: row for row, key in reversed(list(enumerate(below)))}
-        rows, row = dict[int, int](), 0
+        rows = dict[int, int]()
+        row = 0
         for place in range(self.length - self._prompt + 1, len(self._coming)):  # from what comes after the root
             rows[row] = place
             if (row := children.get((row, self._coming[place]), -1)) < 0:

@@ -11,8 +11,10 @@ from ondevice_training.evaluation.retrieval_gain import STEPS
 
 Results = Mapping[str, Any]
 _SENSES: dict[str, Callable[[float, float], bool]] = {
-    "at most": operator.le, "at least": operator.ge, "above": operator.gt,
-}  # fmt: skip
+    "at most": operator.le,
+    "at least": operator.ge,
+    "above": operator.gt,
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,10 @@ class Bar:
         if limit is not None:
             bar = f"{self.sense} {scale * limit:g}{unit}"
             verdict = "met" if _SENSES[self.sense](found["value"], limit) else "**not met**"
-        return (f"| {self.label} | {bar} | {value} ± {error}{unit} | {low}{unit} to {high}{unit} | {found['count']} | "
-                f"{verdict} |")  # fmt: skip
+        return (
+            f"| {self.label} | {bar} | {value} ± {error}{unit} | {low}{unit} to {high}{unit} | {found['count']} | "
+            f"{verdict} |"
+        )
 
 
 def _smallest_step(results: Results) -> Mapping[str, float]:

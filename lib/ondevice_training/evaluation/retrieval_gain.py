@@ -125,9 +125,10 @@ def gains(measured: Sequence[Conditionals], temperature: float) -> dict[str, Any
     return {
         "perplexity": {str(n): estimates.perplexity(losses[n], tokens).as_json() for n in losses},
         "reduction": {str(n): _reduction(losses[0], losses[n], tokens).as_json() for n in STEPS},
-        "reduction_from_step_before": {str(n): _reduction(losses[before[n]], losses[n], tokens).as_json()
-                                       for n in STEPS},
-    }  # fmt: skip
+        "reduction_from_step_before": {
+            str(n): _reduction(losses[before[n]], losses[n], tokens).as_json() for n in STEPS
+        },
+    }
 
 
 def _reduction(before: Sequence[float], after: Sequence[float], tokens: Sequence[int]) -> Estimate:
@@ -152,8 +153,10 @@ def measure(
     strangers = [*found[1:], found[0]]
     control = conditionals(model, tokenizer, reported, strangers, scores)
     return {
-        "retriever": "BM25 over passages of 64 tokens of train documents", "passages": len(source.passages),
-        "temperature": temperature, "texts_for_temperature": len(held_out),
+        "retriever": "BM25 over passages of 64 tokens of train documents",
+        "passages": len(source.passages),
+        "temperature": temperature,
+        "texts_for_temperature": len(held_out),
         **gains(measured, temperature),
         "reduction_with_another_texts_passages": gains(control, temperature)["reduction"],
-    }  # fmt: skip
+    }

@@ -40,7 +40,8 @@ def evaluate(loaded: Loaded, limit: float = 1.0, report: Callable[[str], None] =
     parts: dict[str, Callable[[Loaded, float], dict[str, Any]]] = {
         "perplexity": _perplexity, "copying": _copying, "retrieval": _retrieval, "tasks": _tasks,
     }  # fmt: skip
-    results, seconds = {}, {}
+    results = {}
+    seconds = {}
     for name, measure in parts.items():
         started = time.perf_counter()
         with contextlib.nullcontext() if name == "tasks" else mixed_precision(loaded.model.device.type):
@@ -68,13 +69,16 @@ def provenance() -> dict[str, Any]:
     """Which build of the corpus: versions, a hash of them, splits, and the licence each package names."""
     manifest = corpus.manifest()
     packages: dict[str, str] = manifest["packages"]
-    splits = {split: {**counts, "tokens": len(corpus.document_tokens(split))}
-              for split, counts in manifest["splits"].items()}  # fmt: skip
+    splits = {
+        split: {**counts, "tokens": len(corpus.document_tokens(split))} for split, counts in manifest["splits"].items()
+    }
     splits["train"]["task_tokens"] = len(corpus.task_tokens("train"))
     return {
         "sha256_of_packages": sha256(json.dumps(packages, sort_keys=True).encode()).hexdigest(),
-        "splits": splits, "packages": packages, "licences": {name: licence(name) for name in packages},
-    }  # fmt: skip
+        "splits": splits,
+        "packages": packages,
+        "licences": {name: licence(name) for name in packages},
+    }
 
 
 def licence(package: str) -> str:

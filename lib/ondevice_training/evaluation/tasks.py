@@ -65,9 +65,11 @@ def closed_book(tasks: Sequence[corpus.Task]) -> list[corpus.Task]:
 
 
 def answer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[corpus.Task],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[corpus.Task],
     train: Callable[[], Iterable[str]],
-) -> list[Judged]:  # fmt: skip
+) -> list[Judged]:
     """Greedy answers, judged. train: the training texts, for the references that stand in them."""
     prompts = [tokenizer(task.prompt, verbose=False)["input_ids"] for task in tasks]
     references = [tokenizer(task.answer + END, verbose=False)["input_ids"] for task in tasks]
@@ -110,9 +112,10 @@ def free_running(
     made = [output.ids for output in greedy(model, headings, None)]
     looped = [loops(row) for row in made]
     return {
-        "repeated_4grams": _repetition(made), "repeated_4grams_of_documents": _repetition(real),
+        "repeated_4grams": _repetition(made),
+        "repeated_4grams_of_documents": _repetition(real),
         "loops": estimates.rate(looped).as_json(),
-    }  # fmt: skip
+    }
 
 
 def _grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
@@ -133,15 +136,17 @@ def _family(members: Sequence[Judged]) -> dict[str, Any]:
         "hit_of_answers_not_in_train": _rate(unseen),
         "rouge1": _rate([one.f1 for one in members]),
         "teacher_forced_accuracy": estimates.ratio(
-            [one.scored.hits.sum() for one in members], [len(one.scored.hits) for one in members]).as_json(),
+            [one.scored.hits.sum() for one in members], [len(one.scored.hits) for one in members]
+        ).as_json(),
         "perplexity_of_answer": estimates.perplexity(
-            [one.scored.loss for one in members], [len(one.scored.hits) for one in members]).as_json(),
+            [one.scored.loss for one in members], [len(one.scored.hits) for one in members]
+        ).as_json(),
         "tokens": _rate([len(one.output.ids) for one in members]),
         "tokens_of_reference": _rate([len(one.reference_ids) for one in members]),
         "repeated_4grams": _repetition([one.output.ids for one in members]),
         "repeated_4grams_of_reference": _repetition([one.reference_ids for one in members]),
         "loops_of_reference": _rate([loops(one.reference_ids) for one in members]),
-    }  # fmt: skip
+    }
 
 
 def _rate(values: Sequence[float]) -> dict[str, Any] | None:

@@ -60,14 +60,16 @@ def training_examples(
     examples = []
     for row, query in enumerate(queries):
         relevant, fit = judged(collection, query)
-        near, rng = by_module[module_of[query.name]], np.random.default_rng(pick(query.name, "negatives", 2**32))
+        near = by_module[module_of[query.name]]
+        rng = np.random.default_rng(pick(query.name, "negatives", 2**32))
         sources = {
             "sparse": sparse[1][row].tolist(),
             "dense": dense[1][row].tolist(),
             "module": rng.permutation(near)[:_DEPTH].tolist(),
             "random": rng.integers(len(collection.passages), size=4 * _EASY).tolist(),
         }
-        negatives, used = {}, set(relevant)
+        negatives = {}
+        used = set(relevant)
         for source, ids in sources.items():
             wanted = _HARD if source in ("sparse", "dense") else _EASY
             found = list(dict.fromkeys(islice((i for i in ids if i not in used and fit(i)), wanted)))

@@ -82,7 +82,8 @@ def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     config = type(parent.config).from_dict(
         {**parent.config.to_dict(), "id2label": {0: "score"}, "label2id": {"score": 0}}
     )
-    config.architectures, config.dtype = [names[parent.config.model_type]], "float32"
+    config.architectures = [names[parent.config.model_type]]
+    config.dtype = "float32"
     torch.manual_seed(seed)
     model: PreTrainedModel = getattr(transformers, config.architectures[0])(config)
     model.base_model.load_state_dict(parent.base_model.state_dict())

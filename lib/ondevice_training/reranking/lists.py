@@ -23,7 +23,8 @@ class Lists:
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
         self.examples = [e for e in examples if sum(map(len, e.negatives.values())) >= CANDIDATES - 1]
-        self.tokenizer, self.seed = tokenizer, seed
+        self.tokenizer = tokenizer
+        self.seed = seed
         if len(self.examples) < QUERIES:
             raise ValueError(f"A step needs {QUERIES} queries with passages; there are {len(self.examples)}.")
 

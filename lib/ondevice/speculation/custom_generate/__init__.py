@@ -50,7 +50,8 @@ def speculative(
     ) -> torch.Tensor:  # fmt: skip
         _check(model, input_ids, generation_config, model_kwargs)
         lengths = [one for one in stopping_criteria if type(one) is transformers.MaxLengthCriteria]
-        lm, longest = wrapped(model, engine), min(int(one.max_length) for one in lengths)
+        lm = wrapped(model, engine)
+        longest = min(int(one.max_length) for one in lengths)
         if longest > lm.context + 1:
             raise ValueError(f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more.")
         rules = [one for one in stopping_criteria if one not in lengths]
@@ -73,7 +74,8 @@ class _Said:
     """
 
     def __init__(self, ids: torch.Tensor, processors: Any, rules: Sequence[Any], drawn: bool, streamer: Any) -> None:
-        self.ids, self._over = ids, False
+        self.ids = ids
+        self._over = False
         self._processors, self._rules, self._drawn, self._streamer = processors, rules, drawn, streamer
         if streamer is not None:
             streamer.put(ids.cpu())
@@ -99,7 +101,8 @@ class _Guarded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         vars(self).update({name: getattr(drafter, name) for name in _TOLD})
         vars(self).update({name: partial(self._call, getattr(drafter, name)) for name in _CALLED})
-        self._drafter, self._failed = drafter, False
+        self._drafter = drafter
+        self._failed = False
 
     def _call(self, method: Callable[..., Any], *given: Any) -> Any:
         if not self._failed:
@@ -125,24 +128,26 @@ def wrapped(model: transformers.PreTrainedModel, engine: Callable[[Any], CausalL
 
 def _check(model: Any, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]) -> None:
     """Raise ValueError on arguments that would be silently ignored. given: to the model."""
-    asked, mode = [name for name in _OUTPUTS if getattr(config, name, None)], config.get_generation_mode().value
-    mask, places = given.pop("attention_mask", None), given.pop("position_ids", None)
+    asked = [name for name in _OUTPUTS if getattr(config, name, None)]
+    mode = config.get_generation_mode().value
+    mask = given.pop("attention_mask", None)
+    places = given.pop("position_ids", None)
     cache = given.get("past_key_values")
     filled = cache is not None and (getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()))
     others = sorted(key for key, value in given.items() if key not in _OURS and value is not None)
     refused = {
         "The model is in training mode: call model.eval() first.": model.training,
         f"Speculative decoding is greedy or samples, and has no {mode}.": mode not in ("greedy_search", "sample"),
-        f"Speculative decoding takes one prompt of token ids at a time, not {tuple(ids.shape)}.":
-            ids.shape[0] != 1 or not ids.shape[1],
+        f"Speculative decoding takes one prompt of token ids at a time, not {tuple(ids.shape)}.": ids.shape[0] != 1
+        or not ids.shape[1],
         f"Speculative decoding gives token ids alone: leave out {asked}.": asked,
-        "The attention mask hides tokens: pass the prompt without padding, and a mask of ones.":
-            mask is not None and not bool((mask == 1).all()),
-        "Speculative decoding counts positions from 0: leave out position_ids.":
-            places is not None and places.flatten().tolist() != list(range(ids.shape[1])),
+        "The attention mask hides tokens: pass the prompt without padding, and a mask of ones.": mask is not None
+        and not bool((mask == 1).all()),
+        "Speculative decoding counts positions from 0: leave out position_ids.": places is not None
+        and places.flatten().tolist() != list(range(ids.shape[1])),
         "Speculative decoding has its own cache: leave out past_key_values.": filled,
         f"Speculative decoding does not pass {others} on to the model: leave them out.": others,
-    }  # fmt: skip
+    }
     for sentence, holds in refused.items():
         if holds:
             raise ValueError(sentence)

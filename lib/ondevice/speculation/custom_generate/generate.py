@@ -18,7 +18,8 @@ def generate(
     strings = arguments.pop("stop_strings", None) or config.stop_strings
     if strings and tokenizer:  # which a callable would not get
         rules = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
-        arguments["stopping_criteria"], strings = StoppingCriteriaList(rules), None
+        arguments["stopping_criteria"] = StoppingCriteriaList(rules)
+        strings = None
     ours = {name: arguments.pop(name) for name in ("budget", "report", "engine") if name in arguments}
     fast = speculative(drafter, streamer=streamer, **ours)
     return model.generate(**arguments, stop_strings=strings, custom_generate=fast)

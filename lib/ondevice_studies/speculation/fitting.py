@@ -20,7 +20,8 @@ def observed(
 
     answers: (prompt, answer) one after the other, as a session has them.
     """
-    classes, chances = [], []
+    classes = []
+    chances = []
     for prompt, answer in answers:
         tokens = [*prompt, *answer[:1]]
         mixture.begin(prompt)

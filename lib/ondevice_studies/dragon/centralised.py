@@ -11,28 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import torch
 
 from ondevice.causal_lm.batch import Member
 from ondevice_papers.dragon import messages
-from ondevice_papers.dragon.messages import PIECE, Begin, End, Failure, Fetch, Rows, Texts
+from ondevice_papers.dragon.messages import PIECE, Begin, End, Fetch, Rows, Texts
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking, GivenUp
 from ondevice_programs.pair.decoder import Decoder
+from ondevice_programs.pair.fetch import Ids, KeysValues
 from ondevice_programs.pair.node import Node
-from ondevice_programs.pair.wire import Connection, Lost
+from ondevice_programs.pair.wire import Lost
 
 if TYPE_CHECKING:
     from ondevice_programs.pair.device import Device
-
-Ids = tuple[int, ...]
-KeysValues = tuple[torch.Tensor, torch.Tensor]  # [layers, heads, n, width] each
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,6 @@ class Documents:
     prefixes: list[Ids]
     scores: list[float]
     rows: dict[Ids, KeysValues] = field(default_factory=dict)
-
-
-# The device
 
 
 def fetched_texts(device: Device, query: str, asked: Asked | None = None) -> Answer:
@@ -70,7 +65,8 @@ def fetched_rows(device: Device, query: str, asked: Asked | None = None) -> Answ
 
 
 async def _generated(device: Device, query: str, asked: Asked | None, what: Literal["text", "rows"]) -> Answer:
-    node, asking = device.node, Asking(device, request(query, asked or Asked()))
+    node = device.node
+    asking = Asking(device, request(query, asked or Asked()))
     try:
         own = asyncio.wrap_future(node.engine.call(lambda: _best(node, asking.begin)))
         theirs = await fetched(asking, what)
@@ -102,7 +98,8 @@ async def fetched(asking: Asking, what: Literal["text", "rows"]) -> Documents:
                     taken.prefixes.append(first.tokens)
                     taken.scores.append(first.score)
                     taken.rows[first.tokens] = tensors(first, data)
-                    first, data = None, bytearray()
+                    first = None
+                    data = bytearray()
             else:
                 raise Lost(f"a {type(message).__name__} came in the place of {what}")
     except GivenUp as given_up:
@@ -120,7 +117,8 @@ def _best(node: Node, begin: Begin) -> Documents:
 
 def _of_rows(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
     """Output aggregation; the device's documents come from its store, where it has one."""
-    node, begin = asking.node, asking.begin
+    node = asking.node
+    begin = asking.begin
     store = _Fetched(node, theirs.rows)
     return node.decoder_of(
         own.prefixes + theirs.prefixes, own.scores + theirs.scores, begin.query, begin.temperature, store
@@ -129,7 +127,8 @@ def _of_rows(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
 
 def _of_texts(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
     """All documents in one prompt. Raises ValueError where query and answer leave no room for them."""
-    node, begin = asking.node, asking.begin
+    node = asking.node
+    begin = asking.begin
     query = len(node.template.suffix(node.tokenizer, begin.query))
     room = node.lm.context - query - (begin.limit - 1)  # the last token is not given to the model any more
     if room < 1:
@@ -154,7 +153,8 @@ class _Fetched:
     """In the place of a decoder's store: rows that were fetched, and the device's own store for its documents."""
 
     def __init__(self, node: Node, rows: dict[Ids, KeysValues]) -> None:
-        self._own, self._rows = node.store, rows
+        self._own = node.store
+        self._rows = rows
 
     def fill(self, session: Member, prefix: Sequence[int]) -> None:
         """Commit the prefix to the empty session, where its rows are known."""
@@ -169,7 +169,8 @@ def _require_next(node: Node, message: Rows, first: Rows, document: int, piece: 
     tokens = first.tokens if not piece else ()
     if message != msgspec.structs.replace(first, document=document, tokens=tokens, piece=piece, data=message.data):
         raise Lost(f"piece {piece} of document {document} did not come in its turn")
-    shape, dtype = node.shape(len(first.tokens)), node.lm.model.dtype
+    shape = node.shape(len(first.tokens))
+    dtype = node.lm.model.dtype
     if (first.keys, first.values, f"torch.{first.dtype}") != (shape, shape, str(dtype)):
         raise ValueError(
             f"Fetched rows are {first.dtype} of shapes {first.keys} and {first.values}; this model's are {dtype} of "
@@ -186,48 +187,3 @@ def tensors(first: Rows, data: bytearray) -> KeysValues:
         raise ValueError(f"Fetched rows have {len(data)} bytes, not {2 * size}.")
     whole = torch.frombuffer(data, dtype=torch.uint8)  # views: the bytes are not copied
     return whole[:size].view(dtype).view(first.keys), whole[size:].view(dtype).view(first.values)
-
-
-# The cloud
-
-
-async def send(node: Node, asked: Fetch, connection: Connection) -> None:
-    """The node's k best documents for a query, as text or each as soon as its rows are there, then End."""
-    try:
-        work = node.engine.call(lambda: node.documents.best(asked.query, asked.k))
-        texts, scores = await asyncio.wrap_future(work)
-        if asked.what == "text":
-            connection.send(Texts(asked.session, tuple(texts), tuple(scores)))
-        else:
-            for number, (prefix, score) in enumerate(zip(node.prefixes(texts), scores, strict=True)):
-                rows = await asyncio.wrap_future(node.engine.call(partial(_exported, node, prefix)))
-                for message in pieces(asked.session, number, len(texts), score, prefix, *rows):
-                    connection.send(message)
-                    await asyncio.sleep(0)  # other sessions come between two pieces
-        connection.send(End(asked.session, len(texts)))
-    except (ValueError, RuntimeError) as error:
-        connection.send(Failure(asked.session, (str(error) or type(error).__name__)[:1000]))
-
-
-def _exported(node: Node, prefix: Ids) -> KeysValues:
-    """Rows of a prefix, from the store where the node has one."""
-    if node.store is not None:
-        return node.store.session(prefix).exported()
-    session = node.lm.start(len(prefix))
-    session.prefill(prefix)
-    return session.exported()
-
-
-def pieces(
-    session: str, document: int, documents: int, score: float, tokens: Ids, keys: torch.Tensor, values: torch.Tensor
-) -> Iterator[Rows]:
-    """The messages of one document's rows. keys, values: [layers, heads, n, width], on any device."""
-    data = b"".join(rows.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for rows in (keys, values))
-    dtype: Any = str(keys.dtype).removeprefix("torch.")
-    shapes: tuple[Any, Any] = tuple(keys.shape), tuple(values.shape)
-    count = -(-len(data) // PIECE)
-    for piece in range(count):
-        yield Rows(
-            session, document, documents, score, tokens if not piece else (), dtype, *shapes, piece, count,
-            data[piece * PIECE : (piece + 1) * PIECE],
-        )  # fmt: skip

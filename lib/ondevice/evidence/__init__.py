@@ -7,4 +7,4 @@ from ondevice.evidence.exhibits import environment, machine_name, save_scoreboar
 from ondevice.evidence.paper_run import PaperRun, quoted, read_value
 from ondevice.evidence.records import Agreement, Recorder, RecordError, agreement, load, machines, stale, times
 from ondevice.evidence.rules import Above, All, Any, AtLeast, AtMost, Below, Between, Both, Each, Either, Equal, Less
-from ondevice.evidence.rules import VERDICTS, Near, Never, Over, Rule, Test, Untested
+from ondevice.evidence.rules import VERDICTS, Claim, Near, Never, Over, Rule, Test, Untested

@@ -53,6 +53,19 @@ class Estimate:
     n: int | None
     kind: str
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """(low, high)."""
+        return self.low, self.high
+
+    def __format__(self, spec: str) -> str:
+        """`value [low, high]`, the value alone where it is exact. spec: of each number, by default three digits."""
+        low, value, high = (format(number, spec or ".3g") for number in (self.low, self.value, self.high))
+        return f"{value} [{low}, {high}]" if self.low < self.high else value
+
+    def __str__(self) -> str:
+        return format(self)
+
     def scaled(self, scale: float) -> Estimate:
         """The same value with an interval of `scale` times the width."""
         low, high = (self.value + scale * (end - self.value) for end in (self.low, self.high))

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from ondevice import assets
 from ondevice.evidence.estimates import Estimate, Value, kind_of
 from ondevice.evidence.exhibits import write_exhibit, write_result
-from ondevice.evidence.rules import VERDICTS, Rule, Untested, parts_of
+from ondevice.evidence.rules import VERDICTS, Claim, Rule, Untested, parts_of
 
 _WIDTH = 110
 _MANY = 4  # values, above which their range is shown
@@ -31,16 +31,17 @@ _STORED = ("value", "low", "high", "n")  # of a value with an interval
 class PaperRun:
     """One run of one paper's notebook: its parameters, exhibits and verdicts.
 
-    rules: one entry for every claim of the paper in data/paper/claims.csv; none where there is no paper.
+    rows: one for every claim of the paper in data/paper/claims.csv; none where there is no paper.
     """
 
     paper: str
     parameters: Mapping[str, Any]
-    rules: Mapping[str, Rule | Untested]
+    rows: Mapping[str, Claim | Rule | Untested]
     exhibits: dict[str, dict[str, Any]] = field(default_factory=dict)
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.rules = {claim: row.rule if isinstance(row, Claim) else row for claim, row in self.rows.items()}
         lists = ("claims", "exhibits") if self.rules else ()
         claims, exhibits = [assets.paper_list(stem, self.paper).itertuples() for stem in lists] or ((), ())
         self.claims: dict[Any, Any] = {row.claim_id: row for row in claims}
@@ -110,6 +111,22 @@ class PaperRun:
             return f"{head} {tail}"
         first = textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 13)
         return "\n".join([*first, *textwrap.wrap(tail, _WIDTH, initial_indent=" " * 13, subsequent_indent=" " * 13)])
+
+    def judge_section(self, section: str, **tables: Any) -> str:
+        """Judge every claim of a section whose value can be made of these tables; a line each.
+
+        section: its heading. tables: by the names of the value functions' parameters. Raises ValueError where there is
+        no such claim.
+        """
+        rows = {claim: row for claim, row in self.rows.items()
+                if isinstance(row, Claim) and row.section == section and row.takes(tables)}  # fmt: skip
+        if not rows:
+            raise ValueError(f"No claim of the section {section!r} is judged by {', '.join(tables) or 'nothing'}.")
+        lines = []
+        for claim, row in rows.items():
+            value, null = row.values(tables)
+            lines.append(self.judge(claim, value, null=null, kind=row.kind))
+        return "\n".join(lines)
 
     def leave(self, claim_id: str, why: str) -> str:
         """Record that a claim which has a rule is not tested in this run, and why."""

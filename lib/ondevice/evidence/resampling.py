@@ -8,8 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from ondevice.evidence.estimates import DRAWS, Estimate, born, derived, kind_of
+
+
+def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spearman's, of each row of [n, m]; 0 where all values of one side are equal."""
+    x, y = (rankdata(side, axis=1) - (side.shape[1] + 1) / 2 for side in (first, second))
+    return (x * y).sum(axis=1) / np.sqrt(np.maximum((x**2).sum(axis=1) * (y**2).sum(axis=1), 1e-9))
+
+
+def interval(draws: NDArray[np.float64], n: int, kind: str) -> Estimate:
+    """The first of draws [1 + DRAWS], with 95 % of the others; those that are no number are left out."""
+    low, high = np.nanquantile(draws[1:], [0.025, 0.975])
+    return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), n, kind)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ whole interval lies in the test's region, or out of it.
 
 from __future__ import annotations
 
+import inspect
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,6 +195,46 @@ class Untested:
     """A claim that this repository cannot test, and why."""
 
     why: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of a paper's table of claims: the heading of the notebook's section that shows it, its rule, its value.
+
+    value: a function whose parameters are named tables and options; None where the claim is untested. null: what the
+    trivial method gets, as the parameters that change for it, or as a function of its own; None where the rule has the
+    null's value or there is none. kind: of a value that is plain numbers. headline: README's words for the paper's main
+    number.
+    """
+
+    section: str
+    rule: Rule | Untested
+    value: Callable[..., Value] | None = None
+    null: Mapping[str, typing.Any] | Callable[..., Value] | None = None
+    kind: str | None = None
+    headline: str = ""
+
+    def takes(self, tables: Mapping[str, typing.Any]) -> bool:
+        """Whether the value can be made of these."""
+        return self.value is not None and needed_by(self.value) <= set(tables)
+
+    def values(self, tables: Mapping[str, typing.Any]) -> tuple[Value, Value | None]:
+        """(ours, the trivial method's or None), from tables by name; those that nothing asks for are left out."""
+        assert self.value is not None
+        value = _call(self.value, tables)
+        if isinstance(self.null, Mapping):
+            return value, _call(self.value, {**tables, **self.null})
+        return value, None if self.null is None else _call(self.null, tables)
+
+
+def needed_by(function: Callable[..., Value]) -> set[str]:
+    """The names of a function's parameters that have no default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+
+
+def _call(function: Callable[..., Value], tables: Mapping[str, typing.Any]) -> Value:
+    return function(**{name: tables[name] for name in inspect.signature(function).parameters if name in tables})
 
 
 def parts_of(value: Value) -> _Parts:

@@ -1,8 +1,8 @@
 """Source cells: notebook cells that hold a definition of the library. The library is the master.
 
 A code cell tagged `source:ondevice_papers.diaa.tree.grow` holds that function, decorators included; several tags,
-several definitions. The metadata `source_sha256` says what text it was filled with, so that a cell which was edited by hand is
-noticed and left alone.
+several definitions. The metadata `source_sha256` says what text it was filled with, so a cell that was edited by hand
+is noticed and left alone.
 """
 
 from __future__ import annotations

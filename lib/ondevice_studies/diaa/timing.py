@@ -1,7 +1,8 @@
 """What this machine takes: cost curves T(rows, cached), and whole answers with their parts, interleaved.
 
 `python -m ondevice_studies.diaa.timing --minutes M` on a quiet machine writes curves and whole of
-data/records/diaa for this machine, after each part anew, the most important parts first; it begins nothing after the minutes. One thread.
+data/records/diaa for this machine, after each part anew, the most important parts first; it begins nothing after the
+minutes. One thread.
 float32 is the lean engine's, where it has the model; "float32, transformers" and the other formats are transformers'.
 Prompts are those of the record. Drafting forwards have a part of their own: one of SpS costs the small T(1), and one
 of SWIFT the row "<model>, layers skipped" of the curves. SWIFT itself is not run: it skips layers of the transformers

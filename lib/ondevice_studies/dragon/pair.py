@@ -154,8 +154,8 @@ def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
     """`ondevice-pair cloud`; yields its port. Raises ValueError with its last line where it does not start."""
     command = [
         sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends",
-        "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"), "--index",
-        str(folder / "index"), "--pace-ms", str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
+        "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"),
+        "--index", str(folder / "index"), "--pace-ms", str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
         "--gives-documents",
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,12 +1,13 @@
 # What is missing is installed into .venv on first use (.ci/setup), from pyproject.toml; a second call installs nothing.
 #
 # PYTHON=python3.12   which Python makes .venv (3.11 or later; default python3)
-# TORCH_ARGS=...      options to pip for PyTorch alone. The notebooks need only its CPU build; where the default package
-#                     index serves CUDA builds (gigabytes), pass the index that PyTorch's install page names for CPU:
-#                     make reproduce TORCH_ARGS="--index-url <that address>"
+# TORCH_ARGS=...      options to pip for PyTorch alone (default: its CPU build, which is all that the notebooks need, where
+#                     PyTorch's index of CPU builds answers within seconds; elsewhere the default package index, whose
+#                     build may be CUDA's, of gigabytes; the set-up says which)
 # JOBS=2              notebooks that run at a time (default 1)
 # PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
+# IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
 
 export PYTHON ?= python3
@@ -25,12 +26,12 @@ help:
 	@echo "make publish     put the exhibits of the finished quick runs into figures/"
 	@echo "make test        lint, unit, property, system and notebook tests"
 	@echo "make lint        ruff, import layers, types"
-	@echo "make lab         open the notebooks in JupyterLab"
+	@echo "make lab         open copies of the notebooks in JupyterLab (runs/lab/; IN_PLACE=1: the notebooks themselves)"
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
 	@echo "make record      long runs: data/records of one paper (PAPER=diaa) or machine (MACHINE=name); resumable"
 	@echo "make bench       the measured numbers (tests/benchmarks)"
 	@echo "make site        the site of README, notebooks, cards and API in runs/site"
-	@echo "make clean       remove runs/ and caches (not .venv, not the cache of corpus and tables)"
+	@echo "make clean       remove runs/ and caches (not runs/lab/, not .venv, not the cache of corpus and tables)"
 	@echo "Variables: see the head of the Makefile."
 
 $(READY): pyproject.toml requirements.lock .ci/setup
@@ -60,9 +61,12 @@ test: lint
 	@echo "== System and notebook tests and breaks on purpose (pytest), one at a time; a notebook's is skipped while nothing it uses has changed"
 	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest tests/systems tests/notebooks tests/breaks
 
+# Copies that were edited stay, and are named; the others follow their notebooks.
+lab: LAB := $(if $(IN_PLACE),notebooks,runs/lab)
 lab: $(READY)
-	@echo "== JupyterLab on notebooks/; Ctrl-C ends it"
-	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ROOT_FLAG)
+	@$(if $(IN_PLACE),,$(BIN)/python -m ondevice.run.lab)
+	@echo "== JupyterLab on $(LAB)/; Ctrl-C ends it"
+	@$(BIN)/jupyter lab --notebook-dir=$(LAB) $(ROOT_FLAG)
 
 # The maintainers' command: stored outputs and published exhibits come from one run, so it writes to figures/, too.
 # record_timing=False and TQDM_DISABLE keep times and progress bars out of the stored notebooks.
@@ -92,6 +96,7 @@ site: $(READY)
 	@echo "Open runs/site/index.html"
 
 clean:
-	@echo "== Removing runs/ and caches"
-	@rm -rf runs build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	@echo "== Removing runs/ and caches; notebooks in runs/lab/ stay"
+	@if [ -d runs ]; then find runs -mindepth 1 -maxdepth 1 ! -name lab -exec rm -rf {} +; fi
+	@rm -rf build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	@find lib tests notebooks -name __pycache__ -prune -exec rm -rf {} +

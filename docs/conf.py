@@ -57,6 +57,8 @@ def gather(source):
             for cell in notebook.cells:
                 if cell.cell_type == "markdown":
                     cell.source = follow(cell.source)
+                elif cell.metadata.get("jupyter", {}).get("source_hidden"):  # folded in JupyterLab, so here, too
+                    cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
             text = nbformat.writes(notebook)
         else:
             text = follow(path.read_text(encoding="utf-8"))

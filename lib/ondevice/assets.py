@@ -7,9 +7,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import platformdirs
+
+from ondevice import extras
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 _INSTALLED = _LIBRARY / "ondevice_data"  # data/ as a wheel brings it; then there is no checkout
@@ -104,6 +109,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _read(*parts: str) -> pd.DataFrame:
+    with extras.needing("notebooks", "A table in data/"):
+        import pandas as pd
+
     path = data(*parts)
     if not path.is_file():
         raise FileNotFoundError(f"data/{'/'.join(parts)} is missing: is this a complete clone of the repository?")

@@ -9,16 +9,23 @@ import argparse
 import contextlib
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ondevice import extras
+
 REFUSED = 2
 INTERRUPTED = 130  # exit codes
+WIDTH = 100  # columns of help; whole, it fits a screen
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns, WIDTH))
+
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         silent = action.default in (None, False, "", argparse.SUPPRESS) or action.default == [] or "default" in text
@@ -41,13 +48,24 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def refusing(program: str) -> Iterator[None]:
-    """Ends the program with one sentence where what was asked for cannot be (ValueError, OSError), or an interrupt."""
+    """Ends the program with one sentence on bad input (ValueError, OSError), a missing package, an interrupt."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"{program}: {sentence(error)}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+@contextlib.contextmanager
+def loading(program: str, extra: str) -> Iterator[None]:
+    """Around a program's imports: ends it with one sentence where a package of this extra is missing."""
+    try:
+        with extras.needing(extra, program):
+            yield
+    except ModuleNotFoundError as error:
+        print(sentence(error), file=sys.stderr)
         sys.exit(REFUSED)
 
 
@@ -107,7 +125,7 @@ def existing(text: str) -> Path:
 def writable(text: str) -> Path:
     """The type of an argument that is a file or folder to write, or to make."""
     path = Path(text).expanduser()
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
         raise argparse.ArgumentTypeError(f"nothing can be written to {text!r}")
     return path

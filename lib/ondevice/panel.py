@@ -26,7 +26,7 @@ def show(
     now = {name: first for name, (first, _) in choices.items()}
 
     def curves() -> list[Mapping[str, float]]:
-        return [values(**now | {over: place}) for place in grids[over]]
+        return [values(**now | {over: choice}) for choice in grids[over]]
 
     def drawn() -> tuple[dict[str, str], Figure]:
         rows = curves()

@@ -18,7 +18,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ondevice.evidence import kind_of
 
@@ -54,7 +54,7 @@ def use_style() -> None:
 def panels(
     rows: int, columns: int, *, width: float = 3.2, height: float = 2.5, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A grid of axes, always [rows, columns]; width and height in inches a panel."""
+    """A grid of axes, always [rows, columns]; width and height in inches per panel."""
     return plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False, **options)
 
 
@@ -123,7 +123,7 @@ def look(number: int, **style: Any) -> dict[str, Any]:
     return dict(color=COLOURS[CYCLE[number % len(CYCLE)]], marker=MARKERS[number % len(MARKERS)], ms=4) | style
 
 
-def places(groups: int, number: int, count: int, width: float = 0.8) -> np.ndarray:
+def bar_positions(groups: int, number: int, count: int, width: float = 0.8) -> np.ndarray:
     """[groups] middle of bar `number` of `count` in each group, which together are `width` wide."""
     return np.arange(groups) + (number - (count - 1) / 2) * width / count
 
@@ -135,15 +135,8 @@ def spread(rows: pd.DataFrame, value: str) -> np.ndarray | None:
     return np.maximum(0, np.nan_to_num([rows[value] - rows["low"], rows["high"] - rows[value]]))
 
 
-def ticks_at(axis: Axis, values: Iterable[float]) -> None:
-    """Ticks at these values only, as plain numbers; axis: `axes.xaxis` or `axes.yaxis`."""
-    axis.set_ticks(sorted(set(values)))
-    plain(axis)
-    axis.set_minor_locator(NullLocator())
-
-
 def plain(axis: Axis, *, steps: bool = False) -> None:
-    """Plain numbers on a logarithmic axis; steps: at 1, 2 and 5 of every decade."""
+    """Plain numbers on a logarithmic axis; axis: `axes.xaxis` or `axes.yaxis`. steps: at 1, 2 and 5 of every decade."""
     if steps:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
@@ -172,9 +165,10 @@ def bars(
     for number, (label, rows) in enumerate(groups(table, by)):
         rows = rows.set_index(x).reindex(names)
         style = dict(color=look(number)["color"], label=label or None) | dict((looks or {}).get(label, {}))
-        place, size, error = places(len(names), number, len(series), width), width / len(series), spread(rows, y)
+        position = bar_positions(len(names), number, len(series), width)
+        error = spread(rows, y)
         style |= {"xerr" if flat else "yerr": error, "error_kw": dict(elinewidth=0.8, capsize=1.5)}
-        drawn = (axis.barh if flat else axis.bar)(place, rows[y], size, **style)
+        drawn = (axis.barh if flat else axis.bar)(position, rows[y], width / len(series), **style)
         if texts:
             axis.bar_label(drawn, [texts.format(v) if np.isfinite(v) else "" for v in rows[y]], fontsize=7, padding=2)
     categories(axis, names, flat=flat)

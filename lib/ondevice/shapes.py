@@ -133,21 +133,21 @@ SHAPES: dict[str, Shape] = {
 
 def shape(name: str) -> Shape:
     """The shape of that name, in any case; raises ValueError with the names that exist."""
-    found = SHAPES.get(name.lower())
-    if found is None:
+    named = SHAPES.get(name.lower())
+    if named is None:
         raise ValueError(f"There is no shape {name!r}; there are {', '.join(SHAPES)}.")
-    return found
+    return named
 
 
-def random_model(of: Shape, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def random_model(shape: Shape, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """A model with random weights on the CPU, in about the time that writing them takes; equal seeds, equal weights."""
     import transformers
 
-    empty = of.empty()
+    empty = shape.empty()
     numbers = _Ring(dtype, seed)
     state = {name: numbers.like(name, parameter) for name, parameter in empty.named_parameters()}
     # from_pretrained adopts the tensors as they are, ties what is tied and builds the buffers that meta has not.
-    return getattr(transformers, of.architecture).from_pretrained(
+    return getattr(transformers, shape.architecture).from_pretrained(
         None, config=empty.config, state_dict=state, dtype=dtype
     )
 
@@ -158,23 +158,23 @@ class _Ring:
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         drawn = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(seed))
         self._block = (drawn * _DEVIATION).to(dtype)
-        self._place = 0
+        self._next = 0
 
     def like(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """A tensor of a parameter's shape: biases 0, scales of norms 1, matrices normal."""
         if parameter.ndim < 2:
             return torch.full(parameter.shape, float(name.endswith("weight")), dtype=self._block.dtype)
-        made = torch.empty(parameter.shape, dtype=self._block.dtype)
-        flat = made.view(-1)
+        tensor = torch.empty(parameter.shape, dtype=self._block.dtype)
+        flat = tensor.view(-1)
         for start, stop in self._pieces(flat.numel()):
-            flat[start:stop] = self._block[self._place : self._place + stop - start]
-            self._place = (self._place + stop - start) % _BLOCK
-        return made
+            flat[start:stop] = self._block[self._next : self._next + stop - start]
+            self._next = (self._next + stop - start) % _BLOCK
+        return tensor
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
         start = 0
         while start < count:
-            stop = min(count, start + _BLOCK - self._place)
+            stop = min(count, start + _BLOCK - self._next)
             yield start, stop
             start = stop
 
@@ -185,9 +185,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     entries = ["<s>", "<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = Tokenizer(models.BPE({entry: index for index, entry in enumerate(entries)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", pad_token="<pad>", eos_token="</s>", clean_up_tokenization_spaces=False
-    )
+    backend = Tokenizer(models.BPE({entry: index for index, entry in enumerate(entries)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    marks = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **marks)

@@ -13,10 +13,10 @@ import pandas as pd
 from ondevice import assets
 from ondevice.evidence.exhibits import scoreboard
 from ondevice.evidence.paper_run import _shown, read_value
-from ondevice.evidence.rules import VERDICTS, Rule, Untested, parts_of
+from ondevice.evidence.rules import Rule, Untested, parts_of
+from ondevice_studies.claims import CLAIMS
 
 _FILLED = re.compile(r"\{(\S+)\s+(\w+)\s*(\d*)\}")
-_JUDGED = re.compile(rf"^(?:{'|'.join(VERDICTS)}) +(\w+-c\d+) |^(\w+): (?:[a-z+]+, |untested\. )", re.M)
 
 
 def claims() -> pd.DataFrame:
@@ -24,35 +24,15 @@ def claims() -> pd.DataFrame:
     machine (whose clock and memory a measurement is of; empty for what is simulated or computed)."""
     board = scoreboard()
     papers = dict.fromkeys(board["paper"])
-    where, made = ({paper: of(paper) for paper in papers} for of in (sections, _machines))
+    machines = {paper: _machines(paper) for paper in papers}
     printed = pd.concat(assets.paper_list("claims", paper) for paper in papers).set_index("claim_id")["conditions"]
     rows: list[Any] = list(board.itertuples())
-    names = [(where[row.paper], row.claim, row.exhibit) for row in rows]
-    kinds = [[made[row.paper].get(kind, "") for kind in row.kind.split("+")] for row in rows]
+    kinds = [[machines[row.paper].get(kind, "") for kind in row.kind.split("+")] for row in rows]
     return board.assign(
         conditions=printed.fillna("").reindex(board["claim"]).to_numpy(),
-        section=[there.get(claim) or there.get(exhibit) or there["text"] for there, claim, exhibit in names],
+        section=[CLAIMS[row.paper][row.claim].section for row in rows],
         machine=[" and ".join(dict.fromkeys(filter(None, each))) for each in kinds],
     )
-
-
-def sections(paper: str) -> dict[str, str]:
-    """The heading above the cell whose stored output judges a claim or saves an exhibit, by its name.
-
-    `text`: that of all verdicts, for claims that are neither judged nor of an exhibit.
-    """
-    heading = ""
-    found = dict[str, str]()
-    for cell in json.loads((assets.ROOT / "notebooks" / f"{paper}.ipynb").read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] == "markdown":
-            heading = (re.findall(r"^#+ (.+)", "".join(cell["source"]), re.M) or [heading])[-1]
-            continue
-        said = "".join("".join(output.get("text", [])) for output in cell.get("outputs", []))
-        for claim, exhibit in _JUDGED.findall(said):
-            found.setdefault(claim or exhibit, heading)
-        if cell.get("id") == "verdicts":
-            found["text"] = heading
-    return found
 
 
 def link(paper: str, heading: str) -> str:
@@ -65,12 +45,12 @@ def value_text(stored: str) -> str:
     return _shown(read_value(stored), "") if stored else ""
 
 
-def told(text: str, board: pd.DataFrame) -> str:
+def filled(text: str, board: pd.DataFrame) -> str:
     """Prose whose numbers are the verdicts': {claim verdict} is ours, {claim verdict 1} its second part, {claim paper}
     the paper's. Raises ValueError where the claim has not the verdict that the sentence takes it for."""
     rows = board.set_index("claim")
 
-    def filled(match: re.Match[str]) -> str:
+    def number(match: re.Match[str]) -> str:
         row = dict(rows.loc[match[1]])
         word = match[2]
         if word == "paper":
@@ -79,7 +59,7 @@ def told(text: str, board: pd.DataFrame) -> str:
             raise ValueError(f"The text takes {match[1]} for {word}, but it is {row['verdict']}: write it anew.")
         return _shown(parts_of(read_value(row["value"]))[int(match[3] or 0)], "")
 
-    return wrapped(_FILLED.sub(filled, text))
+    return wrapped(_FILLED.sub(number, text))
 
 
 def verdict_of(rule: Rule | Untested, stored: str) -> str:

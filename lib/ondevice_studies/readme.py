@@ -8,14 +8,8 @@ import re
 import pandas as pd
 
 from ondevice import assets, evidence, plotting
+from ondevice_studies.claims import headlines
 
-HEADLINES = {  # a paper's main number: its claim, and what it is in plain words
-    "disco": ("disco-c03", "DiSCo: cost saved by migration, at best"),
-    "dragon": ("dragon-c11", "DRAGON: time a token below waiting for the network at each one, 300 ms away"),
-    "sdnpu": ("sdnpu-c01", "sd.npu: speed over the phone's NPU without it, at best"),
-    "diaa": ("diaa-c12", "DIAA: speed over plain decoding"),
-    "grating": ("grating-c48", "GRATING: memory of transformers over its own"),
-}
 FIRST = "<!-- found: written by python -m ondevice_studies.readme -->"
 LAST = "<!-- end -->"
 _BLOCK = re.compile(f"{re.escape(FIRST)}.*?{re.escape(LAST)}", re.S)
@@ -25,7 +19,7 @@ def summary(board: pd.DataFrame) -> str:
     """Markdown: a headline a paper, and how many claims have which verdict. board: of `evidence.scoreboard`."""
     claims = board.set_index("claim")
     lines = ["| what | the paper | here | kind | verdict |", "|---|---|---|---|---|"]
-    for claim, words in HEADLINES.values():
+    for claim, words in headlines().items():
         row = claims.loc[claim]
         here = _first(str(row["value"]))
         lines.append(f"| {words} | {row['printed']} | {here} | {row['kind']} | {row['verdict']} |")

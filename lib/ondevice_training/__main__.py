@@ -9,10 +9,12 @@ import transformers
 
 from ondevice import commands, corpus
 from ondevice.commands import count, positive, writable
-from ondevice_training import language_model
-from ondevice_training.batches import Batches, windows
-from ondevice_training.evaluation import command as evaluation
-from ondevice_training.reranking import commands as reranking
+
+with commands.loading("python -m ondevice_training", "notebooks"):
+    from ondevice_training import language_model
+    from ondevice_training.batches import Batches, windows
+    from ondevice_training.evaluation import command as evaluation
+    from ondevice_training.reranking import commands as reranking
 
 HELD_OUT = 64  # windows of 512 tokens for the perplexity in the log
 

@@ -50,7 +50,7 @@ def lean(lm: Any, drafter: Drafter, nodes: int, request: Request) -> Answer:
         return token
 
     began = perf_counter()
-    found = generate(lm, drafter, request.ids, request.limit, budget=nodes, choice=choice, ends=request.ends)
+    found = generate(lm, drafter, request.ids, request.limit, budget=nodes, choice=choice, eos_token_ids=request.ends)
     return list(found.tokens), perf_counter() - chosen[0], perf_counter() - began
 
 

@@ -1,12 +1,12 @@
-"""Each of DiSCo's rules on a simulation, record or formula that is wrong on purpose: it must contradict it.
+"""Each of DiSCo's claims on a simulation, record or formula that is wrong on purpose: its rule must contradict it.
 
-Two rules contradict the right simulation already (c15, c47): they must be met by what the paper says.
+Two rules contradict the right simulation already (15, 47): they must be met by what the paper says.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,9 @@ from ondevice.evidence import Rule
 from ondevice_papers.disco import costs, dispatch, quality
 from ondevice_papers.disco.distributions import DEVICES, Device
 from ondevice_papers.disco.migration import Migration
-from ondevice_papers.disco.policy import SIDES
 from ondevice_papers.disco.race import expected, play
-from ondevice_studies.disco import cold_start, device_probe, record, study, traces
-from ondevice_studies.disco.rules import RULES
+from ondevice_studies.disco import device_probe, record, study, traces
+from ondevice_studies.disco.claims import CLAIMS
 
 LENGTHS, PHONE = traces.lengths(), DEVICES["Pixel 7 Pro, Bloom-560M"]
 ALONE = ["DiSCo"]
@@ -28,8 +27,13 @@ ALONE = ["DiSCo"]
 
 def instead(name):
     """Another policy in DiSCo's place."""
-    made = study.policies(LENGTHS)
-    return lambda *setting: made(*setting) | {"DiSCo": made(*setting)[name]}
+    policies = study.policies(LENGTHS)
+
+    def of_setting(*setting):
+        made = policies(*setting)
+        return made | {"DiSCo": made[name]}
+
+    return of_setting
 
 
 def servers_only(side, server, device, b):
@@ -40,36 +44,11 @@ def servers_only(side, server, device, b):
 @cache
 def sweep(policies):
     return study.sweep(
-        ["GPT", "LLaMA", "DeepSeek"], DEVICES.values(), [0.1, 0.3, 0.5, 0.9], policies, play, LENGTHS, (4, 400), 0
+        traces.PAPER_SERVICES, DEVICES.values(), [0.1, 0.3, 0.5, 0.9], policies, play, LENGTHS, (4, 400), 0
     )
 
 
 stochastic, optimum = instead("Stoch"), instead("mean-optimal")
-
-
-def cells(policies):
-    found = study.tail_cells(sweep(policies)).dropna()
-    return found, study.paper_tail_table().set_index(study.CELL).loc[found.index, "paper_percent"]
-
-
-def over(statistic, value="mean_s", policies=stochastic, **keys):
-    table = study.reductions(sweep(policies), value)
-    for level, wanted in keys.items():
-        table = table[table.index.get_level_values(level) == wanted]
-    return study.over_runs(statistic, evidence.born(table, "simulated"))
-
-
-def c11():
-    llama = partial(over, policies=optimum, service="LLaMA", constrained="device", device=PHONE.name)
-    return (llama(lambda x: -x.min() / 100, budget=0.1), llama(lambda x: -x[0] / 100, budget=0.5))
-
-
-def steadiness_of(policies):
-    table = sweep(policies)
-    table = table[(table["service"] == "DeepSeek") & (table["device"] == PHONE.name)]
-    table = table.pivot_table(index=["constrained", "policy", "run"], columns="budget", values="std_s")
-    ratio = (table[0.9] / table[0.1]).unstack("run")
-    return tuple(evidence.mean(ratio.loc[side, name], "simulated") for side in SIDES for name in ("DiSCo", "Stoch"))
 
 
 def users():
@@ -77,11 +56,7 @@ def users():
     means = table.pivot_table(
         index=["constrained", "user", "service", "budget"], columns=["policy", "run"], values="mean_s"
     )
-    gain = 1 - means["DiSCo"] / means["Stoch"]
-    return tuple(
-        study.over_runs(lambda x: float((x > 0).mean()), evidence.born(-gain.loc[side].abs(), "simulated"))
-        for side in SIDES
-    )
+    return {"DiSCo": -(1 - means["DiSCo"] / means["Stoch"]).abs()}
 
 
 @cache
@@ -109,15 +84,8 @@ def at_once(source, target, remaining, seconds, **more):
     return Migration(source, target, remaining, lambda tokens: 0.0 * seconds(tokens), **more)
 
 
-def table_3(statistic, **options):
-    found = study.buffered(bill(**options), statistic)
-    paper = assets.paper_table("disco", "table_03_migration_delay").set_index(["service_trace", "constraint"])
-    return study.beside(found, paper.loc[found.index, "mean_delayed_tokens"], 2)
-
-
 def tail_bound(phone):
-    found = study.beyond_the_tail(["LLaMA"], LENGTHS, [0.3], phone, study.policies(LENGTHS), play, 4000, 0)
-    return evidence.share(round(4000 * found["over"].max()), 4000, found)
+    return study.beyond_the_tail(["LLaMA"], LENGTHS, [0.3], phone, study.policies(LENGTHS), play, 4000, 0)
 
 
 def flipped_threshold():
@@ -142,8 +110,9 @@ def shuffled_lengths():
 def unsteady():
     same = device_times().query("part == 'same'")["ttft_s"]
     same = same * np.random.default_rng(0).lognormal(0, 1, len(same))
-    servers = [device_probe.steadiness(traces.measured(n).samples, "replayed")["spread"] for n in traces.series_names()]
-    return device_probe.steadiness(same, "recorded")["spread"], min(servers, key=lambda x: x.value)
+    servers = {name: device_probe.steadiness(traces.measured(name).samples, "replayed")["spread"]
+               for name in traces.series_names()}  # fmt: skip
+    return dict(device_spread=device_probe.steadiness(same, "recorded")["spread"], server_spreads=servers)
 
 
 def never_right_after_a_seam():
@@ -153,10 +122,9 @@ def never_right_after_a_seam():
     return quality.bound(spoiled, "right", record.DEVICE)
 
 
-def policy_time(name, n, times=400.0):
+def policy_times(times=400.0):
     table = study.medians(evidence.times("disco", "policy_times"))
-    row = table[(table["by"] == f"{name}, raw lists") & (table["n"] == n)].iloc[0]
-    return evidence.Estimate(*(times * row[c] for c in ("ms", "low", "high")), int(row["turns"]), "recorded")
+    return table.assign(**{column: times * table[column] for column in ("ms", "low", "high")})
 
 
 def loads(**changed):
@@ -164,44 +132,27 @@ def loads(**changed):
     return evidence.derived(table[table["model"].str.startswith("random")].assign(**changed), table)
 
 
-def one_load_time():
-    found = cold_start.exponents(loads(load_s=lambda t: t["load_s"].mean() + 0 * t["load_s"]))
-    return found["cold"], found["warm"]
-
-
-def slow_first_token():
-    table = loads()
-    ratio = 20 * table["ttft_s"] / table["load_s"]
-    return tuple(evidence.mean(ratio[table["page_cache"] == cache], table) for cache in ("cold", "warm"))
-
-
-def quadratic(phase, model):
-    def of(n):
-        return sum(costs.components(costs.PRINTED[model], n, phase).values()) * (n if phase == "decode" else 1 / n)
-
-    return of(128) / of(32)
+def quadratic(architecture, length, phase):
+    """Operations that grow with the length in decode, and do not in prefill."""
+    factor = length if phase == "decode" else 1 / length
+    return {name: operations * factor for name, operations in costs.components(architecture, length, phase).items()}
 
 
 def small_vocabularies():
-    shares = []
-    for shape in costs.PRINTED.values():
+    rows = []
+    for model, shape in costs.PRINTED.items():
         parts = costs.components(replace(shape, vocabulary=shape.vocabulary // 8), 128, "decode")
-        shares.append(100 * (parts["embedding"] + parts["output"]) / sum(parts.values()))
-    return min(shares), max(shares)
+        rows += [(model, name, 100 * part / sum(parts.values())) for name, part in parts.items()]
+    return pd.DataFrame(rows, columns=["model", "component", "printed"])
 
 
-def c07():
-    found, paper = cells(stochastic)
-    return (study.beside(found, paper, 10)[0], *(study.over_runs(f, found) for f in (np.min, np.max)))
-
-
-def slowest_server(times):
-    return min(1 / np.median(times * traces.measured(name, "tbt_s").samples) for name in traces.series_names())
+def slow_servers():
+    return {name: 40 * traces.measured(name, "tbt_s").samples for name in traces.series_names()}
 
 
 def foretold():
-    errors = assets.derived_trace("prediction_errors").groupby("service")["mape_percent"].min() / 10
-    return evidence.share(int((errors >= 20).sum()), len(errors), "replayed")
+    errors = assets.derived_trace("prediction_errors")
+    return evidence.born(errors.assign(mape_percent=errors["mape_percent"] / 10), "replayed")
 
 
 def p99_near_the_papers():
@@ -216,56 +167,51 @@ def of_papers_own_cells():
     return study.beside(evidence.born(pd.DataFrame({run: paper + 1 + run for run in range(4)}), "simulated"), paper, 10)
 
 
-WRONG = {
-    "disco-c01": lambda: study.beside(*cells(servers_only), 10),
-    "disco-c02": lambda: tuple(over(each, policies=servers_only) for each in (np.min, np.max, np.mean)),
-    "disco-c03": lambda: study.savings(bill(migration=swapped)),
-    "disco-c04": lambda: study.savings(bill(migration=swapped), "server"),
-    "disco-c05": lambda: study.savings(bill(migration=swapped), "device"),
-    "disco-c06": lambda: (over(np.max), over(np.max, "p99_s")),
-    "disco-c07": c07,
-    "disco-c08": lambda: over(np.max, "p99_s", service="GPT"),
-    "disco-c09": lambda: tuple(over(partial(np.quantile, q=q), service="GPT") for q in (0.25, 0.75)),
-    "disco-c10": lambda: over(np.max, "p99_s", service="LLaMA", constrained="device"),
-    "disco-c11": c11,
-    "disco-c12": lambda: steadiness_of(stochastic),
-    "disco-c13": users,
-    "disco-c14": lambda: table_3("mean", migration=at_once),
-    "disco-c16": lambda: study.stalled(bill(slower=3.0), "server"),
-    "disco-c17": lambda: study.stalled(bill(slower=6.0), "device"),
-    "disco-c19": shuffled_lengths,
-    "disco-c20": unsteady,
-    "disco-c22": lambda: (slowest_server(40.0), 13.9),
-    "disco-c27": lambda: quality.extreme(never_right_after_a_seam(), "over_weaker", min),
-    "disco-c30": lambda: quality.extreme(never_right_after_a_seam(), "outside", max),
-    "disco-c31": lambda: quality.extreme(never_right_after_a_seam(), "over_device", min),
-    **{f"disco-c{33 + i}": partial(policy_time, name, n) for i, (name, n) in enumerate(
-        (p, n) for p in ("DiSCo-S", "DiSCo-D") for n in (1_000, 10_000, 100_000))},
-    "disco-c39": one_load_time,
-    "disco-c40": slow_first_token,
-    "disco-c43": foretold,
-    "disco-c44": lambda: max(quadratic("decode", model) for model in costs.PRINTED),
-    "disco-c45": lambda: quadratic("prefill", "BLOOM-1.1B"),
-    "disco-c46": small_vocabularies,
-    "disco-c47": partial(tail_bound, PHONE),
-    "disco-c48": flipped_threshold,
+WRONG = {  # by the claim's number, the tables of its value
+    1: lambda: dict(sweep=sweep(servers_only)),
+    2: lambda: dict(sweep=sweep(servers_only)),
+    **dict.fromkeys((3, 4, 5), lambda: dict(bill=bill(migration=swapped))),
+    **dict.fromkeys((6, 7, 8, 9, 10), lambda: dict(sweep=sweep(stochastic))),
+    11: lambda: dict(sweep=sweep(optimum), device_name=PHONE.name),
+    12: lambda: dict(sweep=sweep(stochastic), device_name=PHONE.name),
+    13: lambda: dict(gains=users()),
+    14: lambda: dict(bill=bill(migration=at_once)),
+    16: lambda: dict(bill=bill(slower=3.0)),
+    17: lambda: dict(bill=bill(slower=6.0)),
+    19: lambda: dict(r_alpaca=shuffled_lengths()),
+    20: unsteady,
+    22: lambda: dict(between_tokens=slow_servers()),
+    **dict.fromkeys((27, 30, 31), lambda: dict(bound=never_right_after_a_seam())),
+    **dict.fromkeys(range(33, 39), lambda: dict(policy_times=policy_times())),
+    39: lambda: dict(loads=loads(load_s=lambda table: table["load_s"].mean() + 0 * table["load_s"])),
+    40: lambda: dict(loads=loads(ttft_s=lambda table: 20 * table["ttft_s"])),
+    43: lambda: dict(errors=foretold()),
+    **dict.fromkeys((44, 45), lambda: dict(components=quadratic)),
+    46: lambda: dict(shares=small_vocabularies()),
+    47: lambda: dict(tail_bound=tail_bound(PHONE)),
+    48: lambda: dict(gaps={"without_coin": flipped_threshold()}),
 }  # fmt: skip
 RIGHT = {
-    "disco-c47": partial(tail_bound, Device("at once", 1e13, 20.0)),
-    "disco-c01": of_papers_own_cells,
-    "disco-c15": p99_near_the_papers,
-}  # fmt: skip
+    1: of_papers_own_cells,
+    15: p99_near_the_papers,
+    47: lambda: row(47).value(tail_bound(Device("at once", 1e13, 20.0))),
+}
+
+
+def row(number):
+    return CLAIMS[f"disco-c{number:02d}"]
 
 
 def test_every_rule_has_its_perturbation():
-    assert sorted({*WRONG, *RIGHT}) == sorted(claim for claim, rule in RULES.items() if isinstance(rule, Rule))
+    rules = [claim for claim, row in CLAIMS.items() if isinstance(row.rule, Rule)]
+    assert rules == [f"disco-c{number:02d}" for number in sorted({*WRONG, *RIGHT})]
 
 
-@pytest.mark.parametrize("claim", WRONG)
-def test_a_rule_contradicts_what_is_wrong_on_purpose(claim):
-    assert RULES[claim].verdict(WRONG[claim]()) == "contradicted"
+@pytest.mark.parametrize("number", WRONG)
+def test_a_rule_contradicts_what_is_wrong_on_purpose(number):
+    assert row(number).rule.verdict(row(number).value(**WRONG[number]())) == "contradicted"
 
 
-@pytest.mark.parametrize("claim", RIGHT)
-def test_a_rule_that_contradicts_the_simulation_is_met_by_the_papers_numbers(claim):
-    assert RULES[claim].verdict(RIGHT[claim]()) == "reproduced"
+@pytest.mark.parametrize("number", RIGHT)
+def test_a_rule_that_contradicts_the_simulation_is_met_by_the_papers_numbers(number):
+    assert row(number).rule.verdict(RIGHT[number]()) == "reproduced"

@@ -48,7 +48,7 @@ def test_the_sample_says_that_the_algorithm_was_edited_and_goes_on(diaa):
     ("body", "sentence"),
     [
         ("tree.parents[0] = 1", "earlier nodes"),  # a cycle
-        ("[tree.add(1, -1, 1, 0.5) for _ in range(budget)]", "nodes; the budget is"),
+        ("[tree.add(1, -1, 1, 0.5) for _ in range(budget)]", "budget"),
     ],
 )
 def test_a_tree_that_is_none_is_refused_in_one_sentence(diaa, body, sentence):

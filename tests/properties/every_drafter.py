@@ -169,7 +169,7 @@ DRAFTERS: dict[str, Make] = {
     "LogitSpec": lambda of, corpus: LogitSpec(),
     "Goose": lambda of, corpus: Goose(V, automaton(corpus)),
     "mixture": lambda of, corpus: Mixture(),
-    "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.of(corpus)], seconds=SECONDS),
+    "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.from_sequences(corpus)], seconds=SECONDS),
 }
 
 

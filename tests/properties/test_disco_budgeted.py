@@ -84,7 +84,7 @@ def test_a_state_goes_on_where_it_stopped_and_a_damaged_one_is_refused():
     assert again.traffic.server.mean == pytest.approx(traces.measured("replicate-7b").mean, rel=0.2)
     assert Dispatcher("server", 0.3, kept).account.spent == 0  # another side's account
     for broken in ({}, kept | {"version": 0}, kept | {"kept": {}}, kept | {"account": {"spent": 1}}):
-        with pytest.raises(ValueError, match="another version or damaged"):
+        with pytest.raises(ValueError, match="version"):
             Dispatcher("device", 0.3, broken)
 
 
@@ -93,7 +93,7 @@ def test_a_ttft_that_was_cut_off_is_not_taken_for_one_that_came():
     true, patience = rng.exponential(2.0, 4000), rng.exponential(3.0, 4000)
     learned = survived(np.minimum(true, patience), true <= patience, 30.0)
     assert learned.mean == pytest.approx(2.0, rel=0.1)
-    assert Latency.of(true[true <= patience]).mean < 1.4
+    assert Latency.from_seconds(true[true <= patience]).mean < 1.4
     exact = survived(np.array([1.0, 2.0, 4.0]), np.ones(3, bool), 30.0)
     assert exact.mean == pytest.approx(7 / 3)
     assert survived(np.array([1.0, 1.0]), np.array([True, False]), 30.0).samples[-1] == pytest.approx(30.0)

@@ -19,8 +19,8 @@ from ondevice_papers.disco.race import expected
 
 # Eighths of a second and powers of two make sums exact, so that ties between endpoints are ties here too.
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
-TRACES = st.lists(EIGHTHS, min_size=1, max_size=10).map(Latency.of)  # few values: many ties
-LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(Lengths.of)
+TRACES = st.lists(EIGHTHS, min_size=1, max_size=10).map(Latency.from_seconds)  # few values: many ties
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(Lengths.from_tokens)
 PREFILL_RATES = st.sampled_from([1.0, 2.0, 8.0])
 PROPORTIONAL = PREFILL_RATES.map(lambda rate: Device("d", rate, 10.0))
 DEVICES = st.builds(
@@ -130,7 +130,7 @@ def test_every_corrected_policy_spends_exactly_its_budget(lengths, server, devic
 
 
 @examples
-@given(st.lists(st.just(0.0) | EIGHTHS, min_size=1, max_size=8).map(Latency.of), LENGTHS, BUDGETS, ALPHAS)
+@given(st.lists(st.just(0.0) | EIGHTHS, min_size=1, max_size=8).map(Latency.from_seconds), LENGTHS, BUDGETS, ALPHAS)
 def test_the_budget_holds_when_first_tokens_come_at_0_s(server, lengths, budget, alpha):
     device = Device("d", 2.0, 10.0)
     for policy in (
@@ -203,8 +203,8 @@ def test_mean_optimal_equals_the_linear_program(lengths, server, device, budget)
 
 @settings(deadline=None, max_examples=30)
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.of),
-    st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.of),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.from_tokens),
+    st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.from_seconds),
     DEVICES,
     BUDGETS,
 )
@@ -254,8 +254,8 @@ def test_no_policy_has_a_lower_p99_than_the_deadline_rule(lengths, server, devic
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.of),
-    st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.of),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.from_tokens),
+    st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.from_seconds),
     DEVICES,
     BUDGETS,
     st.sampled_from([0.6, 0.75, 0.99]),

@@ -107,9 +107,9 @@ def test_a_damaged_code_is_a_distribution_or_refused(p, data):
 def test_a_cut_code_is_refused(p, cap):
     payload = codec.encode(p, cap)
     for cut in {0, 1, 4, len(payload) // 2, len(payload) - 1}:
-        with pytest.raises(ValueError, match="encoded distribution"):
+        with pytest.raises(ValueError, match="encoded"):
             codec.decode(payload[:cut], len(p))
-    with pytest.raises(ValueError, match="encoded distribution"):
+    with pytest.raises(ValueError, match="encoded"):
         codec.decode(payload + b"\0", len(p))
 
 
@@ -197,7 +197,7 @@ def test_any_value_under_any_tag_is_a_message_or_refused(tag, values, value, raw
 @given(MESSAGES, VALUES, st.text(max_size=12).filter(lambda tag: tag not in {"", "draft"}))
 def test_unknown_fields_and_tags_are_refused(message, more, tag):
     fields = msgspec.msgpack.decode(messages.encode(message))
-    with pytest.raises(ValueError, match="at most length"):
+    with pytest.raises(ValueError, match="length"):
         messages.decode(msgspec.msgpack.encode([*fields, more]))
-    with pytest.raises(ValueError, match="Invalid value"):
+    with pytest.raises(ValueError, match="'x"):
         messages.decode(msgspec.msgpack.encode([f"x{tag}", *fields[1:]]))

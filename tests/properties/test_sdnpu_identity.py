@@ -51,7 +51,7 @@ def check(kind: str, drafter: Drafter, prompt: Sequence[int], limit: int, budget
     right = plain(tiny(kind), prompt, limit)
     ends = set(right[end : end + 1])
     right = right[: next((place + 1 for place, said in enumerate(right) if said in ends), len(right))]
-    found = generate(tiny(kind), drafter, prompt, limit, budget=budget, ends=ends)
+    found = generate(tiny(kind), drafter, prompt, limit, budget=budget, eos_token_ids=ends)
     assert list(found.tokens) == right
     assert all(step.drafted <= budget for step in found.steps)
     assert sum(step.emitted for step in found.steps) == len(right) - 1
@@ -86,7 +86,7 @@ def test_bases_alone_draft_chains_and_the_rest_is_refused_where_trees_cannot_be_
     for base in (Pld(), Sam(V)):
         check(kind, base, PROMPTS[4], 30, 31, 99)
     for drafter in (SdNpu(Pld(), Calibration(V)), SdNpu(Pld(), None, Reuse())):
-        with pytest.raises(ValueError, match="only chains can be verified"):
+        with pytest.raises(ValueError, match="chains"):
             generate(tiny(kind), drafter, PROMPTS[4], 5)
 
 

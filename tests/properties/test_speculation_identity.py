@@ -115,7 +115,7 @@ def check(of: CausalLM, drafter: Drafter, request: Request) -> Generation:
     ends = {right[place % len(right)] for place in request.ends}
     right = right[: next((place + 1 for place, said in enumerate(right) if said in ends), len(right))]
     with counted(of) as rows:
-        found = generate(of, drafter, request.prompt, request.limit, budget=request.budget, ends=ends)
+        found = generate(of, drafter, request.prompt, request.limit, budget=request.budget, eos_token_ids=ends)
     assert list(found.tokens) == right
     assert found.prompt == len(request.prompt) and found.ended == bool(ends)
     assert rows == [len(request.prompt), *(1 + step.drafted for step in found.steps)]  # one forward a step, no more
@@ -392,7 +392,7 @@ def test_where_trees_cannot_be_verified_chains_work_and_trees_are_refused(kind: 
     """A drafter of trees is refused before anything is run."""
     of = target(kind, name)
     if kind == "bloom" and name.startswith("layer skipping"):
-        with pytest.raises(ValueError, match="no inner layers with self_attn and mlp"):
+        with pytest.raises(ValueError, match="self_attn and mlp"):
             DRAFTERS[name](of, ())
         return
     drafter = DRAFTERS[name](of, corpus_of(of))
@@ -400,7 +400,7 @@ def test_where_trees_cannot_be_verified_chains_work_and_trees_are_refused(kind: 
         for prompt in (PROMPTS[0], PROMPTS[4], PROMPTS[0]):
             check(of, drafter, Request(prompt))
         return
-    with counted(of) as rows, pytest.raises(ValueError, match="only chains can be verified"):
+    with counted(of) as rows, pytest.raises(ValueError, match="only chains"):
         generate(of, drafter, [1, 2], 5)
     assert not rows
 
@@ -414,13 +414,13 @@ class Undeclared(Drafter):
 
 def test_a_fork_that_was_not_declared_is_refused_where_it_cannot_be_verified() -> None:
     check(tiny("llama"), Undeclared(), Request(PROMPTS[1]))
-    with pytest.raises(ValueError, match="only chains can be verified"):
+    with pytest.raises(ValueError, match="only chains"):
         generate(tiny("bloom"), Undeclared(), PROMPTS[1], LONGEST)
 
 
 @pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
 def test_layers_that_cannot_be_skipped_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="no inner layers with self_attn and mlp"):
+    with pytest.raises(ValueError, match="self_attn and mlp"):
         LayerSkipping(tiny(kind, 4))
 
 
@@ -443,15 +443,15 @@ def circular(tables: Tables, root: int, budget: int) -> Tree:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda of: generate(of, SmallModel(foreign()), [1], 5), "small model was made for 7 token ids"),
-        (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), "layer skipping was made for 7 token ids"),
-        (lambda of: Mixture(np.zeros((7, 7, 5))), r"are \[7, 7, 5\]; for these sources they are \[7, 7, 4\]"),
-        (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f"made for 49 token ids; this model has {V}"),
-        (lambda of: Tables.empty(V, 0), f"1 to {V} candidates, the vocabulary, not 0"),
-        (lambda of: generate(of, Diaa(Tables.empty(V), grow=too_many), [1], 5), "65 nodes; the budget is 64"),
-        (lambda of: generate(of, Diaa(Tables.empty(V), grow=circular), [1], 5), "parents are -1 or earlier nodes"),
-        (lambda of: TokenRecycling(7), "at least 8 token ids, not 7"),
-        (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "at least one node, not 0"),
+        (lambda of: generate(of, SmallModel(foreign()), [1], 5), f"small model .* 7 .* {V}"),
+        (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), f"layer skipping .* 7 .* {V}"),
+        (lambda of: Mixture(np.zeros((7, 7, 5))), r"\[7, 7, 5\].*\[7, 7, 4\]"),
+        (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f" 49 .* {V}"),
+        (lambda of: Tables.empty(V, 0), f"1 to {V} .* 0"),
+        (lambda of: generate(of, Diaa(Tables.empty(V), grow=too_many), [1], 5), "65 nodes.* 64"),
+        (lambda of: generate(of, Diaa(Tables.empty(V), grow=circular), [1], 5), "parents.*nodes"),
+        (lambda of: TokenRecycling(7), "8 .* 7"),
+        (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "budget.* 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], message: str) -> None:

@@ -424,7 +424,7 @@ def test_a_killed_relay_is_told():
         assert relay._process
         relay._process.kill()
         relay._process.wait()
-        with pytest.raises(RuntimeError, match="ended with status -9"):
+        with pytest.raises(RuntimeError, match="-9"):
             relay.set(up=Link(0.1))
 
 
@@ -433,8 +433,8 @@ def test_a_killed_relay_is_told():
 
 def test_bad_relays_are_refused():
     before = psutil.Process().children()
-    with pytest.raises(ValueError, match="delays that are numbers or a Sinusoid"):
+    with pytest.raises(ValueError, match="Sinusoid"):
         Relay(HOST, 9, Link(lambda now: now))
-    with pytest.raises(ValueError, match="not running"):
+    with pytest.raises(ValueError, match="with statement"):
         Relay(HOST, 9).set(up=Link())
     assert psutil.Process().children() == before

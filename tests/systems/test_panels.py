@@ -2,16 +2,11 @@
 
 import contextlib
 import io
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
 
 import nbformat
 import pytest
-from waiting import wait_for
+from lab_driven import chromium_page, jupyterlab, run_all_cells
 
 from ondevice.assets import ROOT
 
@@ -58,51 +53,19 @@ def test_what_is_stored_is_a_figure_and_no_widget(paper):
     assert kinds == [{"text/plain"}, {"text/plain", "image/png"}]
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as client:
-        return not client.connect_ex(("127.0.0.1", port))
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """The address of a JupyterLab of its own, and the folder that it shows."""
     folder = tmp_path_factory.mktemp("lab")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
-              "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "ONDEVICE_FIGURES")  # fmt: skip
-    variables = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    variables |= {name: str(folder / ".own" / name.lower()) for name in places} | {"OMP_NUM_THREADS": "1"}
     (folder / "shown").mkdir()
-    options = [f"--port={port}", "--ip=127.0.0.1", "--no-browser", "--allow-root", "--IdentityProvider.token=",
-               f"--ServerApp.root_dir={folder / 'shown'}", "--LabApp.extension_manager=readonly"]  # fmt: skip
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=variables, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: answers(port))
-        yield f"http://127.0.0.1:{port}/lab", folder / "shown"
-    finally:
-        server.terminate()
-        server.wait(30)
+    with jupyterlab(folder / "shown", folder / "own", {"ONDEVICE_FIGURES": str(folder / "figures")}) as address:
+        yield address, folder / "shown"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install -e .[browser]")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not chromium:
-        pytest.skip("there is no Chromium")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("chromium"), executable_path=chromium, args=quiet, headless=True,
-            viewport={"width": 1200, "height": 3000},
-        )  # fmt: skip
-        browser.set_default_timeout(90_000)
-        yield browser.new_page()
-        browser.close()
+    with chromium_page(tmp_path_factory.mktemp("chromium")) as page:
+        yield page
 
 
 @pytest.mark.slow  # two kernels import what the notebooks do
@@ -114,9 +77,7 @@ def test_sliders_show_what_the_edited_cells_compute(paper, page, lab):
     notebook, (compute, first, then) = cut(paper), PAPERS[paper][3]
     nbformat.write(notebook, folder / f"{paper}.ipynb")
     page.goto(f"{address}/tree/{paper}.ipynb?reset")
-    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_text("Run All Cells", exact=True).click()
+    run_all_cells(page)
     ours: dict = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in notebook.cells:

@@ -159,6 +159,43 @@ def test_publishing_names_what_it_changes_and_takes_finished_quick_runs_only(lay
     assert main(["publish"], layout) == 0 and "0 files changed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", ['{"parameters_hash": "0123", "code_hash": "4567"}', '{"exhibits": [', "[]"])
+def test_a_run_folder_of_an_old_layout_is_named_and_skipped(layout, capsys, text):
+    old = layout.runs / "good" / "0123456789ab"
+    old.mkdir(parents=True)
+    (old / "result.json").write_text(text)
+    assert main(["--list"], layout) == 0 and main([], layout) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "runs/good/0123456789ab" in line]
+    assert len(lines) == 2 and all("skipped" in line for line in lines), "once in the list and once in the run"
+    assert (old / "result.json").read_text() == text
+    assert main(["--list"], layout) == 0 and str(plan(layout=layout)[0].folder.name) not in capsys.readouterr().out
+
+
+OLD_PATHS = {  # an import of before the library became five packages, and what the runner must name
+    "from ondevice.disco import traces": ["ondevice.disco.traces is ondevice_studies.disco.traces"],
+    "from ondevice.disco.dispatch import plan": ["ondevice.disco.dispatch is ondevice_papers.disco.dispatch"],
+    "import ondevice.disco.router.config": ["ondevice.disco.router.config is ondevice_programs.router.config"],
+    "from ondevice.dragon import live, side": ["ondevice_programs.pair", "ondevice_papers.dragon.side"],
+    "from ondevice.grating.reranker import Reranker": ["ondevice.grating.reranker is ondevice_programs.reranker"],
+    "from ondevice.sdnpu.switching import switch": ["ondevice_programs.graphs.switching"],
+    "import ondevice.diaa": ["ondevice.diaa is ondevice_papers.diaa"],
+    "from ondevice.training import muon": ["ondevice.training.muon is ondevice_training.muon"],
+    "from ondevice.assistant.study import anything": ["ondevice_studies.assistant.study"],
+    'command = ["-m", "ondevice.dragon"]': ["ondevice_programs.pair"],
+}
+
+
+@pytest.mark.parametrize("code", OLD_PATHS)
+def test_a_notebook_that_imports_an_old_path_is_told_the_new_one(layout, capsys, code):
+    (layout.library / "shared.py").unlink()
+    for package in Layout().library.glob("ondevice*"):
+        (layout.library / package.name).symlink_to(package)
+    add_paper(layout, "good", f"%time\n{code}")
+    assert main(["good"], layout) == 2 and not layout.runs.exists()
+    error = capsys.readouterr().err
+    assert all(named in error for named in ["good.ipynb", *OLD_PATHS[code]]) and len(error.splitlines()) == 1, error
+
+
 def put_data(layout: Layout, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = layout.data / name

@@ -14,8 +14,7 @@ from ondevice import corpus, models
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.sdnpu.drafter import methods, sdnpu
 from ondevice_papers.sdnpu.scheduling import RULES
-from ondevice_programs.graphs import static_graphs as graphs
-from ondevice_programs.graphs import switching
+from ondevice_programs.graphs import static_graphs, switching
 from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
@@ -30,7 +29,7 @@ def model():
 @pytest.fixture(scope="module")
 def built(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
-    return graphs.compiled(graphs.export(model, folder / "g", blocks=3, large=64), folder / "compiled")
+    return static_graphs.compiled(static_graphs.export(model, folder / "g", blocks=3, large=64), folder / "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +83,14 @@ def test_a_whole_request_says_what_transformers_says_under_every_drafter(built, 
 
 def test_what_goes_wrong_in_the_loader_is_raised_by_the_prefill(built, known, monkeypatch):
     lm = StaticLM(built, RULES["naive"], 1.0, known)
-    session, read = lm.start(), graphs.load
+    session, read = lm.start(), static_graphs.load
 
     def broken(path):
         if threading.current_thread().name == "sdnpu-loader":
             raise ValueError("the disk is gone")
         return read(path)
 
-    monkeypatch.setattr(graphs, "load", broken)
+    monkeypatch.setattr(static_graphs, "load", broken)
     with pytest.raises(ValueError, match="the disk is gone"):
         session.prefill(PROMPT)
     assert no_loader_is_left()
@@ -100,7 +99,7 @@ def test_what_goes_wrong_in_the_loader_is_raised_by_the_prefill(built, known, mo
 def test_what_goes_wrong_in_a_compute_ends_the_loader(built, known):
     lm = StaticLM(built, lambda prefill: RULES["synchronous"](prefill), 1.0, known)
     session = lm.start()
-    session.caches[1] = graphs.Cache(session.caches[1].keys[:, :, :10], session.caches[1].values[:, :, :10])
+    session.caches[1] = static_graphs.Cache(session.caches[1].keys[:, :, :10], session.caches[1].values[:, :, :10])
     with pytest.raises(Exception, match=r"\w"):
         session.prefill(PROMPT)
     assert no_loader_is_left()
@@ -122,12 +121,12 @@ HELD = """
 import gc, sys
 from pathlib import Path
 import psutil
-from ondevice_papers.sdnpu import graphs
+from ondevice_programs.graphs import static_graphs
 files, process = [Path(name) for name in sys.argv[1:]], psutil.Process()
-graphs.load(files[0])  # the first has the runtime's own memory with it
+static_graphs.load(files[0])  # the first has the runtime's own memory with it
 gc.collect()
 before = process.memory_info().rss
-held = [graphs.load(path) for path in files]
+held = [static_graphs.load(path) for path in files]
 most = process.memory_info().rss
 del held
 gc.collect()
@@ -137,8 +136,8 @@ print(most - before, most - process.memory_info().rss)
 
 @pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux gives it")
 def test_memory_of_a_graph_comes_back(tmp_path):
-    folder = graphs.export(models.load("pydocs-lm-base").model, tmp_path / "g", blocks=2, large=64)
-    known = graphs.compiled(folder, tmp_path / "compiled")
+    folder = static_graphs.export(models.load("pydocs-lm-base").model, tmp_path / "g", blocks=2, large=64)
+    known = static_graphs.compiled(folder, tmp_path / "compiled")
     size = sum(path.stat().st_size for path in known.small_files)
     done = subprocess.run([sys.executable, "-c", HELD, *map(str, known.small_files)], capture_output=True, text=True,
                           check=True, timeout=120)  # fmt: skip

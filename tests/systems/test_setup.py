@@ -1,4 +1,4 @@
-"""The set-up stops with one clear sentence where it cannot go on."""
+"""The set-up stops with one clear sentence where it cannot go on, and says which build of PyTorch it takes."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from ondevice.assets import ROOT
 def clone(tmp_path: Path) -> Path:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "setup", tmp_path / ".ci")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
     return tmp_path
 
 
@@ -57,3 +57,36 @@ def test_a_python_without_venv_and_no_way_to_install_it(clone):
     for name in ("dirname", "env"):
         (tools / name).symlink_to(shutil.which(name) or "")
     assert "cannot make virtual environments (no ensurepip)" in stopped(clone, bare, str(tools))
+
+
+@pytest.fixture
+def environment(clone: Path) -> Path:
+    """A clone whose .venv has a Python that installs nothing: it writes pip's arguments to `installed`, a call a line.
+
+    PyTorch's index answers where there is a file `answers`.
+    """
+    body = """case "$*" in
+      *urlopen*) test -e answers;;
+      *"pip install"*) echo "$*" >> installed;;
+    esac"""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    fake_python(clone, body).rename(clone / ".venv" / "bin" / "python")
+    return clone
+
+
+@pytest.mark.parametrize(("answers", "words", "options", "said"), [
+    (True, [], ["--extra-index-url", "whl/cpu"], "its CPU build, from PyTorch's index"),
+    (False, [], [], "from the default package index"),
+    (True, ["--index-url", "file:///there"], ["--index-url", "file:///there"], "with --index-url file:///there"),
+])  # fmt: skip
+def test_the_set_up_says_which_build_of_torch_it_takes(answers, words, options, said, environment):
+    if answers:
+        (environment / "answers").touch()
+    called = ["/bin/bash", ".ci/setup", *words]
+    result = subprocess.run(called, cwd=environment, capture_output=True, text=True, check=True)
+    first, second = (environment / "installed").read_text().splitlines()
+    locked = next(line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("torch=="))
+    assert locked in first and "-c requirements.lock" in first and "-e .[dev" in second
+    assert [word for word in options if word not in first] == [] and ("index-url" in first) == bool(options)
+    [line] = [line for line in result.stdout.splitlines() if locked in line]
+    assert said in line

@@ -1,4 +1,7 @@
-"""The wheel, installed outside the checkout: models, router, DRAGON's pair, reranker, drafters work in any folder."""
+"""The wheel, installed outside the checkout: models, router, DRAGON's pair, reranker, drafters work in any folder.
+
+Its core alone, in an environment that has nothing else, runs README's examples of the library.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from ondevice.assets import ROOT
 
-pytestmark = pytest.mark.slow  # builds 80 MB, and four programs import torch
+# Builds 80 MB, four programs import torch, and an environment is filled with it (a minute from pip's cache).
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 DOCUMENTS = ["The mean is the sum divided by the count.", "A file is opened with open.", "Sockets connect two hosts."]
 
 
@@ -30,12 +36,13 @@ class Installed:
     folder: Path
     caches: Path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: str = "python") -> subprocess.Popen[str]:
+        """Starts a program of the environment in the empty folder."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ONDEVICE", "PYTHON"))}
         own = dict.fromkeys(("XDG_CACHE_HOME", "XDG_STATE_HOME"), str(self.caches))
         environment = kept | own | {"HF_HUB_OFFLINE": "1"}
         return subprocess.Popen(
-            [self.python, *arguments], cwd=self.folder, env=environment, text=True,
+            [self.python.parent / program, *arguments], cwd=self.folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -61,15 +68,39 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([*PIP, "-q", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT], check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel without extras in a new environment, from a package index or pip's cache, in the lock's versions."""
+    versions = subprocess.run([*PIP, "index", "versions", "torch"], capture_output=True, text=True, check=False)
+    if versions.returncode:
+        pytest.skip("no package index answers")
+    place = tmp_path_factory.mktemp("core")
+    subprocess.run([sys.executable, "-m", "venv", place / "environment"], check=True)
+    python = place / "environment" / "bin" / "python"
+    torch = metadata.version("torch")
+    (index,) = re.findall(r"--extra-index-url \S+", (ROOT / "environment.yml").read_text(encoding="utf-8"))
+    options = index.split() if torch.endswith("+cpu") and torch not in versions.stdout else []
+    install = [python, *PIP[1:], "-q", "install", *options, wheel, "-c", ROOT / "requirements.lock"]
+    subprocess.run(install, check=True)
+    (place / "work").mkdir()
+    return Installed(python, place / "work", place / "caches")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The wheel of this checkout, beside the packages of the environment that runs the tests."""
-    place = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place, ROOT], check=True)
+    place = tmp_path_factory.mktemp("borrowed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "environment"], check=True)
     python = place / "environment" / "bin" / "python"
-    (wheel,) = place.glob("*.whl")
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    subprocess.run([*PIP, "-q", "--python", python, "install", "--no-deps", wheel], check=True)
     (packages,) = (place / "environment").glob("lib/python*/site-packages")
     # Searched last, and without its own .pth files: the editable install of the checkout is not among them.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -133,3 +164,55 @@ def test_dragons_pair_answers(installed, tmp_path):
         )  # fmt: skip
     found = json.loads(answer)
     assert 1 <= len(found["tokens"]) <= 8 and found["alone_from"] is None and found["received"]
+
+
+# After README's three examples of the library: their drafters say the same, and shipped weights need no record.
+CHECKS = f"""
+import importlib.util
+import ondevice
+from ondevice.speculation.bundled import mixture
+from ondevice_papers.grating import probes
+
+assert [row["corpus_id"] for row in best][0] == 0 and len(best) == 2
+fast = speculative(mixture(stored=False), budget=32)
+print(loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=60, custom_generate=fast)[0]))
+print(loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=60, do_sample=False)[0]))
+assert len(probes.load("pydocs-reranker").weights) == 11
+assert not ondevice.__file__.startswith({str(ROOT)!r})
+heavy = ("matplotlib", "pandas", "pyarrow", "scipy", "sklearn")
+assert not [name for name in heavy if importlib.util.find_spec(name)]
+"""
+
+
+def test_the_core_alone_runs_the_librarys_examples(core):
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert [name in "".join(examples) for name in ("Reranker", "sdnpu", "Diaa", "speculative")] == [True] * 4
+    said = core.run("-c", "".join(examples) + CHECKS)
+    assert len(said) > 800 and said == said[: len(said) // 4] * 4
+
+
+@pytest.mark.parametrize(("program", "words", "extra"), [
+    ("ondevice-router", ["serve", "--budget", "0.3"], "router"),
+    ("ondevice-rerank", ["serve", "--port", "0"], "router"),
+    ("ondevice-pair", ["device"], "pair"),
+    ("ondevice-assistant", ["--private", "."], "notebooks"),
+    ("ondevice-run", [], "notebooks"),
+])  # fmt: skip
+def test_a_program_without_its_extra_says_which(program, words, extra, core):
+    with core.start(*words, program=program) as process:
+        out, errors = process.communicate()
+    assert process.returncode == 2 and not out, errors
+    (line,) = errors.splitlines()
+    assert line.startswith(program) and f'pip install "ondevice[{extra}]"' in line
+
+
+@pytest.mark.parametrize(("use", "extra"), [
+    ("import ondevice.evidence", "notebooks"),
+    ("import ondevice.retrieval", "pair"),
+    ("from ondevice import corpus; corpus.documents('test')", "notebooks"),
+    ("from ondevice_programs.reranker.adapters import HaystackRanker", "hosts"),
+])  # fmt: skip
+def test_a_part_of_the_library_without_its_extra_says_which(use, extra, core):
+    with core.start("-c", use) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 1 and f'pip install "ondevice[{extra}]"' in errors.splitlines()[-1]

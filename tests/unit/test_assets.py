@@ -41,7 +41,7 @@ def test_the_local_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path))
     assert assets.local_data() == tmp_path
     monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match=r"ONDEVICE_DATA names '.*nowhere', which is not a folder"):
+    with pytest.raises(FileNotFoundError, match=r"ONDEVICE_DATA.*nowhere"):
         assets.local_data()
 
 
@@ -52,11 +52,11 @@ def test_no_local_data_folder_is_no_error(tmp_path, monkeypatch):
 
 
 def test_missing_tables_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no rows for paper 'nobody'"):
+    with pytest.raises(ValueError, match="'nobody'"):
         assets.paper_list("claims", "nobody")
-    with pytest.raises(FileNotFoundError, match=r"data/paper/disco/table_99.csv is missing"):
+    with pytest.raises(FileNotFoundError, match=r"data/paper/disco/table_99\.csv"):
         assets.paper_table("disco", "table_99")
-    with pytest.raises(FileNotFoundError, match=r"data/traces/none.csv is missing"):
+    with pytest.raises(FileNotFoundError, match=r"data/traces/none\.csv"):
         assets.derived_trace("none")
 
 
@@ -68,7 +68,7 @@ def test_caches_are_the_users_unless_a_folder_is_named(tmp_path, monkeypatch):
     assert assets.cache_folder("corpus") == tmp_path / "named" / "corpus" and (tmp_path / "named" / "corpus").is_dir()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"The cache .*corpus cannot be made \(Not a directory\): ONDEVICE_CACHE names"):
+    with pytest.raises(OSError, match=r"corpus.*ONDEVICE_CACHE"):
         assets.cache_folder("corpus")
 
 

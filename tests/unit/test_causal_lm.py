@@ -122,12 +122,12 @@ def test_the_context_can_be_filled_to_its_end_and_no_further(kind: str) -> None:
     assert worst_row(session, wide, session.verify(wide)) < 1e-9
     session.keep([3, 20, 21, 22])
     assert session.length == CONTEXT
-    with pytest.raises(ValueError, match=f"The extension would reach {CONTEXT + 1} tokens, more than the context"):
+    with pytest.raises(ValueError, match=f"extension.* {CONTEXT + 1} .* {CONTEXT}"):
         session.extend([1])
     session.rollback(CONTEXT - 3)
-    with pytest.raises(ValueError, match=f"The tree would reach {CONTEXT + 1} tokens"):
+    with pytest.raises(ValueError, match=f"tree.* {CONTEXT + 1} .* {CONTEXT}"):
         session.verify(TREE)
-    with pytest.raises(ValueError, match=f"The prompt would reach {CONTEXT + 1} tokens"):
+    with pytest.raises(ValueError, match=f"prompt.* {CONTEXT + 1} .* {CONTEXT}"):
         lm(kind).start().prefill([1] * (CONTEXT + 1))
     assert float((session.extend([1, 2, 3])[-1] - uncached(lm(kind), session.tokens)[-1]).abs().max()) < 1e-9
 
@@ -147,8 +147,8 @@ def test_an_exported_session_goes_on_in_another(kind: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda keys: keys[:, :, 1:], r"The keys have the shape .* not \[2, heads, 7, width\]"),
-        (lambda keys: keys.half(), "The keys are torch.float16"),
+        (lambda keys: keys[:, :, 1:], r"keys.* \[2, heads, 7, width\]"),
+        (lambda keys: keys.half(), r"keys.*torch\.float16"),
     ],
 )
 def test_rows_that_are_not_the_models_are_refused(change, message: str) -> None:
@@ -203,11 +203,11 @@ def test_a_failed_forward_leaves_the_session_as_it_was(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("tokens", "parents", "message"), [
-    ([], [], "this one is empty"),
-    ([1, 2], [-1], "one parent a token"),
-    ([1, 2], [-1, 1], "The parent of row 1 must be -1 or an earlier row, not 1"),
-    ([1.0], [-1], "A tree's tokens are integers, not float64"),
-    ([[1]], [[-1]], "one row of integers"),
+    ([], [], "tree"),
+    ([1, 2], [-1], "1 for 2"),
+    ([1, 2], [-1, 1], "row 1 .*not 1"),
+    ([1.0], [-1], "tokens.*float64"),
+    ([[1]], [[-1]], r"tokens.*\(1, 1\)"),
 ])  # fmt: skip
 def test_malformed_trees_are_refused(tokens: list[int], parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -215,10 +215,10 @@ def test_malformed_trees_are_refused(tokens: list[int], parents: list[int], mess
 
 
 @pytest.mark.parametrize(("path", "message"), [
-    ([1], "row 1 is not a child of the last committed token"),
-    ([0, 3], "row 3 is not a child of row 0"),
-    ([5, 3], "row 5 is not a child of the last"),
-    ([-1], "row -1 is not"),
+    ([1], "row 1 .*last"),
+    ([0, 3], "row 3 .*row 0"),
+    ([5, 3], "row 5 .*last"),
+    ([-1], "row -1 "),
 ])  # fmt: skip
 def test_what_is_no_path_is_not_kept(path: list[int], message: str) -> None:
     session = started(lm("llama"))
@@ -229,14 +229,14 @@ def test_what_is_no_path_is_not_kept(path: list[int], message: str) -> None:
 
 
 @pytest.mark.parametrize(("misuse", "message"), [
-    (lambda s: s.keep([0]), "no verified tree"),
-    (lambda s: s.rollback(8), "A session of 7 tokens cannot be rolled back to 8"),
-    (lambda s: s.extend([]), "The extension is empty"),
-    (lambda s: s.extend([V]), f"holds token {V}, which is not in the model's {V}"),
-    (lambda s: s.prefill([1], chunk=0), "at least one token, not 0"),
-    (lambda s: s.prefill("text"), "one row of integers"),
-    (lambda s: (s.verify(TREE), s.extend([1])), "A verified tree is waiting"),
-    (lambda s: TREE.path_to(9), "Row 9 is not one of the tree's 9"),
+    (lambda s: s.keep([0]), "verified tree"),
+    (lambda s: s.rollback(8), "7 .*8"),
+    (lambda s: s.extend([]), "extension"),
+    (lambda s: s.extend([V]), f" {V}.* {V}"),
+    (lambda s: s.prefill([1], chunk=0), "chunk.* 0"),
+    (lambda s: s.prefill("text"), "prompt's ids"),
+    (lambda s: (s.verify(TREE), s.extend([1])), "verified tree"),
+    (lambda s: TREE.path_to(9), "9.*9"),
 ])  # fmt: skip
 def test_bad_input_gets_one_clear_error(misuse: Callable[[Session], object], message: str) -> None:
     session = started(lm("llama"))
@@ -247,11 +247,11 @@ def test_bad_input_gets_one_clear_error(misuse: Callable[[Session], object], mes
 
 
 REFUSING = {
-    "bloom": ({}, "BloomForCausalLM places tokens by their row in the cache"),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}, "MptForCausalLM places tokens by"),
-    "falcon": ({"alibi": True, "new_decoder_architecture": False}, "FalconForCausalLM places tokens by their row"),
-    "mistral": ({"num_key_value_heads": 2, "sliding_window": 8}, "attends to a sliding window of 8 tokens"),
-    "qwen2": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "a sliding window of 8"),
+    "bloom": ({}, "BloomForCausalLM.*position_ids"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}, "MptForCausalLM.*position_ids"),
+    "falcon": ({"alibi": True, "new_decoder_architecture": False}, "FalconForCausalLM.*position_ids"),
+    "mistral": ({"num_key_value_heads": 2, "sliding_window": 8}, "window of 8 .*context=8"),
+    "qwen2": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "window of 8 .*context=8"),
 }
 
 
@@ -276,7 +276,7 @@ def test_a_sliding_window_that_the_context_never_leaves_is_no_obstacle() -> None
     of = CausalLM(built("mistral", sliding_window=11), context=11)
     session = started(of)
     assert worst_row(session, TREE, session.verify(TREE)) < 1e-9  # its deepest node is token 11
-    with pytest.raises(ValueError, match="more than the context of 11"):
+    with pytest.raises(ValueError, match="context of 11"):
         session.rollback(len(PROMPT)), session.extend([1] * 5)
 
 
@@ -312,20 +312,20 @@ def test_what_is_no_causal_lm_with_rows_is_refused_at_once() -> None:
     small = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
     bert = AutoConfig.for_model("bert", **SIZES)
     for encoder in (AutoModel.from_config(bert), AutoModelForMaskedLM.from_config(bert)):
-        with pytest.raises(ValueError, match="is no causal language model"):
+        with pytest.raises(ValueError, match=type(encoder).__name__):
             CausalLM(encoder)
-    with pytest.raises(ValueError, match=r"MambaForCausalLM has .* cannot be rolled back"):
+    with pytest.raises(ValueError, match="MambaForCausalLM"):
         CausalLM(AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)))
     long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = built("phi3", rope_parameters=long, original_max_position_embeddings=16)
-    with pytest.raises(ValueError, match="pass context=16 or less"):
+    with pytest.raises(ValueError, match="context=16"):
         CausalLM(phi)
     assert CausalLM(phi, context=16).context == 16
 
 
 @pytest.mark.parametrize("context", [0, -1, CONTEXT + 1])
 def test_a_context_that_the_model_has_not_is_refused(context: int) -> None:
-    with pytest.raises(ValueError, match=f"from 1 to the {CONTEXT} tokens of LlamaForCausalLM, not {context}"):
+    with pytest.raises(ValueError, match=f"{CONTEXT} .*LlamaForCausalLM.* {context}"):
         CausalLM(built("llama"), context)
 
 

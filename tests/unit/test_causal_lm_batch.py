@@ -151,7 +151,7 @@ def test_a_member_goes_its_own_way_and_comes_back_in_line() -> None:
     batch.extend([1, 2])
     member = batch.members[1]
     member.extend([3])
-    with pytest.raises(ValueError, match=r"not in line: they have \[2, 3, 2, 2\] tokens"):
+    with pytest.raises(ValueError, match=r"\[2, 3, 2, 2\]"):
         batch.extend([3])
     member.verify(TokenTree([5, 6, 7], [-1, -1, 1]))
     member.keep([1, 2])
@@ -175,7 +175,7 @@ def test_rows_are_filled_from_outside() -> None:
     assert worst(batch, batch.extend(SUFFIX), SUFFIX) < 1e-10
     with pytest.raises(ValueError, match="do not fit"):
         batch.members[0].window(1, (2, 9), (2, 9))
-    with pytest.raises(ValueError, match=f"more than the context of {CONTEXT}"):
+    with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
         batch.members[0].window(CONTEXT, (2, 8), (2, 8))
 
 
@@ -192,7 +192,7 @@ def test_released_memory_takes_another_shape_where_nothing_is_committed() -> Non
 def test_the_context_can_be_filled_to_its_end_and_no_further() -> None:
     batch, common = prefilled(lm()), [(7 * k) % V for k in range(CONTEXT - 10)]
     assert worst(batch, batch.extend(common), common) < 1e-10
-    with pytest.raises(ValueError, match=f"would reach {CONTEXT + 1} tokens, more than the context"):
+    with pytest.raises(ValueError, match=f" {CONTEXT + 1} .* {CONTEXT}"):
         batch.extend([1])
     assert batch.length == len(common)
 
@@ -236,12 +236,12 @@ def test_a_stopped_forward_leaves_the_batch_as_it_was(kind: str, layer: int) -> 
 
 
 @pytest.mark.parametrize(("kind", "values", "message"), [
-    ("bloom", {}, "BloomForCausalLM places tokens by their row"),
-    ("mistral", {"num_key_value_heads": 2, "sliding_window": 8}, "a sliding window of 8 tokens"),
+    ("bloom", {}, "BloomForCausalLM.*position_ids"),
+    ("mistral", {"num_key_value_heads": 2, "sliding_window": 8}, "window of 8 "),
 ])  # fmt: skip
 def test_models_that_cannot_are_refused_with_the_reason(kind: str, values: dict[str, Any], message: str) -> None:
     of = CausalLM(built(kind, torch.float32, **values))
-    with pytest.raises(ValueError, match=f"Several sequences in one forward need .* {message}"):
+    with pytest.raises(ValueError, match=f"Several sequences.* {message}"):
         Batch(of, [1, 2])
     assert Batch(of, [3]).members[0].prefill([1, 2, 3]).shape == (V,)  # one sequence is a session
 
@@ -279,16 +279,16 @@ def test_the_probe_finds_a_model_that_gives_all_sequences_the_firsts_positions(
     other = CausalLM(built("phi"))
     forward = other.model.forward
     monkeypatch.setattr(other.model, "forward", failing)
-    with pytest.raises(ValueError, match=r"cannot run several sequences.*one sequence only"):
+    with pytest.raises(ValueError, match="one sequence only"):
         Batch(other, [1, 2])
 
 
 @pytest.mark.parametrize(("misuse", "message"), [
-    (lambda b: Batch(b.lm, []), r"0 or more tokens, not \[\]"),
-    (lambda b: Batch(b.lm, [3, CONTEXT + 1]), f"{CONTEXT + 1} tokens are more than the context"),
-    (lambda b: Batch(b.lm, [3, 2]).extend([1]), r"not in line: they have \[-3, -2\]"),
-    (lambda b: b.rollback(3), "cannot be rolled back to 3"),
-    (lambda b: (b.members[1].verify(TokenTree([1], [-1])), b.extend([1])), "A verified tree is waiting"),
+    (lambda b: Batch(b.lm, []), r"\[\]"),
+    (lambda b: Batch(b.lm, [3, CONTEXT + 1]), f"{CONTEXT + 1} .* {CONTEXT}"),
+    (lambda b: Batch(b.lm, [3, 2]).extend([1]), r"\[-3, -2\]"),
+    (lambda b: b.rollback(3), "2 .* 3"),
+    (lambda b: (b.members[1].verify(TokenTree([1], [-1])), b.extend([1])), "verified tree"),
 ])  # fmt: skip
 def test_bad_input_gets_one_clear_error(misuse: Any, message: str) -> None:
     batch = prefilled(lm())

@@ -1,8 +1,9 @@
 """The rules that judge the papers' claims: each can fail, and the published verdicts are what they say."""
 
 import hashlib
-import importlib
 import json
+import re
+import subprocess
 
 import numpy as np
 import pandas as pd
@@ -10,15 +11,16 @@ import pytest
 
 from ondevice import assets
 from ondevice.evidence import VERDICTS, Estimate, Rule, Untested, quoted, read_value
+from ondevice_studies.claims import CLAIMS
 
-PAPERS = ("diaa", "disco", "dragon", "grating", "sdnpu")
+PAPERS = sorted(CLAIMS)
 FIGURES = assets.ROOT / "figures"
 JUDGED = {*VERDICTS} - {"untested"}
 PUBLISHED = [paper for paper in PAPERS if (FIGURES / paper / "claims.csv").is_file()]
 
 
 def rules_of(paper: str) -> dict[str, Rule | Untested]:
-    return importlib.import_module(f"ondevice_studies.{paper}.rules").RULES
+    return {claim: row.rule for claim, row in CLAIMS[paper].items()}
 
 
 RULES = [(claim, rule) for paper in PAPERS for claim, rule in rules_of(paper).items() if isinstance(rule, Rule)]
@@ -29,6 +31,26 @@ EACH_RULE = pytest.mark.parametrize(("claim", "rule"), RULES, ids=[claim for cla
 def test_every_claim_has_a_rule_or_a_reason_in_the_papers_order(paper):
     assert list(rules_of(paper)) == list(assets.paper_list("claims", paper)["claim_id"])
     assert all(rule.why if isinstance(rule, Untested) else rule.words for rule in rules_of(paper).values())
+
+
+FILES = subprocess.run(["git", "ls-files", "-z"], cwd=assets.ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def test_a_claim_lives_in_at_most_five_files():
+    files: dict[str, set[str]] = {claim: set() for rows in CLAIMS.values() for claim in rows}
+    for name in filter(None, FILES.split("\0")):
+        path = assets.ROOT / name
+        if path.suffix in {".py", ".csv", ".ipynb", ".md"} and path.is_file():
+            for claim in set(re.findall(r"\b\w+-c\d+\b", path.read_text(encoding="utf-8"))) & set(files):
+                files[claim].add(name)
+    if not FILES:
+        pytest.skip("no git checkout")
+    assert {claim: names for claim, names in files.items() if len(names) > 5} == {}
+
+
+def test_a_claim_has_a_value_where_it_has_a_rule():
+    rows = {claim: row for paper in PAPERS for claim, row in CLAIMS[paper].items()}
+    assert all(isinstance(row.rule, Untested) == (row.value is None) for row in rows.values())
 
 
 @EACH_RULE

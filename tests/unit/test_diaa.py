@@ -20,7 +20,7 @@ from ondevice_papers.diaa import ambiguities
 from ondevice_papers.diaa.drafter import RECYCLING, Diaa
 from ondevice_papers.diaa.tables import NONE, Fresh, Tables, likeliest, overwrite
 from ondevice_papers.diaa.tree import grow, refill
-from ondevice_papers.diaa.warmup import means, said, warm_up
+from ondevice_papers.diaa.warmup import means, top_k_after_each_token, warm_up
 
 V = 40
 
@@ -127,7 +127,7 @@ def test_windows_know_nothing_of_each_other(lm, monkeypatch):
     monkeypatch.setattr(warmup, "WINDOW", 8)
     monkeypatch.setattr(warmup, "CHUNK", 5)
     text = np.arange(20) % V
-    whole, last = said(lm, text), said(lm, text[16:])
+    whole, last = top_k_after_each_token(lm, text), top_k_after_each_token(lm, text[16:])
     assert (whole.tokens[16:] == last.tokens).all() and len(whole.tokens) == 20
 
 
@@ -250,7 +250,7 @@ def test_every_combination_says_what_the_model_alone_says(lm, plain, name):
     assert max(step.drafted for step in found[0].steps) <= 12
     assert len(found[1].steps) < 36  # the second time, the tables know the text
     assert well_formed(drafter.tables)
-    ended = generate(lm, drafter, [1, 2, 3], 40, budget=12, ends={plain[7]})
+    ended = generate(lm, drafter, [1, 2, 3], 40, budget=12, eos_token_ids={plain[7]})
     assert list(ended.tokens) == plain[: plain.index(plain[7]) + 1]
 
 

@@ -69,7 +69,7 @@ def test_an_answers_time_is_its_passes_and_what_drafts_cost(timed):
 
 def test_beyond_the_last_size_the_last_slope_goes_on_and_an_unknown_model_is_named(machine):
     assert machine.forward(BASE, "float32", [33, 1], 50) == pytest.approx([4.2, 1.0])
-    with pytest.raises(ValueError, match="a machine has no cost curve of 'a model' in float32"):
+    with pytest.raises(ValueError, match=r"'a model'.*float32"):
         machine.forward("a model", "float32", 1, 1)
 
 
@@ -89,15 +89,15 @@ def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
 
 
 def test_claims_and_a_null_are_the_same_code(timed):
-    three = study.by_model(timed, METHODS)
-    values = study.tables_1_and_2(*three, peers=["SAM-D"])
+    tables = dict(zip(("goodput", "latency", "redundancy"), study.by_model(timed, METHODS), strict=True))
     speed = 8 * (1 + 4e-3) / (4 * (1.3 + 4e-3))
-    assert values["diaa-c12"].value == pytest.approx(speed)
+    assert study.average_speedup(tables["latency"], 0).value == pytest.approx(speed)
     best = (1 / (1.4 + 4e-3) + 1 / (1.5 + 4e-3)) / 2
-    assert values["diaa-c02"].value == pytest.approx(1 / (1.3 + 4e-3) / best)
-    assert values["diaa-c07"].value == 1 and values["diaa-c07"].n == 12
-    null = study.tables_1_and_2(*three, ours="vanilla", peers=["SAM-D"])
-    assert null["diaa-c12"].value == 1 and null["diaa-c02"].value < 1
+    assert study.goodput_lead(tables["goodput"], 0).value == pytest.approx(1 / (1.3 + 4e-3) / best)
+    cells = study.first_or_second(tables["goodput"])
+    assert cells.value == 1 and cells.n == 12
+    assert study.average_speedup(tables["latency"], 0, ours="vanilla").value == 1
+    assert study.goodput_lead(tables["goodput"], 0, ours="vanilla").value < 1
 
 
 def test_the_baselines_are_those_of_table_1():

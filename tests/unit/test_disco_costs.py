@@ -88,10 +88,10 @@ def test_a_device_token_is_dearer_where_the_device_is_constrained():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: costs.server_prices("Gemini"), "No price for 'Gemini'; there are GPT"),
-        (lambda: costs.device_prices("Qwen-0.5B", "cloud"), "device or server, not 'cloud'"),
-        (lambda: costs.device_prices("Qwen-0.5B", "device", form="exact"), "Unknown form 'exact'"),
-        (lambda: costs.components(costs.PRINTED["Qwen-0.5B"], 0, "decode"), "at least one token, not 0"),
+        (lambda: costs.server_prices("Gemini"), "'Gemini'.*GPT"),
+        (lambda: costs.device_prices("Qwen-0.5B", "cloud"), "'cloud'"),
+        (lambda: costs.device_prices("Qwen-0.5B", "device", form="exact"), "'exact'"),
+        (lambda: costs.components(costs.PRINTED["Qwen-0.5B"], 0, "decode"), "not 0"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -10,8 +10,8 @@ from ondevice_papers.disco.distributions import Device, Latency, Lengths
 from ondevice_papers.disco.policy import NEVER
 from ondevice_papers.disco.race import Requests, expected, play
 
-TEN = Latency.of(np.arange(1.0, 11.0))  # 1 s .. 10 s
-EVEN = Lengths.of([1, 2, 3, 4])  # token mass .1 .2 .3 .4
+TEN = Latency.from_seconds(np.arange(1.0, 11.0))  # 1 s .. 10 s
+EVEN = Lengths.from_tokens([1, 2, 3, 4])  # token mass .1 .2 .3 .4
 PHONE = Device("phone", 10.0, 10.0)
 
 
@@ -36,7 +36,7 @@ def test_disco_d_mixes_neighbouring_samples_to_spend_a_fraction_of_one():
 
 
 def test_disco_d_crosses_equal_samples_together():
-    tied = Latency.of([1, 2, 2, 2])
+    tied = Latency.from_seconds([1, 2, 2, 2])
     policy = dispatch.device_constrained(EVEN, tied, 0.25, alpha=0.5)
     assert (policy.wait_device[0, 1], policy.wait_device[1, 1], policy.chance[1]) == (NEVER, 1.0, pytest.approx(1 / 3))
 
@@ -48,14 +48,15 @@ def test_a_budget_of_alpha_and_a_rounding_error_is_a_budget_of_alpha():
 
 def test_corrected_line_18_shortens_the_wait_as_more_budget_is_left():
     waits = [
-        dispatch.device_constrained(Lengths.of([5]), TEN, b, alpha=0.2).wait_device[0, 5] for b in (0.3, 0.5, 0.7, 0.9)
+        dispatch.device_constrained(Lengths.from_tokens([5]), TEN, b, alpha=0.2).wait_device[0, 5]
+        for b in (0.3, 0.5, 0.7, 0.9)
     ]
     assert waits == [7.0, 5.0, 3.0, 1.0]
 
 
 def test_printed_line_18_lengthens_the_wait_as_more_budget_is_left():
     waits = [
-        dispatch.device_constrained(Lengths.of([5]), TEN, b, 0.2, dispatch.printed).wait_device[0, 5]
+        dispatch.device_constrained(Lengths.from_tokens([5]), TEN, b, 0.2, dispatch.printed).wait_device[0, 5]
         for b in (0.3, 0.5, 0.7, 0.9)
     ]
     assert waits == sorted(waits)
@@ -87,7 +88,7 @@ def test_stochastic_baselines_route_exclusively_and_races_add_the_other_endpoint
 
 
 def test_p99_of_a_delayed_server_is_not_pushed_up_by_rounding():
-    server = Latency.of(np.arange(1, 301) / 10)
+    server = Latency.from_seconds(np.arange(1, 301) / 10)
     late = dispatch.single("late", "server", 1.0, np.full(5, NEVER), np.full(5, 5.6))
     assert expected(late, EVEN, server, PHONE).p99 == pytest.approx(5.6 + 29.7)
 

@@ -8,7 +8,7 @@ import pytest
 from ondevice_papers.disco.distributions import Device, Latency, Lengths
 from ondevice_papers.disco.policy import check_budget, mixture, single
 
-S = Latency.of([4.0, 1.0, 2.0, 2.0])
+S = Latency.from_seconds([4.0, 1.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize(("t", "share"), [(0.99, 0.0), (1.0, 0.25), (2.0, 0.75), (3.9, 0.75), (4.0, 1.0)])
@@ -22,7 +22,7 @@ def test_quantile_is_the_smallest_sample_with_enough_below(q, sample):
 
 
 def test_quantile_inverts_the_cdf_at_every_sample():
-    server = Latency.of(np.random.default_rng(0).exponential(size=997))
+    server = Latency.from_seconds(np.random.default_rng(0).exponential(size=997))
     assert [server.quantile(float(server.cdf(s))) for s in server.samples] == server.samples.tolist()
 
 
@@ -32,7 +32,7 @@ def test_expected_minimum_averages_the_samples_cut_at_t(t):
 
 
 def test_token_mass_weighs_a_prompt_by_its_tokens():
-    lengths = Lengths.of([1, 1, 4])
+    lengths = Lengths.from_tokens([1, 1, 4])
     assert lengths.support.tolist() == [1, 4]
     assert lengths.probability.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert lengths.mean == pytest.approx(2.0)
@@ -40,7 +40,7 @@ def test_token_mass_weighs_a_prompt_by_its_tokens():
 
 
 def test_sampled_lengths_follow_the_histogram():
-    drawn = Lengths.of([1, 1, 1, 4]).sample(4000, np.random.default_rng(0))
+    drawn = Lengths.from_tokens([1, 1, 1, 4]).sample(4000, np.random.default_rng(0))
     assert set(drawn.tolist()) == {1, 4}
     assert (drawn == 1).mean() == pytest.approx(0.75, abs=0.03)
 
@@ -52,28 +52,28 @@ def test_a_device_takes_overhead_and_time_per_token():
 @pytest.mark.parametrize(
     ("seconds", "message"),
     [
-        ([], "at least one sample"),
-        ([1.0, -0.5], "negative number, -0.5"),
-        ([1.0, np.nan], "NaN or an infinite"),
+        ([], "one sample"),
+        ([1.0, -0.5], "-0.5"),
+        ([1.0, np.nan], "NaN"),
     ],
 )
 def test_bad_latency_traces_are_refused(seconds, message):
     with pytest.raises(ValueError, match=message):
-        Latency.of(seconds)
+        Latency.from_seconds(seconds)
 
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([], "at least one prompt"),
-        ([3, 0], "smallest length given is 0"),
+        ([], "one prompt"),
+        ([3, 0], "is 0"),
         ([2.5], "whole numbers"),
         ([2.0, np.nan], "whole numbers"),
     ],
 )
 def test_bad_lengths_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
-        Lengths.of(tokens)
+        Lengths.from_tokens(tokens)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_bad_lengths_are_refused(tokens, message):
     [(0.0, 1.0), (1.0, -1.0), (np.nan, 1.0), (1.0, np.nan), (1.0, 1.0, -0.1), (1.0, 1.0, np.nan), (1.0, 1.0, np.inf)],
 )
 def test_bad_devices_are_refused(numbers):
-    with pytest.raises(ValueError, match="Device phone: rates must be positive"):
+    with pytest.raises(ValueError, match=r"phone.*rates"):
         Device("phone", *numbers)
 
 
 @pytest.mark.parametrize("budget", [-1e-9, 1.0000001, np.nan, np.inf, -np.inf])
 def test_a_budget_outside_0_to_1_is_refused(budget):
-    with pytest.raises(ValueError, match=r"share of input tokens in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
         check_budget(budget)
 
 
@@ -96,13 +96,13 @@ ONE = np.ones(3)
 
 @pytest.mark.parametrize("wait", [-1.0, np.nan])
 def test_a_policy_refuses_waits_that_are_no_times(wait):
-    with pytest.raises(ValueError, match="negative or not a number"):
+    with pytest.raises(ValueError, match=r"bad.*wait"):
         single("bad", "device", 0.5, np.array([0.0, wait, 0.0]), ONE)
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1.1, np.nan])
 def test_a_policy_refuses_a_chance_outside_0_to_1(chance):
-    with pytest.raises(ValueError, match="chance is not in"):
+    with pytest.raises(ValueError, match=r"bad.*chance"):
         mixture("bad", "device", 0.5, (ONE, ONE), (ONE, ONE), chance)
 
 

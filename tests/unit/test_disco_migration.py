@@ -48,7 +48,7 @@ def test_a_source_that_goes_on_meanwhile_costs_its_tokens():
 
 def test_the_hand_over_comes_when_the_unread_tokens_last_for_it_and_is_not_seen():
     found = stream(rule(), one(), 5.0)
-    assert (found.asked[0], found.unread[0]) == (6, 5)  # 6 tokens at 1.1 s, of which one is shown
+    assert (found.handover_at[0], found.unread[0]) == (6, 5)  # 6 tokens at 1.1 s, of which one is shown
     assert found.migrated[0]
     assert np.diff(found.delivered[0]).max() == pytest.approx(0.2)
     assert (found.source_tokens[0], found.target_tokens[0]) == (6, 54)

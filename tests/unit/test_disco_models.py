@@ -76,7 +76,7 @@ def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
     assert table["page_cache"].tolist() == ["warm", "cold"] and table.attrs["kind"] == "measured"
     assert (table[["load_s", "ttft_s"]] > 0).all().all()
     assert (table["parameters"] == models.load(folder).model.num_parameters()).all()
-    with pytest.raises(RuntimeError, match="cold start failed"):
+    with pytest.raises(RuntimeError, match="cold start"):
         cold_start.loads({"none": "no-such-folder"}, 0)
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_compared_is_said():
     assert "random" in quality.why_not({"a": loaded(one), "b": loaded(marked)})
     other = shapes.byte_tokenizer()
     other.add_tokens(["more"])
-    with pytest.raises(ValueError, match="different vocabularies"):
+    with pytest.raises(ValueError, match="vocabularies"):
         record.again({"a": loaded(one), "b": models.Loaded("x", "folder", two, other)}, [])
 
 

@@ -41,11 +41,11 @@ def test_the_future_does_not_change_past_predictions():
 
 
 def test_a_series_too_short_for_its_lags_is_refused():
-    with pytest.raises(ValueError, match="39 is too short to predict from 10 lags"):
+    with pytest.raises(ValueError, match=r"39.*10 lags"):
         predictors.prediction_errors(np.ones(39))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0, -1.0])
 def test_a_series_of_impossible_ttfts_is_refused(bad):
-    with pytest.raises(ValueError, match="not positive and finite"):
+    with pytest.raises(ValueError, match="TTFT"):
         predictors.prediction_errors(np.r_[np.ones(60), bad])

@@ -244,10 +244,10 @@ def test_every_verified_node_overwrites_its_row_and_the_later_wins():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda lm: PromptLookup(0, 10, True), "not 0 and 10"),
-        (lambda lm: PromptLookup.transformers(0), "not 2 and 0"),
-        (lambda lm: TokenRecycling(7), "at least 8 token ids, not 7"),
-        (lambda lm: generate(lm, TokenRecycling(50), [1], 5), "TR was made for 50 token ids"),
+        (lambda lm: PromptLookup(0, 10, True), "0 and 10"),
+        (lambda lm: PromptLookup.transformers(0), "2 and 0"),
+        (lambda lm: TokenRecycling(7), "8 .* 7"),
+        (lambda lm: generate(lm, TokenRecycling(50), [1], 5), "TR .* 50 "),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

@@ -109,10 +109,10 @@ def test_what_the_receiver_knows_is_worth_it(spread):
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ([], r"shape \[V\], not \[0\]"),
+        ([], r"\[V\], not \[0\]"),
         ([[0.5, 0.5]], r"not \[1, 2\]"),
-        ([0.5, 0.4], "sum 0.9"),
-        ([1.5, -0.5], "least is -0.5"),
+        ([0.5, 0.4], "0.9"),
+        ([1.5, -0.5], "-0.5"),
         ([float("nan"), 1.0], "nan"),
     ],
 )
@@ -129,7 +129,7 @@ def test_caps_out_of_bounds_are_refused(cap):
 
 def test_another_vocabulary_is_refused():
     payload = encode(np.eye(1, 100, 99)[0])
-    with pytest.raises(ValueError, match="token 99, level 3; V is 99"):
+    with pytest.raises(ValueError, match=r"token 99.* V is 99"):
         decode(payload, 99)
     with pytest.raises(ValueError, match="V is 0"):
         decode(payload, 0)

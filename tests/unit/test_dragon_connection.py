@@ -85,7 +85,7 @@ def test_the_other_side_s_end_is_told(how: str):
     async def run() -> None:
         async with pair(handle) as connection:
             assert (await connection.receive())[0] == MESSAGES[0]
-            with pytest.raises(Lost, match="the other side has closed the connection"):
+            with pytest.raises(Lost, match="closed"):
                 await connection.receive()
             connection.send(MESSAGES[1])  # nothing happens
             await connection.close()
@@ -109,7 +109,7 @@ def test_a_peer_that_does_not_answer_pings_is_lost():
         async with listening(handle, HELLO, silence=PATIENCE) as port:
             connection = await connect("127.0.0.1", port, HELLO, beat=0.05, silence=0.3)
             await ready.wait()
-            with pytest.raises(Lost, match=r"nothing was heard for 0\.3 s"):
+            with pytest.raises(Lost, match=r"0\.3 s"):
                 await connection.receive()
             await connection.close()
             over.set()
@@ -121,11 +121,11 @@ def test_nobody_there():
     async def run() -> None:
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(Lost, match=rf"nobody answers at 127\.0\.0\.1:{port} within 0\.2 s"):
+        with pytest.raises(Lost, match=rf"127\.0\.0\.1:{port} .*0\.2 s"):
             await connect("127.0.0.1", port, HELLO, within=0.2)
         server.close()
         await server.wait_closed()
-        with pytest.raises(Lost, match=rf"nobody answers at 127\.0\.0\.1:{port} \("):
+        with pytest.raises(Lost, match=rf"127\.0\.0\.1:{port} \("):
             await connect("127.0.0.1", port, HELLO, within=5.0)
 
     asyncio.run(run())
@@ -189,12 +189,12 @@ def test_an_absent_cloud_is_tried_until_the_time_is_over_and_then_left_alone(mon
     async def run() -> None:
         async with linked() as (cloud, link):
             cloud.error = Lost("nobody answers")
-            with pytest.raises(Lost, match="nobody answers"):
+            with pytest.raises(Lost, match="nobody"):
                 await link.connected(soon(0.2))
             tried = cloud.opened
             assert 2 <= tried <= 6 and link.resting == "nobody answers"
             for _ in range(10):
-                with pytest.raises(Lost, match="nobody answers"):
+                with pytest.raises(Lost, match="nobody"):
                     await link.connected(soon(10))  # at once
             assert cloud.opened <= tried + 1
             assert await until(lambda: cloud.opened >= tried + 3)  # in the background, ever more rarely
@@ -213,7 +213,7 @@ def test_a_cloud_that_does_not_fit_is_not_tried_again():
     async def run() -> None:
         async with linked() as (cloud, link):
             cloud.error = Refused("Both sides have other models.")
-            with pytest.raises(Refused, match="other models"):
+            with pytest.raises(Refused, match="models"):
                 await link.connected(soon(10))
             assert cloud.opened == 1
 

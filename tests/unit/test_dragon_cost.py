@@ -206,8 +206,8 @@ def test_theorem_3_at_its_ends():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: Costs(-1, 1, 1, 1), "decode_local is a time, finite and not negative, not -1"),
-        (lambda: aggregation_times(FIGURE_4, [True], []), "not 1 and 0"),
+        (lambda: Costs(-1, 1, 1, 1), "decode_local .* -1"),
+        (lambda: aggregation_times(FIGURE_4, [True], []), "1 and 0"),
     ],
 )
 def test_bad_input_is_refused(call, said):

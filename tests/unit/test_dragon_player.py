@@ -21,7 +21,9 @@ def guarded(aggregates: bool, work: Any) -> list[Message]:
 
     async def run() -> list[Message]:
         sent: list[Message] = []
-        machine = Side("s", lambda local, remote, position: (local.token, True, False), aggregates=aggregates, limit=9)
+        machine = Side(
+            "s", lambda local, remote, _: (local.token, True, False), aggregates=aggregates, max_new_tokens=9
+        )
         player = Player(machine, {}, guard=Guard([SECRET], 3))
         player._drafting = Mock()
         player._act(machine.start(0.0))

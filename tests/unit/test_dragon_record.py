@@ -169,7 +169,7 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
         again = record.window_again(shuffled)
         assert (again.window, again.passages) == (one.window, one.passages)
         assert again.scores == pytest.approx(one.scores)
-    assert len({one.window.start for one in retrieved}) > 1 and any(p.place for one in retrieved for p in one.passages)
+    assert len({one.window.start for one in retrieved}) > 1 and any(p.index for one in retrieved for p in one.passages)
 
 
 # Schedules and the attack
@@ -184,7 +184,7 @@ def test_every_record_has_a_recorder_whose_keys_its_rows_have(monkeypatch: pytes
     assert len(names) == len(set(names)) == 9
     for name in names:
         made = record.recorder(name)
-        assert made.keys and made.made["parameters"]["threads"] == 1 and made.done == set()
+        assert made.keys and made.sidecar["parameters"]["threads"] == 1 and made.done == set()
         assert ("." in made.name) == (name == "latency")
     with pytest.raises(KeyError):
         record.recorder("first tokens")

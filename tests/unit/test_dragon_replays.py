@@ -91,7 +91,7 @@ def test_figure_5_is_a_lower_bound_and_exact_where_the_device_is_no_slower():
     assert ratio[[0, 1, 3]] == pytest.approx(1, abs=0.02) and ratio.min() > 0.99
     assert ratio[2, 0, 2] > 1.01
     assert exact["speedup"].max() == pytest.approx(1 / (1 - 0.9 * 2 / 3))
-    with pytest.raises(ValueError, match="at least two tokens, not 1"):
+    with pytest.raises(ValueError, match="tokens, not 1"):
         analysis.time_per_token(analysis.EXAMPLE, np.ones((1, 2), bool))
 
 
@@ -103,7 +103,7 @@ def test_table_1s_waiting_times_are_the_simulators():
     assert table["simulated_s"].iloc[2] < 1.7  # what was drafted ahead: the steady form is not the mean
     slow = analysis.waiting_times(Costs(0.5, 3.0, 0.4, 0.2), tokens=400)
     assert slow["largest_gap_s"].max() < 1e-9 and slow["steady_s"].round(6).tolist() == [3.0, 3.6, 3.0, 3.6]
-    with pytest.raises(ValueError, match="no draft pair of 50 is rejected, accepted"):
+    with pytest.raises(ValueError, match="50 is rejected, accepted"):
         analysis.waiting_times(rates=(1.0, 1.0), tokens=50)
 
 

@@ -49,7 +49,7 @@ def test_the_temperature_is_that_of_the_least_loss_of_a_model_on_validation_wind
     assert (study.temperature(losses, "a"), study.temperature(losses, "b")) == (2.0, 1.0)
     for splits, said in ((["test"], "test"), (["validation", "test"], "test and validation")):
         wrong = losses.assign(split=np.resize(splits, len(losses)))
-        with pytest.raises(ValueError, match=f"chosen on the validation split, not on {said}"):
+        with pytest.raises(ValueError, match=f"validation .* {said}"):
             study.temperature(wrong, "a")
 
 
@@ -78,7 +78,7 @@ def test_relevance_weighs_both_sides_documents_by_eq_2():
     losses = table["loss"].drop(columns="all")
     assert table["loss", "all"].tolist() == pytest.approx(losses.mean(axis=1).tolist())
     assert list(table.index) == list(forms) and table.attrs["kind"] == "recorded"
-    with pytest.raises(ValueError, match="validation split, not on test"):
+    with pytest.raises(ValueError, match=r"validation .* test"):
         study.relevance(weighed("test"), forms)
 
 

@@ -1,10 +1,17 @@
 """environment.yml is a thin shell around pyproject.toml, which alone lists dependencies."""
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from importlib import metadata
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ondevice.assets import ROOT
@@ -41,18 +48,71 @@ def test_the_lock_has_what_pyproject_asks_for():
     assert names <= set(locked) and all(locked.values())
 
 
-def test_the_set_up_finds_one_pin_of_torch():
-    assert len(re.findall(r"torch==[0-9.]*", (ROOT / "pyproject.toml").read_text())) == 1
+def test_the_set_up_finds_one_version_of_torch():
+    assert len(re.findall(r"^torch==[0-9.]+$", (ROOT / "requirements.lock").read_text(), re.M)) == 1
 
 
 def test_of_two_builds_of_torch_pip_takes_the_one_for_cpus():
-    """environment.yml adds an index with CPU builds; both the pin and the lock must allow them, and they sort above."""
-    [pin] = [Requirement(entry) for entry in PROJECT["dependencies"] if entry.startswith("torch")]
+    """The set-up and environment.yml add an index of CPU builds: range and lock allow them, and they sort above."""
+    [asked] = [Requirement(entry) for entry in PROJECT["dependencies"] if entry.startswith("torch")]
     lock = (ROOT / "requirements.lock").read_text().splitlines()
     [locked] = [Requirement(line) for line in lock if line.startswith("torch==")]
-    [version] = [Version(one.version) for one in pin.specifier]
+    [version] = [Version(specifier.version) for specifier in locked.specifier]
     builds = [version, Version(f"{version}+cpu")]
-    assert [*locked.specifier.filter(pin.specifier.filter(builds))] == builds and max(builds) == builds[1]
+    assert [*locked.specifier.filter(asked.specifier.filter(builds))] == builds and max(builds) == builds[1]
+    [line] = [line for lines in ENVIRONMENT["dependencies"] if isinstance(lines, dict)
+              for line in lines["pip"] if line.startswith("--extra-index-url")]  # fmt: skip
+    assert f"cpu={line.split()[1]}\n" in (ROOT / ".ci/setup").read_text()
+
+
+def test_the_core_is_small_and_takes_ranges():
+    asked = [Requirement(entry) for entry in PROJECT["dependencies"]]
+    assert len(asked) <= 14 and all(str(requirement.specifier).startswith(">=") for requirement in asked)
+    heavy = {"matplotlib", "pandas", "pyarrow", "scipy", "scikit-learn"}
+    assert not heavy & {name for name, _ in reached(PROJECT["dependencies"])}
+
+
+def reached(entries: list[str]) -> set[tuple[str, str]]:
+    """(distribution, extra or "") of requirements and of all that they require, of what is installed here."""
+    found = set[tuple[str, str]]()
+    waiting = [Requirement(entry) for entry in entries]
+    while waiting:
+        asked = waiting.pop()
+        name = canonicalize_name(asked.name)
+        for extra in {"", *asked.extras} - {extra for known, extra in found if known == name}:
+            found.add((name, extra))
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                waiting += [
+                    each for each in map(Requirement, metadata.requires(name) or ())
+                    if each.marker is None or each.marker.evaluate({"extra": extra})
+                ]  # fmt: skip
+    return found
+
+
+PARTS = {  # what an installation with an extra is for
+    "": [
+        "ondevice.causal_lm.lean", "ondevice.speculation.bundled", "ondevice.speculation.custom_generate",
+        "ondevice.speculation.layer_skipping", "ondevice.speculation.token_recycling", "ondevice_papers.diaa.warmup",
+        "ondevice_papers.sdnpu.drafter", "ondevice_programs.graphs.__main__", "ondevice_programs.reranker.__main__",
+    ],
+    "pair": ["ondevice_programs.pair.__main__"],
+    "router": ["ondevice_programs.reranker.server", "ondevice_programs.router.__main__"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", PARTS)
+def test_an_extra_brings_what_its_programs_import(extra, tmp_path):
+    """Python sees the distributions of the core and the extra alone."""
+    asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, [])]
+    for name in {name for name, _ in reached(asked)}:
+        tops = {file.parts[0] for file in metadata.files(name) or ()} - {"..", "__pycache__"}
+        for top in tops:
+            with contextlib.suppress(FileExistsError):  # of a namespace
+                (tmp_path / top).symlink_to(str(metadata.distribution(name).locate_file(top)))
+    words = [sys.executable, "-S", "-W", "ignore", "-c", f"import {', '.join(PARTS[extra])}"]
+    path = os.pathsep.join(map(str, (tmp_path, ROOT / "lib")))
+    made = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}

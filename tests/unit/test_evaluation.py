@@ -64,7 +64,7 @@ def test_scores_do_not_depend_on_the_batch(sharp: Any) -> None:
         assert found.hits.tolist() == (logits.argmax(-1).numpy() == continuation).tolist()
     with pytest.raises(ValueError, match="at least one token"):
         score(sharp, [[]], [[1]])
-    with pytest.raises(ValueError, match="does not fit the model's context of 64"):
+    with pytest.raises(ValueError, match="context of 64"):
         score(sharp, [[1] * 64], [[1]])
 
 
@@ -100,15 +100,15 @@ def test_greedy_batches_say_what_single_sessions_say(sharp: Any) -> None:
             said.append(token)
             token = int(session.extend([token])[-1].argmax())
         right.append(said)
-    free = greedy(sharp, prompts, None, longest=24)
+    free = greedy(sharp, prompts, None, max_new_tokens=24)
     assert [list(output.ids) for output in free] == right
     assert not any(output.ended for output in free)
     end = right[0][10]  # a token that some rows say, at different steps
-    for said, output in zip(right, greedy(sharp, prompts, end, longest=24), strict=True):
+    for said, output in zip(right, greedy(sharp, prompts, end, max_new_tokens=24), strict=True):
         assert output.ended == (end in said)
         assert list(output.ids) == (said[: said.index(end)] if end in said else said)
-    with pytest.raises(ValueError, match="1 to 40 tokens, not 41"):
-        greedy(sharp, [[1] * 41], None, longest=24)
+    with pytest.raises(ValueError, match=r"1 to 40 .*41"):
+        greedy(sharp, [[1] * 41], None, max_new_tokens=24)
 
 
 def test_answers() -> None:

@@ -6,7 +6,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from ondevice import assets
-from ondevice.evidence import Above, All, AtLeast, Estimate, PaperRun, Rule, Untested, born, exact, quoted, read_value
+from ondevice.evidence import (
+    Above,
+    All,
+    AtLeast,
+    Claim,
+    Estimate,
+    PaperRun,
+    Rule,
+    Untested,
+    born,
+    exact,
+    quoted,
+    read_value,
+)
 
 CLAIMS = pd.DataFrame(
     {
@@ -76,9 +89,9 @@ def test_a_picture_that_fails_leaves_no_half_of_it(run, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("stem", "table", "kind", "message"),
     [
-        ("fig_01_speed", NUMBERS, "guessed", r"Unknown kind \['guessed'\]; kinds are measured, recorded"),
-        ("fig_09_other", NUMBERS, "measured", "names no exhibit of tiny; a stem starts with one of fig_01"),
-        ("fig_01_speed", NUMBERS[:0], "measured", "has no numbers"),
+        ("fig_01_speed", NUMBERS, "guessed", r"'guessed'.*measured, recorded"),
+        ("fig_09_other", NUMBERS, "measured", "fig_09_other.*tiny.*fig_01"),
+        ("fig_01_speed", NUMBERS[:0], "measured", "fig_01_speed"),
     ],
 )
 def test_a_bad_exhibit_is_refused_and_writes_nothing(run, folder, stem, table, kind, message):
@@ -93,16 +106,14 @@ def test_what_goes_beyond_the_paper_says_so(run):
 
 
 def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
-    with pytest.raises(ValueError, match=r"Rules and claims differ: \['tiny-c02', 'tiny-c03'\]"):
+    with pytest.raises(ValueError, match=r"\['tiny-c02', 'tiny-c03'\]"):
         PaperRun("tiny", {}, {"tiny-c01": FASTER, "tiny-c03": FASTER})
 
 
 def test_a_claim_is_shown_beside_the_paper(run):
     line = run.judge("tiny-c01", Estimate(1.23456, 1.1, 1.35, 72, "recorded"))
-    assert line == (
-        "trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72, recorded"
-    )
-    with pytest.raises(ValueError, match="tiny-c02 is declared untested"):
+    assert line == ("trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72, recorded")
+    with pytest.raises(ValueError, match=r"tiny-c02.*no price list"):
         run.judge("tiny-c02", 80, kind="measured")
 
 
@@ -132,9 +143,9 @@ def test_a_null_with_the_same_verdict_does_not_discriminate(run, null, same):
 def test_kinds_come_with_the_data_and_are_not_overruled(run, folder):
     table = born(NUMBERS.copy(), "simulated")
     assert run.save("fig_01_speed", table).startswith("fig_01: simulated,")
-    with pytest.raises(ValueError, match="Exhibit fig_01_speed is simulated, not measured"):
+    with pytest.raises(ValueError, match=r"fig_01_speed.*simulated.*measured"):
         run.save("fig_01_speed", table, kind="measured")
-    with pytest.raises(ValueError, match="tiny-c01 is simulated, not measured"):
+    with pytest.raises(ValueError, match=r"tiny-c01.*simulated.*measured"):
         run.judge("tiny-c01", exact(1.5, "simulated"), kind="measured")
     with pytest.raises(ValueError, match="does not say where it comes from"):
         run.judge("tiny-c01", 1.5)
@@ -168,11 +179,11 @@ def test_our_value_is_shown_with_three_digits_and_stored_whole(run, value, text)
 
 
 def test_finish_needs_every_exhibit_and_every_verdict(run, folder):
-    with pytest.raises(ValueError, match="Not saved and not skipped: fig_01, table_01"):
+    with pytest.raises(ValueError, match="fig_01, table_01"):
         run.finish()
     run.save("fig_01_speed", NUMBERS, kind="measured")
     run.skip("table_01", "the prices are not public")
-    with pytest.raises(ValueError, match="without a value: tiny-c01"):
+    with pytest.raises(ValueError, match="tiny-c01"):
         run.finish()
     assert not (folder / "claims.csv").exists()
 
@@ -215,3 +226,35 @@ def test_a_claim_with_a_rule_can_be_left_with_a_reason(run):
 )
 def test_the_papers_value_as_text(low, high, unit, text):
     assert quoted(pd.Series({"value_low": low, "value_high": high, "unit": unit})) == text
+
+
+@pytest.fixture
+def section_run(folder):
+    """A run whose two claims stand in two sections and are judged by their own functions."""
+    cheaper = Rule("cost", "percent", AtLeast(60), Above(10), wrong=5, null="no cache")
+    return PaperRun(
+        "tiny",
+        {},
+        {
+            "tiny-c01": Claim("Speed", FASTER, lambda times, factor=1: factor * times, kind="measured"),
+            "tiny-c02": Claim("Cost", cheaper, lambda costs, cut: exact(cut * costs, "simulated"), {"cut": 0.9}),
+        },
+    )
+
+
+def test_a_section_judges_its_claims_by_the_tables_it_is_given(section_run):
+    line = section_run.judge_section("Speed", times=2.0, costs=None)
+    assert line.startswith("reproduced") and "tiny-c01" in line and "ours 2 times" in line
+    assert section_run.verdicts["tiny-c01"]["kind"] == "measured" and list(section_run.verdicts) == ["tiny-c01"]
+    assert "ours 1 times" in section_run.judge_section("Speed", times=2.0, factor=0.5)
+    assert "does not discriminate: no cache has 90 percent" in section_run.judge_section("Cost", costs=100.0, cut=0.7)
+    assert section_run.verdicts["tiny-c02"]["kind"] == "simulated"
+
+
+@pytest.mark.parametrize(
+    ("section", "tables"), [("Speed", {"costs": 1.0}), ("Speed", {}), ("Memory", {"times": 2.0}), ("Cost", {"cut": 1})]
+)
+def test_a_section_without_a_claim_for_these_tables_is_refused(section_run, section, tables):
+    with pytest.raises(ValueError, match=f"{section}.*{'.*'.join(tables)}"):
+        section_run.judge_section(section, **tables)
+    assert not section_run.verdicts

@@ -310,7 +310,7 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
 def test_files_are_read_whole_once_only_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "_PIECE", 2 * 7 * 4 + 3)
     assert len(use(Streamed(sharded(tmp_path, model(), 2), part_of))) == 12
-    monkeypatch.setattr(checksums, "_made", lambda checkpoint: pytest.fail("read again"))
+    monkeypatch.setattr(checksums, "_computed", lambda checkpoint: pytest.fail("read again"))
     assert len(use(Streamed(tmp_path, part_of))) == 12
 
 

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from ondevice import assets
+from ondevice import assets, evidence
 from ondevice_papers.grating import probes
 from ondevice_papers.grating.architectures import Architecture, Row
 from ondevice_papers.grating.engine import Engine
@@ -25,6 +25,7 @@ from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted,
 from ondevice_papers.grating.pruning import cluster_rule
 from ondevice_papers.grating.weights import InMemory
 from ondevice_programs.reranker import Reranker
+from ondevice_studies.grating import record
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -165,11 +166,16 @@ def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(folder: Pat
         Reranker(folder, probes=some(layers=LAYERS + 1))
 
 
-def test_recorded_probes_are_of_their_model_and_in_the_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_probes_are_those_of_the_record_by_model_and_in_the_order_of_layers() -> None:
     rows = [{"model": model, "layer": layer, "weights": np.full(4, layer), "intercept": size}
             for model, size in (("a", 1.0), ("b", 2.0)) for layer in (3, 1, 2)]  # fmt: skip
-    monkeypatch.setattr(probes.evidence, "load", lambda paper, name: pd.DataFrame(rows))
-    found = probes.load("b")
-    assert (found.weights[:, 0].tolist(), found.intercepts.tolist()) == ([1, 2, 3], [2, 2, 2])
-    with pytest.raises(ValueError, match="no recorded probes of c; there are of a, b"):
+    arrays = record.shipped(pd.DataFrame(rows))
+    assert (arrays["b.weights"][:, 0].tolist(), arrays["b.intercepts"].tolist()) == ([1, 2, 3], [2, 2, 2])
+    recorded = evidence.load("grating", "probes")
+    for model, own in recorded.groupby("model"):
+        loaded = probes.load(model)
+        assert own["layer"].tolist() == list(range(1, len(own) + 1))
+        assert np.array_equal(loaded.weights, np.stack(own["weights"].to_list()))
+        assert np.array_equal(loaded.intercepts, own["intercept"])
+    with pytest.raises(ValueError, match="of c; there are of pydocs-reranker, pydocs-reranker-deep"):
         probes.load("c")

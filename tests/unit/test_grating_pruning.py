@@ -21,7 +21,6 @@ from ondevice_papers.grating.pruning import (
     dispersion,
     ranking,
 )
-from ondevice_studies.grating import printed
 
 ALWAYS = cluster_rule(-np.inf)
 
@@ -96,7 +95,13 @@ def test_above_the_boundary_is_accepted_and_below_it_dropped():
 
 def test_the_papers_example_is_decided_as_it_says():
     """Section 4.5: 20 candidates and K = 10; two of each, then nothing, then the deferred fill the places."""
-    outcome = replay(pool(printed.worked_example()), 10, cluster_rule(0.3))
+    rank = np.arange(20)
+    p = 0.5 + 0.002 * np.arange(1, 13)[:, None] * (9.5 - rank) / 9.5  # the paper prints no scores
+    p[8:, :2] = 0.97
+    p[8:, 18:] = 0.03
+    p[10:, 2:10] = 0.9 - 0.002 * rank[2:10]
+    p[10:, 10:18] = 0.2 - 0.002 * rank[10:18]
+    outcome = replay(pool(logit(p)), 10, cluster_rule(0.3))
     assert np.flatnonzero(outcome.kept).tolist() == list(range(10))
     for step in assets.paper_table("grating", "worked_example").itertuples():
         now = outcome.layer == step.after_layer

@@ -127,7 +127,7 @@ def test_a_tree_may_be_wider_than_what_is_left_of_the_context() -> None:
     wide = TokenTree([3] * 40, [-1] * 40)
     assert tree_is_right("llama", session, wide)
     session.keep([])
-    with pytest.raises(ValueError, match="1024 rows beyond the context of 96"):
+    with pytest.raises(ValueError, match=r"1024 .*96"):
         session.verify(TokenTree([3] * 1040, [-1] * 1040))
 
 
@@ -181,7 +181,7 @@ def hook(model) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("change", [adapt, quantise, hook])
 def test_what_is_not_in_plain_weights_is_refused(change) -> None:
-    with pytest.raises(ValueError, match="plain linear layers without hooks"):
+    with pytest.raises(ValueError, match="linear layers"):
         Lean(changed(change))
 
 
@@ -215,11 +215,11 @@ def test_a_stopped_forward_leaves_the_session_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: built("gpt2"), "not gpt2"),
-        (lambda: built("llama", torch.bfloat16), "not of torch.bfloat16"),
-        (lambda: built("llama", head_dim=24), "multiple of 16, not 24"),
-        (lambda: built("llama", hidden_act="gelu"), "with full attention and SiLU"),
-        (lambda: built("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), "with full attention"),
+        (lambda: built("gpt2"), "llama, qwen2, qwen3.* gpt2"),
+        (lambda: built("llama", torch.bfloat16), r"torch\.bfloat16"),
+        (lambda: built("llama", head_dim=24), "16.* 24"),
+        (lambda: built("llama", hidden_act="gelu"), "SiLU"),
+        (lambda: built("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), "full attention"),
         (lambda: built("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
     ],
 )

@@ -121,18 +121,18 @@ def test_the_meter_needs_no_torch() -> None:
 
 
 def test_a_process_that_fails_or_hangs_is_ended_and_named() -> None:
-    with pytest.raises(RuntimeError, match=r"failed \(1\): ValueError: no such thing"):
+    with pytest.raises(RuntimeError, match=r"\(1\).*ValueError: no such thing"):
         watched("raise ValueError('no such thing')")
-    with pytest.raises(RuntimeError, match=r"took more than 1 s"):
+    with pytest.raises(RuntimeError, match="1 s"):
         watched("time.sleep(60)", timeout=1.0)
-    with pytest.raises(RuntimeError, match=r"took more than 1 s"):  # with its output closed
+    with pytest.raises(RuntimeError, match="1 s"):  # with its output closed
         watched("sys.stdout.close(); import os; os.close(1); time.sleep(60)", timeout=1.0)
 
 
 def test_bad_input_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="set 0 marks"):
+    with pytest.raises(ValueError, match="0 marks"):
         meters.sample([sys.executable, "-c", "pass"])
     monkeypatch.setattr(memory.sys, "platform", "darwin")
     for call in (lambda: meters.sample(["true"]), lambda: meters.cached_bytes([])):
-        with pytest.raises(ValueError, match="which darwin does not have"):
+        with pytest.raises(ValueError, match=r"/proc.*darwin"):
             call()

@@ -21,7 +21,7 @@ from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.store import ORDERS, K, Store
 from ondevice_studies.speculation import fitting, record
-from ondevice_studies.speculation.told import Told
+from ondevice_studies.speculation.replayed_model import ReplayedModel
 
 V = 40
 texts = st.lists(st.integers(0, 4), max_size=40)
@@ -59,9 +59,9 @@ def witten_bell(sequences, context, token):
 def test_a_store_backs_off_as_witten_and_bell_do(sequences):
     if max(map(len, sequences)) < 2:
         with pytest.raises(ValueError, match="at least two tokens"):
-            Store.of(sequences)
+            Store.from_sequences(sequences)
         return
-    store = Store.of(sequences)
+    store = Store.from_sequences(sequences)
     after_first = [sequence for sequence in sequences if len(sequence) > 1]
     for sequence in after_first:
         for end in range(1, len(sequence)):
@@ -82,7 +82,7 @@ def _goes_on(sequences, sequence, end, order):
 
 
 def test_a_store_keeps_the_likeliest_few_and_says_nothing_of_what_it_has_not_seen():
-    store = Store.of([[0, token] for token in range(1, 12) for _ in range(token)])
+    store = Store.from_sequences([[0, token] for token in range(1, 12) for _ in range(token)])
     order, chances = store.after([7, 0])
     assert order == 1 and list(chances) == list(range(11, 11 - K, -1))
     assert store.after([33]) == (0, {}) and store.after([]) == (0, {})
@@ -90,7 +90,7 @@ def test_a_store_keeps_the_likeliest_few_and_says_nothing_of_what_it_has_not_see
 
 
 def test_contexts_of_equal_sums_are_different_contexts():
-    store = Store.of([[a, b, 10 * a + b] for a, b in product(range(6), repeat=2)])
+    store = Store.from_sequences([[a, b, 10 * a + b] for a, b in product(range(6), repeat=2)])
     for a, b in product(range(6), repeat=2):
         order, chances = store.after([a, b])
         assert order == 2 and max(chances, key=chances.get) == 10 * a + b
@@ -98,7 +98,7 @@ def test_contexts_of_equal_sums_are_different_contexts():
 
 def test_a_store_is_the_same_from_its_files(tmp_path):
     random = np.random.default_rng(0)
-    made = Store.of(random.integers(0, 30, (20, 50)))
+    made = Store.from_sequences(random.integers(0, 30, (20, 50)))
     made.save(tmp_path / "store")
     again = Store.load(tmp_path / "store")
     for context in random.integers(0, 30, (50, 6)).tolist():
@@ -109,7 +109,7 @@ def test_a_store_is_the_same_from_its_files(tmp_path):
 
 
 def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
-    store, folder = Store.of([[1, 2, 3]]), tmp_path / "of" / "store"
+    store, folder = Store.from_sequences([[1, 2, 3]]), tmp_path / "of" / "store"
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
         patch.setattr(np, "save", lambda path, array: (_ for _ in ()).throw(OSError("the disk is full")))
         store.save(folder)
@@ -121,7 +121,7 @@ def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
 
 
 def test_ids_beyond_16_bits_can_be_stored():
-    assert Store.of([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
+    assert Store.from_sequences([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
 
 
 def test_the_bundled_stores_hold_train_text_alone():
@@ -185,7 +185,7 @@ def test_what_was_said_before_is_drafted_and_what_cannot_pay_is_not():
 def test_the_size_without_a_floor_is_the_same():
     """The floor leaves out only nodes that cannot pay."""
     random = np.random.default_rng(2)
-    store = Store.of(random.integers(0, 6, (30, 40)))
+    store = Store.from_sequences(random.integers(0, 6, (30, 40)))
     for slope in (0.02, 0.1, 0.4):
         seconds = 1 + slope * np.arange(33)
         one, other = Mixture(stores=[store], seconds=seconds), Mixture(stores=[store], seconds=seconds)
@@ -203,10 +203,10 @@ def test_answers_help_later_requests_and_are_forgotten_after_very_many():
     drafter.end([1, 7, 8, 9])
     drafter.begin([2])
     assert drafter.propose([2, 7], 4).tokens.tolist()[:2] == [8, 9]
-    drafter.said.extend([30] * (KEPT + 1))
+    drafter.answers.extend([30] * (KEPT + 1))
     drafter.end([2, 7, 8])
     drafter.begin([3])
-    assert len(drafter.said) < 10 and drafter.propose([3, 7], 4).tokens.tolist() == [8]
+    assert len(drafter.answers) < 10 and drafter.propose([3, 7], 4).tokens.tolist() == [8]
 
 
 # Weights
@@ -242,6 +242,14 @@ def test_the_recorded_weights_are_the_fit_of_the_recorded_answers():
     assert record.fitted(()) == pytest.approx(bundled.weights(False), abs=1e-9)
 
 
+def test_the_shipped_weights_are_those_of_the_record():
+    table = evidence.load("speculation", "weights")
+    for stored, rows in table.groupby("stored"):
+        weights = bundled.weights(bool(stored))
+        recorded = {tuple(row[:3]): row[3] for row in rows[["kind", "order", "source", "weight"]].itertuples(index=False)}
+        assert dict(np.ndenumerate(weights)) == recorded
+
+
 # Known answers
 
 
@@ -253,10 +261,10 @@ def test_a_replay_takes_the_passes_that_the_model_takes(make):
     prompts = [(3,), (1, 2, 3, 1, 2, 3, 1), (5, 6)]
     live, drafter = {}, make()
     for prompt in prompts:
-        live[prompt] = generate(lm, drafter, prompt, 40, budget=8, ends={31})
-    told, drafter = Told({prompt: found.tokens for prompt, found in live.items()}, V, 96), make()
+        live[prompt] = generate(lm, drafter, prompt, 40, budget=8, eos_token_ids={31})
+    told, drafter = ReplayedModel({prompt: found.tokens for prompt, found in live.items()}, V, 96), make()
     for prompt in prompts:
-        found = generate(told, drafter, prompt, len(live[prompt].tokens), budget=8, ends={31})
+        found = generate(told, drafter, prompt, len(live[prompt].tokens), budget=8, eos_token_ids={31})
         assert list(found.tokens) == list(live[prompt].tokens)
         accepted = [[step.accepted for step in one.steps] for one in (found, live[prompt])]
         assert accepted[0] == accepted[1][: len(found.steps)]

@@ -103,7 +103,7 @@ def test_random_weights_are_marked_also_when_saved_and_refused_for_results(tmp_p
     loaded.tokenizer.save_pretrained(tmp_path / "copy")
     copy = models.load(str(tmp_path / "copy"))
     assert copy.random
-    with pytest.raises(ValueError, match="random, for timing and memory only: it cannot give perplexity"):
+    with pytest.raises(ValueError, match="perplexity"):
         models.require_trained(copy.model, "perplexity")
     models.require_trained(trained(), "perplexity")
 
@@ -142,17 +142,17 @@ def test_a_bundled_file_that_differs_from_the_manifest_is_refused(bundle):
     changed = bytearray(weights.read_bytes())
     changed[-1] ^= 1
     weights.write_bytes(changed)
-    with pytest.raises(ValueError, match=r"pydocs-lm-small/model\.safetensors is not what the manifest says"):
+    with pytest.raises(ValueError, match=r"pydocs-lm-small/model\.safetensors .*sha256"):
         models.load("pydocs-lm-small")
 
 
 def test_a_bundled_file_that_is_missing_or_unlisted_is_refused(bundle):
     (bundle / "extra.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"extra\.json is not in the manifest"):
+    with pytest.raises(ValueError, match=r"extra\.json .*manifest"):
         models.load("pydocs-lm-small")
     (bundle / "extra.json").unlink()
     (bundle / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing: is this a complete clone"):
+    with pytest.raises(FileNotFoundError, match=r"data/models/pydocs-lm-small/model\.safetensors"):
         models.load("pydocs-lm-small")
 
 
@@ -160,7 +160,7 @@ def test_a_bundled_file_that_is_missing_or_unlisted_is_refused(bundle):
 def test_a_truncated_weight_file_is_refused(tmp_path, keep):
     weights = saved(tmp_path / "m") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"model\.safetensors of .* is damaged or truncated"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         models.load(str(tmp_path / "m"))
 
 
@@ -171,26 +171,26 @@ def test_a_missing_shard_is_named(tmp_path):
     assert equal(models.load(str(folder)).model, trained())
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {shard.name}"):
+    with pytest.raises(FileNotFoundError, match=shard.name):
         models.load(str(folder))
 
 
 def test_weights_only_as_pickle_are_refused(tmp_path):
     folder = saved(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="only as pickle, which is never loaded"):
+    with pytest.raises(ValueError, match="pickle"):
         models.load(str(folder))
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         models.load(str(folder))
 
 
 def test_a_missing_tokenizer_or_config_is_named(tmp_path):
     saved(tmp_path / "m", tokenizer=False)
-    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         models.load(str(tmp_path / "m"))
     (tmp_path / "m" / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         models.load(str(tmp_path / "m"))
 
 
@@ -202,7 +202,7 @@ def edit(folder: Path, **values) -> None:
 @pytest.mark.parametrize("values", [{"num_hidden_layers": 3}, {"intermediate_size": 48}])
 def test_weights_that_do_not_fit_the_config_are_refused_instead_of_drawn_at_random(tmp_path, values):
     edit(saved(tmp_path / "m"), **values)
-    with pytest.raises(ValueError, match=r"do not fit its config\.json: \d+ differ, first model\.layers"):
+    with pytest.raises(ValueError, match=r"config\.json.*model\.layers"):
         models.load(str(tmp_path / "m"))
 
 
@@ -210,7 +210,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     tokenizer = shapes.byte_tokenizer()
     tokenizer.add_tokens([f"<{n}>" for n in range(100)])
     tokenizer.save_pretrained(saved(tmp_path / "m"))
-    with pytest.raises(ValueError, match="has 359 entries, its model only 320"):
+    with pytest.raises(ValueError, match=r"359.*320"):
         models.load(str(tmp_path / "m"))
 
 
@@ -223,9 +223,9 @@ def test_a_model_that_needs_code_of_its_own_is_refused(tmp_path):
 
 
 def test_an_unknown_spec_lists_what_exists(bundle):
-    with pytest.raises(ValueError, match=r"no model 'pydocs'; there are pydocs-lm-small, all-minilm-l6-v2.*random:"):
+    with pytest.raises(ValueError, match=r"'pydocs'.*pydocs-lm-small, all-minilm-l6-v2.*random:"):
         models.load("pydocs")
-    with pytest.raises(ValueError, match=r"no shape 'gpt-5'; there are opt-1\.3b"):
+    with pytest.raises(ValueError, match=r"'gpt-5'.*opt-1\.3b"):
         models.load("random:gpt-5")
     with pytest.raises(FileNotFoundError, match="no folder"):
         models.load("./nowhere")
@@ -257,7 +257,7 @@ def no_network(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("no_network")
 def test_a_hub_id_without_a_network_is_one_sentence():
-    with pytest.raises(ConnectionError, match=r"acme/tiny is not \(whole\) in the hub's local cache, and there is no"):
+    with pytest.raises(ConnectionError, match=r"acme/tiny.*random:"):
         models.load("acme/tiny")
 
 
@@ -274,7 +274,7 @@ def test_a_hub_id_with_a_damaged_file_in_the_cache_is_refused(tmp_path):
     weights = saved(tmp_path / "m") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
     cached_on_hub(tmp_path / "hub", tmp_path / "m")
-    with pytest.raises(ValueError, match="weights of acme/tiny are damaged or truncated"):
+    with pytest.raises(ValueError, match="acme/tiny"):
         models.load("acme/tiny")
 
 
@@ -330,29 +330,29 @@ def test_a_hub_id_is_downloaded(hub):
     loaded = models.load("acme/tiny")
     assert loaded.origin == "hub"
     assert equal(loaded.model, trained())
-    with pytest.raises(ValueError, match="acme/tiny has no revision 'v9'"):
+    with pytest.raises(ValueError, match=r"acme/tiny.*'v9'"):
         models.load("acme/tiny@v9")
 
 
 def test_a_hub_id_with_its_weights_only_as_pickle_is_refused(hub):
     saved(hub)
     (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="acme/tiny has no weights as safetensors on the hub, and pickle is never"):
+    with pytest.raises(ValueError, match=r"acme/tiny.*safetensors.*pickle"):
         models.load("acme/tiny")
 
 
 @pytest.mark.usefixtures("hub")
 def test_a_hub_id_that_does_not_exist_or_is_gated_is_one_sentence():
-    with pytest.raises(ValueError, match="hub has no model 'acme/none'; there are all-minilm-l6-v2"):
+    with pytest.raises(ValueError, match=r"'acme/none'.*all-minilm-l6-v2"):
         models.load("acme/none")
-    with pytest.raises(PermissionError, match="acme/gated asks you to accept its licence"):
+    with pytest.raises(PermissionError, match=r"acme/gated.*licence"):
         models.load("acme/gated")
 
 
 def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(models, "MINILM_SHA256", "0" * 64)
-    with pytest.raises(ValueError, match="is not the hub's: its sha256 differs"):
+    with pytest.raises(ValueError, match=r"model\.safetensors.*sha256"):
         models.load("all-minilm-l6-v2")
     monkeypatch.setattr(models, "_MINILM_PACKAGE", "no-such-package")
-    with pytest.raises(ModuleNotFoundError, match="no-such-package, which is not installed"):
+    with pytest.raises(ModuleNotFoundError, match=r"no-such-package: .*ondevice\[pair\]"):
         models.load("all-minilm-l6-v2")

@@ -87,11 +87,11 @@ def test_the_simulator_uses_this_link():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: Link(-0.1), "delay is finite and not negative, not -0.1"),
-        (lambda: Link(bandwidth=-1.0), "positive bandwidth and a loss from 0 to 1, not -1.0"),
-        (lambda: Sinusoid(0.1, 0.2), "0.1 does not swing by 0.2"),
-        (lambda: Sinusoid(0.1, 0.05, 0), "positive and finite, not 0"),
-        (lambda: Cut(direction="left"), "up or down, not 'left'"),
+        (lambda: Link(-0.1), "delay.* -0.1"),
+        (lambda: Link(bandwidth=-1.0), "bandwidth.* -1.0"),
+        (lambda: Sinusoid(0.1, 0.2), "0.1 .*0.2"),
+        (lambda: Sinusoid(0.1, 0.05, 0), "period.* 0"),
+        (lambda: Cut(direction="left"), "'left'"),
     ],
 )
 def test_bad_links_and_faults_are_refused(build, said):

@@ -76,10 +76,10 @@ def test_verdicts_are_counted_apart_by_what_they_rest_on():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (TABLE.drop(columns="task"), "needs the columns task"),
+        (TABLE.drop(columns="task"), "task"),
         (TABLE.head(0), "without a row"),
-        (TABLE.assign(speed=np.nan), "speed holds finite numbers"),
-        (pd.concat([TABLE, TABLE]), "two rows for"),
+        (TABLE.assign(speed=np.nan), "speed .*nan"),
+        (pd.concat([TABLE, TABLE]), "task.*method"),
     ],
 )
 def test_a_table_that_cannot_be_drawn_is_refused(table, said):

@@ -64,12 +64,12 @@ def unlisted(path):
 @pytest.mark.parametrize(
     ("harm", "columns", "message"),
     [
-        (lambda path: path.unlink(), [], r"answers.parquet is missing \(make record PAPER=tiny makes it\)"),
-        (lambda path: path.with_suffix(".json").unlink(), [], "is half-written, as its sidecar or its line"),
-        (unlisted, [], "is half-written"),
-        (damaged, [], "has not the checksum of the manifest: git checkout restores it"),
-        (altered, [], "has not the checksum"),
-        (lambda path: None, ["tokens", "depth"], "does not fit this version, as it lacks depth: make record"),
+        (lambda path: path.unlink(), [], r"tiny/answers\.parquet .*make record PAPER=tiny"),
+        (lambda path: path.with_suffix(".json").unlink(), [], r"tiny/answers\.parquet .*make record PAPER=tiny"),
+        (unlisted, [], r"tiny/answers\.parquet .*manifest.*make record PAPER=tiny"),
+        (damaged, [], r"tiny/answers\.parquet .*checksum.*git checkout"),
+        (altered, [], r"tiny/answers\.parquet .*sidecar.*checksum"),
+        (lambda path: None, ["tokens", "depth"], "lacks depth: make record PAPER=tiny"),
     ],
 )
 def test_a_record_that_is_not_right_is_refused_in_one_sentence(harm, columns, message):
@@ -105,9 +105,9 @@ def test_times_are_kept_by_machine():
     table = times("tiny", "curves")
     assert table["machine"].value_counts().to_dict() == {"zen4-2c": 4, "xeon-amx-2c": 1}
     assert kind_of(table) == "recorded" and set(table.attrs["sidecar"]) == {"zen4-2c", "xeon-amx-2c"}
-    with pytest.raises(RecordError, match=r"curves.zen5-8c.csv is missing \(there are of xeon-amx-2c, zen4-2c; make"):
+    with pytest.raises(RecordError, match=r"curves\.zen5-8c\.csv.*xeon-amx-2c, zen4-2c"):
         load("tiny", "curves.zen5-8c")
-    with pytest.raises(RecordError, match=r"whole.<machine>.csv is missing: make record"):
+    with pytest.raises(RecordError, match=r"whole\.<machine>\.csv.*make record PAPER="):
         times("tiny", "whole")
 
 
@@ -128,7 +128,7 @@ def test_other_parameters_begin_anew():
     run.add(ROWS)
     run.checkpoint()
     assert not Recorder("tiny", "answers", KEYS, {"seed": 1}, models=["small"]).done
-    with pytest.raises(RecordError, match="Nothing was recorded for tiny/other"):
+    with pytest.raises(RecordError, match="tiny/other"):
         recorder("other").finish()
 
 

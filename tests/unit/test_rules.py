@@ -15,6 +15,7 @@ from ondevice.evidence import (
     Below,
     Between,
     Both,
+    Claim,
     Each,
     Either,
     Equal,
@@ -24,6 +25,7 @@ from ondevice.evidence import (
     Never,
     Over,
     Rule,
+    Untested,
     born,
     derived,
     exact,
@@ -33,6 +35,7 @@ from ondevice.evidence import (
     resampled,
     share,
 )
+from ondevice.evidence.resampling import interval
 
 TABLE = pd.DataFrame({"x": [1, 2, 3]})
 
@@ -63,7 +66,7 @@ def test_what_does_not_say_where_it_comes_from_is_refused(thing):
 
 
 def test_there_are_six_kinds():
-    with pytest.raises(ValueError, match=r"Unknown kind \['guessed'\]; kinds are measured, recorded"):
+    with pytest.raises(ValueError, match=r"'guessed'.*measured, recorded"):
         born(TABLE.copy(), "measured+guessed")
 
 
@@ -88,7 +91,7 @@ def test_a_ratio_is_paired_by_prompt():
     paired = ratio(2 * slow, slow, "recorded")
     assert (paired.value, paired.low, paired.high) == pytest.approx((2, 2, 2))
     assert ratio([1, 4], [1, 1], "recorded").value == pytest.approx(2)
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="0"):
         ratio([0, 1], [1, 1], "recorded")
 
 
@@ -101,7 +104,7 @@ def test_one_sample_has_no_interval():
     lonely = mean([2.0, 3.0, 4.0], "measured", groups=list("aab"))
     assert (lonely.low, lonely.high) == (-math.inf, math.inf)
     assert Rule("x", "", AtLeast(0), None, -1).verdict(lonely) == "undecided"
-    with pytest.raises(ValueError, match="each in a group: 0 samples"):
+    with pytest.raises(ValueError, match="0 samples"):
         mean([], "measured")
 
 
@@ -178,9 +181,7 @@ FASTER = Rule("speed-up", "x", Near(2.22, factor=1.15), Above(1.3), wrong=1.0, n
 
 
 def test_the_words_of_a_rule_follow_from_its_numbers():
-    assert FASTER.words == (
-        "speed-up: 2.22 x within a factor of 1.15; trend: above 1.3 x; null: prompt lookup. Paired"
-    )
+    assert FASTER.words == ("speed-up: 2.22 x within a factor of 1.15; trend: above 1.3 x; null: prompt lookup. Paired")
     rule = Rule("two", "percent", Each(AtLeast(1), None), Either(All(Below(2)), Over(0, 1, Equal(1))), (0, 9))
     assert rule.words == (
         "two: (at least 1 percent, any); trend: each below 2 percent or value 1 over value 2 exactly 1"
@@ -223,3 +224,59 @@ def test_an_undecided_value_says_how_many_samples_would_decide():
     assert FASTER.needs(within(1.2, 1.3 + 1e-9, 1.4)) is None
     pair = Rule("two", "", All(Above(0)), None, (-1, -1))
     assert pair.needs((within(-1, 1, 3, n=10), within(-3, 1, 5, n=20))) == pytest.approx(160, abs=2)
+
+
+def speed_up(times, method, scale=1):
+    return scale * float(times["vanilla"] / times[method])
+
+
+@pytest.mark.parametrize(
+    ("null", "value"),
+    [
+        (None, None),
+        ({"method": "null"}, 1.0),  # the value's own function, with other parameters
+        (lambda times: times["null"] / times["vanilla"], 1.0),
+        (lambda: 0.5, 0.5),
+    ],
+    ids=["none", "parameters", "function", "constant"],
+)
+def test_a_claims_values_are_made_of_tables_by_name(null, value):
+    claim = Claim("Speed", FASTER, speed_up, null)
+    tables = {"times": {"vanilla": 6.0, "ours": 2.0, "null": 6.0}, "method": "ours", "unused": None}
+    assert claim.values(tables) == (3.0, value)
+    assert claim.values(tables | {"scale": 2})[0] == 6.0
+
+
+def test_a_claim_takes_tables_that_have_all_that_its_value_needs():
+    claim = Claim("Speed", FASTER, speed_up)
+    assert claim.takes({"times": 0, "method": 0}) and claim.takes({"times": 0, "method": 0, "other": 0})
+    assert not claim.takes({"times": 0, "scale": 0})
+    assert not Claim("Speed", Untested("no clock")).takes({"times": 0, "method": 0})
+
+
+@pytest.mark.parametrize(
+    ("estimate", "spec", "text"),
+    [
+        (Estimate(1.23456, 1.1, 1.4, 9, "measured"), "", "1.23 [1.1, 1.4]"),
+        (Estimate(1.23456, 1.1, 1.4, 9, "measured"), ".1f", "1.2 [1.1, 1.4]"),
+        (Estimate(0.5, -math.inf, math.inf, 1, "measured"), ".0%", "50% [-inf%, inf%]"),
+        (exact(1234.5, "analytic"), "", "1.23e+03"),
+        (exact(1234.5, "analytic"), ",.1f", "1,234.5"),
+    ],
+)
+def test_an_estimate_writes_itself_with_its_interval(estimate, spec, text):
+    assert format(estimate, spec) == text
+    assert str(estimate) == format(estimate, "") == f"{estimate}"
+
+
+def test_an_interval_is_low_and_high():
+    assert within(1, 2, 4).interval == (1, 4)
+    assert exact(2, "analytic").interval == (2, 2)
+
+
+def test_the_interval_of_draws_holds_95_percent_of_them_and_the_value():
+    draws = np.concatenate([[50.0], np.arange(101.0), [np.nan]])
+    estimate = interval(draws, 7, "recorded")
+    assert (estimate.value, estimate.low, estimate.high) == (50, 2.5, 97.5)
+    assert (estimate.n, estimate.kind) == (7, "recorded")
+    assert interval(np.concatenate([[200.0], np.arange(101.0)]), 7, "recorded").interval == (2.5, 200)

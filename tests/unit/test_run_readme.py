@@ -5,6 +5,7 @@ import pytest
 
 from ondevice import assets, evidence
 from ondevice_studies import readme
+from ondevice_studies.claims import CLAIMS
 
 
 def test_the_summary_is_that_of_the_published_verdicts():
@@ -19,7 +20,7 @@ def test_another_verdict_is_another_summary():
 
 
 def test_a_summary_of_two_claims_by_hand(monkeypatch):
-    monkeypatch.setattr(readme, "HEADLINES", {"a": ("a-c01", "A: seconds")})
+    monkeypatch.setattr(readme, "headlines", lambda: {"a-c01": "A: seconds"})
     rows = [("a-c01", "2 s", '{"value": 1.234, "low": 1, "high": 2}', "recorded", "trend", "does not discriminate: x"),
             ("a-c02", "-", "", "", "untested", "")]  # fmt: skip
     board = pd.DataFrame(rows, columns=["claim", "printed", "value", "kind", "verdict", "remark"])
@@ -33,3 +34,7 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
 def test_a_readme_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places"):
         readme.written("nothing", "block")
+
+
+def test_each_paper_has_one_headline_in_the_readmes_order():
+    assert [claim.partition("-")[0] for claim in readme.headlines()] == list(CLAIMS)

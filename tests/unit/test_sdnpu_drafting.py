@@ -156,13 +156,13 @@ def test_the_printed_tree_is_that_of_a_plain_search(context, key, depth, floor, 
     table.prefilled(0, logits_of(3, len(context)))
     top = [list(zip(*row, strict=True)) for row in table.samples]
     bounds = dict(depth=depth, floor=floor, occurrences=occurrences)
-    whole = searched(table.places, table.samples, key, nodes=10**6, **bounds)
+    whole = searched(table.positions, table.samples, key, nodes=10**6, **bounds)
     paths: list[tuple[int, ...]] = []
     for said, parent in zip(whole.tokens, whole.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), said))
     right = searched_naively(context, top, key, depth, floor, occurrences)
     assert dict(zip(paths, whole.chances, strict=True)) == pytest.approx(right)
-    few = searched(table.places, table.samples, key, nodes=nodes, **bounds)
+    few = searched(table.positions, table.samples, key, nodes=nodes, **bounds)
     assert few.tokens == whole.tokens[:nodes] and few.parents == whole.parents[:nodes]
 
 
@@ -216,9 +216,7 @@ def test_the_run_is_eq_3_over_all_paths(drawn):
     lengths = [sum(node not in path for node in nodes) for nodes in root_to_leaf(draft)]
     assert (len(tail.tokens) if tail else 0) == max(lengths, default=0)
     if tail:
-        assert any(
-            [tokens[node] for node in nodes][tail.accepted :] == tail.tokens for nodes in root_to_leaf(draft)
-        )
+        assert any([tokens[node] for node in nodes][tail.accepted :] == tail.tokens for nodes in root_to_leaf(draft))
 
 
 def observed(made, *steps: Verified):
@@ -474,11 +472,11 @@ def test_every_method_says_what_plain_decoding_says(lm):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda lm: SdNpu(Sam(7), Calibration(8)), "have 7 and 8 token ids"),
-        (lambda lm: SdNpu(None, Calibration(8), reuse.Printed()), "both ours or both the paper's"),
+        (lambda lm: SdNpu(Sam(7), Calibration(8)), "7 and 8"),
+        (lambda lm: SdNpu(None, Calibration(8), reuse.Printed()), "paper's"),
         (lambda lm: generate(lm, SdNpu(Pld(), Calibration(40)), [], 5), "not 0"),
-        (lambda lm: generate(lm, SdNpu(Pld(), Calibration(41)), [1], 5), "made for 41 token ids; this model has 40"),
-        (lambda lm: Calibration(calibration.K - 1), f"at least {calibration.K} token ids"),
+        (lambda lm: generate(lm, SdNpu(Pld(), Calibration(41)), [1], 5), "41 .* 40"),
+        (lambda lm: Calibration(calibration.K - 1), str(calibration.K)),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

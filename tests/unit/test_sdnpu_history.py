@@ -128,11 +128,11 @@ def test_of_a_response_beyond_the_limit_the_last_tokens_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: History(V, "other", path), r"history\.bin was made for another tokenizer \('abc' with 300 ids"),
-        (lambda path: History(V + 1, "abc", path), r"another tokenizer .*not 'abc' with 301"),
-        (lambda path: History(V, "abc", path, limit=20), "20 bytes could not hold a response"),
-        (lambda path: History(V, "abc", path).append([1, V]), "from 0 to 299, not 300"),
-        (lambda path: Sam(V + 1, History(V, "abc", path)), "history has 300 token ids, the model 301"),
+        (lambda path: History(V, "other", path), r"history\.bin .*'abc' with 300"),
+        (lambda path: History(V + 1, "abc", path), "'abc' with 301"),
+        (lambda path: History(V, "abc", path, limit=20), "20 bytes"),
+        (lambda path: History(V, "abc", path).append([1, V]), "299.* 300"),
+        (lambda path: Sam(V + 1, History(V, "abc", path)), "300 .* 301"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_changes_nothing(path, make, message):
@@ -146,14 +146,14 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(path, make, message):
 def test_another_file_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"notes\.txt is no history"):
+    with pytest.raises(ValueError, match=r"notes\.txt"):
         History(V, "abc", path)
     assert path.read_bytes() == content
 
 
 def test_a_later_format_is_named(path):
     path.write_bytes(path.read_bytes().replace(b"history 1", b"history 2"))
-    with pytest.raises(ValueError, match=r"has the format 'sd\.npu history 2', not 'sd\.npu history 1'"):
+    with pytest.raises(ValueError, match=r"history 2.*history 1"):
         History(V, "abc", path)
 
 

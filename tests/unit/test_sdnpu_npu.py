@@ -45,9 +45,9 @@ def test_a_graph_costs_the_same_whatever_its_fill_and_runs_again_beyond_it():
     ("call", "message"),
     [
         (lambda: Curve(-1.0, 2.0), "-1.0, 2.0"),
-        (lambda: npu.fit([1, 1], [2, 3]), "two sizes"),
-        (lambda: npu.fit([1, 2], [2, 0]), "positive times"),
-        (lambda: npu.fit([1, 2], [9, 3]), "falls with its rows"),
+        (lambda: npu.fit([1, 1], [2, 3]), "two"),
+        (lambda: npu.fit([1, 2], [2, 0]), "positive"),
+        (lambda: npu.fit([1, 2], [9, 3]), "rows"),
     ],
 )
 def test_bad_input_is_one_clear_error(call, message):

@@ -54,9 +54,9 @@ def test_each_chunk_may_have_its_own_times():
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
-        ([Load(0, 0, 0), Load(0, 4, 2)], "Block 0 is loaded twice"),
-        ([Load(0, 4, 2), Load(1, 0, 0)], "Block 1 waits in chunk 0"),
-        ([Load(2, 0, 0)], "does not have"),
+        ([Load(0, 0, 0), Load(0, 4, 2)], "Block 0"),
+        ([Load(0, 4, 2), Load(1, 0, 0)], "Block 1 .*chunk 0"),
+        ([Load(2, 0, 0)], "block=2"),
     ],
 )
 def test_a_plan_that_cannot_run_is_refused(loads, said):
@@ -118,7 +118,7 @@ def test_the_dynamic_program_keeps_labels_with_an_earlier_loader(p, d, s, chunks
 
 
 def test_the_exact_optimum_refuses_thirteen_blocks():
-    with pytest.raises(ValueError, match="at most 12 blocks, not 13"):
+    with pytest.raises(ValueError, match="12 blocks.* 13"):
         exact(slow(0, 13, 2))
 
 
@@ -153,12 +153,12 @@ def test_the_reduction_decides_partition():
 
 @pytest.mark.parametrize("integers", [[], [1, 0], [2, -2], [1.5, 1.5]])
 def test_partition_is_about_positive_integers(integers):
-    with pytest.raises(ValueError, match="positive integers"):
+    with pytest.raises(ValueError, match="Partition"):
         partition.halves(integers)
 
 
 def test_partition_refuses_more_integers_than_can_be_decided():
-    with pytest.raises(ValueError, match="At most 11 integers"):
+    with pytest.raises(ValueError, match="11"):
         partition.halves([1] * 12)
 
 
@@ -171,7 +171,7 @@ def test_with_memory_for_one_more_graph_a_load_runs_beside_its_own_block():
     timeline = execute(prefill, [Load(1, 0, 1), Load(0, 0, 2)])
     assert timeline.load_start.tolist() == [0, 7] and timeline.load_end.tolist() == [6, 9]
     assert timeline.compute_end.tolist() == [[3, 7], [10, 17]]
-    with pytest.raises(ValueError, match="waits for memory that never comes"):
+    with pytest.raises(ValueError, match="Block 0.*memory"):
         execute(Prefill([3, 4], [5, 7], [2, 6], 2, g2=[3, 0], memory=3), [Load(0, 0, 2)])
 
 
@@ -189,7 +189,7 @@ def test_a_larger_second_graph_waits_for_what_others_have_left():
     timeline = execute(prefill, earliest(prefill, [1, 1]))
     assert timeline.load_start.tolist() == [7, 9]
     assert execute(prefill, greedy(prefill)).load_block.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="Block 0 waits in chunk 0 for a load that comes after it"):
+    with pytest.raises(ValueError, match="Block 0 .*chunk 0"):
         execute(prefill, earliest(prefill, [0, 1]))
     assert scheduling.latencies(prefill, np.array([[1, 1], [0, 1]])).tolist() == [11, np.inf]
 
@@ -224,7 +224,7 @@ def test_latencies_of_many_plans_are_those_of_each():
 
 
 def test_an_optimum_with_spare_memory_refuses_too_many_choices():
-    with pytest.raises(ValueError, match="at most 100000 choices"):
+    with pytest.raises(ValueError, match="100000"):
         exact(Prefill([1.0] * 9, [1.0] * 9, [1.0] * 9, 4, memory=10))
 
 
@@ -237,14 +237,14 @@ def test_an_optimum_with_spare_memory_refuses_too_many_choices():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=0), "whole number of chunks from 1"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=0), "chunks"),
         (dict(p=[1, -2], d=[1, 1], s=[1, 1], chunks=1), "p holds -2"),
         (dict(p=[1, 1], d=[1, float("nan")], s=[1, 1], chunks=1), "d holds nan"),
-        (dict(p=[1e308, 1e308], d=[1, 1], s=[1, 1], chunks=1), "so large that their sum is no number"),
-        (dict(p=[1, 1], d=[1, 1, 1], s=[1, 1], chunks=1), r"same blocks.*\(3,\)"),
-        (dict(p=[[1, 1], [1]], d=[1, 1], s=[1, 1], chunks=2), "rows of one length, which p is not"),
-        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, memory=-1), "more than the memory of -1"),
-        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, g2=[1, 9]), "take 10 bytes, more than the memory of 2"),
+        (dict(p=[1e308, 1e308], d=[1, 1], s=[1, 1], chunks=1), "blocks' p"),
+        (dict(p=[1, 1], d=[1, 1, 1], s=[1, 1], chunks=1), r"\(3,\)"),
+        (dict(p=[[1, 1], [1]], d=[1, 1], s=[1, 1], chunks=2), r"\bp is"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, memory=-1), "memory of -1"),
+        (dict(p=[1, 1], d=[1, 1], s=[1, 1], chunks=1, g2=[1, 9]), "10 bytes.*memory of 2"),
     ],
 )
 def test_bad_prefills_are_refused(arguments, said):

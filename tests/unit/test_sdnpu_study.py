@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from ondevice.evidence import born
-from ondevice_studies.sdnpu import claims, study
+from ondevice.evidence.resampling import interval
+from ondevice_studies.sdnpu import study, values
 
 METHODS = [f"{base}{part}" for base in study.BASES for part in ("", "+calibration", "+reuse", "+both")]
 METHODS += [f"{base}+{part}, printed" for base in study.BASES for part in ("calibration", "reuse", "both")]
@@ -54,8 +55,8 @@ def test_a_larger_graph_that_is_faster_serves_smaller_rows():
 
 
 def test_an_interval_is_of_95_percent():
-    found = study.interval(np.r_[0.5, np.linspace(0, 1, 2001)], 9, "recorded")
-    assert (found.low, found.high) == pytest.approx((0.025, 0.975))
+    estimate = interval(np.r_[0.5, np.linspace(0, 1, 2001)], 9, "recorded")
+    assert estimate.interval == pytest.approx((0.025, 0.975))
 
 
 def whole() -> pd.DataFrame:
@@ -70,14 +71,15 @@ def whole() -> pd.DataFrame:
 
 
 def test_measured_claims_and_their_nulls():
-    total = study.whole_requests(whole())
-    mine, null = claims.measured(total), claims.measured(total, greedy="+G naive")
-    assert [one.value for one in mine["sdnpu-c38"]] == pytest.approx([3 / 2.5, 2 / 1.5])
-    assert [one.value for one in null["sdnpu-c38"]] == pytest.approx([3 / 2.4, 2 / 1.4])
-    assert mine["sdnpu-c39"].value == pytest.approx(0.2) and mine["sdnpu-c40"].value == pytest.approx(1.5)
-    assert [one.value for one in mine["sdnpu-c13"]] == pytest.approx([1.2 / 0.7] * 2)
+    requests = study.whole_requests(whole())
+    gains, naive = (values.switching_gains(requests, greedy) for greedy in ("+G", "+G naive"))
+    assert [estimate.value for estimate in gains] == pytest.approx([3 / 2.5, 2 / 1.5])
+    assert [estimate.value for estimate in naive] == pytest.approx([3 / 2.4, 2 / 1.4])
+    assert values.switching_saved(requests).value == pytest.approx(0.2)
+    assert values.over_sam(requests).value == pytest.approx(1.5)
+    assert [estimate.value for estimate in values.sam_on_cpu(requests)] == pytest.approx([1.2 / 0.7] * 2)
     prefill = study.prefills(whole())
-    first = [claims.first_token(prefill, arm).value for arm in ("printed", "NPU +G naive")]
+    first = [values.first_token(prefill, arm).value for arm in ("printed", "NPU +G naive")]
     assert first == pytest.approx([0.5, 0.4])
 
 
@@ -85,5 +87,5 @@ def test_pairs_are_not_independent():
     """An answer that is unlike all others is in a third of the pairs: draws without it have 1, most with it less."""
     pairs = [("a", "b", 1.0), ("a", "c", 1.0), ("b", "c", 1.0), ("a", "d", 0.0), ("b", "d", 0.0), ("c", "d", 0.0)]
     table = born(pd.DataFrame(pairs, columns=["first", "second", "cosine"]), "recorded")
-    found = claims.mean_of_pairs(table)
-    assert (found.value, found.n, found.high) == (0.5, 4, 1.0) and found.low == 0
+    estimate = values.mean_of_pairs(table)
+    assert (estimate.value, estimate.n, estimate.interval) == (0.5, 4, (0, 1.0))

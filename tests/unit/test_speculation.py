@@ -61,7 +61,8 @@ def test_nothing_is_drawn_behind_an_end(lm):
     said = []
     for drafter in (Drafter(), Oracle([1, 2, 3, *right])):
         choice = Sampling(seed=2)  # one over both requests: a draw too many in the first changes the second
-        said.append([generate(lm, drafter, [x, 2, 3], 8, choice=choice, ends={right[3]}).tokens for x in (1, 4)])
+        options = {"choice": choice, "eos_token_ids": {right[3]}}
+        said.append([generate(lm, drafter, [x, 2, 3], 8, **options).tokens for x in (1, 4)])
     assert said[0] == said[1]
 
 
@@ -105,11 +106,11 @@ class Foreign(Drafter):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda lm: generate(lm, Drafter(), [], 5), "A prompt has 1 to 96 tokens"),
-        (lambda lm: generate(lm, Drafter(), [1], 5, budget=0), "budget is at least one node"),
-        (lambda lm: generate(lm, Foreign(), [1], 5), "tables was made for 7 token ids; this model has 40"),
-        (lambda lm: Draft([1, 2], [-1, 5]), "earlier nodes"),
-        (lambda lm: Draft([1, 2], [-1]), "one parent"),
+        (lambda lm: generate(lm, Drafter(), [], 5), "prompt.*96"),
+        (lambda lm: generate(lm, Drafter(), [1], 5, budget=0), "budget.*0"),
+        (lambda lm: generate(lm, Foreign(), [1], 5), "tables.*7.*40"),
+        (lambda lm: Draft([1, 2], [-1, 5]), "parents"),
+        (lambda lm: Draft([1, 2], [-1]), "parent"),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

@@ -292,9 +292,9 @@ def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assis
     said.stop_strings = ["("]
     given = {"generation_config": said, "tokenizer": found.tokenizer}
     assert torch.equal(found.model.generate(**asked, **given, **folder), right)
-    with pytest.raises(ValueError, match="you must pass the model's tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer"):
         found.model.generate(**asked, stop_strings=["("], **folder)
-    with pytest.raises(ValueError, match="leave out assistant_model"):
+    with pytest.raises(ValueError, match="assistant_model"):
         found.model.generate(**asked, assistant_model=found.model, **folder)
 
 
@@ -353,7 +353,7 @@ class Told(Drafter):
 @pytest.mark.parametrize("method", ["propose", "prefilled", "observe", "end"])
 def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
     drafter, ids = Told(ANSWER, method), torch.tensor([PROMPT])
-    said = f"told failed, and the answer goes on without drafts: KeyError.'{method}'"
+    said = f"told .*KeyError.'{method}'"
     with pytest.warns(UserWarning, match=said) as told:
         found = tiny().generate(ids, max_new_tokens=30, do_sample=False, custom_generate=speculative(drafter))
     assert found[0, 6:].tolist() == ANSWER
@@ -367,19 +367,19 @@ def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, "one prompt of token ids"),
-        ({"num_beams": 2}, "has no beam_search"),
+        ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"one prompt.*\(2, 3\)"),
+        ({"num_beams": 2}, "beam_search"),
         ({"num_return_sequences": 2, "do_sample": True}, "one prompt"),
         ({"logits_processor": transformers.LogitsProcessorList([lambda ids, scores: scores - torch.inf])},
-         "forbid every token after 3 tokens"),
-        ({"past_key_values": StaticCache(tiny().config, 32)}, "leave out past_key_values"),
+         "processors.* 3 "),
+        ({"past_key_values": StaticCache(tiny().config, 32)}, "past_key_values"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"prompt_lookup_num_tokens": 3}, "has no assisted_generation"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "has no contrastive_search"),
-        ({"force_words_ids": [[3]], "num_beams": 2}, "has no constrained_beam_search"),
-        ({"attention_mask": torch.tensor([[0, 1, 1]])}, "hides tokens"),
-        ({"position_ids": torch.tensor([[4, 5, 6]])}, "positions from 0"),
-        ({"max_new_tokens": 200}, "beyond the model's context of 128"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+        ({"force_words_ids": [[3]], "num_beams": 2}, "constrained_beam_search"),
+        ({"attention_mask": torch.tensor([[0, 1, 1]])}, "attention mask"),
+        ({"position_ids": torch.tensor([[4, 5, 6]])}, "position_ids"),
+        ({"max_new_tokens": 200}, "max_length.* 128"),
     ],
 )
 def test_what_custom_generate_cannot_do_is_one_clear_error(lm, options, message):
@@ -394,8 +394,8 @@ def test_what_custom_generate_cannot_do_is_one_clear_error(lm, options, message)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda lm: LayerSkipping(CausalLM(tiny("neox"))), "GPTNeoXForCausalLM has no inner layers with self_attn"),
-        (lambda lm: LayerSkipping(CausalLM(tiny(layers=2))), "none can be skipped"),
+        (lambda lm: LayerSkipping(CausalLM(tiny("neox"))), "GPTNeoXForCausalLM.*self_attn"),
+        (lambda lm: LayerSkipping(CausalLM(tiny(layers=2))), "LlamaForCausalLM.*self_attn"),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):

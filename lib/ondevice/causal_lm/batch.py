@@ -71,11 +71,11 @@ class _Part(Rows):
 
     def view(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take this part of the whole's buffers, and clear what is before it: a padding must be finite."""
-        mine = [buffer.narrow(1, self._index, 1) for buffer in (keys, values)]
-        for buffer in mine:
+        views = [buffer.narrow(1, self._index, 1) for buffer in (keys, values)]
+        for buffer in views:
             buffer.narrow(-2, 0, self._pad).zero_()
         self._capacity = keys.shape[-2] - self._pad
-        first, second = (buffer.narrow(-2, self._pad, self._capacity) for buffer in mine)
+        first, second = (buffer.narrow(-2, self._pad, self._capacity) for buffer in views)
         self._adopt(first, second)
 
     def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -101,9 +101,9 @@ class Member(Session):
     @torch.inference_mode()
     def put(self, ids: Sequence[int], *rows: torch.Tensor) -> None:
         """Commit these tokens with copies of their keys and values [layers, heads, n, width]. Errors as of `window`."""
-        keys, values = ((one.shape[1], one.shape[3]) for one in rows)
-        for view, one in zip(self.window(len(ids), keys, values), rows, strict=True):
-            view.copy_(one)
+        keys, values = ((tensor.shape[1], tensor.shape[3]) for tensor in rows)
+        for view, tensor in zip(self.window(len(ids), keys, values), rows, strict=True):
+            view.copy_(tensor)
         self.filled(ids)
 
     def filled(self, ids: Sequence[int]) -> None:
@@ -174,19 +174,19 @@ class Batch:
 
     @torch.inference_mode()
     def _append(self, ids: ArrayLike, what: str, last: bool) -> torch.Tensor:
-        found = integers(ids, "A batch's tokens")
+        new_ids = integers(ids, "A batch's tokens")
         for member in self.members:
-            tokens = member._checked(found, what)
+            tokens = member._checked(new_ids, what)
         self._rows.length = max(self.ends) + self.length
         columns = self._rows.length + len(tokens)
         self._rows.reserve(columns)
         logits = self._forward(tokens, columns, last)
         for member in self.members:
-            member.filled(found.tolist())
+            member.filled(new_ids.tolist())
         return logits
 
     def _forward(self, tokens: torch.Tensor, columns: int, last: bool) -> torch.Tensor:
-        """Logits [D, n or 1, V]."""
+        """Run the model over the new tokens of all D sequences; returns logits [D, n or 1, V]."""
         options: dict[str, object] = {"logits_to_keep": 1} if last and self.lm._one_row else {}
         if any(self._rows.pads):
             positions = torch.arange(columns - len(tokens), columns, device=tokens.device)
@@ -201,9 +201,9 @@ class Batch:
         """[D, 1, n, columns] to be added to the scores of the last n columns' attention."""
         least = torch.finfo(self.lm.model.dtype).min
         if self._hidden is None or self._hidden.shape[1] < columns:
-            places = torch.arange(2 * columns, device=self._pads.device)
-            self._hidden = torch.zeros(len(self.ends), 2 * columns, dtype=self.lm.model.dtype, device=places.device)
-            self._hidden.masked_fill_(places < self._pads[:, None], least)
+            indices = torch.arange(2 * columns, device=self._pads.device)
+            self._hidden = torch.zeros(len(self.ends), 2 * columns, dtype=self.lm.model.dtype, device=indices.device)
+            self._hidden.masked_fill_(indices < self._pads[:, None], least)
         mask = self._hidden[:, None, None, :columns]
         if n == 1:
             return mask
@@ -216,7 +216,7 @@ class Batch:
 
 
 class _Layer(CacheLayerMixin):
-    """One layer of several batches' rows: what attention gets are lists, a batch an item."""
+    """One layer of several batches' rows: attention gets lists with one tensor for each batch."""
 
     is_sliding = False
 
@@ -233,19 +233,19 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object) -> Any:
         """Append each batch's part; returns ([keys of each], [values of each])."""
         parts = zip(self._batches, key_states.split(self._sizes), value_states.split(self._sizes), strict=True)
-        found = [batch._rows.append(self._index, keys, values) for batch, keys, values in parts]
-        return tuple(zip(*found, strict=True))
+        rows = [batch._rows.append(self._index, keys, values) for batch, keys, values in parts]
+        return tuple(zip(*rows, strict=True))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As of the longest; masks are each batch's own."""
+        """Keys that the longest batch sees, and the position of the first; masks are each batch's own."""
         return max(batch._rows.length for batch in self._batches) + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Of the longest."""
+        """Rows before the next forward, of the longest batch."""
         return max(batch._rows.length for batch in self._batches)
 
     def get_max_length(self) -> int:
-        """-1: it grows."""
+        """No limit (-1): the rows grow."""
         return -1
 
 
@@ -260,8 +260,8 @@ def _attend(
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     masks = options.pop("batches")
     parts = zip(query.split([len(keys) for keys in key]), key, value, masks, strict=True)
-    found = [sdpa_attention_forward(module, q, k, v, own, **options)[0] for q, k, v, own in parts]
-    return torch.cat(found), None
+    outputs = [sdpa_attention_forward(module, q, k, v, own, **options)[0] for q, k, v, own in parts]
+    return torch.cat(outputs), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_JOINED, _attend)
@@ -341,10 +341,10 @@ def _probe(lm: CausalLM) -> str | None:
         batch = Batch(lm, [len(prompt) for prompt in prompts])
         for member, prompt in zip(batch.members, prompts, strict=True):
             member.prefill(prompt)
-        found = batch.extend(common)
+        together = batch.extend(common)
     except Exception as error:  # whatever a foreign forward raises
         return f"{support.name(lm.model)} cannot run several sequences ({str(error).strip().splitlines()[:1]})."
-    for logits, prompt in zip(found, prompts, strict=True):
+    for logits, prompt in zip(together, prompts, strict=True):
         right = lm.start().prefill([*prompt, *common])
         if float((logits[-1] - right).abs().max() / right.std()) > probe._tolerance(lm):
             return f"{support.name(lm.model)} does not obey the positions and masks of several sequences."

@@ -33,7 +33,7 @@ class Drawing:
         raise NotImplementedError
 
     def layer(self, index: int, layer: Any, state: str) -> str:
-        """The state after a layer."""
+        """Draw a decoder layer; returns the name of the state after it."""
         state = self.op("Add", state, self.attention(index, layer.self_attn, self.norm(state, layer.input_layernorm)))
         given = self.norm(state, layer.post_attention_layernorm)
         gate = self.linear(given, layer.mlp.gate_proj)
@@ -42,12 +42,12 @@ class Drawing:
         return self.op("Add", state, self.linear(inner, layer.mlp.down_proj))
 
     def norm(self, state: str, norm: Any) -> str:
-        """Root-mean-square normalisation of the last axis."""
+        """Draw the root-mean-square normalisation of the last axis."""
         scale = self.constant(norm.weight)
         return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
 
     def linear(self, state: str, linear: Any) -> str:
-        """A projection, with its bias where it has one."""
+        """Draw a projection, with its bias where it has one."""
         product = self.op("MatMul", state, self.constant(linear.weight.T))
         return product if linear.bias is None else self.op("Add", product, self.constant(linear.bias))
 
@@ -56,7 +56,7 @@ class Drawing:
         return self.op("Reshape", state, self.constant(np.array(shape)))
 
     def constant(self, value: Any) -> str:
-        """A weight, or any array."""
+        """Draw a weight, or any array, as a constant; returns its name."""
         array = value.detach().float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         name = f"constant{len(self.constants)}"
         self.constants[name] = self.stored(name, np.ascontiguousarray(array).reshape(array.shape))
@@ -67,12 +67,12 @@ class Drawing:
         return numpy_helper.from_array(array, name)
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """The first output of a new node."""
+        """Draw a node; returns the name of its first output."""
         return self.ops(1, kind, *inputs, **attributes)[0]
 
     def ops(self, outputs: int, kind: str, *inputs: str, **attributes: Any) -> list[str]:
-        """All outputs of a new node."""
-        names = [f"node{len(self.nodes)}_{place}" for place in range(outputs)]
+        """Draw a node; returns the names of all its outputs."""
+        names = [f"node{len(self.nodes)}_{index}" for index in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names
 
@@ -107,18 +107,18 @@ def require_drawable(model: PreTrainedModel, what: str) -> None:
 
 
 def heads(config: Any) -> tuple[int, int, int]:
-    """Query heads, key-value heads, head size."""
+    """How many query heads and key-value heads a configuration has, and the size of a head."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_attention_heads, config.num_key_value_heads, size
 
 
 def options(threads: int = 1) -> Any:
     """The runtime's options for that many threads, the calling one among them."""
-    found = onnxruntime.SessionOptions()
-    found.intra_op_num_threads = threads
-    found.inter_op_num_threads = 1
-    found.log_severity_level = 3  # not the warning that an optimised file is for this kind of processor
-    return found
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3  # not the warning that an optimised file is for this kind of processor
+    return settings
 
 
 @contextmanager
@@ -138,5 +138,5 @@ def flushing_denormals() -> Iterator[None]:
 
 def _declared(shapes: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
     float_type = onnx.TensorProto.FLOAT
-    typed = {name: found if isinstance(found, tuple) else (float_type, found) for name, found in shapes.items()}
+    typed = {name: shape if isinstance(shape, tuple) else (float_type, shape) for name, shape in shapes.items()}
     return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in typed.items()]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LONGEST = 256  # new tokens
-_ROWS = 32  # prompts a batch
+_ROWS = 32  # prompts of a batch
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,29 @@ def repeated(ids: Sequence[int], length: int = 4) -> tuple[int, int]:
 
 
 def greedy(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int | None, longest: int = LONGEST
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], eos_token_id: int | None, max_new_tokens: int = LONGEST
 ) -> list[Output]:
-    """The likeliest token each time, until the end token (None: never) or `longest` new ones, it included.
+    """The likeliest token each time, until the end token (None: never) or `max_new_tokens`, it included.
 
     Raises ValueError on an empty prompt, and where prompt and output would not fit the model's context.
     """
-    room = int(model.config.max_position_embeddings) - longest
+    room = int(model.config.max_position_embeddings) - max_new_tokens
     for prompt in prompts:
         if not 0 < len(prompt) <= room:
             raise ValueError(f"A prompt needs 1 to {room} tokens, not {len(prompt)}.")
-    found: dict[int, Output] = {}
+    outputs: dict[int, Output] = {}
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), _ROWS):
         batch = order[start : start + _ROWS]
-        found.update(zip(batch, _batch(model, [prompts[i] for i in batch], end, longest), strict=True))
-    return [found[index] for index in range(len(prompts))]
+        texts = [prompts[index] for index in batch]
+        outputs.update(zip(batch, _batch(model, texts, eos_token_id, max_new_tokens), strict=True))
+    return [outputs[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()
-def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int | None, longest: int) -> list[Output]:
+def _batch(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], eos_token_id: int | None, max_new_tokens: int
+) -> list[Output]:
     """One batch, padded on the left; positions count from each row's first token and the padding is masked.
 
     Rows that have ended leave the batch, as a few rows of the longest outputs take most of the steps.
@@ -75,21 +78,21 @@ def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int | 
     rows = list(range(len(prompts)))
     outputs: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
-    for _ in range(longest):
+    for _ in range(max_new_tokens):
         logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
                        use_cache=True, logits_to_keep=1).logits  # fmt: skip
         tokens = logits[:, -1].argmax(dim=-1)
         for row, token in zip(rows, tokens.tolist(), strict=True):
-            if token == end:
+            if token == eos_token_id:
                 ended[row] = True
             else:
                 outputs[row].append(token)
-        kept = [place for place, row in enumerate(rows) if not ended[row]]
+        kept = [column for column, row in enumerate(rows) if not ended[row]]
         if not kept:
             break
         if len(kept) < len(rows):
             cache.batch_select_indices(torch.tensor(kept, device=device))
-        rows = [rows[place] for place in kept]
+        rows = [rows[column] for column in kept]
         ids = tokens[kept][:, None]
         positions = positions[kept][:, -1:] + 1
         mask = torch.cat([mask[kept], mask.new_ones(len(kept), 1)], dim=1)

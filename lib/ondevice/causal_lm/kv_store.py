@@ -56,8 +56,12 @@ class KVStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder, self.lm, self.cap = folder, lm, cap
         self.hits = self.misses = 0
-        self._of = {"format": _FORMAT, "model": weights_digest(lm.model), "tokenizer": tokenizer_digest(tokenizer),
-                    "template": hashlib.sha256(template.encode()).hexdigest()}  # fmt: skip
+        self._owner = {
+            "format": _FORMAT,
+            "model": weights_digest(lm.model),
+            "tokenizer": tokenizer_digest(tokenizer),
+            "template": hashlib.sha256(template.encode()).hexdigest(),
+        }
 
     def session(self, prefix: Sequence[int]) -> Member:
         """A session that has committed `prefix`, ids of the template up to the document's end."""
@@ -85,7 +89,7 @@ class KVStore:
         return self.folder / f"{hashlib.sha256(label.encode()).hexdigest()}.safetensors"
 
     def _label(self, prefix: Sequence[int]) -> dict[str, str]:
-        return {**self._of, "document": hashlib.sha256(np.asarray(prefix, "<i8").tobytes()).hexdigest()}
+        return {**self._owner, "document": hashlib.sha256(np.asarray(prefix, "<i8").tobytes()).hexdigest()}
 
     def _write(self, path: Path, label: dict[str, str], session: Member) -> None:
         keys, values = (rows.cpu() for rows in session.exported())
@@ -106,9 +110,9 @@ def _read(path: Path, label: dict[str, str], prefix: Sequence[int], session: Mem
     try:
         # by its descriptor: another process may drop the file while it is read
         with path.open("rb") as opened, safetensors.safe_open(f"/dev/fd/{opened.fileno()}", framework="pt") as file:
-            found = file.metadata() or {}
-            checksum = found.pop("checksum", "")
-            if found != label:
+            metadata = file.metadata() or {}
+            checksum = metadata.pop("checksum", "")
+            if metadata != label:
                 raise ValueError("it was made for something else")
             keys, values, tokens = (file.get_tensor(name) for name in ("keys", "values", "tokens"))
         if checksum != _checksum(keys, values) or tokens.tolist() != list(prefix):
@@ -126,12 +130,13 @@ def _read(path: Path, label: dict[str, str], prefix: Sequence[int], session: Mem
 
 def _checksum(*tensors: torch.Tensor) -> str:
     """CRC-32 over shapes, dtypes and each head's sum of words: many times as fast as over the bytes themselves."""
-    found = 0
+    checksum = 0
     for rows in tensors:
+        header = f"{rows.dtype} {tuple(rows.shape)}".encode()
         whole_words = rows.shape[-1] * rows.itemsize % 8 == 0
         sums = rows.view(torch.int64 if whole_words else torch.uint8).sum((2, 3))
-        found = zlib.crc32(sums.numpy().tobytes(), zlib.crc32(f"{rows.dtype} {tuple(rows.shape)}".encode(), found))
-    return f"{found:08x}"
+        checksum = zlib.crc32(sums.numpy().tobytes(), zlib.crc32(header, checksum))
+    return f"{checksum:08x}"
 
 
 def _shrink(folder: Path, cap: int) -> None:
@@ -175,5 +180,5 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state = [type(tokenizer).__name__, tokenizer.get_vocab()]
     else:  # padding and truncation are left over from the last call
         state = {k: v for k, v in json.loads(pipeline.to_str()).items() if k not in ("padding", "truncation")}
-    found = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True, default=str)
-    return hashlib.sha256(found.encode()).hexdigest()
+    text = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -95,9 +95,9 @@ class Lean(CausalLM):
     def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """A binding to the buffers of rows, kept as long as they are the same ones."""
         state = keys.data_ptr(), values.data_ptr(), keys.shape
-        known = self._bindings.get(rows)
-        if known and known[0] == state:
-            return known[1]
+        binding = self._bindings.get(rows)
+        if binding and binding[0] == state:
+            return binding[1]
         bound = self._session.io_binding()
         for name, buffers in (("keys", keys), ("values", values)):
             for layer, buffer in enumerate(buffers):  # the same memory: rows are appended in place
@@ -130,9 +130,9 @@ class _Drawing(drawing.Drawing):
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
         super().__init__(model)
         self.arrays: dict[str, Any] = {}
-        places = torch.arange(rows, device="cpu")
+        positions = torch.arange(rows, device="cpu")
         with torch.inference_mode():
-            angles = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), places[None])
+            angles = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
         # The halves of a head turn by the same angles.
         self._angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
 
@@ -159,15 +159,15 @@ class _Drawing(drawing.Drawing):
         """Grouped queries over the rows; Qwen 3 normalises queries' and keys' heads."""
         queries = self._heads(given, part, "q")
         keys = self._heads(given, part, "k")
-        found = f"attended{index}"
+        output = f"attended{index}"
         self.nodes.append(helper.make_node(
             "GroupQueryAttention",
             [queries, keys, self.linear(given, part.v_proj), f"keys{index}", f"values{index}", "before", "total",
              *self._angles, "positions", "mask"],
-            [found, f"new_keys{index}", f"new_values{index}"], domain="com.microsoft",
+            [output, f"new_keys{index}", f"new_values{index}"], domain="com.microsoft",
             num_heads=self.heads, kv_num_heads=self.groups, scale=float(part.scaling), do_rotary=1,
         ))  # fmt: skip
-        return self.linear(found, part.o_proj)
+        return self.linear(output, part.o_proj)
 
     def _heads(self, given: str, part: Any, name: str) -> str:
         flat = self.linear(given, getattr(part, f"{name}_proj"))

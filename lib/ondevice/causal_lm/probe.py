@@ -18,7 +18,7 @@ _PROMPT = 3
 
 
 class Probed(Protocol):
-    """What is probed: a `CausalLM`."""
+    """The parts of a `CausalLM` that a probe needs."""
 
     model: PreTrainedModel
     vocabulary: int
@@ -77,9 +77,9 @@ def _uncached(lm: Probed, ids: list[int]) -> torch.Tensor:
     return lm.model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
 
 
-def _distance(found: torch.Tensor, right: torch.Tensor) -> float:
+def _distance(logits: torch.Tensor, right: torch.Tensor) -> float:
     """Largest difference, in standard deviations of the right logits (a softmax ignores their mean)."""
-    return float((found - right).abs().max() / right.std())
+    return float((logits - right).abs().max() / right.std())
 
 
 def _tolerance(lm: Probed) -> float:

@@ -71,7 +71,7 @@ class Rows:
         return first, second
 
     def buffers(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows, whether they count or not: [layers, batch, heads, capacity, width] each.
+        """The buffers themselves, rows that do not count included: [layers, batch, heads, capacity, width] each.
 
         keys, values: [1, heads, any, width] tensors like the rows. Raises ValueError where the buffers are not like it.
         """
@@ -79,9 +79,9 @@ class Rows:
             self._allocate(keys, values)
         assert self._buffers is not None
         for buffer, like in zip(self._buffers, (keys, values), strict=True):
-            mine, other = ((t.shape[-3], t.shape[-1], t.dtype) for t in (buffer, like))
-            if mine != other:
-                raise ValueError(f"Rows of heads, width and type {other} do not fit to those of {mine}.")
+            own, other = ((t.shape[-3], t.shape[-1], t.dtype) for t in (buffer, like))
+            if own != other:
+                raise ValueError(f"Rows of heads, width and type {other} do not fit to those of {own}.")
         return self._buffers
 
     def release(self) -> None:
@@ -146,7 +146,7 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append and return all rows."""
+        """Append a layer's new keys and values; returns all that it has."""
         return self._rows.append(self._index, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -158,5 +158,5 @@ class _Layer(CacheLayerMixin):
         return self._rows.length
 
     def get_max_length(self) -> int:
-        """-1: it grows."""
+        """No limit (-1): the rows grow."""
         return -1

@@ -19,14 +19,17 @@ _BATCH_TOKENS = 4096  # padded
 
 @dataclass(frozen=True)
 class Scored:
-    """Of a continuation of n tokens: log_probs [n] in nats, hits [n], where the token is the model's first choice."""
+    """A continuation of n tokens as the model sees it.
+
+    log_probs: [n] in nats. hits: [n] whether the token is the model's first choice.
+    """
 
     log_probs: np.ndarray
     hits: np.ndarray
 
     @property
     def loss(self) -> float:
-        """Summed over the tokens, in nats."""
+        """The negative log-likelihood, summed over the tokens, in nats."""
         return -float(self.log_probs.sum())
 
 
@@ -45,18 +48,18 @@ def score(
             raise ValueError("A prefix and its continuation need at least one token each.")
         if len(row) > longest:
             raise ValueError(f"A text of {len(row)} tokens does not fit the model's context of {longest}.")
-    found: dict[int, Scored] = {}
+    scores: dict[int, Scored] = {}
     for batch in by_length([len(row) for row in rows], _BATCH_TOKENS):
         ids = torch.zeros(len(batch), max(len(rows[index]) for index in batch), dtype=torch.long)
-        for place, index in enumerate(batch):  # padded on the right, where a causal model does not look
-            ids[place, : len(rows[index])] = torch.tensor(rows[index])
+        for line, index in enumerate(batch):  # padded on the right, where a causal model does not look
+            ids[line, : len(rows[index])] = torch.tensor(rows[index])
         first = min(len(prefixes[index]) for index in batch) - 1  # logits before it are of no use
         logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=ids.shape[1] - first).logits
-        for place, index in enumerate(batch):
+        for line, index in enumerate(batch):
             start = len(prefixes[index])
             end = len(rows[index])
-            found[index] = _scored(logits[place, start - 1 - first : end - 1 - first], ids[place, start:end])
-    return [found[index] for index in range(len(rows))]
+            scores[index] = _scored(logits[line, start - 1 - first : end - 1 - first], ids[line, start:end])
+    return [scores[index] for index in range(len(rows))]
 
 
 def _scored(logits: torch.Tensor, targets: torch.Tensor) -> Scored:

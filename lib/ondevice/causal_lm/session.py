@@ -77,10 +77,10 @@ class CausalLM:
         """Logits [n, V] after each of `tokens` [n] (`last`: [1, V], after the last), whose rows do not count yet."""
         rows.reserve(rows.length + len(tokens))
         options = {"logits_to_keep": 1} if last and self._one_row else {}
-        found = self.model(
+        logits = self.model(
             input_ids=tokens[None], past_key_values=cache, use_cache=True, return_dict=True, **options, **shape
         ).logits[0]
-        return found[-1:] if last else found
+        return logits[-1:] if last else logits
 
 
 class Session:
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """How many tokens are committed."""
         return len(self.tokens)
 
     def prefill(
@@ -107,7 +107,7 @@ class Session:
     ) -> torch.Tensor:
         """Commit a prompt, or a further turn; returns the logits [V] after its last token.
 
-        chunk: tokens a forward; by default all in one.
+        chunk: tokens per forward; by default all in one.
         on_logits: called after each chunk with the position of its first token and its logits [c, V], which are not
             kept: what is needed of them, such as the top k, is taken here, and n x V numbers never exist.
         """

@@ -41,14 +41,14 @@ def require_causal(model: PreTrainedModel) -> None:
         raise ValueError(f"{name(model)} has {kind}, whose cache cannot be rolled back to an earlier token.")
 
 
-def context_of(model: PreTrainedModel, asked: int | None) -> int:
+def context_of(model: PreTrainedModel, requested: int | None) -> int:
     """Tokens that a session may hold: what is asked for, else all that the model was built for.
 
     Raises ValueError for more than the model has, or more than one rotary scaling covers.
     """
     config: Any = text_config(model)
-    end = next((int(found) for key in _ENDS if (found := getattr(config, key, None))), sys.maxsize)
-    context = end if asked is None else asked
+    end = next((int(length) for key in _ENDS if (length := getattr(config, key, None))), sys.maxsize)
+    context = end if requested is None else requested
     if not 1 <= context <= end:
         raise ValueError(f"The context must be from 1 to the {end} tokens of {name(model)}, not {context}.")
     rope = getattr(config, "rope_parameters", None) or {}

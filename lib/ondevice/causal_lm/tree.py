@@ -40,8 +40,8 @@ class TokenTree:
     @classmethod
     def chain(cls, tokens: ArrayLike) -> TokenTree:
         """A sequence draft: each token follows the one before it."""
-        found = integers(tokens, "A chain's tokens")
-        return cls(found, np.arange(-1, len(found) - 1))
+        ids = integers(tokens, "A chain's tokens")
+        return cls(ids, np.arange(-1, len(ids) - 1))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,9 +122,9 @@ def _topology(parents: bytes) -> Topology:
 
 def integers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     """A fresh [n] int64 array; raises ValueError on other shapes and on what is no integer."""
-    found = np.asarray(values)
-    if found.ndim != 1:
-        raise ValueError(f"{what} are one row of integers, not an array of shape {found.shape}.")
-    if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"{what} are integers, not {found.dtype}.")
-    return found.astype(np.int64)
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{what} are one row of integers, not an array of shape {array.shape}.")
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{what} are integers, not {array.dtype}.")
+    return array.astype(np.int64)

@@ -19,10 +19,10 @@ def words(text: str) -> list[str]:
 
 def f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, counted with repetition: ROUGE-1's F."""
-    said = Counter(words(answer))
-    meant = Counter(words(reference))
-    shared = (said & meant).total()
-    return 2 * shared / (said.total() + meant.total()) if shared else 0.0
+    counts = Counter(words(answer))
+    reference_counts = Counter(words(reference))
+    shared = (counts & reference_counts).total()
+    return 2 * shared / (counts.total() + reference_counts.total()) if shared else 0.0
 
 
 def exact(answer: str, reference: str) -> bool:

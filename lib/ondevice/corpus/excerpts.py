@@ -19,11 +19,11 @@ _FEWEST_WORDS = 4  # in a query
 
 @dataclass(frozen=True)
 class Passage:
-    """A stretch of one document. title: its qualified name. place: 0 for the document's first passage."""
+    """A stretch of one document. title: its qualified name. index: 0 for the document's first passage."""
 
     title: str
     text: str
-    place: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Query:
         """Whether a passage answers: it holds the answer, or is a later one of the summarised document."""
         if passage.title != self.name:
             return False
-        return normal(self.answer) in normal(passage.text) if self.kind == "parameter" else passage.place > 0
+        return normal(self.answer) in normal(passage.text) if self.kind == "parameter" else passage.index > 0
 
 
 def passages(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, length: int = 64) -> list[Passage]:
     """Cut every docstring into consecutive stretches of `length` tokens, quoted verbatim, in order of the documents."""
     if length < 1:
         raise ValueError(f"A passage needs at least one token, not {length}.")
-    found = []
+    stretches = []
     for start in range(0, len(documents), 1000):
         group = documents[start : start + 1000]
         encoded = tokenizer([d.docstring for d in group], return_offsets_mapping=True, verbose=False)
         for document, offsets in zip(group, encoded["offset_mapping"], strict=True):
-            for place, text in enumerate(_pieces(document.docstring, offsets, length)):
-                found.append(Passage(document.name, text, place))
-    return found
+            for index, text in enumerate(_pieces(document.docstring, offsets, length)):
+                stretches.append(Passage(document.name, text, index))
+    return stretches
 
 
 def queries(documents: Sequence[Document]) -> Iterator[Query]:

@@ -39,26 +39,26 @@ def reading_pairs(tokenizer: PreTrainedTokenizerBase, causal: bool) -> PreTraine
     the tasks that the language models were trained on. An encoder reads [CLS] query [SEP] passage [SEP]. The format is
     the tokenizer's own, so that sentence-transformers' CrossEncoder makes the same rows of a stored model.
     """
-    made: Any = copy.deepcopy(tokenizer)
-    made.backend_tokenizer.no_truncation()
-    made.backend_tokenizer.no_padding()
-    made.model_max_length = LONGEST
+    reader: Any = copy.deepcopy(tokenizer)
+    reader.backend_tokenizer.no_truncation()
+    reader.backend_tokenizer.no_padding()
+    reader.model_max_length = LONGEST
     if causal:
-        markers = [(marker, made.convert_tokens_to_ids(marker)) for marker in (PASSAGE, USER, ASSISTANT)]
-        made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        markers = [(marker, reader.convert_tokens_to_ids(marker)) for marker in (PASSAGE, USER, ASSISTANT)]
+        reader.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single="$A", pair=f"{PASSAGE} $B {USER} $A {ASSISTANT}", special_tokens=markers
         )
-        made.chat_template = None  # CrossEncoder would take it for the format of a pair
-    return made
+        reader.chat_template = None  # CrossEncoder would take it for the format of a pair
+    return reader
 
 
 def rows(tokenizer: PreTrainedTokenizerBase, query: str, passages: Sequence[str]) -> list[Row]:
     """Pairs of a query with passages, each a title, a line break and a text; the longer one loses its end."""
-    found = tokenizer([query] * len(passages), list(passages), truncation=True, verbose=False)
-    types = found["token_type_ids"] if "token_type_ids" in found else [[]] * len(passages)
+    encoded = tokenizer([query] * len(passages), list(passages), truncation=True, verbose=False)
+    types = encoded["token_type_ids"] if "token_type_ids" in encoded else [[]] * len(passages)
     return [
         Row(tuple(ids), kinds.index(1) if kinds else len(ids))
-        for ids, kinds in zip(found["input_ids"], types, strict=True)
+        for ids, kinds in zip(encoded["input_ids"], types, strict=True)
     ]
 
 

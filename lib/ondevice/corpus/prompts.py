@@ -95,17 +95,17 @@ def normal(text: str) -> str:
 def _question(documents: Sequence[Document], index: int) -> Task | None:
     """Closed book: what is this parameter, what is returned."""
     document = documents[index]
-    asked = _asked(document, "question")
-    return Task("question", document.name, (), (asked[:2],)) if asked else None
+    question = _field_question(document, "question")
+    return Task("question", document.name, (), (question[:2],)) if question else None
 
 
 def _rag(documents: Sequence[Document], index: int) -> Task | None:
     """The same kind of question with passages: one holds the answer, one or two are from neighbouring documents."""
     document = documents[index]
-    asked = _asked(document, "rag")
-    if asked is None or len(documents) < 3:
+    turn = _field_question(document, "rag")
+    if turn is None or len(documents) < 3:
         return None
-    question, answer, line = asked
+    question, answer, line = turn
     passage = _passage_around(document, line, answer)
     if passage is None:
         return None
@@ -169,8 +169,8 @@ def _see_also(documents: Sequence[Document], index: int) -> Task | None:
 def _turns(documents: Sequence[Document], index: int) -> Task | None:
     """Several turns on one object: what it is, then one of its parameters or what it returns, then another."""
     document = documents[index]
-    first = _asked(document, "first turn")
-    second = _asked(document, "second turn")
+    first = _field_question(document, "first turn")
+    second = _field_question(document, "second turn")
     line = sections.summary(document.docstring)
     if not first or not second or first[1] == second[1] or not _short(line):
         return None
@@ -190,16 +190,16 @@ FAMILIES: dict[str, Callable[[Sequence[Document], int], Task | None]] = {
 }
 
 
-def _asked(document: Document, salt: str) -> tuple[str, str, int] | None:
+def _field_question(document: Document, salt: str) -> tuple[str, str, int] | None:
     """A question on a parameter or the return value, its answer, and the line of the docstring where that begins."""
     fields = [(f"the parameter {field.name}", field) for field in sections.parameters(document.docstring)]
     if result := sections.returned(document.docstring):
         fields.append(("the return value", result))
-    asked = [(what, first_sentence, field.line) for what, field in fields
+    choices = [(what, first_sentence, field.line) for what, field in fields
              if _short(first_sentence := sections.first_sentence(field.description))]  # fmt: skip
-    if not asked:
+    if not choices:
         return None
-    what, answer, line = asked[pick(document.name, salt, len(asked))]
+    what, answer, line = choices[pick(document.name, salt, len(choices))]
     return f"What is {what} of {document.name}?", answer, line
 
 
@@ -217,19 +217,19 @@ def _passage_around(document: Document, line: int, answer: str) -> str | None:
 
 def _doctest_examples(docstring: str) -> list[tuple[str, str]]:
     """[(source with its prompts, output)] of a docstring's doctests."""
-    found: list[tuple[list[str], list[str]]] = []
+    examples: list[tuple[list[str], list[str]]] = []
     inside = False
     for line in map(str.strip, docstring.splitlines()):
         if line.startswith(">>> "):
-            found.append(([line], []))
+            examples.append(([line], []))
             inside = True
         elif inside and line.startswith("..."):
-            found[-1][0].append(line)
+            examples[-1][0].append(line)
         elif inside and line and not line.startswith("```"):
-            found[-1][1].append(line)
+            examples[-1][1].append(line)
         else:
             inside = False
-    return [("\n".join(source), "\n".join(output)) for source, output in found]
+    return [("\n".join(source), "\n".join(output)) for source, output in examples]
 
 
 def _short(text: str) -> bool:

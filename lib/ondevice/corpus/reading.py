@@ -40,7 +40,7 @@ _LONGEST_SOURCE = 1200  # characters
 
 @dataclass(frozen=True)
 class Document:
-    """One docstring.
+    """One docstring of an installed package, with where it stands.
 
     name: qualified, `numpy.linalg.norm`. package: distribution. kind: module, class or function.
     signature: `(x, ord=None)` with annotations, a class's bases, or "" for a module.
@@ -56,7 +56,7 @@ class Document:
 
     @property
     def heading(self) -> str:
-        """`def numpy.linalg.norm(x, ord=None)`."""
+        """The document's first line, as `def numpy.linalg.norm(x, ord=None)`."""
         return heading(self.kind, self.name, self.signature)
 
     @property
@@ -77,19 +77,19 @@ def words(text: str) -> list[str]:
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Installed version of each distribution; raises a clear error when one is missing."""
-    found = {}
+    installed = {}
     for package in packages:
         try:
-            found[package] = _python_version() if package == "python" else metadata.version(package)
+            installed[package] = _python_version() if package == "python" else metadata.version(package)
         except metadata.PackageNotFoundError:
-            raise ModuleNotFoundError(f"The corpus needs {package}: install the project's dependencies.") from None
-    return found
+            raise ModuleNotFoundError(f'The corpus needs {package}: pip install "ondevice[notebooks]".') from None
+    return installed
 
 
 def installed_documents(packages: Sequence[str] = PACKAGES) -> list[Document]:
     """Every docstring of the installed packages, sorted by qualified name; names are unique."""
-    found = (document for package in packages for document in read_files(package, *_files(package)))
-    return _unique(found)
+    documents = (document for package in packages for document in read_files(package, *_files(package)))
+    return _unique(documents)
 
 
 def read_folder(package: str, root: Path) -> list[Document]:

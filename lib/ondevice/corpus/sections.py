@@ -45,14 +45,14 @@ def sections(docstring: str) -> dict[str, Section]:
             heads.append((line.strip(), i, i + 2, "numpy"))
         elif match := _GOOGLE.match(line):
             heads.append((match.group(1), i, i + 1, "google"))
-    found: dict[str, Section] = {}
+    by_name: dict[str, Section] = {}
     for index, (name, _, start, style) in enumerate(heads):
         end = heads[index + 1][1] if index + 1 < len(heads) else len(lines)
         if style == "google":  # an indented block: it ends where the indentation does
             end = next((i for i in range(start, end) if lines[i] and not lines[i].startswith(" ")), end)
         key = _NAMES.get(name.lower(), name.lower())
-        found.setdefault(key, Section(key, start, end, style))
-    return found
+        by_name.setdefault(key, Section(key, start, end, style))
+    return by_name
 
 
 def parameters(docstring: str) -> list[Field]:
@@ -95,7 +95,7 @@ def _fields(lines: list[str], section: Section, pattern: re.Pattern[str]) -> lis
     indents = [len(lines[i]) - len(lines[i].lstrip()) for i in body if lines[i].strip()]
     base = min(indents, default=0)
     heads = [i for i in body if lines[i].strip() and len(lines[i]) - len(lines[i].lstrip()) == base]
-    found = []
+    fields = []
     for i, end in itertools.pairwise([*heads, section.end]):
         match = pattern.match(lines[i].strip())
         if not match:
@@ -103,8 +103,8 @@ def _fields(lines: list[str], section: Section, pattern: re.Pattern[str]) -> lis
         beside = match.group(3) if section.style == "google" else ""
         description = _joined([beside, *lines[i + 1 : end]])
         if description:
-            found.append(Field(match.group(1), (match.group(2) or "").strip(), description, i))
-    return found
+            fields.append(Field(match.group(1), (match.group(2) or "").strip(), description, i))
+    return fields
 
 
 def _sphinx_field(lines: list[str], i: int) -> Field | None:

@@ -23,17 +23,17 @@ _FORMAT = 1  # raise it when the reading, splitting or cleaning changes
 
 def folder() -> Path:
     """The corpus's folder in the cache, built when it is not there (about two minutes)."""
-    found = versions()
-    key = sha256(json.dumps([_FORMAT, found]).encode()).hexdigest()[:16]
-    place = assets.cache_folder("corpus") / key
-    if not (place / "manifest.json").is_file():
+    packages = versions()
+    key = sha256(json.dumps([_FORMAT, packages]).encode()).hexdigest()[:16]
+    path = assets.cache_folder("corpus") / key
+    if not (path / "manifest.json").is_file():
         started = time.perf_counter()
         documents = installed_documents(PACKAGES)
-        write(place, select(documents), found, len(documents), started)
-    return place
+        write(path, select(documents), packages, len(documents), started)
+    return path
 
 
-def write(place: Path, selection: Selection, found: dict[str, str], read: int, started: float) -> None:
+def write(path: Path, selection: Selection, packages: dict[str, str], read: int, started: float) -> None:
     """Write a selection's splits, then its manifest, which marks the folder as whole."""
     import datasets
 
@@ -43,7 +43,7 @@ def write(place: Path, selection: Selection, found: dict[str, str], read: int, s
         documents = selection.documents[split]
         rows = [asdict(document) for document in documents]
         columns = {name: [row[name] for row in rows] for name in Document.__dataclass_fields__}
-        datasets.Dataset.from_dict(columns).save_to_disk(place / split)
+        datasets.Dataset.from_dict(columns).save_to_disk(path / split)
         counts[split] = {"documents": len(documents), "bytes": sum(len(d.text.encode()) for d in documents)}
     manifest = {
         "docstrings_read": read,
@@ -51,9 +51,9 @@ def write(place: Path, selection: Selection, found: dict[str, str], read: int, s
         "near_duplicates_removed": selection.near_duplicates,
         "splits": counts,
         "seconds": round(time.perf_counter() - started, 1),
-        "packages": found,
+        "packages": packages,
     }
-    assets.write_text(place / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    assets.write_text(path / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
 def manifest() -> dict[str, Any]:

@@ -54,19 +54,19 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """That of the bundled language models; without them, that of this corpus, trained on its train split."""
+    """The tokenizer of the bundled language models; without them, that of this corpus, trained on its train split."""
     from transformers import PreTrainedTokenizerFast
 
-    place = assets.data("models", "pydocs-lm-base")
-    if not place.is_dir():
-        place = store.folder() / "tokenizer"
-    if not place.is_dir():
-        made = train_tokenizer(document.text for document in store.documents("train"))
-        part = place.with_suffix(".part")
+    path = assets.data("models", "pydocs-lm-base")
+    if not path.is_dir():
+        path = store.folder() / "tokenizer"
+    if not path.is_dir():
+        trained = train_tokenizer(document.text for document in store.documents("train"))
+        part = path.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        made.save_pretrained(part)
-        part.rename(place)
-    return PreTrainedTokenizerFast.from_pretrained(place)
+        trained.save_pretrained(part)
+        part.rename(path)
+    return PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def document_tokens(split: str) -> np.ndarray:

@@ -30,14 +30,15 @@ def derived(table: pd.DataFrame, *parents: Any) -> pd.DataFrame:
     return table
 
 
-def kind_of(thing: Any) -> str:
+def kind_of(source: Any) -> str:
     """The kind of a table, an estimate, a kind in words or several of these; raises ValueError where there is none."""
-    if isinstance(thing, tuple | list) and thing:
-        thing = "+".join(map(kind_of, thing))
-    said = thing.attrs.get("kind") if isinstance(thing, pd.DataFrame | pd.Series) else getattr(thing, "kind", None)
-    kinds = (thing if isinstance(thing, str) else said or "").split("+")
+    if isinstance(source, tuple | list) and source:
+        source = "+".join(map(kind_of, source))
+    own = source.attrs.get("kind") if isinstance(source, pd.DataFrame | pd.Series) else getattr(source, "kind", None)
+    kinds = (source if isinstance(source, str) else own or "").split("+")
     if kinds == [""]:
-        raise ValueError(f"This {type(thing).__name__} does not say where it comes from: attach it by born or derived.")
+        name = type(source).__name__
+        raise ValueError(f"This {name} does not say where it comes from: attach it by born or derived.")
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ValueError(f"Unknown kind {unknown}; kinds are {', '.join(KINDS)}, joined by '+'.")
     return "+".join(kind for kind in KINDS if kind in kinds)
@@ -45,7 +46,10 @@ def kind_of(thing: Any) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """low, high: ends of the 95 % interval; both equal the value where it is exact. n: samples, None where unknown."""
+    """A number with its 95 % interval and its kind.
+
+    low, high: the interval's ends; both equal the value where it is exact. n: samples, None where unknown.
+    """
 
     value: float
     low: float
@@ -55,7 +59,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """(low, high)."""
+        """The ends of the 95 % interval: (low, high)."""
         return self.low, self.high
 
     def __format__(self, spec: str) -> str:
@@ -86,8 +90,8 @@ def resampled(
     """A statistic of n samples with its bootstrap interval (percentiles of 2,000 seeded draws, widened for few samples:
     Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3).
 
-    statistic: of the positions drawn, [n] integers. groups: one label a sample; draws keep each group's size. With a
-    group of one sample the interval has no ends.
+    statistic: of the positions drawn, [n] integers. groups: one label for each sample; draws keep each group's size.
+    With a group of one sample the interval has no ends.
     """
     strata = _strata(groups, n)
     value = float(statistic(np.concatenate(strata)))
@@ -123,7 +127,7 @@ def ratio(
 
 
 def share(k: int, n: int, kind: Any) -> Estimate:
-    """k of n, with Wilson's interval."""
+    """The share k of n, with Wilson's interval."""
     ends = stats.binomtest(int(k), int(n)).proportion_ci(LEVEL, method="wilson")
     return Estimate(k / n, float(ends.low), float(ends.high), int(n), kind_of(kind))
 

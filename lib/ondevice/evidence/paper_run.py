@@ -45,7 +45,7 @@ class PaperRun:
         lists = ("claims", "exhibits") if self.rules else ()
         claims, exhibits = [assets.paper_list(stem, self.paper).itertuples() for stem in lists] or ((), ())
         self.claims: dict[Any, Any] = {row.claim_id: row for row in claims}
-        self.known: dict[Any, Any] = {row.exhibit: row for row in exhibits}
+        self.paper_exhibits: dict[Any, Any] = {row.exhibit: row for row in exhibits}
         if set(self.rules) != set(self.claims):
             raise ValueError(f"Rules and claims differ: {sorted(set(self.rules) ^ set(self.claims))}.")
         self._start = self._last = time.perf_counter()
@@ -64,8 +64,9 @@ class PaperRun:
         if table.empty:
             raise ValueError(f"Exhibit {stem} has no numbers.")
         now = time.perf_counter()
+        title = self.paper_exhibits[exhibit].title if exhibit in self.paper_exhibits else stem
         record = dict(
-            exhibit=exhibit, title=self.known[exhibit].title if exhibit in self.known else stem, kind=kind,
+            exhibit=exhibit, title=title, kind=kind,
             inputs=list(inputs), note=note, parameters=dict(self.parameters), seconds=round(now - self._last, 2),
         )  # fmt: skip
         file = write_exhibit(assets.figures_folder(self.paper), stem, table, figure, record)
@@ -148,7 +149,8 @@ class PaperRun:
         Raises ValueError when an exhibit of the paper was neither saved nor skipped, or a testable claim not judged.
         """
         shown = {row["exhibit"] for row in self.exhibits.values()}
-        missing = sorted(name for name in set(self.known) - shown if self.known[name].kind != "diagram")
+        exhibits = self.paper_exhibits.items()
+        missing = sorted(name for name, row in exhibits if name not in shown and row.kind != "diagram")
         if missing := [name for name in missing if name.startswith(("fig_", "table_"))]:
             raise ValueError(f"Not saved and not skipped: {', '.join(missing)}.")
         judged = {*self.verdicts, *(name for name, rule in self.rules.items() if isinstance(rule, Untested))}
@@ -171,12 +173,12 @@ class PaperRun:
         return summary
 
     def _exhibit_of(self, stem: str) -> str:
-        for name in self.known:
+        for name in self.paper_exhibits:
             if f"{stem}_".startswith(f"{name}_"):
                 return name
         if stem.startswith("beyond_"):
             return stem
-        stems = f"one of {', '.join(self.known)}, or with beyond_"
+        stems = f"one of {', '.join(self.paper_exhibits)}, or with beyond_"
         raise ValueError(f"{stem!r} names no exhibit of {self.paper}; a stem starts with {stems}.")
 
 
@@ -202,10 +204,10 @@ def _stored(value: Value) -> Any:
     return parts if hasattr(value, "__len__") else parts[0]
 
 
-def _kind(thing: Any, given: str | None, name: str) -> str:
+def _kind(source: Any, given: str | None, name: str) -> str:
     """The kind that a table or value carries, which is also the given one; the given one where it carries none."""
     try:
-        own = kind_of(thing)
+        own = kind_of(source)
     except ValueError:
         if given is None:
             raise
@@ -221,8 +223,8 @@ def _untested(why: str) -> dict[str, str]:
 
 def _samples(value: Value) -> str:
     """How many samples are behind a value, or behind its parts."""
-    known = sorted({x.n for x in parts_of(value) if x.n is not None})
-    return " to ".join(map(str, dict.fromkeys([*known[:1], *known[-1:]])))
+    counts = sorted({x.n for x in parts_of(value) if x.n is not None})
+    return " to ".join(map(str, dict.fromkeys([*counts[:1], *counts[-1:]])))
 
 
 def _shown(value: Value, unit: str) -> str:

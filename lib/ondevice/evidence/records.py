@@ -41,30 +41,30 @@ def load(paper: str, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """
     path = _path(paper, name)
     label = f"data/records/{paper}/{path.name}"
-    again = f"make record PAPER={paper}"
+    command = f"make record PAPER={paper}"
     if not path.is_file():
         others = ", ".join(machines(paper, name.split(".")[0]))
-        raise RecordError(f"{label} is missing ({f'there are of {others}; ' if others else ''}{again} makes it).")
+        raise RecordError(f"{label} is missing ({f'there are of {others}; ' if others else ''}{command} makes it).")
     sidecar = path.with_suffix(".json")
     entry = _manifest().get(f"{paper}/{path.name}")
     if entry is None or not sidecar.is_file():
-        raise RecordError(f"{label} is half-written, as its sidecar or its line in the manifest is missing: {again}.")
+        raise RecordError(f"{label} is half-written, as its sidecar or its line in the manifest is missing: {command}.")
     if {"sha256": _sha256(path), "sidecar": _sha256(sidecar), "rows": entry["rows"]} != entry:
         raise RecordError(f"{label} or its sidecar has not the checksum of the manifest: git checkout restores it.")
     table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
     if missing := [column for column in columns if column not in table]:
-        raise RecordError(f"{label} does not fit this version, as it lacks {', '.join(missing)}: {again}.")
+        raise RecordError(f"{label} does not fit this version, as it lacks {', '.join(missing)}: {command}.")
     table.attrs = {"sidecar": json.loads(sidecar.read_text(encoding="utf-8"))}
     return born(table, "recorded")
 
 
 def stale(paper: str, name: str) -> list[str]:
-    """What changed since a record was made, a sentence each."""
-    made = load(paper, name).attrs["sidecar"]
+    """What changed since a record was made: one sentence for each change."""
+    sidecar = load(paper, name).attrs["sidecar"]
     label = f"data/records/{paper}/{name}"
-    others = [model for model, now in model_checksums(made["models"]).items() if made["models"][model] != now]
+    others = [model for model, now in model_checksums(sidecar["models"]).items() if sidecar["models"][model] != now]
     changed = [f"{model} is not the model that {label} was made with: make record PAPER={paper}." for model in others]
-    if made["corpus"] != corpus_checksum():
+    if sidecar["corpus"] != corpus_checksum():
         changed.append(f"The corpus is of other package versions than {label}: only equal prompts can be compared.")
     return changed
 
@@ -116,14 +116,14 @@ class Recorder:
         self.name = f"{name}.{machine}" if machine else name
         self.keys = list(keys)
         self.every = every
-        self.made = {
+        self.sidecar = {
             "command": shlex.join(["python", *sys.orig_argv[1:]]),
             "parameters": dict(parameters),
             "models": model_checksums(models),
             "corpus": corpus_checksum(),
             "machine": machine or machine_name(),
         }
-        identity = _digest([self.keys, *(value for key, value in self.made.items() if key != "command")])
+        identity = _digest([self.keys, *(value for key, value in self.sidecar.items() if key != "command")])
         self.parts = assets.cache_folder("records") / paper / f"{self.name}-{identity[:12]}"
         self.parts.mkdir(parents=True, exist_ok=True)
         self.fresh: list[pd.DataFrame] = []
@@ -142,7 +142,7 @@ class Recorder:
             self.checkpoint()
 
     def rows(self) -> pd.DataFrame:
-        """All that is recorded so far."""
+        """All rows that are recorded so far, those on disk first."""
         return pd.concat([*self._stored(), *self.fresh], ignore_index=True)
 
     def checkpoint(self) -> None:
@@ -172,7 +172,7 @@ class Recorder:
                 table.to_csv(temporary, index=False, float_format="%.6g")
         sidecar = path.with_suffix(".json")
         effort = {"keys": self.keys, "commits": sorted(commits), "minutes": round(minutes, 1)}
-        assets.write_text(sidecar, as_json({**self.made, **effort}))
+        assets.write_text(sidecar, as_json({**self.sidecar, **effort}))
         line = {"sha256": _sha256(path), "sidecar": _sha256(sidecar), "rows": len(table)}
         manifest = {**_manifest(), f"{self.paper}/{path.name}": line}
         assets.write_text(folder() / "manifest.json", as_json(dict(sorted(manifest.items()))))
@@ -181,12 +181,12 @@ class Recorder:
 
     def _stored(self) -> list[pd.DataFrame]:
         """The parts; of a unit that two processes recorded, the first one's rows."""
-        known = set[tuple[Any, ...]]()
+        seen = set[tuple[Any, ...]]()
         kept = []
         for part in (pd.read_parquet(path) for path in sorted(self.parts.glob("[!.]*.parquet"))):
             units = _rows(part, self.keys)
-            kept.append(part[[unit not in known for unit in units]])
-            known |= set(units)
+            kept.append(part[[unit not in seen for unit in units]])
+            seen |= set(units)
         return kept
 
 
@@ -209,7 +209,7 @@ class Agreement:
 
 
 def agreement(
-    recorded: pd.DataFrame, again: pd.DataFrame, keys: Sequence[str], columns: Sequence[str],
+    recorded: pd.DataFrame, rerun: pd.DataFrame, keys: Sequence[str], columns: Sequence[str],
     margin: str | None = None, near: float = 1e-4,
 ) -> Agreement:  # fmt: skip
     """Compare a sample with its record, unit by unit: equal in all columns, row by row.
@@ -217,12 +217,12 @@ def agreement(
     keys: columns that name a unit; it may have several rows. margin: column of the record; where its least in a unit is
     below `near`, a difference is one that another machine's rounding makes, and not wrong.
     """
-    if again.empty:
+    if rerun.empty:
         raise ValueError("A sample without a row compares nothing.")
-    known, sample = (dict(list(table.groupby(list(keys), sort=False))) for table in (recorded, again))
-    same = {unit for unit in sample if unit in known and _rows(known[unit], columns) == _rows(sample[unit], columns)}
+    stored, sample = (dict(list(table.groupby(list(keys), sort=False))) for table in (recorded, rerun))
+    same = {unit for unit in sample if unit in stored and _rows(stored[unit], columns) == _rows(sample[unit], columns)}
     apart = [unit for unit in sample if unit not in same]
-    ties = [unit for unit in apart if margin and unit in known and known[unit][margin].min() < near]
+    ties = [unit for unit in apart if margin and unit in stored and stored[unit][margin].min() < near]
     return Agreement(len(sample), len(same), len(ties), [unit for unit in apart if unit not in ties])
 
 
@@ -243,8 +243,8 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _digest(thing: Any) -> str:
-    return hashlib.sha256(json.dumps(thing, sort_keys=True, default=str).encode()).hexdigest()
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _commit() -> str:

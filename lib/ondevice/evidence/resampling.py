@@ -7,22 +7,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from ondevice.evidence.estimates import DRAWS, Estimate, born, derived, kind_of
 
 
 def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Spearman's, of each row of [n, m]; 0 where all values of one side are equal."""
+    """Spearman's rank correlation of each row of two arrays [n, m]; 0 where all values of one side are equal."""
     x, y = (rankdata(side, axis=1) - (side.shape[1] + 1) / 2 for side in (first, second))
     return (x * y).sum(axis=1) / np.sqrt(np.maximum((x**2).sum(axis=1) * (y**2).sum(axis=1), 1e-9))
 
 
 def interval(draws: NDArray[np.float64], n: int, kind: str) -> Estimate:
-    """The first of draws [1 + DRAWS], with 95 % of the others; those that are no number are left out."""
+    """The first of draws [1 + DRAWS], with the interval that holds 95 % of the others that are numbers."""
     low, high = np.nanquantile(draws[1:], [0.025, 0.975])
     return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), n, kind)
+
+
+def median_interval(samples: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(median, low, high) over the first axis of [n, ...], with 95 % by ranks: n / 2 less and plus 0.98 sqrt(n)."""
+    ordered = np.sort(np.asarray(samples, dtype=float), axis=0)
+    n = len(ordered)
+    reach = 0.98 * n**0.5
+    return np.median(ordered, axis=0), ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(n / 2 + reach))]
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Resampled:
     fewest: int = 2  # prompts of a task; of one nothing can be drawn, so that intervals have no ends
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
-        """[1 + DRAWS, tasks]."""
+        """The means of one name: [1 + DRAWS, tasks]."""
         return self.values[:, :, list(self.names).index(name)]
 
     def over(self, other: Resampled) -> Resampled:
@@ -48,35 +56,35 @@ class Resampled:
         return replace(self, values=self.values / other.values)
 
     def ratios(self, pairs: Mapping[str, tuple[str, str]]) -> Resampled:
-        """By a new name the first of each pair over the second."""
+        """Each pair's first name over its second one, under a new name. pairs: by that name."""
         values = np.stack([self[over] / self[under] for over, under in pairs.values()], axis=2)
         return replace(self, names=list(pairs), values=values)
 
     def against(self, name: str) -> Resampled:
-        """The name's means over each one's: of latencies, the speed-up over it."""
+        """The name's means over each other name's: of latencies, the speed-up over it."""
         return self.ratios({other: (name, other) for other in self.names})
 
-    def estimate(self, of: NDArray[np.float64]) -> Estimate:
-        """The first of `of` [1 + DRAWS], with 95 % of the others."""
-        low, high = np.quantile(of[1:], [0.025, 0.975]) if self.fewest > 1 else (-np.inf, np.inf)
-        return Estimate(float(of[0]), float(min(low, of[0])), float(max(high, of[0])), self.n, self.kind)
+    def estimate(self, draws: NDArray[np.float64]) -> Estimate:
+        """The first of draws [1 + DRAWS], with the interval that holds 95 % of the others."""
+        low, high = np.quantile(draws[1:], [0.025, 0.975]) if self.fewest > 1 else (-np.inf, np.inf)
+        return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), self.n, self.kind)
 
     def table(self, column: str) -> pd.DataFrame:
-        """name, task, `column`, low, high; the task `average` is the mean over the tasks."""
+        """The means as a table: name, task, `column`, low, high; the task `average` is the mean over the tasks."""
         rows = []
         for name in self.names:
-            for task, of in [*zip(self.tasks, self[name].T, strict=True), ("average", self[name].mean(axis=1))]:
-                part = self.estimate(of)
+            for task, draws in [*zip(self.tasks, self[name].T, strict=True), ("average", self[name].mean(axis=1))]:
+                part = self.estimate(draws)
                 rows.append((name, task, part.value, part.low, part.high))
         return born(pd.DataFrame(rows, columns=["name", "task", column, "low", "high"]), self.kind)
 
     def averages(self, column: str, labels: Mapping[str, Sequence[object]] | None = None, *names: str) -> pd.DataFrame:
         """`table` of the average alone; labels: by name what stands in columns `names` in its place, in this order."""
-        found = self.table(column).query("task == 'average'").drop(columns="task").set_index("name")
+        averages = self.table(column).query("task == 'average'").drop(columns="task").set_index("name")
         if labels is None:
-            return derived(found.reset_index(), self.kind)
-        told = pd.DataFrame(list(labels.values()), index=list(labels), columns=list(names))
-        return derived(told.join(found, how="inner").reset_index(drop=True), self.kind)
+            return derived(averages.reset_index(), self.kind)
+        labelled = pd.DataFrame(list(labels.values()), index=list(labels), columns=list(names))
+        return derived(labelled.join(averages, how="inner").reset_index(drop=True), self.kind)
 
 
 def resample(table: pd.DataFrame, column: str, seed: int = 0, names: Collection[str] = ()) -> Resampled:
@@ -84,7 +92,7 @@ def resample(table: pd.DataFrame, column: str, seed: int = 0, names: Collection[
     table = table[table["method"].isin(names)] if names else table
     wide = table.pivot_table(index=["task", "request"], columns="method", values=column, sort=False).dropna()
     random = np.random.default_rng(seed)
-    groups = {str(task): mine.to_numpy() for task, mine in wide.groupby("task", sort=False)}
+    groups = {str(task): prompts.to_numpy() for task, prompts in wide.groupby("task", sort=False)}
     means = []
     for values in groups.values():
         drawn = random.multinomial(len(values), np.full(len(values), 1 / len(values)), DRAWS) / len(values)

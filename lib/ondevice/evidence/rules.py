@@ -36,8 +36,8 @@ def _region(text: str, low: float = -math.inf, high: float = math.inf, strict: b
     def holds(parts: _Parts) -> bool | None:
         (x,) = parts
         if strict:
-            return _told(low < x.low and x.high < high, x.high <= low or x.low >= high)
-        return _told(low <= x.low and x.high <= high, x.high < low or x.low > high)
+            return _decide(low < x.low and x.high < high, x.high <= low or x.low >= high)
+        return _decide(low <= x.low and x.high <= high, x.high < low or x.low > high)
 
     return Test(holds, lambda unit: text.replace("@", f" {unit}" if unit else ""))
 
@@ -50,31 +50,37 @@ def Near(size: float, *, factor: float = 0.0, within: float = 0.0) -> Test:
 
 
 def AtLeast(x: float) -> Test:
+    """A value from x on."""
     return _region(f"at least {x:g}@", low=x)
 
 
 def AtMost(x: float) -> Test:
+    """A value up to x."""
     return _region(f"at most {x:g}@", high=x)
 
 
 def Between(low: float, high: float) -> Test:
+    """A value from low to high."""
     return _region(f"{low:g} to {high:g}@", low, high)
 
 
 def Above(x: float) -> Test:
+    """A value greater than x."""
     return _region(f"above {x:g}@", low=x, strict=True)
 
 
 def Below(x: float) -> Test:
+    """A value less than x."""
     return _region(f"below {x:g}@", high=x, strict=True)
 
 
 def Equal(x: float) -> Test:
+    """The value x itself."""
     return _region(f"exactly {x:g}@", x, x)
 
 
 def Never(why: str) -> Test:
-    """What no value can show."""
+    """A test that no value passes, and why."""
     return Test(lambda parts: False, lambda unit: f"never, as {why}")
 
 
@@ -135,7 +141,7 @@ def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
 
 @dataclass(frozen=True)
 class Rule:
-    """A claim's test.
+    """When a value reproduces a claim, and when it shows the claim's trend.
 
     quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
     it gets, where that is known beforehand. note: what a reader has to know beside the numbers.
@@ -159,7 +165,7 @@ class Rule:
         return f"{self.quantity}: {self.reproduced.words(self.unit)}{trend}{null}{note}"
 
     def verdict(self, value: Value) -> str:
-        """One of VERDICTS but the last; raises ValueError on a value that is not finite."""
+        """One of VERDICTS but the last, for a value; raises ValueError on a value that is not finite."""
         parts = parts_of(value)
         best = self.reproduced.holds(parts)
         weaker = self.trend.holds(parts) if self.trend else False
@@ -174,17 +180,17 @@ class Rule:
         the part whose interval alone decides where there is one.
         """
         parts = parts_of(value)
-        known = [x.n for x in parts if x.n is not None]
+        samples = [x.n for x in parts if x.n is not None]
         low = _NARROWEST
         high = 1.0
-        if not known or not all(math.isfinite(x.high - x.low) for x in parts) or not self._decided(parts, low):
+        if not samples or not all(math.isfinite(x.high - x.low) for x in parts) or not self._decided(parts, low):
             return None
         for _ in range(40):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self._decided(parts, middle) else (low, middle)
         alone = [x.n for x in parts if x.n is not None
                  and self._decided(tuple(y.scaled(low if y is x else 1) for y in parts), 1)]  # fmt: skip
-        return math.ceil(min(alone or known) / low**2)
+        return math.ceil(min(alone or samples) / low**2)
 
     def _decided(self, parts: _Parts, scale: float) -> bool:
         return self.verdict(tuple(x.scaled(scale) for x in parts)) != "undecided"
@@ -246,15 +252,15 @@ def parts_of(value: Value) -> _Parts:
     return parts
 
 
-def _told(yes: bool, no: bool) -> bool | None:
+def _decide(yes: bool, no: bool) -> bool | None:
     return True if yes else False if no else None
 
 
 def _and(results: Iterable[bool | None]) -> bool | None:
-    told = list(results)
-    return _told(all(told), False in told)
+    verdicts = list(results)
+    return _decide(all(verdicts), False in verdicts)
 
 
 def _or(results: Iterable[bool | None]) -> bool | None:
-    told = list(results)
-    return _told(True in told, all(x is False for x in told))
+    verdicts = list(results)
+    return _decide(True in verdicts, all(x is False for x in verdicts))

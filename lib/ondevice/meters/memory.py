@@ -115,7 +115,7 @@ def sample(
 
 
 class _Watch:
-    """Samples of one process so far."""
+    """Samples the memory of one running process, and keeps its marks and what it prints."""
 
     def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -131,7 +131,7 @@ class _Watch:
         self._reset = False  # whether the kernel's peak began anew at the last mark
 
     def run(self, interval: float) -> None:
-        """Until the process closes its output."""
+        """Sample every `interval` seconds until the process closes its output."""
         poll, rest, due = select.poll(), b"", time.monotonic()
         poll.register(self._printed, select.POLLIN)
         while True:
@@ -152,7 +152,7 @@ class _Watch:
             self._hear(rest.decode(errors="replace"))
 
     def sampled(self, name: str) -> Sampled:
-        """Everything, as arrays."""
+        """All samples and marks, as arrays. name: of the program, for the error."""
         if len(self._marks) < 2:
             raise ValueError(f"{name} set {len(self._marks)} marks; a baseline and an end are needed.")
         rows = np.array(self._rows)
@@ -168,10 +168,10 @@ class _Watch:
         if not line.startswith(_MARK):
             self._lines.append(line)
             return
-        found = self._take()
-        if found is None:
+        sizes = self._take()
+        if sizes is None:
             return
-        highest = found["VmHWM"] if self._reset else -1
+        highest = sizes["VmHWM"] if self._reset else -1
         self._marks.append((line.removeprefix(_MARK), len(self._rows) - 1, highest))
         with contextlib.suppress(OSError):
             self._reset = False
@@ -186,11 +186,11 @@ class _Watch:
             text = self._status.read_text(encoding="ascii", errors="replace")
         except OSError:
             return None
-        found = _sizes(text)
-        if "VmRSS" not in found:
+        sizes = _sizes(text)
+        if "VmRSS" not in sizes:
             return None
-        self._rows.append((time.monotonic(), *(float(found.get(field, 0)) for field in _FIELDS)))
-        return found
+        self._rows.append((time.monotonic(), *(float(sizes.get(field, 0)) for field in _FIELDS)))
+        return sizes
 
 
 def _sizes(status: str) -> dict[str, int]:

@@ -41,10 +41,10 @@ class Sinusoid:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction, first in, first out.
+    """One direction of a link between two processes, first in, first out.
 
     delay: seconds, or a function of the time of sending. jitter: seconds; each message's delay is greater by up to
-    that much, uniformly (netem's "D plus or minus J" is Link(D - J, 2 J)). bandwidth: bytes a second.
+    that much, uniformly (netem's "D plus or minus J" is Link(D - J, 2 J)). bandwidth: bytes per second.
     loss: probability that a segment of `SEGMENT` bytes is lost. TCP sends it again, here once and with success, after
     `retransmission` seconds; a message arrives when its last segment does, and what is behind it waits for it.
     Raises ValueError on what is negative or not finite, or no number, and on a loss outside [0, 1].
@@ -66,7 +66,7 @@ class Link:
             raise ValueError(f"A link has a positive bandwidth and a loss from 0 to 1, not {wrong}.")
 
     def arrival(self, sent: float) -> float:
-        """When it arrives, without jitter, loss, bandwidth and messages before it."""
+        """When a message that is sent at that time arrives, without jitter, loss, bandwidth and messages before it."""
         return sent + (self.delay(sent) if callable(self.delay) else self.delay)
 
 
@@ -77,7 +77,7 @@ class Wire:
     """What the connections over one link share: it carries their bytes one after the other."""
 
     def __init__(self) -> None:
-        self.busy = 0.0  # until when
+        self.busy = 0.0  # until this time
 
 
 class Line:

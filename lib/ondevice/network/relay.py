@@ -93,10 +93,10 @@ class Relay:
             answer = process.stdout.readline()
         if not answer:
             raise RuntimeError(f"The relay's process has ended with status {process.wait()}.")
-        found = json.loads(answer)
-        if "error" in found:
-            raise ValueError(found["error"])
-        return int(found["port"])
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return int(reply["port"])
 
 
 # The words between Relay and its process: one JSON object a line
@@ -114,8 +114,8 @@ def _described(value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__, **vars(value)}
 
 
-def _built(found: dict[str, Any]) -> Any:
-    return _KINDS[found.pop("kind")](**found) if "kind" in found else found
+def _built(fields: dict[str, Any]) -> Any:
+    return _KINDS[fields.pop("kind")](**fields) if "kind" in fields else fields
 
 
 # The relay's process
@@ -147,7 +147,7 @@ class Server:
         return int(server.sockets[0].getsockname()[1])
 
     def set(self, up: Link | None = None, down: Link | None = None) -> None:
-        """As `Relay.set`."""
+        """Change the links at once, as `Relay.set` does."""
         self.links = {"up": up or self.links["up"], "down": down or self.links["down"]}
         for connection in self.connections:
             for direction, flow in connection.flows.items():
@@ -193,7 +193,7 @@ class Connection:
         server.reached = reached
 
     def close(self, reset: bool = False) -> None:
-        """Both ends, at once."""
+        """Close both ends at once. reset: with an RST instead of the end of the stream."""
         self.closed = True
         self.server.connections.discard(self)
         for flow in self.flows.values():
@@ -207,7 +207,7 @@ class Connection:
                 flow.source.close()
 
     def close_if_over(self) -> None:
-        """Both ends have said their last word, and it has arrived."""
+        """Close where both ends have sent their last bytes, and these have arrived."""
         if not self.closed and all(flow.ended and not flow.queue for flow in self.flows.values()):
             self.close()
 
@@ -231,7 +231,7 @@ class Flow(asyncio.BufferedProtocol):
 
     @property
     def sink(self) -> asyncio.Transport | None:
-        """Where the bytes go."""
+        """The socket that this direction's bytes go to."""
         return self.back.source
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -273,7 +273,7 @@ class Flow(asyncio.BufferedProtocol):
         return LARGEST if bandwidth == float("inf") else min(LARGEST, max(SEGMENT, int(bandwidth / 500)))
 
     def send(self, data: bytes) -> None:
-        """Bytes from the source."""
+        """Take bytes from the source."""
         self.put(data)
         self.deliver()
 
@@ -296,7 +296,7 @@ class Flow(asyncio.BufferedProtocol):
         self.queue.clear()
 
     def put(self, data: bytes, action: Callable[[], None] | None = None) -> None:
-        """On the link, and what to do behind it."""
+        """Put bytes on the link. action: what to do once they have arrived."""
         now = self.loop.time()
         arrival = self.zero + self.line.arrival(now - self.zero, len(data))
         self.sent = self.zero + self.line.wire.busy
@@ -360,7 +360,7 @@ else:
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """One whose timers are precise enough."""
+    """An event loop whose timers are precise to the microsecond where the system is Linux."""
     return asyncio.SelectorEventLoop(_Selector())
 
 

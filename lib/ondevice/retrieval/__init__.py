@@ -1,22 +1,12 @@
 """Search over texts or passages: dense (FAISS over MiniLM embeddings), sparse (BM25) and hybrid."""
+# ruff: noqa: F401
 
-from ondevice.retrieval.dense import DenseIndex
-from ondevice.retrieval.embedding import Embedder, embedder
-from ondevice.retrieval.hybrid import Hybrid
-from ondevice.retrieval.sparse import SparseIndex, words
-from ondevice.retrieval.store import dense_index, embeddings, sparse_index
-from ondevice.retrieval.texts import Titled, plain
+from ondevice.extras import needing
 
-__all__ = [
-    "DenseIndex",
-    "Embedder",
-    "Hybrid",
-    "SparseIndex",
-    "Titled",
-    "dense_index",
-    "embedder",
-    "embeddings",
-    "plain",
-    "sparse_index",
-    "words",
-]
+with needing("pair", __name__):
+    from ondevice.retrieval.dense import DenseIndex
+    from ondevice.retrieval.embedding import Embedder, embedder
+    from ondevice.retrieval.hybrid import Hybrid
+    from ondevice.retrieval.sparse import SparseIndex, words
+    from ondevice.retrieval.store import dense_index, embeddings, sparse_index
+    from ondevice.retrieval.texts import Titled, plain

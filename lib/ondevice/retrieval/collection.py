@@ -34,7 +34,7 @@ class Unfit:
         text = _folded(passage.text)
         own = passage.title == self.query.name
         if self.query.kind == "summary":
-            return (own and passage.place == 0) or _folded(self.query.text) in text
+            return (own and passage.index == 0) or _folded(self.query.text) in text
         answer = _folded(self.query.answer)
         middle = len(answer) // 2  # of its own document not even half an answer, cut by a passage's end
         return answer in text or (own and (answer[:middle] in text or answer[middle:] in text))
@@ -50,7 +50,7 @@ class Collection:
     names_by_subject: dict[tuple[str, str], set[str]] = field(repr=False)
 
     @classmethod
-    def of(cls, documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Collection:
+    def from_documents(cls, documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Collection:
         """Cut documents into passages. Raises ValueError when there are none."""
         passages = corpus.passages(documents, tokenizer, LENGTH)
         by_title: dict[str, list[int]] = {}
@@ -67,7 +67,7 @@ class Collection:
         return [index for index in self.by_title.get(query.name, []) if query.relevant(self.passages[index])]
 
     def unfit(self, query: Query) -> Unfit:
-        """What must not be among the query's candidates."""
+        """Which passages must not be among the query's candidates."""
         subject = query.text if query.kind == "summary" else query.text.rpartition(" of ")[2]
         twins = self.names_by_subject.get((query.kind, _folded(subject)), set()) - {query.name}
         openings = frozenset(_opening(self.passages[index]) for index in self.relevant(query))

@@ -31,7 +31,7 @@ class DenseIndex:
 
     @property
     def size(self) -> int:
-        """Number of texts."""
+        """How many texts are indexed."""
         return self.index.ntotal
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:

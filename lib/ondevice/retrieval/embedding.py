@@ -32,7 +32,7 @@ class Embedder:
 
     @property
     def size(self) -> int:
-        """Length of a vector."""
+        """Components of a vector."""
         return self.model.config.hidden_size
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:

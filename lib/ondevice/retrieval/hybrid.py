@@ -28,7 +28,7 @@ class Hybrid:
 
     @property
     def size(self) -> int:
-        """Number of texts."""
+        """How many texts are indexed."""
         return self.dense.size
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -27,12 +27,12 @@ def layer_scores(model: PreTrainedModel, batch: dict[str, Tensor], every: bool =
     causal = is_causal(model)
     inputs = {key: value for key, value in batch.items() if not (causal and key == "token_type_ids")}
     extra: dict[str, Any] = {"use_cache": False} if causal else {}
-    found = model.base_model(**inputs, output_hidden_states=every, **extra)
-    hidden = list(found.hidden_states[1:-1]) if every else []  # without the embeddings and the last layer's
+    output = model.base_model(**inputs, output_hidden_states=every, **extra)
+    hidden = list(output.hidden_states[1:-1]) if every else []  # without the embeddings and the last layer's
     mask = batch["attention_mask"]
     lists = torch.arange(len(mask), device=mask.device)
     read = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1) if causal else torch.zeros_like(lists)
-    states = [state[lists, read].float() for state in [*hidden, found.last_hidden_state]]
+    states = [state[lists, read].float() for state in [*hidden, output.last_hidden_state]]
     with torch.autocast(model.device.type, enabled=False):  # bf16 scores would tie
         head: Any = model
         if causal:
@@ -58,8 +58,8 @@ def pool_scores(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
 ) -> list[np.ndarray]:
     """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
-    found = []
+    scores = []
     for pool in pools:
         pairs = rows(tokenizer, pool.query.text, pool.passages)
-        found.append(scores_of(model, pairs, every).cpu().numpy())
-    return found
+        scores.append(scores_of(model, pairs, every).cpu().numpy())
+    return scores

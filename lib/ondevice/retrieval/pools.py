@@ -67,9 +67,9 @@ def for_evaluation(split: str) -> Evaluation:
     """Pools over all passages of a split; the queries are about its documents in held-out modules."""
     module_of = modules_of_all()
     documents = corpus.documents(split)
-    collection = Collection.of(documents, corpus.tokenizer())
-    asked = [d for d in documents if held_out(module_of[d.name])]
-    queries = [query for query in corpus.queries(asked) if collection.relevant(query)]
+    collection = Collection.from_documents(documents, corpus.tokenizer())
+    held_out_documents = [d for d in documents if held_out(module_of[d.name])]
+    queries = [query for query in corpus.queries(held_out_documents) if collection.relevant(query)]
     return Evaluation(evaluation_pools(collection, queries, retrieval.embedder()), len(queries))
 
 
@@ -82,11 +82,11 @@ def search(
     collection: Collection, queries: Sequence[Query], encoder: Embedder, depth: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(scores, positions), each [queries, depth], of BM25 and of the embedder."""
-    asked = [query.text for query in queries]
-    if not asked:
+    texts = [query.text for query in queries]
+    if not texts:
         raise ValueError("No query has a passage that answers it.")
-    sparse = retrieval.sparse_index(collection.texts).search(asked, depth)
-    return sparse, retrieval.dense_index(collection.texts, encoder=encoder).search(asked, depth)
+    sparse = retrieval.sparse_index(collection.texts).search(texts, depth)
+    return sparse, retrieval.dense_index(collection.texts, encoder=encoder).search(texts, depth)
 
 
 def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[int], bool]]:
@@ -99,9 +99,9 @@ def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[in
 def _merged(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Ten of each list, then from further down in turns, without repetition."""
     half = CANDIDATES // 2
-    found = dict.fromkeys([*first[:half], *second[:half]])
+    merged = dict.fromkeys([*first[:half], *second[:half]])
     for pair in zip(first[half:], second[half:], strict=False):
         for index in pair:
-            if len(found) < CANDIDATES:
-                found.setdefault(index)
-    return list(found)
+            if len(merged) < CANDIDATES:
+                merged.setdefault(index)
+    return list(merged)

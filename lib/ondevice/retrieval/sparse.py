@@ -23,11 +23,11 @@ def words(text: str) -> list[str]:
 
     On the documentation corpus the parts raise recall@10 from 0.64 to 0.79.
     """
-    found = []
+    lowered = []
     for word in _WORD.findall(text):
         parts = _PART.findall(word)
-        found += [word.lower(), *(part.lower() for part in parts if len(parts) > 1)]
-    return found
+        lowered += [word.lower(), *(part.lower() for part in parts if len(parts) > 1)]
+    return lowered
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SparseIndex:
         return cls(index)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, np.ndarray]) -> SparseIndex:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SparseIndex:
         """The index that `arrays` was taken of. Raises KeyError or ValueError on any other arrays."""
         index = _empty()
         index.vocab_dict = json.loads(arrays["vocabulary"].tobytes())
@@ -64,7 +64,7 @@ class SparseIndex:
 
     @property
     def size(self) -> int:
-        """Number of texts."""
+        """How many texts are indexed."""
         return int(self.bm25.scores["num_docs"])
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,16 +79,16 @@ class SparseIndex:
         return scores, ids
 
     def ceiling(self, query: str) -> float:
-        """What no text's score reaches: the sum of all the query's words' idf, unknown words' too."""
+        """A bound that no text's score reaches: the sum of all the query's words' idf, unknown words' too."""
         ends = self.bm25.scores["indptr"]
-        known = self.bm25.vocab_dict
-        places = [known.get(word) for word in words(query)]
-        counts = [0 if place is None else int(ends[place + 1] - ends[place]) for place in places]
+        vocabulary = self.bm25.vocab_dict
+        columns = [vocabulary.get(word) for word in words(query)]
+        counts = [0 if column is None else int(ends[column + 1] - ends[column]) for column in columns]
         return sum(math.log1p((self.size - count + 0.5) / (count + 0.5)) for count in counts)
 
     def _scores(self, query: str) -> np.ndarray:
-        known = [word for word in words(query) if word in self.bm25.vocab_dict]
-        return self.bm25.get_scores(known) if known else np.zeros(self.size, np.float32)
+        in_vocabulary = [word for word in words(query) if word in self.bm25.vocab_dict]
+        return self.bm25.get_scores(in_vocabulary) if in_vocabulary else np.zeros(self.size, np.float32)
 
 
 def _empty() -> bm25s.BM25:

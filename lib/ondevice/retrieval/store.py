@@ -48,27 +48,27 @@ def kept_sparse_index(texts: Sequence[str | Titled], path: Path, mode: int = 0o6
     try:
         with np.load(path, allow_pickle=False) as arrays:  # a zip file: each array is checked by its sum as it is read
             if str(arrays["key"]) == key:
-                return SparseIndex.of(arrays)
+                return SparseIndex.from_arrays(arrays)
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever a damaged or foreign file raises
         _LOG.warning("A damaged index is made anew (%s: %s).", path.name, type(error).__name__)
-    made = SparseIndex.build(texts)
-    kept: dict[str, Any] = {"key": np.array(key), **made.arrays}
+    index = SparseIndex.build(texts)
+    kept: dict[str, Any] = {"key": np.array(key), **index.arrays}
     try:
         with assets.writing(path, mode) as temporary:
             np.savez(temporary, **kept)
     except OSError as error:
         _LOG.warning("The index could not be kept (%s).", error.strerror)
-    return made
+    return index
 
 
 def _vectors(block: list[str], encoder: Embedder) -> np.ndarray:
     path = assets.cache_folder("retrieval") / f"vectors-{digest(block, _FORMAT, encoder.key)}.npy"
     if not path.is_file():
-        made = encoder(block)
+        computed = encoder(block)
         with assets.writing(path) as temporary:
-            np.save(temporary, made)
+            np.save(temporary, computed)
     vectors = np.load(path, allow_pickle=False)
     if vectors.shape != (len(block), encoder.size):
         raise ValueError(f"{path} does not fit its texts: delete it.")

@@ -33,11 +33,11 @@ def check_k(k: int, pool: int) -> None:
 
 def digest(texts: Sequence[str], *settings: object) -> str:
     """A key for files made from these texts with these settings."""
-    made = sha256(repr(settings).encode())
+    checksum = sha256(repr(settings).encode())
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
-        made.update(len(encoded).to_bytes(8, "little") + encoded)
-    return made.hexdigest()[:24]
+        checksum.update(len(encoded).to_bytes(8, "little") + encoded)
+    return checksum.hexdigest()[:24]
 
 
 def best(scores: np.ndarray, k: int) -> np.ndarray:
@@ -45,5 +45,5 @@ def best(scores: np.ndarray, k: int) -> np.ndarray:
     threshold = np.partition(scores, -k)[-k]
     above = np.flatnonzero(scores > threshold)
     equal = np.flatnonzero(scores == threshold)[: k - len(above)]
-    found = np.concatenate([above, equal])
-    return found[np.lexsort((found, -scores[found]))]
+    positions = np.concatenate([above, equal])
+    return positions[np.lexsort((positions, -scores[positions]))]

@@ -11,11 +11,14 @@ from types import FrameType
 
 from ondevice import assets, commands
 from ondevice.commands import count, positive
-from ondevice.run.job import SCOREBOARD, Job, Layout
+from ondevice.run.job import SCOREBOARD, Job, Layout, read_record
 from ondevice.run.parameters import ParameterError, read_parameters
 from ondevice.run.plan import plan
 from ondevice.run.progress import report
 from ondevice.run.schedule import run_all
+
+with commands.loading("ondevice-run", "notebooks"):  # which the processes that it starts need
+    import psutil  # noqa: F401
 
 
 def main(arguments: Sequence[str], layout: Layout | None = None) -> int:
@@ -33,8 +36,10 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
     parser = commands.Parser(
         "ondevice-run",
         example="ondevice-run disco --set alpha=0.05,0.3 --jobs 2",
-        description="Run the papers' notebooks, each in a process of its own. `publish` as the first word publishes\n"
-        "what finished runs made to figures/; nothing else writes there.",
+        description="Run the papers' notebooks, each in a process of its own, and judge what comes out. Results go to\n"
+        "runs/. A finished run is not repeated while what it uses stays the same (--force repeats it). Verdicts hold\n"
+        "for the notebook's own parameters; --params and --set change them. `ondevice-run publish` puts what finished\n"
+        "runs made into figures/; nothing else writes there.",
     )
     add = parser.add_argument
     add("papers", nargs="*", metavar="paper", help="notebooks to run (default: all, the quickest first)")
@@ -48,12 +53,30 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
     add("--list", action="store_true", help="show papers, parameters and finished runs; run nothing")
     options = parser.parse_args(arguments)
     jobs = plan(options.papers, options.params, options.settings, options.timeout, layout)
+    for line in _not_of_this_layout(jobs):
+        print(line)
     if options.list:
         print("\n\n".join(_listed(job) for job in {job.paper: job for job in jobs}.values()))
         return 0
     outcomes = run_all(jobs, workers=options.jobs, force=options.force)
     print(report(outcomes))
     return int(any(outcome.status == "failed" for outcome in outcomes))
+
+
+def _not_of_this_layout(jobs: Sequence[Job]) -> list[str]:
+    """A line for each paper of the jobs that has run folders whose results are of an old form, or cannot be read."""
+    lines = []
+    for paper, layout in {job.paper: job.layout for job in jobs}.items():
+        folders = []
+        for file in sorted((layout.runs / paper).glob("*/result.json")):
+            record = read_record(file) or {}
+            present = record.get("parameters_hash") == file.parent.name and "fingerprint" in record
+            if file.parent.suffix != ".part" and not present:
+                folders.append(layout.relative(file.parent))
+        if folders:
+            what = "result.json is of an old layout or cannot be read"
+            lines.append(f"{paper}: skipped, since their {what}: {', '.join(folders)}")
+    return lines
 
 
 def _publish(arguments: Sequence[str], layout: Layout | None) -> int:
@@ -87,11 +110,11 @@ def publish(papers: Sequence[str], layout: Layout | None) -> list[str]:
 
 def _mirror(job: Job) -> list[str]:
     """Make figures/<paper>/ equal to the run's, each file whole or not at all."""
-    made = job.folder / "figures" / job.paper
+    new = job.folder / "figures" / job.paper
     published = job.layout.figures / job.paper
     lines = []
-    for name in sorted({path.name for folder in (made, published) for path in folder.glob("[!.]*") if path.is_file()}):
-        source = made / name
+    for name in sorted({path.name for folder in (new, published) for path in folder.glob("[!.]*") if path.is_file()}):
+        source = new / name
         target = published / name
         if source.is_file() and target.is_file() and filecmp.cmp(source, target, shallow=False):
             continue

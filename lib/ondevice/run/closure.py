@@ -63,6 +63,11 @@ def closure(library: Path, code: Iterable[str]) -> Closure:
     return Closure(modules, frozenset(others), frozenset(strings))
 
 
+def imports(code: Iterable[str]) -> frozenset[str]:
+    """The dotted names that pieces of code import, each a module or an object of one; raises SyntaxError as above."""
+    return frozenset[str]().union(*(_read(_without_magics(text)).imports for text in code))
+
+
 def code_hash(library: Path, modules: Mapping[str, Path]) -> str:
     """SHA-256 over the modules' paths below the library's folder and their texts."""
     digest = hashlib.sha256()
@@ -79,8 +84,8 @@ def versions(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def named(folder: Path, strings: Iterable[str]) -> list[Path]:
     """The files and folders directly below a folder whose name, with or without its suffix, is one of the strings."""
-    known = set(strings)
-    return sorted(path for path in folder.glob("[!.]*") if path.name in known or path.stem in known)
+    names = set(strings)
+    return sorted(path for path in folder.glob("[!.]*") if path.name in names or path.stem in names)
 
 
 @functools.cache

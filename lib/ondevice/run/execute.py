@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, Literal
 
-import psutil
 import yaml
 
 from ondevice import assets
@@ -135,6 +134,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
     The kernel is interrupted first, so that it can remove its temporary files; then all are killed.
     """
+    import psutil
+
     papermill = psutil.Process(process.pid)
     family = [papermill, *papermill.children(recursive=True)]
     for number, members, seconds in ((signal.SIGINT, papermill.children(), _GRACE), (signal.SIGKILL, family, 0)):

@@ -26,10 +26,10 @@ class Layout:
 
     def papers(self, named: Sequence[str] = ()) -> list[str]:
         """Names of the notebooks, or of those that are named, the scoreboard last."""
-        known = sorted(path.stem for path in self.notebooks.glob("*.ipynb"))
-        if unknown := [name for name in named if name not in known]:
-            raise ValueError(f"There is no notebook for {', '.join(unknown)}. The papers: {', '.join(known)}.")
-        return sorted(set(named or known), key=lambda name: (name == SCOREBOARD, name))
+        papers = sorted(path.stem for path in self.notebooks.glob("*.ipynb"))
+        if unknown := [name for name in named if name not in papers]:
+            raise ValueError(f"There is no notebook for {', '.join(unknown)}. The papers: {', '.join(papers)}.")
+        return sorted(set(named or papers), key=lambda name: (name == SCOREBOARD, name))
 
     def notebook(self, paper: str) -> Path:
         return self.notebooks / f"{paper}.ipynb"

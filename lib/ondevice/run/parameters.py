@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import threadpoolctl
 import yaml
 
 from ondevice.run.job import Layout
@@ -83,8 +82,8 @@ def read_parameters(notebook: Path) -> dict[str, Parameter]:
         except (AttributeError, ValueError):
             wrong = ast.unparse(node)
             raise ParameterError(f"{notebook.stem}: {wrong} is no parameter, which is name: type = literal.") from None
-        said = text.splitlines()[node.lineno - 1].partition("  # ")[2]
-        parameters[name] = Parameter(name, kind, default, said, _INTERVAL.search(said) or _CHOICE.search(said))
+        comment = text.splitlines()[node.lineno - 1].partition("  # ")[2]
+        parameters[name] = Parameter(name, kind, default, comment, _INTERVAL.search(comment) or _CHOICE.search(comment))
     return parameters
 
 
@@ -95,11 +94,11 @@ def check_parameters(paper: str, namespace: Mapping[str, Any], layout: Layout | 
     but the notebook does not have. A parameter `threads` sets that of the numeric libraries; where it is 0, it becomes
     what the runner gives, else all cores.
     """
-    known = read_parameters((layout or Layout()).notebook(paper))
+    parameters = read_parameters((layout or Layout()).notebook(paper))
     injected = ast.parse("\n".join(text for text in namespace.get("In", []) if text.startswith("# Parameters\n")))
     names = [ast.unparse(target) for node in injected.body if isinstance(node, ast.Assign) for target in node.targets]
-    given = {name: namespace[name] for name in dict.fromkeys([*known, *names]) if name in namespace}
-    values = checked(paper, known, given, "The parameters")
+    given = {name: namespace[name] for name in dict.fromkeys([*parameters, *names]) if name in namespace}
+    values = checked(paper, parameters, given, "The parameters")
     if "threads" in values:
         values["threads"] = set_threads(values["threads"])
     return values
@@ -112,6 +111,8 @@ def cores() -> int:
 
 def set_threads(threads: int) -> int:
     """Limit numeric libraries to so many threads: those loaded later by their variables, the others at once."""
+    import threadpoolctl
+
     threads = threads or int(os.environ.get(THREAD_VARIABLES[0], cores()))
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     threadpoolctl.threadpool_limits(threads)
@@ -149,12 +150,12 @@ def checked(paper: str, parameters: Mapping[str, Parameter], given: Mapping[str,
     for name, value in given.items():
         if name not in parameters:
             raise ParameterError(f"{source}: {paper} has no parameter {name!r}; it has {', '.join(parameters)}.")
-        known = parameters[name]
+        parameter = parameters[name]
         try:
-            values[name] = value = _like(value, known.default)
+            values[name] = value = _like(value, parameter.default)
         except (TypeError, ValueError):
-            wrong = f"is {known.type}, and {value!r} is {type(value).__name__}"
+            wrong = f"is {parameter.type}, and {value!r} is {type(value).__name__}"
             raise ParameterError(f"{source}: {name} of {paper} {wrong}.") from None
-        if known.limits and not all(_within(known.limits, item) for item in _flat(value)):
-            raise ParameterError(f"{source}: {name} of {paper} is in {known.limits[0]}, and {value!r} is not.")
+        if parameter.limits and not all(_within(parameter.limits, item) for item in _flat(value)):
+            raise ParameterError(f"{source}: {name} of {paper} is in {parameter.limits[0]}, and {value!r} is not.")
     return values

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ondevice.run.job import SCOREBOARD, Job, Layout, read_record
+from ondevice.run.moved import new_paths
 from ondevice.run.parameters import Parameter, ParameterError, checked, grid, read_parameters
 
 
@@ -19,7 +22,8 @@ def plan(
     """The jobs for the named papers (all when none is named), one for each combination of the settings.
 
     params: `full`, `paper` or another name for notebooks/params/<paper>.<name>.yaml, or the path of a YAML file.
-    settings: `name=value` texts, which win over the file. Raises ValueError, mostly ParameterError.
+    settings: `name=value` texts, which win over the file. Raises ValueError, mostly ParameterError; for a notebook that
+    imports an old path of the library, too.
     """
     layout = layout or Layout()
     chosen = sorted(layout.papers(papers), key=lambda paper: (paper == SCOREBOARD, _seconds(paper, layout), paper))
@@ -30,6 +34,7 @@ def plan(
     combinations = list(grid(settings))
     jobs = []
     for paper in chosen:
+        _require_present_paths(paper, layout)
         parameters = read_parameters(layout.notebook(paper))
         defaults = {name: parameter.default for name, parameter in parameters.items()}
         base = _of_file(params, paper, parameters, layout) if params else {}
@@ -38,6 +43,16 @@ def plan(
             changed = {name: value for name, value in values.items() if value != defaults[name]}
             jobs.append(Job(paper, values, changed, layout, timeout))
     return list({job.folder: job for job in jobs}.values())
+
+
+def _require_present_paths(paper: str, layout: Layout) -> None:
+    """Raise ParameterError where a notebook imports the library by old paths; a syntax error is left to its run."""
+    cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
+    with suppress(SyntaxError):
+        moved = new_paths(layout.library, ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
+        if moved:
+            paths = ", ".join(f"{old} is {new} now" for old, new in moved.items())
+            raise ParameterError(f"notebooks/{paper}.ipynb imports what has moved: {paths}.")
 
 
 def _seconds(paper: str, layout: Layout) -> float:

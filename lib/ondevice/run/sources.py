@@ -70,7 +70,7 @@ def fill(notebook: Path, library: Path) -> list[str]:
             changed.append(cell["id"])
         cell["metadata"][HASH] = digest(text)
     if json.dumps(contents) != before:
-        assets.write_text(notebook, json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
+        assets.write_text(notebook, json.dumps(contents, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     return changed
 
 

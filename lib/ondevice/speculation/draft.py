@@ -17,7 +17,7 @@ class Draft:
 
     tokens: [n] token ids; n = 0 is a plain step.
     parents: [n] each node's parent, a node before it; -1 is the root.
-    ranks: [n] place of each node among its parent's candidates, from 1; for templates, tables and figures.
+    ranks: [n] rank of each node among its parent's candidates, from 1; for templates, tables and figures.
     Raises ValueError on anything else.
     """
 
@@ -27,7 +27,7 @@ class Draft:
         self.parents = integers(parents, "A draft's parents") if n else np.empty(0, np.int64)
         self.ranks = np.ones(n, np.int64) if ranks is None else np.asarray(ranks, np.int64)
         if not n == len(self.parents) == len(self.ranks):
-            raise ValueError("A draft has one parent and one rank a token.")
+            raise ValueError("A draft has one parent and one rank for each token.")
         if not ((self.parents >= -1) & (self.parents < np.arange(n))).all():
             raise ValueError("A draft's parents are -1 or earlier nodes.")
 
@@ -58,9 +58,9 @@ class Draft:
         kept = np.flatnonzero(self.depths[:nodes] <= depth)
         if len(kept) == len(self):
             return self
-        places = np.full(len(self) + 1, -1)  # the last stands for the root, parent -1
-        places[kept] = np.arange(len(kept))
-        return Draft(self.tokens[kept], places[self.parents[kept]], self.ranks[kept])
+        row_of = np.full(len(self) + 1, -1)  # the last stands for the root, parent -1
+        row_of[kept] = np.arange(len(kept))
+        return Draft(self.tokens[kept], row_of[self.parents[kept]], self.ranks[kept])
 
 
 EMPTY = Draft((), ())

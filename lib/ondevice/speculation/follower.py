@@ -18,22 +18,22 @@ class Follower:
 
     def __init__(self, lm: CausalLM, prompt: Sequence[int]) -> None:
         self.session: Session = lm.start(len(prompt))
-        self._said = 0  # of the session's tokens, those that are known to be the target's
+        self._confirmed = 0  # of the session's tokens, those that are known to be the target's
         if len(prompt) <= lm.context:
             self.session.prefill(prompt)
-            self._said = len(prompt)
+            self._confirmed = len(prompt)
 
     def follow(self, tokens: Sequence[int]) -> Tensor | None:
         """Logits [V] after tokens[-1]; None where the context does not hold the tokens. Runs only what is new."""
         session = self.session
         if len(tokens) > session.lm.context:
             return None
-        shared = self._said
+        shared = self._confirmed
         end = min(session.length, len(tokens) - 1)  # the last token is run in any case, for its logits
         while shared < end and session.tokens[shared] == tokens[shared]:
             shared += 1
         session.rollback(min(shared, end))
-        self._said = len(tokens)
+        self._confirmed = len(tokens)
         return session.extend(tokens[session.length :])[-1]
 
     def go_on(self, token: int) -> Tensor | None:
@@ -45,4 +45,4 @@ class Follower:
     def rewind(self, length: int) -> None:
         """Forget everything from `length` on, rows that another model would have written otherwise."""
         self.session.rollback(min(length, self.session.length))
-        self._said = min(self._said, length)
+        self._confirmed = min(self._confirmed, length)

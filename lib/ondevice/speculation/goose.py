@@ -37,23 +37,23 @@ class Goose(TokenRecycling):
         spine = self._spine(tokens)[: max(1, int(self.share * budget))]
         if not spine:
             return super().propose(tokens, budget)
-        found = [*spine]
+        drafted = [*spine]
         parents = [*range(-1, len(spine) - 1)]
         keys = [tokens[-1], *spine]
         for rank in range(K):
-            for place, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 candidate = int(self.matrix[key, rank])
-                if len(found) < budget and candidate != dict(enumerate(spine)).get(place):
-                    found.append(candidate)
-                    parents.append(place - 1)
-        return Draft(found, parents)
+                if len(drafted) < budget and candidate != dict(enumerate(spine)).get(index):
+                    drafted.append(candidate)
+                    parents.append(index - 1)
+        return Draft(drafted, parents)
 
     def _spine(self, tokens: Sequence[int]) -> list[int]:
         self._text.extend(tokens[len(self._text) :])
         for token in tokens[self._read :]:
             self._match = self.corpus.advance(self._match, token)
         self._read = len(tokens)
-        length, places = self._text.after(tokens[-self._text.longest :])
+        length, followers = self._text.after(tokens[-self._text.longest :])
         if length > 1 or length >= self._match.length:
-            return self._text.text[places[-1] :][:SPINE] if places else []
+            return self._text.text[followers[-1] :][:SPINE] if followers else []
         return self.corpus.continuation(self._match, SPINE)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_ROWS = 64  # that are worked on at once
-_BLOCK = 128  # ids a block: fastest of 16 to 512 at vocabularies of 8,192 and 151,936
+_ROWS = 64  # rows that are worked on at once
+_BLOCK = 128  # ids of a block: fastest of 16 to 512 at vocabularies of 8,192 and 151,936
 
 
 def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(values, places) of the k largest of each row of scores [n, V], falling.
+    """(values, ids) of the k largest of each row of scores [n, V], falling.
 
     They lie in the k blocks with the greatest maxima, so only these are searched.
     """
     rows, width = scores.shape
     blocks = width // _BLOCK
     if width % _BLOCK or k >= blocks:
-        found = scores.topk(k, dim=-1)
-        return found.values, found.indices
+        top = scores.topk(k, dim=-1)
+        return top.values, top.indices
     best = scores.view(rows, blocks, _BLOCK).amax(-1).topk(k, dim=-1).indices
     flat = best + torch.arange(0, rows * blocks, blocks, device=best.device)[:, None]
     values, inside = scores.view(-1, _BLOCK)[flat.view(-1)].view(rows, -1).topk(k, dim=-1)
@@ -37,9 +37,9 @@ class Likeliest:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and probabilities [n, k], falling."""
-        found = [self._part(part) for part in logits.split(_ROWS)]
-        tokens, probabilities = (torch.cat(parts) for parts in zip(*found, strict=True))
+        """The k likeliest tokens and their probabilities, each [n, k], falling."""
+        batches = [self._part(part) for part in logits.split(_ROWS)]
+        tokens, probabilities = (torch.cat(parts) for parts in zip(*batches, strict=True))
         return tokens, probabilities
 
     def _part(self, logits: Tensor) -> tuple[Tensor, Tensor]:

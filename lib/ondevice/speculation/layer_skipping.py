@@ -57,7 +57,7 @@ class LayerSkipping(Drafter):
         self._confidence, self._longest, self._window = confidence, longest, window
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Prefill the prompt."""
+        """Prefill the prompt in the drafter's own session."""
         self._follower = Follower(self.lm, prompt)
         self._prompt = len(prompt)
         self._output = list[int]()
@@ -68,7 +68,7 @@ class LayerSkipping(Drafter):
         """The chain first, then its side branches from the root downwards."""
         chain: list[int] = []
         leaves: list[tuple[int, int]] = []  # and the node above
-        with skipped([self._parts[place] for place in self.search.best]):
+        with skipped([self._parts[index] for index in self.search.best]):
             logits = self._follower.follow(tokens)
             while logits is not None:
                 self.forwards += 1
@@ -85,20 +85,20 @@ class LayerSkipping(Drafter):
     def observe(self, step: Verified) -> None:
         """Try one more set of sublayers, once the output is long enough."""
         self._output += step.emitted if self._output else [step.root, *step.emitted]
-        known = self._output[: self._window + 1]
-        fits = self._prompt + len(known) <= self.lm.context
+        output = self._output[: self._window + 1]
+        fits = self._prompt + len(output) <= self.lm.context
         if self.search.is_over or len(self._output) <= self._window or not fits:
             return
-        if self.search.try_one(lambda places: self._score(places, known)):
+        if self.search.try_one(lambda indices: self._score(indices, output)):
             self._follower.rewind(self._prompt)
 
-    def _score(self, places: NDArray[np.int64], known: list[int]) -> float:
+    def _score(self, indices: NDArray[np.int64], output: list[int]) -> float:
         """Share of the known output that the model says without these sublayers, in one forward."""
         self.forwards += 1
-        with skipped([self._parts[place] for place in places]):
-            said = self._judge.verify(TokenTree.chain(known[:-1])).argmax(-1)
+        with skipped([self._parts[index] for index in indices]):
+            likeliest = self._judge.verify(TokenTree.chain(output[:-1])).argmax(-1)
         self._judge.rollback(self._prompt)
-        return float(np.mean(said.cpu().numpy() == np.array(known[1:])))
+        return float(np.mean(likeliest.cpu().numpy() == np.array(output[1:])))
 
 
 def _likeliest(logits: Tensor) -> tuple[list[int], float]:
@@ -107,8 +107,8 @@ def _likeliest(logits: Tensor) -> tuple[list[int], float]:
     sure = float(shares.max())
     first = int(logits.argmax())
     many = next(count for above, count in SIDE if sure > above)
-    found: list[int] = shares.topk(min(many, len(shares))).indices.tolist()
-    return [first, *(token for token in found if token != first)], sure
+    likely: list[int] = shares.topk(min(many, len(shares))).indices.tolist()
+    return [first, *(token for token in likely if token != first)], sure
 
 
 # Skipping
@@ -155,7 +155,7 @@ def skipped(parts: Sequence[Sublayer]) -> Iterator[None]:
 
 
 class SkipSearch:
-    """The best set so far, and when to stop. A set is a sorted array of places among `parts`.
+    """The best set so far, and when to stop. A set is a sorted array of indices of `parts`.
 
     parts: sublayers that may be skipped. It starts from every odd layer, as long as no set has been scored better.
     enough, patience, tries: it stops at a score above `enough`, after `patience` tries that were no better, or after
@@ -172,21 +172,21 @@ class SkipSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stop rule holds."""
+        """Whether the search has stopped."""
         enough, patience, tries = self._limits
         return self.score > enough or self._idle >= patience or len(self._scores) >= tries
 
     def try_one(self, score_of: Callable[[NDArray[np.int64]], float]) -> bool:
         """Score one more set; whether it became the best. The first is the start set itself."""
         first = not self._scores
-        found = self.best if first else self._next()
-        score = score_of(found)
-        self._tried.append(found)
+        candidate = self.best if first else self._next()
+        score = score_of(candidate)
+        self._tried.append(candidate)
         self._scores.append(score)
         if score <= self.score:
             self._idle += 1
             return False
-        self.best, self.score, self._idle = found, score, 0
+        self.best, self.score, self._idle = candidate, score, 0
         return not first
 
     def _next(self) -> NDArray[np.int64]:
@@ -208,4 +208,4 @@ class SkipSearch:
 
     def _vectors(self, sets: list[NDArray[np.int64]]) -> NDArray[np.float64]:
         """[sets, parts], 1 where a part is skipped."""
-        return np.array([np.isin(np.arange(self.parts), places) for places in sets], float)
+        return np.array([np.isin(np.arange(self.parts), indices) for indices in sets], float)

@@ -20,7 +20,7 @@ class LogitSpec(Drafter):
     """Drafts what followed the last n-gram, and beside it the likeliest guesses with what followed them.
 
     The logits that chose the newest token have other likely tokens: these are guessed to come after it. Of several
-    places of an n-gram the newest counts that goes on for `COPIED` tokens. Published rules, the pool of a request.
+    positions of an n-gram the newest counts that goes on for `COPIED` tokens. Published rules, the pool of a request.
     """
 
     name = "LogitSpec"
@@ -39,15 +39,15 @@ class LogitSpec(Drafter):
             if guess != tokens[-1]:
                 length = next((length for most, length in LENGTHS if rank <= most), 1)
                 chains.append([guess, *self._copied([*tokens[-NGRAM:], guess])][:length])
-        found = list[int]()
+        drafted = list[int]()
         parents = list[int]()
         for chain in chains:
             for depth, token in enumerate(chain):
-                parents.append(len(found) - 1 if depth else -1)
-                found.append(token)
-            if len(found) >= budget:
+                parents.append(len(drafted) - 1 if depth else -1)
+                drafted.append(token)
+            if len(drafted) >= budget:
                 break
-        return Draft(found[:budget], parents[:budget]) if found else EMPTY
+        return Draft(drafted[:budget], parents[:budget]) if drafted else EMPTY
 
     def observe(self, step: Verified) -> None:
         """Keep the guesses of the logits that chose the newest token."""
@@ -55,7 +55,7 @@ class LogitSpec(Drafter):
         self._guesses = torch.topk(row, min(GUESSES, len(row))).indices.tolist()
 
     def _copied(self, context: Sequence[int]) -> list[int]:
-        _, places = self._text.after(context)
-        whole = [place for place in places[-COPIED:] if place + COPIED <= len(self._text)]
-        start = (whole or places or [len(self._text)])[-1 if whole else 0]
+        _, positions = self._text.after(context)
+        whole = [position for position in positions[-COPIED:] if position + COPIED <= len(self._text)]
+        start = (whole or positions or [len(self._text)])[-1 if whole else 0]
         return self._text.text[start : start + COPIED]

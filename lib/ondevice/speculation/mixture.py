@@ -17,7 +17,7 @@ from ondevice.speculation.store import ORDERS, Store
 
 LEAST = 1e-3  # a node's least chance
 WIDEST = 12  # children of a node
-RECENT = 32  # places of a match that are counted
+RECENT = 32  # positions of a match that are counted
 CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6)  # of matches in the request's text by length; longer ones are of the last
 KEPT = 50_000  # tokens of answers, which take some 60 MB
 SHAPE = max(CLASSES) + 1, 1 + ORDERS  # of weights, before their sources
@@ -51,23 +51,23 @@ def grow_likeliest(
     queue: list[tuple[Any, ...]] = []
     order = count()
 
-    def offer(above: float, parent: int, number: int, mine: list[tuple[int, float]], known: list[int]) -> None:
-        if number < len(mine) and above * mine[number][1] > least:
-            heappush(queue, (-above * mine[number][1], next(order), above, parent, number, mine, known))
+    def offer(above: float, parent: int, number: int, candidates: list[tuple[int, float]], prefix: list[int]) -> None:
+        if number < len(candidates) and above * candidates[number][1] > least:
+            heappush(queue, (-above * candidates[number][1], next(order), above, parent, number, candidates, prefix))
 
-    def expand(chance: float, node: int, known: list[int]) -> None:
-        mine, length = children(known)
-        offer(chance, node, 0, mine, known[len(known) - length :])
+    def expand(chance: float, node: int, prefix: list[int]) -> None:
+        candidates, length = children(prefix)
+        offer(chance, node, 0, candidates, prefix[len(prefix) - length :])
 
     expand(1.0, -1, context)
     while queue and len(tokens) < budget:
-        chance, _, above, parent, number, mine, known = heappop(queue)
-        tokens.append(mine[number][0])
+        chance, _, above, parent, number, candidates, prefix = heappop(queue)
+        tokens.append(candidates[number][0])
         parents.append(parent)
         chances.append(-chance)
-        offer(above, parent, number + 1, mine, known)
+        offer(above, parent, number + 1, candidates, prefix)
         if len(tokens) < budget:
-            expand(-chance, len(tokens) - 1, [*known, mine[number][0]])
+            expand(-chance, len(tokens) - 1, [*prefix, candidates[number][0]])
     return tokens, parents, chances
 
 
@@ -107,7 +107,7 @@ class Mixture(Drafter):
         self.mix, self.grow, self.size = mix, grow, size
         # A node pays where its chance is beyond its cost, at the rate of plain passes or a better one.
         self.least = LEAST if seconds is None else max(LEAST, float(np.diff(seconds).min() / seconds[0]))
-        self.said = NGrams(longest=ORDERS)
+        self.answers = NGrams(longest=ORDERS)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Read the prompt; earlier answers stay."""
@@ -118,23 +118,23 @@ class Mixture(Drafter):
         """The likeliest nodes below the last token."""
         self.text.extend(tokens[len(self.text) :])
         most = budget if self.seconds is None else min(budget, len(self.seconds) - 1)
-        found, parents, chances = self.grow(self._children, list(tokens[-self.text.longest :]), most, self.least)
-        pay = len(found) if self.seconds is None else self.size(chances, self.seconds)
-        return Draft(found[:pay], parents[:pay])
+        drafted, parents, chances = self.grow(self._children, list(tokens[-self.text.longest :]), most, self.least)
+        pay = len(drafted) if self.seconds is None else self.size(chances, self.seconds)
+        return Draft(drafted[:pay], parents[:pay])
 
     def end(self, tokens: Sequence[int]) -> None:
         """Keep the answer, for later requests; after very many of them, begin anew."""
-        if len(self.said) > KEPT:
-            self.said = NGrams(longest=ORDERS)
-        self.said.extend([*tokens[max(0, self._prompt - ORDERS) :], SEPARATOR])
+        if len(self.answers) > KEPT:
+            self.answers = NGrams(longest=ORDERS)
+        self.answers.extend([*tokens[max(0, self._prompt - ORDERS) :], SEPARATOR])
 
     def sources(self, context: list[int]) -> tuple[int, int, int, list[Share]]:
         """(length of the request's match, its class, longest order elsewhere, p by token of every source)."""
-        length, places = self.text.after(context)
+        length, positions = self.text.after(context)
         text = self.text.text
-        ends: list[Share] = [{text[places[0]]: 1.0}, {text[places[-1]]: 1.0}] if places else [{}, {}]
-        order, said = self.said.after(context, ORDERS)
-        shares = [_counted(self.text, places), *ends, _counted(self.said, said)]
+        ends: list[Share] = [{text[positions[0]]: 1.0}, {text[positions[-1]]: 1.0}] if positions else [{}, {}]
+        order, answer_positions = self.answers.after(context, ORDERS)
+        shares = [_counted(self.text, positions), *ends, _counted(self.answers, answer_positions)]
         for store in self.stores:
             longest, share = store.after(context)
             order = max(order, longest)
@@ -146,12 +146,12 @@ class Mixture(Drafter):
         return self.mix(self.weights[kind][order], shares), max(length, order)
 
 
-def _counted(text: NGrams, places: Sequence[int]) -> Share:
-    """The share of each token among those at the last places."""
-    recent = places[-RECENT:]
-    found = dict[int, float]()
-    for place in recent:
-        token = text.text[place]
-        found[token] = found.get(token, 0.0) + 1 / len(recent)
-    found.pop(SEPARATOR, None)
-    return found
+def _counted(text: NGrams, positions: Sequence[int]) -> Share:
+    """The share of each token among those at the last positions."""
+    recent = positions[-RECENT:]
+    share = dict[int, float]()
+    for position in recent:
+        token = text.text[position]
+        share[token] = share.get(token, 0.0) + 1 / len(recent)
+    share.pop(SEPARATOR, None)
+    return share

@@ -41,7 +41,7 @@ class PromptLookup(Drafter):
         """The continuation, at most `budget` tokens of it, or nothing."""
         self._text.extend(tokens[len(self._text) :])
         for size in range(min(self.ngram, len(tokens) - 1), 0, -1):
-            length, places = self._text.after(tokens[-size:])
-            if length == size and (self.partial or places[0] <= len(tokens) - max(self.tokens, size + 1)):
-                return Draft.chain(tokens[places[0] : places[0] + min(self.tokens, budget)])
+            length, positions = self._text.after(tokens[-size:])
+            if length == size and (self.partial or positions[0] <= len(tokens) - max(self.tokens, size + 1)):
+                return Draft.chain(tokens[positions[0] : positions[0] + min(self.tokens, budget)])
         return EMPTY

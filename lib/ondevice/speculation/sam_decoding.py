@@ -37,14 +37,14 @@ class SamDecoding(Drafter):
         self._follow(prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """A chain from the longer match."""
+        """What followed the longer match, as a chain."""
         self._text.extend(tokens[len(self._text) : -1])
         self._follow(tokens)
         match = self._text.advance(self._text.match, tokens[-1])
         biased = self._in_corpus.length - STATIC_BIAS
         length = min(LENGTH - 1, GROWTH * max(match.length, biased), budget)
-        found = (self.corpus, self._in_corpus) if match.length < biased else (self._text, match)
-        return Draft.chain(found[0].continuation(found[1], length))
+        longer = (self.corpus, self._in_corpus) if match.length < biased else (self._text, match)
+        return Draft.chain(longer[0].continuation(longer[1], length))
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Match in the corpus what was said since the last call."""
@@ -54,5 +54,5 @@ class SamDecoding(Drafter):
 
 
 def automaton(corpus: Iterable[Sequence[int]]) -> SuffixAutomaton:
-    """Of a corpus, for several drafters: they only read it."""
+    """The automaton of a corpus, for several drafters: they only read it."""
     return SuffixAutomaton(token for sequence in corpus for token in (*sequence, SEPARATOR))

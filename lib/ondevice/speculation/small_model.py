@@ -29,7 +29,7 @@ class SmallModel(Drafter):
         self._heuristic = heuristic
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Prefill the prompt."""
+        """Prefill the prompt in the small model's session."""
         self._follower = Follower(self.lm, prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:

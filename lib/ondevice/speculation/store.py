@@ -31,9 +31,9 @@ class Store:
         self._tables = tables
 
     @classmethod
-    def of(cls, sequences: Iterable[ArrayLike]) -> Store:
-        """Of sequences of ids, over whose ends no context reaches. Raises ValueError where all are shorter than 2."""
-        parts = [np.append(np.asarray(one, np.int64), _SEPARATOR) for one in sequences]
+    def from_sequences(cls, sequences: Iterable[ArrayLike]) -> Store:
+        """Index sequences of ids, no context over their ends. Raises ValueError where all are shorter than 2."""
+        parts = [np.append(np.asarray(sequence, np.int64), _SEPARATOR) for sequence in sequences]
         text = np.concatenate([[_SEPARATOR], *parts])
         if len(text) < 2 + len(parts) or max(map(len, parts)) < 3:
             raise ValueError("A store is of sequences of at least two tokens.")
@@ -45,10 +45,10 @@ class Store:
         tables = []
         for order in range(ORDERS):
             oldest = text[here - order]  # the first token of all is a separator, so that no index runs below 0
-            known = oldest != _SEPARATOR
-            here = here[known]
-            share = share[known]
-            hashes = hashes[known] + (oldest[known] + 1).astype(np.uint64) * np.uint64(_FACTORS[order])
+            complete = oldest != _SEPARATOR
+            here = here[complete]
+            share = share[complete]
+            hashes = hashes[complete] + (oldest[complete] + 1).astype(np.uint64) * np.uint64(_FACTORS[order])
             table, share, once = _order(hashes, after[here], share)
             tables.append(table)
             here, share, hashes = here[~once], share[~once], hashes[~once]
@@ -61,33 +61,33 @@ class Store:
         for token, factor in zip(reversed(context[-ORDERS:]), _FACTORS, strict=False):
             total = (total + (int(token) + 1) * factor) & _MASK  # numpy's integers would overflow
             hashes.append(total)
-        found: dict[int, float] = {}
+        shares: dict[int, float] = {}
         longest = 0
         left = 1.0
         for order in range(len(hashes), 0, -1):
             keys, starts, tokens, chances, backed_off = self._tables[order - 1]
-            place = int(keys.searchsorted(np.uint64(hashes[order - 1])))
-            if place == len(keys) or int(keys[place]) != hashes[order - 1]:
+            index = int(keys.searchsorted(np.uint64(hashes[order - 1])))
+            if index == len(keys) or int(keys[index]) != hashes[order - 1]:
                 continue
             longest = longest or order
-            span = slice(int(starts[place]), int(starts[place + 1]))
+            span = slice(int(starts[index]), int(starts[index + 1]))
             for token, chance in zip(tokens[span].tolist(), chances[span].tolist(), strict=True):
-                found.setdefault(token, left * chance)
-            left *= float(backed_off[place])
-            if len(found) >= K or left < LEAST:
+                shares.setdefault(token, left * chance)
+            left *= float(backed_off[index])
+            if len(shares) >= K or left < LEAST:
                 break
-        return longest, found
+        return longest, shares
 
     def save(self, folder: Path) -> None:
         """Write the arrays into a new folder, which appears whole. Raises OSError where there is one with files."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as temporary:
-            made = Path(temporary) / folder.name
-            made.mkdir()
+            partial = Path(temporary) / folder.name
+            partial.mkdir()
             for order, table in enumerate(self._tables):
                 for part, array in enumerate(table):
-                    np.save(made / f"{order}.{part}.npy", array)
-            made.rename(folder)
+                    np.save(partial / f"{order}.{part}.npy", array)
+            partial.rename(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Store:
@@ -97,7 +97,7 @@ class Store:
 
     @property
     def megabytes(self) -> float:
-        """10^6 bytes of the arrays."""
+        """The size of the arrays, in 10^6 bytes."""
         return sum(array.nbytes for table in self._tables for array in table) / 1e6
 
 

@@ -76,8 +76,8 @@ class SuffixAutomaton:
         while state and token not in self._next[state]:
             state = self._link[state]
             length = self._length[state]
-        found = self._next[state].get(token)
-        return Match() if found is None else Match(found, length + 1)
+        following = self._next[state].get(token)
+        return Match() if following is None else Match(following, length + 1)
 
     def shorter(self, match: Match) -> Match:
         """The longest suffix of what was matched that stands at more places."""
@@ -93,8 +93,8 @@ class SuffixAutomaton:
     def continuation(self, match: Match, count: int) -> list[int]:
         """At most `count` tokens that follow the first occurrence, up to the next separator."""
         start = self._end[match.state]
-        found = self.text[start : start + max(count, 0)]
-        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+        tokens = self.text[start : start + max(count, 0)]
+        return tokens[: tokens.index(SEPARATOR)] if SEPARATOR in tokens else tokens
 
     def _exactly(self, state: int, token: int) -> int:
         """The state whose longest substring is that of `state` and then `token`; split off where there is none yet."""

@@ -33,15 +33,16 @@ class SuffixDecoding(Drafter):
         self._prompt = len(prompt)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """The best of all trees."""
+        """The tree with the greatest score of all matches."""
         self._text.extend(tokens[len(self._text) :])
         for token in tokens[self._read :]:
-            self._matches = [one.advance(at, token) for one, at in zip(self._others, self._matches, strict=True)]
+            pairs = zip(self._others, self._matches, strict=True)
+            self._matches = [automaton.advance(match, token) for automaton, match in pairs]
         self._read = len(tokens)
         best = EMPTY
         score = 0.0
-        places = zip([self._text, *self._others], [self._text.match, *self._matches], strict=True)
-        for automaton, longest in places:
+        texts = zip([self._text, *self._others], [self._text.match, *self._matches], strict=True)
+        for automaton, longest in texts:
             for match in _suffixes(automaton, longest):
                 tree, total = _tree(automaton, match.state, min(budget, int(self.alpha * match.length)))
                 if total > score:
@@ -50,7 +51,7 @@ class SuffixDecoding(Drafter):
         return best
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Keep the output."""
+        """Keep the output, for later requests."""
         self._others[0].extend([*tokens[self._prompt :], SEPARATOR])
 
 

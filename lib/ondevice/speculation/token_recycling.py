@@ -11,7 +11,7 @@ from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.largest import largest
 
-K = 8  # candidates a token
+K = 8  # candidates of a token
 # The published template "2.2.2": how many children each node has, level by level in the order of drafting, the root's
 # first; trailing zeros are left out. Children have the ranks from 1 on, so these counts are the whole tree.
 TEMPLATE = (
@@ -45,7 +45,7 @@ class TokenRecycling(Drafter):
         self.matrix = np.zeros((vocabulary, K), np.int64)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """The template, filled breadth-first."""
+        """The template's first `budget` nodes, filled breadth-first."""
         filled = np.empty(1 + len(PARENTS), np.int64)
         filled[0] = tokens[-1]
         for level in LEVELS:
@@ -59,8 +59,8 @@ class TokenRecycling(Drafter):
         """
         candidates = largest(step.logits, K)[1].cpu().numpy()
         tokens = np.concatenate([[step.root], step.draft.tokens])[::-1]
-        rows, places = np.unique(tokens, return_index=True)  # the first of equals, here the last
-        self.matrix[rows] = candidates[::-1][places]
+        rows, first_rows = np.unique(tokens, return_index=True)  # the first of equals, here the last
+        self.matrix[rows] = candidates[::-1][first_rows]
 
 
 def _template() -> tuple[NDArray[np.int64], NDArray[np.int64], list[slice]]:

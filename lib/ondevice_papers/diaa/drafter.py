@@ -48,7 +48,7 @@ class Learning(Drafter):
         self._waiting: list[tuple[Sequence[int], Fresh]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """The tables stay from request to request."""
+        """Begin a request; the tables stay from request to request."""
         self._prompt = prompt
 
     def prefilled(self, start: int, logits: Tensor) -> None:
@@ -64,7 +64,7 @@ class Learning(Drafter):
         self._write(len(self._waiting) - self.stale)
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Bring the tables up to date."""
+        """End a request: the updates that still wait are written into the tables."""
         self._write(len(self._waiting))
 
     def _write(self, count: int) -> None:
@@ -92,7 +92,7 @@ class Diaa(Learning):
         self.grow, self.template, self.refresh = grow, template, refresh
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget the last request's tree."""
+        """Begin a request without the last one's tree."""
         super().begin(prompt)
         self._shape = EMPTY
         self._age = 0

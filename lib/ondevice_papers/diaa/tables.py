@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ondevice.speculation.largest import Likeliest
 
-K = 8  # candidates a token (Experimental Settings)
+K = 8  # candidates of a token (Experimental Settings)
 NONE = -1  # an empty place of the t-LUT
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Both tables, keyed by the last token: Table 4's sizes are those of one row a vocabulary id.
+    """Both tables, keyed by the last token: Table 4's sizes are those of one row per vocabulary id.
 
     tokens: [V, K] int64, -1 where empty. probabilities: [V, K] float32, 0 where empty. A row's probabilities fall, its
     tokens are distinct, empty places come last. Drafters write into the arrays.
@@ -36,7 +36,7 @@ class Tables:
 
     @property
     def vocabulary(self) -> int:
-        """V, the number of rows."""
+        """V, the number of token ids, and so of rows."""
         return len(self.tokens)
 
     @property
@@ -46,7 +46,7 @@ class Tables:
 
     @property
     def mebibytes(self) -> tuple[float, float]:
-        """Of the t-LUT and of the p-LUT; Table 4 prints MiB as MB."""
+        """The sizes of the t-LUT and of the p-LUT in MiB; Table 4 prints MiB as MB."""
         return self.tokens.nbytes / 2**20, self.probabilities.nbytes / 2**20
 
     def row(self, token: int) -> list[tuple[int, float]]:

@@ -72,11 +72,11 @@ def refill(tables: Tables, root: int, shape: Draft) -> Draft:
     A node whose place is empty is left out with all below it: there is nothing to verify.
     """
     tree = Tree()
-    places = {ROOT: ROOT}
+    numbers = {ROOT: ROOT}  # in the new tree, by the node of the shape
     for node, (parent, rank) in enumerate(zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)):
-        if parent in places and rank <= tables.k:
-            above = places[parent]
+        if parent in numbers and rank <= tables.k:
+            above = numbers[parent]
             token = int(tables.tokens[root if above == ROOT else tree.tokens[above], rank - 1])
             if token != NONE:
-                places[node] = tree.add(token, above, rank, 0.0)
+                numbers[node] = tree.add(token, above, rank, 0.0)
     return tree.draft()

@@ -14,8 +14,8 @@ from ondevice.speculation.largest import Likeliest
 from ondevice_papers.diaa.tables import Fresh, K, Tables, likeliest
 
 TOKENS = 60_000  # of a warm-up text
-WINDOW = 512  # tokens a context
-CHUNK = 256  # tokens a forward, so that n x V logits never exist
+WINDOW = 512  # tokens of a context
+CHUNK = 256  # tokens per forward, so n x V logits never exist
 
 
 def means(keys: NDArray[np.int64], fresh: Fresh, vocabulary: int) -> Tables:
@@ -23,22 +23,22 @@ def means(keys: NDArray[np.int64], fresh: Fresh, vocabulary: int) -> Tables:
 
     keys: [n]. fresh: [n, K] what the model said there; a token outside the K likeliest counts as 0.
     """
-    pairs, places = np.unique(keys[:, None] * vocabulary + fresh.tokens, return_inverse=True)
+    pairs, inverse = np.unique(keys[:, None] * vocabulary + fresh.tokens, return_inverse=True)
     rows, tokens = np.divmod(pairs, vocabulary)
-    sums = np.bincount(places.ravel(), weights=fresh.probabilities.ravel())
+    sums = np.bincount(inverse.ravel(), weights=fresh.probabilities.ravel())
     mean = (sums / np.bincount(keys)[rows]).astype(np.float32)
     order = np.lexsort((tokens, -mean, rows))
     rows, tokens, mean = rows[order], tokens[order], mean[order]
     ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = ranks < K
+    in_row = ranks < K
     tables = Tables.empty(vocabulary)
-    tables.tokens[rows[kept], ranks[kept]] = tokens[kept]
-    tables.probabilities[rows[kept], ranks[kept]] = mean[kept]
+    tables.tokens[rows[in_row], ranks[in_row]] = tokens[in_row]
+    tables.probabilities[rows[in_row], ranks[in_row]] = mean[in_row]
     return tables
 
 
-def said(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
-    """What the model says after each token of a text [n], read in windows that know nothing of each other."""
+def top_k_after_each_token(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
+    """The K likeliest next tokens after each token of a text [n], read in windows that know nothing of each other."""
     parts: list[Fresh] = []
     find = Likeliest(K)
 
@@ -48,12 +48,12 @@ def said(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
     for start in range(0, len(text), WINDOW):
         window = text[start : start + WINDOW]
         lm.start(len(window)).prefill(window, CHUNK, read)
-    return Fresh(*(np.concatenate(found) for found in zip(*parts, strict=True)))
+    return Fresh(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def warm_up(lm: CausalLM, text: NDArray[np.int64]) -> Tables:
-    """The tables of a text."""
-    return means(text, said(lm, text), lm.vocabulary)
+    """The tables of a text [n], by a model that reads it once."""
+    return means(text, top_k_after_each_token(lm, text), lm.vocabulary)
 
 
 def bigrams(text: NDArray[np.int64], vocabulary: int) -> Tables:

@@ -28,7 +28,7 @@ LONGEST_ANSWER = 4096  # tokens
 
 
 class Account:
-    """b of the input tokens: never overdrawn, in the order of time and in the order of the requests.
+    """A budget of b of the input tokens: never overdrawn, in the order of time and in that of the requests.
 
     Requests have numbers, from 0 in the order of their arrival. slack: for each from the oldest open one on, what of
     the budget of all requests up to it those requests have left; a start of one takes from it and from all later ones.
@@ -40,7 +40,7 @@ class Account:
         self.slack = deque([b * arrived - spent])
 
     def arrive(self, tokens: int) -> int:
-        """The number of a request of so many tokens."""
+        """Count a request of so many tokens in, and return its number."""
         self.arrived += tokens
         self.slack.append(self.slack[-1] + self.b * tokens)
         return self.first + len(self.slack) - 1
@@ -56,8 +56,8 @@ class Account:
     def take(self, number: int, tokens: int) -> None:
         """Charge a start, or with a minus give a charge back."""
         self.spent += tokens
-        for place in range(max(0, number - self.first), len(self.slack)):
-            self.slack[place] -= tokens
+        for index in range(max(0, number - self.first), len(self.slack)):
+            self.slack[index] -= tokens
 
     def forget(self, number: int) -> None:
         """No request before this number can start any more."""
@@ -139,9 +139,9 @@ class Dispatcher:
         else:
             ttft = optimal.choices(self.traffic.server, np.array([device_at + device_free_in]), "server")[2][0]
         free = self.account.slack[-1] - self._pledged
-        found = self._choose(ttft, self._share, tokens, self.price, free, self._spare)
-        pledged = tokens * float(self._share[found])
-        order = Order(number, tokens, {self.constrained: float(self._waits[found]), self.other: 0.0}, pledged)
+        choice = self._choose(ttft, self._share, tokens, self.price, free, self._spare)
+        pledged = tokens * float(self._share[choice])
+        order = Order(number, tokens, {self.constrained: float(self._waits[choice]), self.other: 0.0}, pledged)
         self._pledged += pledged
         self._open.append(order)
         return order
@@ -151,10 +151,10 @@ class Dispatcher:
         waiting = self.constrained == "device"
         self._prompt = float(tokens.mean())
         self._spare = 5 * self.budget * self._prompt * waiting
-        found = optimal.choices(self.traffic.server, self.traffic.device_ttft(tokens), self.constrained)
-        self._waits, self._share, _ = found
+        choices = optimal.choices(self.traffic.server, self.traffic.device_ttft(tokens), self.constrained)
+        self._waits, self._share, _ = choices
         target = self._rate(self.budget, self.account.slack[-1] - self._pledged, self._prompt, waiting)
-        self.price = optimal.prices(found, tokens, tokens / tokens.sum(), target, 1e-2)[1]
+        self.price = optimal.prices(choices, tokens, tokens / tokens.sum(), target, 1e-2)[1]
 
     def start(self, order: Order, side: Side, tokens: int) -> bool:
         """Ask before every start of a side (race, fallback, migration), on a prompt and prefix of `tokens` together.

@@ -99,12 +99,12 @@ class Prices:
 
 def server_prices(service: str) -> Prices:
     """API prices of Table 8 for the services traced: GPT, LLaMA, DeepSeek, Command."""
-    row = {"GPT": "GPT-4o-mini", "LLaMA": "LLaMa-3.1-70b", "DeepSeek": "DeepSeek-V2.5", "Command": "Command"}
+    models = {"GPT": "GPT-4o-mini", "LLaMA": "LLaMa-3.1-70b", "DeepSeek": "DeepSeek-V2.5", "Command": "Command"}
     table = assets.paper_table("disco", "table_08_service_pricing")
-    if service not in row:
-        raise ValueError(f"No price for {service!r}; there are {', '.join(row)}.")
-    found = table[table["model"] == row[service]].iloc[0]  # of LLaMA's two vendors, the first is the one traced
-    return Prices(found.input_price_usd_per_million_tokens * 1e-6, found.output_price_usd_per_million_tokens * 1e-6)
+    if service not in models:
+        raise ValueError(f"No price for {service!r}; there are {', '.join(models)}.")
+    row = table[table["model"] == models[service]].iloc[0]  # of LLaMA's two vendors, the first is the one traced
+    return Prices(row.input_price_usd_per_million_tokens * 1e-6, row.output_price_usd_per_million_tokens * 1e-6)
 
 
 def device_prices(model: str, constrained: str, length: int = 32, form: Form | Literal["table6"] = "table6") -> Prices:

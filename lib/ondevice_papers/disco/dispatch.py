@@ -42,12 +42,15 @@ def wait_for_share(server: Latency, share: float) -> tuple[float, float, float]:
 
 
 def corrected(server: Latency, alpha: float, share: float) -> tuple[float, float, float]:
-    """Line 18 as it must be: 1 - F(w*) = alpha + (1 - alpha) share. share: of the boundary length that is paid for."""
+    """Algorithm 2's line 18 as it must be: 1 - F(w*) = alpha + (1 - alpha) share.
+
+    share: of the boundary length that is paid for.
+    """
     return wait_for_share(server, alpha + (1 - alpha) * share)
 
 
 def printed(server: Latency, alpha: float, share: float) -> tuple[float, float, float]:
-    """Line 18 as it stands: F(w*) = share, in which more budget means a longer wait."""
+    """Algorithm 2's line 18 as it stands: F(w*) = share, in which more budget means a longer wait."""
     wait = min(server.quantile(1 - alpha), server.quantile(share))
     return wait, wait, 0.0
 

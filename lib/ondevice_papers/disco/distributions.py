@@ -16,7 +16,7 @@ class Latency:
     samples: np.ndarray
 
     @classmethod
-    def of(cls, seconds: ArrayLike) -> Latency:
+    def from_seconds(cls, seconds: ArrayLike) -> Latency:
         """From measured seconds in any order; raises ValueError on an empty trace, a negative number or a NaN."""
         samples = np.sort(np.asarray(seconds, dtype=float).ravel())
         if not samples.size:
@@ -32,7 +32,7 @@ class Latency:
         return np.concatenate([[0.0], np.cumsum(self.samples)])
 
     def cdf(self, t: ArrayLike) -> np.ndarray:
-        """F(t): the share of samples <= t."""
+        """Distribution function F(t): the share of samples <= t."""
         return np.searchsorted(self.samples, t, side="right") / self.samples.size
 
     def quantile(self, q: float) -> float:
@@ -50,7 +50,7 @@ class Latency:
 
     @property
     def mean(self) -> float:
-        """E[S], seconds."""
+        """Mean latency E[S], seconds."""
         return float(self._sums[-1] / self.samples.size)
 
 
@@ -61,7 +61,7 @@ class Lengths:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, tokens: ArrayLike) -> Lengths:
+    def from_tokens(cls, tokens: ArrayLike) -> Lengths:
         """From one length in tokens per prompt; raises ValueError on none, a length under 1 or a fraction."""
         tokens = np.asarray(tokens).ravel()
         if not tokens.size:
@@ -81,12 +81,12 @@ class Lengths:
 
     @cached_property
     def probability(self) -> np.ndarray:
-        """p(l) on the support: [U], summing to 1."""
+        """Probability p(l) of each length that occurs: [U], summing to 1."""
         return self.counts[self.support] / self.counts.sum()
 
     @cached_property
     def mean(self) -> float:
-        """E[l], tokens."""
+        """Mean prompt length E[l], tokens."""
         return float(self.support @ self.probability)
 
     @cached_property
@@ -116,7 +116,7 @@ class Device:
             raise ValueError(f"Device {self.name}: rates must be positive numbers and the overhead not negative.")
 
     def ttft(self, length: ArrayLike) -> np.ndarray:
-        """D(l) in seconds for l prompt tokens."""
+        """Time to the first token D(l), seconds, of prompts of l tokens."""
         return np.asarray(length) / self.prefill_rate + self.overhead
 
 

@@ -44,7 +44,7 @@ def buffer(pace: float, seconds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Migration:
-    """When an answer leaves its endpoint.
+    """The rule by which an answer leaves its endpoint for a cheaper one.
 
     source, target: $ a token. remaining: E[n - n0 | n > n0] for n0 = 0, 1, ..., tokens. seconds: t_m for a prompt and
     prefix of so many tokens. pace: r_c, tokens/s. source_rate: tokens/s at which the source goes on until the target is
@@ -88,12 +88,12 @@ class Answers:
 class Streams:
     """What becomes of R answers of up to N tokens. delivered: [R, N] seconds, NaN past an answer's end.
 
-    asked: [R] tokens generated when the target was asked, 0 if it never was; unread: [R] those not shown by then.
+    handover_at: [R] tokens generated when the target was asked, 0 if it never was; unread: [R] those not shown by then.
     migrated: [R] whether it took over. source_tokens, target_tokens: [R] decoded by either.
     """
 
     delivered: NDArray[np.float64]
-    asked: NDArray[np.int64]
+    handover_at: NDArray[np.int64]
     unread: NDArray[np.int64]
     migrated: NDArray[np.bool_]
     source_tokens: NDArray[np.int64]
@@ -120,12 +120,12 @@ def stream(rule: Migration, answers: Answers, pace: float = READING_RATE, overla
     n0 = np.where(due.any(axis=1), due.argmax(axis=1) + 1, 0)
     rows = np.arange(len(n0))
     at = np.maximum(0, n0 - 1)
-    took = a.target_ttft + a.prefill * (a.prompt + n0)
+    delay = a.target_ttft + a.prefill * (a.prompt + n0)
     unread = np.where(n0 > 0, n0 - read[rows, at], 0)
-    migrated = (n0 > 0) & (took <= unread / pace if overlap else True)
-    rest = (generated[rows, at] + took)[:, None] + (n - 1 - n0[:, None]) * a.target_gap[:, None]
+    migrated = (n0 > 0) & (delay <= unread / pace if overlap else True)
+    rest = (generated[rows, at] + delay)[:, None] + (n - 1 - n0[:, None]) * a.target_gap[:, None]
     generated = np.where(migrated[:, None] & (n > n0[:, None]), rest, generated)
-    meanwhile = np.minimum(took / a.source_gap, a.length - n0).astype(int) if overlap else 0
+    meanwhile = np.minimum(delay / a.source_gap, a.length - n0).astype(int) if overlap else 0
     return Streams(
         np.where(n <= a.length[:, None], paced(generated, pace), np.nan), n0, unread, migrated,
         np.where(migrated, n0 + meanwhile, a.length), np.where(migrated, a.length - n0, 0),

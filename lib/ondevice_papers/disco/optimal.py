@@ -31,23 +31,23 @@ def choices(server: Latency, device_at: NDArray[np.float64], constrained: Side) 
     return waits, share, server.expected_minimum(waits + device_at[:, None])
 
 
-def best(found: Choices, tokens: NDArray[Any], price: float) -> NDArray[np.intp]:
+def best(options: Choices, tokens: NDArray[Any], price: float) -> NDArray[np.intp]:
     """[U] the choice of least E[TTFT] + price l P(start) for each length. tokens: l, [U]. price: seconds a token."""
-    _, share, ttft = found
+    _, share, ttft = options
     return (ttft + price * tokens[:, None] * share).argmin(axis=1)
 
 
 def prices(
-    found: Choices, tokens: NDArray[Any], mass: NDArray[np.float64], b: float, tolerance: float = 1e-13
+    options: Choices, tokens: NDArray[Any], mass: NDArray[np.float64], b: float, tolerance: float = 1e-13
 ) -> tuple[float, float]:
     """(low, high): prices a token within `tolerance`, between which the use of the constrained side crosses the budget.
 
     mass: [U] each length's share of all tokens.
     """
-    _, share, ttft = found
+    _, share, ttft = options
 
     def use(price: float) -> float:
-        return float(mass @ share[best(found, tokens, price)])
+        return float(mass @ share[best(options, tokens, price)])
 
     low = 0.0
     high = 1.0 + ttft.max() / tokens.min() / np.diff(np.unique(share)).min()
@@ -67,14 +67,14 @@ def mean_optimal(
     """The policy of least mean TTFT among all that spend at most the budget b of the constrained side."""
     tokens = lengths.support
     mass = lengths.mass
-    found = waits, share, _ = choices(server, device.ttft(tokens), constrained)
-    low, high = prices(found, tokens, mass, b)
-    lavish = best(found, tokens, low)
-    frugal = best(found, tokens, high)  # equally good but for the budget
+    options = waits, share, _ = choices(server, device.ttft(tokens), constrained)
+    low, high = prices(options, tokens, mass, b)
+    lavish = best(options, tokens, low)
+    frugal = best(options, tokens, high)  # equally good but for the budget
     extra = mass * np.maximum(0, share[lavish] - share[frugal])
     left = b - mass @ share[frugal] - (np.cumsum(extra) - extra)  # before each length, the shorter ones first
     chance = np.divide(np.clip(left, 0, extra), extra, out=np.zeros(len(mass)), where=extra > 0)
-    first, second, chance = (_spread(lengths, x) for x in (waits[frugal], waits[lavish], chance))
+    first, second, chance = (spread_over_lengths(lengths, x) for x in (waits[frugal], waits[lavish], chance))
     at_once = np.zeros(len(first))
     if constrained == "device":
         return mixture("mean-optimal", constrained, b, (first, at_once), (second, at_once), chance)
@@ -99,8 +99,8 @@ def deadline_optimal(
     waits = np.where(covered > 0, np.maximum(0.0, high - device.ttft(lengths.support)), NEVER)
     never = np.full(len(lengths.counts), NEVER)
     always = np.zeros(len(lengths.counts))
-    soon = (_spread(lengths, waits), always)
-    return mixture("P99-optimal", "device", b, (never, always), soon, _spread(lengths, covered)), high
+    soon = (spread_over_lengths(lengths, waits), always)
+    return mixture("P99-optimal", "device", b, (never, always), soon, spread_over_lengths(lengths, covered)), high
 
 
 def clairvoyant_mean(lengths: Lengths, server: Latency, device: Device, b: float) -> float:
@@ -119,7 +119,7 @@ def clairvoyant_mean(lengths: Lengths, server: Latency, device: Device, b: float
     return float(server.mean - (taken * weight[order] * gain.ravel()[order]).sum())
 
 
-def _spread(lengths: Lengths, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def spread_over_lengths(lengths: Lengths, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """[U] values of the lengths that occur -> [N]: a length that never occurred takes the next longer one's."""
     at = np.searchsorted(lengths.support, np.arange(len(lengths.counts)))
     return values[np.minimum(at, len(values) - 1)]

@@ -40,16 +40,16 @@ def _predictions(ttft: np.ndarray, split: int, seed: int) -> dict[str, np.ndarra
     target = ttft[LAGS:]
     train = slice(0, split - LAGS)
     test = slice(split - LAGS, None)
-    found = {"moving_average": history[test].mean(axis=1), "exponential_smoothing": _smoothed(ttft)[split:]}
+    predicted = {"moving_average": history[test].mean(axis=1), "exponential_smoothing": _smoothed(ttft)[split:]}
     models = {
         "random_forest": RandomForestRegressor(n_estimators=100, random_state=seed, n_jobs=1),
         "xgboost": XGBRegressor(n_estimators=100, max_depth=4, random_state=seed, n_jobs=1),
     }
     for name, model in models.items():
         model.fit(history[train], target[train])
-        found[name] = model.predict(history[test])
-    found["constant_median"] = np.full(len(ttft) - split, np.median(ttft[:split]))
-    return found
+        predicted[name] = model.predict(history[test])
+    predicted["constant_median"] = np.full(len(ttft) - split, np.median(ttft[:split]))
+    return predicted
 
 
 def _smoothed(ttft: np.ndarray) -> np.ndarray:

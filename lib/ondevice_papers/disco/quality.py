@@ -46,26 +46,26 @@ def items(count: int, tokenizer: Any) -> list[Task]:
 
 # An answer that changes hands
 
-Said = list[tuple[int, float]]  # tokens, and by how much the logit of each led
+Decoded = list[tuple[int, float]]  # tokens, and by how much the logit of each led
 
 
-def continued(lm: CausalLM, ids: Sequence[int], limit: int) -> Said:
-    """A model's greedy continuation of ids: at most `limit` tokens, or up to its end token, which is told."""
+def continued(lm: CausalLM, ids: Sequence[int], limit: int) -> Decoded:
+    """A model's greedy continuation of ids: at most `limit` tokens, or up to its end token, which is among them."""
     session = lm.start(len(ids) + limit)
-    said = Said()
+    decoded = Decoded()
     logits = session.prefill(ids)
-    while len(said) < limit:
+    while len(decoded) < limit:
         (first, second), (token, _) = (part.tolist() for part in logits.topk(2))
-        said.append((token, first - second))
+        decoded.append((token, first - second))
         if token == lm.model.config.eos_token_id:
             break
         logits = session.extend([token])[-1]
-    return said
+    return decoded
 
 
 def migrated(
     first: CausalLM, second: CausalLM, prompt: Sequence[int], handovers: Sequence[int], limit: int
-) -> dict[int, Said]:
+) -> dict[int, Decoded]:
     """Answers of at most `limit` tokens, of which the first model gives at most the hand-over's (appendix D.2).
 
     The second goes on from the same ids where the first has not ended. 0 is the second alone, `limit` the first alone.
@@ -73,19 +73,19 @@ def migrated(
     begun = continued(first, prompt, max(handovers))
     answers = {}
     for handover in handovers:
-        said = begun[:handover]
-        tokens = [token for token, _ in said]
-        if len(said) < limit and tokens[-1:] != [first.model.config.eos_token_id]:
-            said = said + continued(second, [*prompt, *tokens], limit - len(said))
-        answers[handover] = said
+        decoded = begun[:handover]
+        tokens = [token for token, _ in decoded]
+        if len(decoded) < limit and tokens[-1:] != [first.model.config.eos_token_id]:
+            decoded = decoded + continued(second, [*prompt, *tokens], limit - len(decoded))
+        answers[handover] = decoded
     return answers
 
 
 def rouge_1(answer: str, reference: str) -> float:
     """ROUGE-1 F1: overlap of lower-cased words, in [0, 1]."""
-    said, wanted = (Counter(text.lower().split()) for text in (answer, reference))
-    shared = sum((said & wanted).values())
-    total = sum(said.values()) + sum(wanted.values())
+    own, wanted = (Counter(text.lower().split()) for text in (answer, reference))
+    shared = sum((own & wanted).values())
+    total = sum(own.values()) + sum(wanted.values())
     return 2 * shared / total if total else 0.0
 
 
@@ -100,13 +100,13 @@ def scores(answers: Sequence[str], references: Sequence[str]) -> pd.DataFrame:
 
 
 def why_not(pair: Mapping[str, models.Loaded]) -> str:
-    """What keeps two models from a study of answers that change hands; empty when nothing does."""
+    """Why answers cannot be handed over between two models, in words; empty where they can."""
     if len(pair) != 2:
         return "it takes two models of different names"
     if any(loaded.random for loaded in pair.values()):
         return "a model's weights are random"
-    one, two = (loaded.tokenizer.get_vocab() for loaded in pair.values())
-    return "" if one == two else "the two models have different vocabularies"
+    first, second = (loaded.tokenizer.get_vocab() for loaded in pair.values())
+    return "" if first == second else "the two models have different vocabularies"
 
 
 # What it costs
@@ -155,30 +155,30 @@ def bound(
         alone = [-1, 0] if str(part["direction"].iloc[0]).startswith(f"{device} to ") else [0, -1]
         n = len(part) // len(handovers)
         share = changed(part).groupby(part["handover"]).mean()
-        for place, handover in list(enumerate(handovers))[1:-1]:
-            cells.append((*keys, handover, mean[-1], mean[0], mean[place], n, share[handover]))
-            values.append(mean[place] - mean[alone])
-            draws.append(drawn[:, [place]] - drawn[:, alone])
-    value = np.array(values)
-    drawn = np.array(draws)  # [cells, 2], [cells, draws, 2]
+        for index, handover in list(enumerate(handovers))[1:-1]:
+            cells.append((*keys, handover, mean[-1], mean[0], mean[index], n, share[handover]))
+            values.append(mean[index] - mean[alone])
+            draws.append(drawn[:, [index]] - drawn[:, alone])
+    value = np.array(values)  # [cells, 2]
+    drawn = np.array(draws)  # [cells, draws, 2]
     error = drawn.std(axis=1)
     apart = np.divide(
         np.abs(drawn - value[:, None]), error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0
     )
     reach = np.quantile(apart.max(axis=(0, 2)), LEVEL) * error
-    found = pd.DataFrame(cells, columns=[*by, "handover", "first", "second", "migrated", "n", "changed"])
+    bounds = pd.DataFrame(cells, columns=[*by, "handover", "first", "second", "migrated", "n", "changed"])
     low = value - reach
     high = value + reach
-    for suffix, less, more in (("", value, value), ("_low", low, high), ("_high", high, low)):
-        outside = np.maximum(less.min(axis=1), -more.max(axis=1))
-        for name, column in zip(_DIFFERENCES, (*less.T, less.max(axis=1), outside), strict=True):
-            found[f"{name}{suffix}"] = column
-    return derived(found, table)
+    for suffix, end, other_end in (("", value, value), ("_low", low, high), ("_high", high, low)):
+        outside = np.maximum(end.min(axis=1), -other_end.max(axis=1))
+        for name, column in zip(_DIFFERENCES, (*end.T, end.max(axis=1), outside), strict=True):
+            bounds[f"{name}{suffix}"] = column
+    return derived(bounds, table)
 
 
-def extreme(bounds: pd.DataFrame, column: str, of: Callable[[pd.Series], float] = min) -> Estimate:
-    """The least (max: greatest) of a difference over all cells of `bound`."""
-    value, low, high = (float(of(bounds[f"{column}{suffix}"])) for suffix in ("", "_low", "_high"))
+def extreme(bounds: pd.DataFrame, column: str, worst: Callable[[pd.Series], float] = min) -> Estimate:
+    """A difference in its worst cell of `bound`, with its interval. worst: min, or max for the greatest."""
+    value, low, high = (float(worst(bounds[f"{column}{suffix}"])) for suffix in ("", "_low", "_high"))
     return Estimate(value, low, high, int(bounds["n"].min()), kind_of(bounds))
 
 

@@ -26,6 +26,7 @@ class Raced:
     device_won: NDArray[np.bool_]
 
     def ran(self, side: Side) -> NDArray[np.bool_]:
+        """Whether a side started, by request."""
         return self.device_ran if side == "device" else self.server_ran
 
 
@@ -55,11 +56,12 @@ class Requests:
     def draw(
         cls, shape: int | tuple[int, int], lengths: Lengths, server: Latency, rng: np.random.Generator
     ) -> Requests:
+        """Requests of a shape, drawn independently from lengths and the server's TTFT."""
         return cls(lengths.sample(shape, rng), rng.choice(server.samples, shape), rng.random(shape))
 
 
 def play(policy: DispatchPolicy, requests: Requests, device: Device) -> Raced:
-    """Independent requests under a policy."""
+    """Race requests under a policy, each by itself: nothing queues."""
     at = np.minimum(requests.prompt, len(policy.chance) - 1)
     coin = (requests.coin < policy.chance[at]).astype(int)
     device_wait = policy.wait_device[coin, at]
@@ -69,7 +71,10 @@ def play(policy: DispatchPolicy, requests: Requests, device: Device) -> Raced:
 
 @dataclass(frozen=True)
 class Outcome:
-    """mean, p99: of TTFT, seconds. use: share of all input tokens that the constrained endpoint processes."""
+    """A policy's exact expectations.
+
+    mean, p99: of TTFT, seconds. use: share of all input tokens that the constrained endpoint processes.
+    """
 
     mean: float
     p99: float
@@ -80,10 +85,10 @@ def expected(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
     """What a policy gives without sampling error: every length against every sample of S, either side of the coin."""
     at = np.minimum(lengths.support, len(policy.chance) - 1)
     coin = np.stack([1 - policy.chance[at], policy.chance[at]])
-    which, length = np.nonzero(coin * lengths.probability)
-    wait_d, wait_s = (wait[which, at[length]][:, None] for wait in (policy.wait_device, policy.wait_server))
+    alternative, length = np.nonzero(coin * lengths.probability)
+    wait_d, wait_s = (wait[alternative, at[length]][:, None] for wait in (policy.wait_device, policy.wait_server))
     raced = race(wait_d, wait_s, device.ttft(lengths.support[length])[:, None], server.samples)
-    weight = np.repeat((coin * lengths.probability)[which, length] / server.samples.size, server.samples.size)
+    weight = np.repeat((coin * lengths.probability)[alternative, length] / server.samples.size, server.samples.size)
     ttft, ran = raced.ttft.ravel(), np.broadcast_to(raced.ran(policy.constrained), raced.ttft.shape).ravel()
     order = np.argsort(ttft)
     p99 = ttft[order][np.searchsorted(np.cumsum(weight[order]), 0.99 - 1e-12)]
@@ -128,9 +133,9 @@ def in_time(
             free_in = until - now + takes[list(queue)[1:]].sum() if queue else 0.0
             orders[i] = dispatcher.arrive(tokens, max(0.0, free_in))
             ledger.append((ledger[-1][0] + tokens, ledger[-1][1]))
-            for one in SIDES:
-                if orders[i].waits[one] < NEVER:
-                    heappush(events, (now + orders[i].waits[one], i, 2, one))
+            for endpoint in SIDES:
+                if orders[i].waits[endpoint] < NEVER:
+                    heappush(events, (now + orders[i].waits[endpoint], i, 2, endpoint))
         elif what == 2 and np.isnan(first[i]) and dispatcher.start(orders[i], side, tokens):  # a wait is over
             began[i][side] = now
             if side == dispatcher.constrained:
@@ -144,8 +149,9 @@ def in_time(
         elif what == 1 and np.isnan(first[i]):  # the first token
             first[i] = now - arrivals[i]
             won[i] = side == "device"
-            for one, start in began[i].items():
-                (dispatcher.first_token if one == side else dispatcher.cut_off)(orders[i], one, now - start)
+            for endpoint, start in began[i].items():
+                notice = dispatcher.first_token if endpoint == side else dispatcher.cut_off
+                notice(orders[i], endpoint, now - start)
             dispatcher.close(orders[i])
             if queue and queue[0] == i and won[i]:
                 heappush(events, (until, i, 3, side))

@@ -35,7 +35,7 @@ def survived(seconds: NDArray[np.float64], seen: NDArray[np.bool_], beyond: floa
     values = np.append(curve.quantiles, max(beyond, curve.quantiles[-1]))
     levels = np.linspace(0, 1, BINS + 1)
     area = np.interp(levels, reached, np.concatenate([[0.0], np.cumsum(np.diff(reached) * values)]))
-    return Latency.of(np.diff(area) * BINS)  # the mean of each bin, so that E[S] stays
+    return Latency.from_seconds(np.diff(area) * BINS)  # the mean of each bin, so that E[S] stays
 
 
 def line(tokens: NDArray[np.float64], seconds: NDArray[np.float64], seen: NDArray[np.bool_]) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class Traffic:
         self.fit()
 
     def fit(self) -> None:
-        """Take what was seen since the last time into account."""
+        """Fit prompt lengths, the server's TTFT and the device's line to the kept numbers."""
         self.prompts = np.quantile(self.kept["prompts"], (np.arange(BINS) + 0.5) / BINS)
         seconds, seen = (np.array(column) for column in zip(*self.kept["server"], strict=True))
         self.longest = max([self.longest, *seconds[seen]])
@@ -77,5 +77,5 @@ class Traffic:
         self.overhead, self.slope = line(tokens.astype(float), seconds, seen.astype(bool))
 
     def device_ttft(self, tokens: Any) -> Any:
-        """D(l), seconds."""
+        """Seconds D(l) until the device's first token, by the fitted line. tokens: of the prompt."""
         return self.overhead + self.slope * tokens

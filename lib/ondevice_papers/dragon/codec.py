@@ -60,16 +60,18 @@ def encode(probabilities: ArrayLike, cap: int = CAP, prior: ArrayLike | None = N
         raise ValueError(f"A distribution's cap is from {SMALLEST} to {LARGEST} bytes, not {cap}.")
     p = _checked(probabilities)
     order = ranked(p, cap, None if prior is None else _checked(prior))
-    low, high, best = 1, len(order) + 1, _Coded.of(p, order[:1])
+    low = 1
+    high = len(order) + 1
+    best = _Coded.from_tokens(p, order[:1])
     tried = min(len(order), cap)
     while high - low > 1 + low // 64:  # the last 1 percent of tokens is not looked for
-        found = _Coded.of(p, order[:tried])
-        if found.size() <= cap:
+        coded = _Coded.from_tokens(p, order[:tried])
+        if coded.size() <= cap:
             low = tried
-            best = found
+            best = coded
         else:
             high = tried
-        guess = tried * cap // found.size()  # a token takes about as many bits as the others
+        guess = tried * cap // coded.size()  # a token takes about as many bits as the others
         tried = min(max(guess, low + 1), high - 1)
     return best.written()
 
@@ -77,25 +79,25 @@ def encode(probabilities: ArrayLike, cap: int = CAP, prior: ArrayLike | None = N
 def decode(payload: bytes, vocabulary: int) -> Floats:
     """[V] what the sender's drafts are drawn from. Errors as of `read`."""
     kept = read(payload, vocabulary)
-    found = np.zeros(vocabulary)
-    found[kept.ids] = kept.weights / kept.weights.sum()
-    return found
+    p = np.zeros(vocabulary)
+    p[kept.ids] = kept.weights / kept.weights.sum()
+    return p
 
 
 def filled(payload: bytes, prior: Floats) -> Floats:
     """[V] what the receiver takes for the sender's distribution. prior: [V] of its own. Errors as of `read`."""
     kept = read(payload, len(prior))
-    found = prior.astype(float)
-    found[kept.ids] = 0.0
-    rest = found.sum()
+    p = prior.astype(float)
+    p[kept.ids] = 0.0
+    rest = p.sum()
     tail = kept.tail if rest > 0 else 0.0
-    found *= tail / rest if tail else 0.0
-    found[kept.ids] = (1 - tail) * (kept.weights / kept.weights.sum())
-    return found
+    p *= tail / rest if tail else 0.0
+    p[kept.ids] = (1 - tail) * (kept.weights / kept.weights.sum())
+    return p
 
 
 def read(payload: bytes, vocabulary: int) -> Kept:
-    """What `encode` wrote. Raises ValueError on other bytes, none of which may cost more than its length."""
+    """The tokens that `encode` kept. Raises ValueError on other bytes, none of which may cost more than its length."""
     if not _HEADER.size < len(payload) <= LARGEST:
         raise ValueError(f"An encoded distribution has from {_HEADER.size + 1} to {LARGEST} bytes, not {len(payload)}.")
     orders, tail, last = _HEADER.unpack_from(payload)
@@ -164,7 +166,8 @@ class _Coded(NamedTuple):
     tail: int
 
     @classmethod
-    def of(cls, p: Floats, chosen: Integers) -> _Coded:
+    def from_tokens(cls, p: Floats, chosen: Integers) -> _Coded:
+        """p: [V] probabilities. chosen: [K] ids of the tokens to keep."""
         ids = np.sort(chosen)
         values = p[ids]
         levels = rooted(values) - LEAST
@@ -172,16 +175,16 @@ class _Coded(NamedTuple):
         about = int(gaps.mean()).bit_length()  # the best Rice order is next to log2 of the mean gap
         rice, gap_bits = min(
             ((k, len(gaps) * (k + 1) + int((gaps >> k).sum())) for k in range(max(0, about - 2), about + 1)),
-            key=lambda found: found[1],
+            key=lambda order: order[1],
         )
         widths = ((k, int((2 * _log2((levels >> k) + 1) + 1 + k).sum())) for k in range(5))
-        golomb, level_bits = min(widths, key=lambda found: found[1])
+        golomb, level_bits = min(widths, key=lambda order: order[1])
         rest = 1 - min(1.0, float(values.sum()))
         tail = _NONE if rest < 2.0**-15.9 else max(1, round(-16 * np.log2(rest)))
         return cls(gaps, levels, rice, golomb, gap_bits + level_bits, tail)
 
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the message."""
         return _HEADER.size - (-self.bits // 8)
 
     def written(self) -> bytes:
@@ -207,7 +210,7 @@ def _unary(values: Integers) -> Bits:
     return bits
 
 
-def _places(widths: Integers) -> tuple[Integers, Integers]:
+def _bit_positions(widths: Integers) -> tuple[Integers, Integers]:
     """(which value, which power of two) each bit belongs to, of values written with so many bits each."""
     owner = np.repeat(np.arange(len(widths)), widths)
     return owner, np.cumsum(widths)[owner] - 1 - np.arange(len(owner))
@@ -215,11 +218,11 @@ def _places(widths: Integers) -> tuple[Integers, Integers]:
 
 def _binary(values: Integers, widths: Integers) -> Bits:
     """The low bits of each value, as many as `widths` has, highest first."""
-    owner, power = _places(widths)
+    owner, power = _bit_positions(widths)
     return (values[owner] >> power & 1).astype(np.uint8)
 
 
 def _from_binary(bits: Bits, widths: Integers) -> Integers:
-    owner, power = _places(widths)
-    found = np.bincount(owner, np.ldexp(bits.astype(float), power), len(widths))  # sums below 2^32: exact
-    return found.astype(np.int64)
+    owner, power = _bit_positions(widths)
+    sums = np.bincount(owner, np.ldexp(bits.astype(float), power), len(widths))  # below 2^32: exact
+    return sums.astype(np.int64)

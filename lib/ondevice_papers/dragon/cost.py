@@ -39,12 +39,12 @@ class Costs:
 
     @property
     def round_trip(self) -> float:
-        """rtt."""
+        """Time there and back, rtt."""
         return self.send_local + self.send_remote
 
     @property
     def exchanged(self) -> Costs:
-        """The same seen from the other side."""
+        """The same costs, seen from the other side."""
         return Costs(self.decode_remote, self.decode_local, self.send_remote, self.send_local)
 
 

@@ -61,14 +61,15 @@ def decide(begin: Begin, local: Draft, remote: Draft, position: int, prior: Floa
         token = int(mixed.argmax())
         return token, local.token == token, remote.token == token
     if begin.mode == "shared":
-        found = aggregate_shared(local.token, remote.token, mixed, gumbels(begin.seed, position, len(prior)))
+        noise = gumbels(begin.seed, position, len(prior))
+        aggregation = aggregate_shared(local.token, remote.token, mixed, noise)
     else:
         p_local, p_remote = (codec.decode(payload, len(prior)) for payload in sent)
         require_drawn(local.token, p_local)
         require_drawn(remote.token, p_remote)
         numbers = uniforms(begin.seed, Stream.AGGREGATION, position)
-        found = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
-    return int(found.token), bool(found.accepted_local), bool(found.accepted_remote)
+        aggregation = aggregate(local.token, remote.token, p_local, p_remote, mixed, numbers, begin.gamma_remote)
+    return int(aggregation.token), bool(aggregation.accepted_local), bool(aggregation.accepted_remote)
 
 
 def decision(

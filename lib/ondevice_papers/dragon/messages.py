@@ -41,13 +41,13 @@ Shape = tuple[Positive, Positive, Positive, Positive]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=str.lower):
-    """A record. Raises ValueError on a number that is not finite, when made and when read."""
+    """The base of all messages, a record. Raises ValueError on a number that is not finite, when made and when read."""
 
     def __post_init__(self) -> None:
         for name in _numbers(type(self)):
-            for one in _floats(getattr(self, name)):
-                if not isfinite(one):
-                    raise ValueError(f"{name} takes finite numbers, not {one}.")
+            for number in _floats(getattr(self, name)):
+                if not isfinite(number):
+                    raise ValueError(f"{name} takes finite numbers, not {number}.")
 
 
 @cache
@@ -56,13 +56,13 @@ def _numbers(kind: type[_Message]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if "float" in str(field.type))
 
 
-def _floats(value: object) -> Iterator[float]:
-    """Those in a field."""
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, tuple):
-        for one in value:
-            yield from _floats(one)
+def _floats(content: object) -> Iterator[float]:
+    """The floats in a field, also in tuples."""
+    if isinstance(content, float):
+        yield content
+    elif isinstance(content, tuple):
+        for part in content:
+            yield from _floats(part)
 
 
 class Hello(_Message, frozen=True):
@@ -172,10 +172,10 @@ class Failure(_Message, frozen=True):
 
 
 class Cited(_Message, frozen=True):
-    """A document that the sender decodes with. file, place: as of `node.Source`; weight: its share of the side's h."""
+    """A document that the sender decodes with. file, paragraph: where it stands; weight: its share of the side's h."""
 
     file: Annotated[str, Meta(max_length=1024)]
-    place: Count
+    paragraph: Count
     weight: Share
 
 
@@ -246,11 +246,11 @@ _T = TypeVar("_T")
 def encode(message: Message | Hello) -> bytes:
     """The bytes of a message. Raises ValueError on one that the receiver would refuse."""
     try:
-        found = _ENCODER.encode(message)
+        body = _ENCODER.encode(message)
     except (OverflowError, TypeError, UnicodeError) as error:
         raise ValueError(f"A {type(message).__name__} cannot be sent: {error}") from None
-    (hello if isinstance(message, Hello) else decode)(found)
-    return found
+    (hello if isinstance(message, Hello) else decode)(body)
+    return body
 
 
 def decode(body: bytes) -> Message:
@@ -259,7 +259,7 @@ def decode(body: bytes) -> Message:
 
 
 def hello(body: bytes) -> Hello:
-    """The same of the handshake."""
+    """The handshake of these bytes. Raises ValueError on all that is none."""
     return _decoded(_HELLO, body)
 
 

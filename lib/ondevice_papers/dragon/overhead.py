@@ -36,8 +36,8 @@ def decode_macs(shape: tuple[int, int, int, int, int] = QWEN_SHAPE) -> int:
 def peaked(vocabulary: int, seed: int, sharpness: float = 3.0) -> np.ndarray:
     """[V] a distribution as peaked as a language model's: a softmax of Gumbel noise times `sharpness`."""
     logits = sharpness * np.random.default_rng(seed).gumbel(size=vocabulary)
-    found = np.exp(logits - logits.max())
-    return found / found.sum()
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
 
 
 def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ _RESUMES = {"Resume": ("session", "epoch", "position", "aggregates")}
 _DECIDES = {"Target": ("session", "epoch", "position", "token", "accepted")}
 _DRAFTS = {"Draft": ("session", "epoch", "position", "token", "distribution", "log_weight", "pace")}
 _MOVES = {"Switch": ("session", "epoch", "position", "drafts", "profile")}
-_TOLD = {
+_CONTENTS = {
     "Begin": "the query",
     "Target": "the answer's tokens",
     "Draft": "its drafts with their distributions",
@@ -38,16 +38,16 @@ PRIVATE = ("distribution", "log_weight", "drafts")  # fields that come from the 
 
 def sent_by_device(begin: Begin) -> dict[str, tuple[str, ...]]:
     """The kinds of messages that the device may send in this session, and their fields; it sends no others."""
-    found = dict(_ALWAYS)
+    kinds = dict(_ALWAYS)
     if begin.mode in ("cloud-only", "sequence-wise"):
-        return found  # the device mixes by itself what the cloud has sent
+        return kinds  # the device mixes by itself what the cloud has sent
     moves = begin.scheduler != "stay"
-    found |= _RESUMES
+    kinds |= _RESUMES
     if begin.aggregator == "device" or moves:
-        found |= _DECIDES
+        kinds |= _DECIDES
     if begin.aggregator == "cloud" or moves:
-        found |= _DRAFTS
-    return found | _MOVES if moves else found
+        kinds |= _DRAFTS
+    return kinds | _MOVES if moves else kinds
 
 
 def keeps_documents(begin: Begin) -> bool:
@@ -64,8 +64,8 @@ def table() -> pd.DataFrame:
     rows = []
     for name, mode, side, scheduler in ways:
         begin = Begin("table", 0, mode, 1, "query", 1, side, scheduler=scheduler)  # type: ignore[arg-type]
-        found = sent_by_device(begin)
-        told = [text for kind, text in _TOLD.items() if kind in found]
-        place = side if scheduler == "stay" else "moves"
-        rows.append((name, place, ", ".join(told), keeps_documents(begin)))
+        kinds = sent_by_device(begin)
+        contents = [text for kind, text in _CONTENTS.items() if kind in kinds]
+        aggregator = side if scheduler == "stay" else "moves"
+        rows.append((name, aggregator, ", ".join(contents), keeps_documents(begin)))
     return pd.DataFrame(rows, columns=["mode", "aggregator", "the device sends", "documents' distributions stay"])

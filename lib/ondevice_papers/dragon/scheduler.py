@@ -27,7 +27,7 @@ ROUNDS = 60  # of value iteration; the moves settle in 40
 
 
 class Scheduler(Protocol):
-    """One side's. Only `moves` is a question; the others tell it what happened. Times in seconds."""
+    """One side's choice of the aggregator. Only `moves` asks; the others report what happened. Times in seconds."""
 
     def drafted(self, position: int, pace: float) -> None:
         """This side decoded a draft in `pace`."""
@@ -55,24 +55,24 @@ class Stay:
     """The aggregator stays where it is: the paper's Device and Cloud."""
 
     def drafted(self, position: int, pace: float) -> None:
-        """Not needed."""
+        """Do nothing: this scheduler estimates no pace."""
 
     def peer_drafted(self, position: int, pace: float) -> None:
-        """Not needed."""
+        """Do nothing: this scheduler estimates no pace."""
 
     def answered(self, seconds: float) -> None:
-        """Not needed."""
+        """Do nothing: this scheduler estimates no round trip."""
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
-        """Never."""
+        """Never: the aggregator stays."""
         return False
 
     def profile(self) -> tuple[float, ...]:
-        """Nothing."""
+        """An empty profile: there are no estimates."""
         return ()
 
     def adopt(self, profile: tuple[float, ...]) -> None:
-        """Nothing to adopt."""
+        """Do nothing: there is nothing to adopt."""
 
 
 class Randomly(Stay):
@@ -82,7 +82,7 @@ class Randomly(Stay):
         self._random = Random(seed)
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
-        """By chance."""
+        """Whether the next number drawn is below one half."""
         return self._random.random() < 0.5
 
 
@@ -109,18 +109,18 @@ class Profiler(Stay):
 
     @property
     def acceptance(self) -> tuple[float, float]:
-        """Of the local and the remote drafts; NaN before the first token if there is no prior."""
+        """Rates of the local and the remote drafts; NaN before the first token if there is no prior."""
         return self._share(0), self._share(1)
 
     def _share(self, side: int) -> float:
         return self._accepted[side] / self._weight if self._weight else float("nan")
 
     def drafted(self, position: int, pace: float) -> None:
-        """The local pace."""
+        """Revise the estimate of the local pace."""
         self._paced(0, pace)
 
     def peer_drafted(self, position: int, pace: float) -> None:
-        """The remote pace."""
+        """Revise the estimate of the remote pace."""
         self._paced(1, pace)
 
     def _paced(self, side: int, pace: float) -> None:
@@ -128,11 +128,11 @@ class Profiler(Stay):
         self.pace[side] = pace if before is None else before + 0.25 * (pace - before)
 
     def answered(self, seconds: float) -> None:
-        """The round trip."""
+        """Revise the estimate of the round trip."""
         self.rtt += 0.25 * (seconds - self.rtt)
 
     def decided(self, local: bool, remote: bool) -> None:
-        """Acceptance."""
+        """Count a token's two drafts in the rates of acceptance."""
         self._weight = self._keep * self._weight + 1
         self._accepted = [
             self._keep * before + now for before, now in zip(self._accepted, (local, remote), strict=True)
@@ -143,7 +143,7 @@ class Profiler(Stay):
         return self.rtt, self.pace[0] or 0.0, self._weight, *self._accepted
 
     def adopt(self, profile: tuple[float, ...]) -> None:
-        """The other side's, seen from here."""
+        """Take over the other side's profile, seen from here."""
         if len(profile) != 5 or not all(0 <= value < float("inf") for value in profile):
             raise ValueError(f"{profile} is no profile of a DRAGON scheduler.")
         self.rtt, self.pace[1], self._weight, remote, local = profile
@@ -178,7 +178,7 @@ class Lagging(Profiler):
         self._slower: bool | None = None  # whether the local side is
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
-        """Look it up. The lag is known from the drafts that are queued."""
+        """Whether the plan moves at the present lag, which is known from the drafts that are queued."""
         self.decided(local, remote)
         c_l, c_r = (pace or 1e-9 for pace in self.pace)
         if self._slower is None or max(c_l, c_r) > 1.1 * min(c_l, c_r):
@@ -187,14 +187,14 @@ class Lagging(Profiler):
         c_o = min(c_l, c_r)
         rejected = [1 - share for share in self.acceptance]
         if self._slower:
-            place, lag, kept_b, kept_o, (q_b, q_o) = 0, float(own), local, remote, rejected
+            side, lag, kept_b, kept_o, (q_b, q_o) = 0, float(own), local, remote, rejected
         else:
-            place, lag, kept_b, kept_o, (q_o, q_b) = 1, self.rtt / c_b + peer, remote, local, rejected
+            side, lag, kept_b, kept_o, (q_o, q_b) = 1, self.rtt / c_b + peer, remote, local, rejected
         trip, table = _plan(_half_octaves(self.rtt / c_b), round(8 * c_o / c_b), _level(q_b), _level(q_o))
-        return bool(table[place, int(kept_b), int(kept_o), min(LEVELS - 1, round(lag / top(trip) * (LEVELS - 1)))])
+        return bool(table[side, int(kept_b), int(kept_o), min(LEVELS - 1, round(lag / top(trip) * (LEVELS - 1)))])
 
     def adopt(self, profile: tuple[float, ...]) -> None:
-        """As the profiler; the slower side is found anew, from both paces."""
+        """Take over the profile; which side is slower is decided anew, from both paces."""
         super().adopt(profile)
         self._slower = None
 
@@ -212,7 +212,7 @@ def plan(trip: float, pace: float, rejected_b: float, rejected_o: float) -> Move
     side. The optimum of the lag model in the mean, by relative value iteration.
     """
     lag = np.linspace(0, top(trip), LEVELS)
-    after = np.empty((2, 2, 2, 2, LEVELS))  # lag at the next token, by place, drafts accepted, and next place
+    after = np.empty((2, 2, 2, 2, LEVELS))  # lag at the next token, by aggregator, drafts accepted, and next aggregator
     for b in (0, 1):
         for o in (0, 1):
             base = lag * b - 1
@@ -229,12 +229,12 @@ def plan(trip: float, pace: float, rejected_b: float, rejected_o: float) -> Move
     cost = rejected_b * lag
     value = np.zeros(2 * LEVELS)
     for _ in range(ROUNDS):
-        of = value[low] * (1 - part) + value[low + 1] * part
-        new = np.einsum("bo,pbol->pl", chance, of.min(3)) + cost
+        ahead = value[low] * (1 - part) + value[low + 1] * part
+        new = np.einsum("bo,pbol->pl", chance, ahead.min(3)) + cost
         value = (new - new.min()).ravel()
-    of = value[low] * (1 - part) + value[low + 1] * part
-    stay = np.stack([of[0, :, :, 0], of[1, :, :, 1]])
-    move = np.stack([of[0, :, :, 1], of[1, :, :, 0]])
+    ahead = value[low] * (1 - part) + value[low + 1] * part
+    stay = np.stack([ahead[0, :, :, 0], ahead[1, :, :, 1]])
+    move = np.stack([ahead[0, :, :, 1], ahead[1, :, :, 0]])
     return move < stay - 1e-9
 
 

@@ -65,7 +65,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The output has ended, by its end token or its limit. The last action of a side."""
+    """The output has ended, by its end token or at max_new_tokens. The last action of a side."""
 
 
 Action = Send | Decode | RollBack | Emit | Done
@@ -78,10 +78,10 @@ Decide = Callable[[Draft, Draft, int], tuple[int, bool, bool]]
 def draft_on(side: Side, now: float, actions: list[Action]) -> None:
     """Draft the next position, unless a decode runs or there is nothing to draft."""
     ahead = side.next - len(side.tokens)
-    if side.done or side.began is not None or ahead >= side.lookahead or side.next >= side.limit:
+    if side.done or side.began is not None or ahead >= side.lookahead or side.next >= side.max_new_tokens:
         return
     last = side.own[-1].token if side.own else side.tokens[-1] if side.tokens else None
-    if last is None or last != side.end:
+    if last is None or last != side.eos_token_id:
         side.began = now
         actions.append(Decode(side.epoch, side.next, last))
 
@@ -118,7 +118,9 @@ def settle(side: Side, now: float, actions: list[Action]) -> None:
         commit(side, position, token, kept_local, actions)
         ahead = len(side.own), len(side.peer)
         if side.scheduler.moves(position, kept_local, kept_remote, *ahead) and not side.done:
-            side.gave, side.aggregates, side.rejected = position + 1, False, None
+            side.handed_over_at = position + 1
+            side.aggregates = False
+            side.rejected = None
             side.peer.clear()
             actions.append(Send(side.switch()))
 
@@ -133,7 +135,7 @@ def commit(side: Side, position: int, token: int, accepted: bool, actions: list[
         side.next = position + 1
         side.began = None
         actions.append(RollBack(position))
-    if token == side.end or len(side.tokens) == side.limit:
+    if token == side.eos_token_id or len(side.tokens) == side.max_new_tokens:
         side.done = True
         actions.append(Done())
 
@@ -152,11 +154,11 @@ def follow(side: Side, target: Target, actions: list[Action]) -> None:
 
 def take_over(side: Side, now: float, switch: Switch, actions: list[Action]) -> None:
     """Aggregate from here on, with the other side's undecided drafts; this side's own are still in its queue."""
-    places = [(draft.epoch, draft.position) for draft in switch.drafts]
-    if places != [(switch.epoch, switch.position + i) for i in range(len(places))]:
-        raise ValueError(f"A switch at {switch.epoch}, {switch.position} came with drafts of {places}.")
+    positions = [(draft.epoch, draft.position) for draft in switch.drafts]
+    if positions != [(switch.epoch, switch.position + i) for i in range(len(positions))]:
+        raise ValueError(f"A switch at {switch.epoch}, {switch.position} came with drafts of {positions}.")
     side.aggregates = True
-    side.took = switch.position
+    side.took_over_at = switch.position
     side.peer_epoch = switch.epoch
     side.peer = deque(switch.drafts)
     side.scheduler.adopt(switch.profile)
@@ -181,22 +183,39 @@ class Side:
 
     decide(local, remote, position): the target token, and whether the local and the remote draft are accepted; called
     once a position, where the aggregator is. An accepted draft's token is the target.
-    limit: most tokens. end: the end token, if any; it is emitted. lookahead: most drafts that are not decided, the one
-    being decoded included; 1 is token-wise. scheduler: says when the aggregator moves to the other side.
+    eos_token_id: the end token, if any; it is emitted. lookahead: most drafts that are not decided, the one being
+    decoded included; 1 is token-wise. scheduler: says when the aggregator moves to the other side.
     tokens: what is decided, as far as this side knows. epoch: of its own drafts. alone: whether it goes on by itself.
-    Raises ValueError on a limit or lookahead below 1, and in `received` on messages that no peer of this kind sends.
+    Raises ValueError on max_new_tokens or lookahead below 1, and in `received` on messages that no peer of this kind
+    sends.
     """
 
     def __init__(
-        self, session: str, decide: Decide, *, aggregates: bool, limit: int, end: int | None = None,
-        lookahead: int = 16, alone: bool = False, scheduler: Scheduler | None = None, rules: Rules | None = None,
-    ) -> None:  # fmt: skip
-        if limit < 1:
-            raise ValueError(f"A session has at least one token, not {limit}.")
+        self,
+        session: str,
+        decide: Decide,
+        *,
+        aggregates: bool,
+        max_new_tokens: int,
+        eos_token_id: int | None = None,
+        lookahead: int = 16,
+        alone: bool = False,
+        scheduler: Scheduler | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        if max_new_tokens < 1:
+            raise ValueError(f"A session has at least one token, not {max_new_tokens}.")
         if lookahead < 1:
             raise ValueError(f"A side drafts at least one token ahead, not {lookahead}.")
-        self.session, self.decide, self.limit, self.end, self.lookahead = session, decide, limit, end, lookahead
-        self.aggregates, self.alone, self.done, self.rules = aggregates and not alone, alone, False, rules or RULES
+        self.session = session
+        self.decide = decide
+        self.max_new_tokens = max_new_tokens
+        self.eos_token_id = eos_token_id
+        self.lookahead = lookahead
+        self.aggregates = aggregates and not alone
+        self.alone = alone
+        self.done = False
+        self.rules = rules or RULES
         self.scheduler = Stay() if scheduler is None else scheduler
         self.tokens: list[int] = []
         self.epoch = self.peer_epoch = 0
@@ -206,7 +225,8 @@ class Side:
         self.began: float | None = None  # when that decode began; None: none runs
         self.rejected: float | None = None  # when the other side's draft was, until it is drafted anew
         self.sent: list[Target] = []
-        self.gave = self.took = -1  # the positions at which this side last gave the aggregator away, and got it
+        self.handed_over_at = -1  # the position at which this side last gave the aggregator away
+        self.took_over_at = -1  # and at which it last got it
 
     def start(self, now: float) -> list[Action]:
         """Begin to draft. Raises ValueError if it has begun."""
@@ -250,7 +270,9 @@ class Side:
         actions: list[Action] = []
         if self.next != len(self.tokens) + len(self.own):  # a draft was spent on what could not be decided
             self.own.clear()
-            self.epoch, self.next, self.began = self.epoch + 1, len(self.tokens), None
+            self.epoch += 1
+            self.next = len(self.tokens)
+            self.began = None
             actions.append(RollBack(self.next))
         self._take_own(actions)
         self.rules.draft_on(self, now, actions)
@@ -263,10 +285,11 @@ class Side:
         actions: list[Action] = []
         if self.done or self.alone:
             return actions
+        repeated = isinstance(message, Switch) and message.position == self.took_over_at
         if isinstance(message, Draft):
             self.rules.queue(self, now, message)
             self.rules.settle(self, now, actions)
-        elif message.position < len(self.tokens) or (isinstance(message, Switch) and message.position == self.took):
+        elif repeated or message.position < len(self.tokens):
             return actions
         elif self.aggregates or message.position > len(self.tokens):
             role = "aggregates" if self.aggregates else "does not aggregate"
@@ -290,11 +313,11 @@ class Side:
             return messages
         if aggregates:
             return [*messages, *self.own]
-        lost = position <= self.gave == len(self.tokens)
+        lost = position <= self.handed_over_at == len(self.tokens)
         return [*messages, self.switch()] if lost else messages
 
     def switch(self) -> Switch:
-        """What makes the other side the aggregator."""
+        """The message that makes the other side the aggregator."""
         return Switch(self.session, self.epoch, len(self.tokens), tuple(self.own), self.scheduler.profile())
 
     def _take_own(self, actions: list[Action]) -> None:

@@ -48,7 +48,7 @@ class Workload:
 
 WORKLOADS = ("video", "community")
 TASKS = MEMORY = 200
-KNOWN = 0.75  # of the new tasks: that their actions are in the memory; the others are like some that are
+REPEATED = 0.75  # of the new tasks: that their actions are in the memory; the others are like some that are
 
 
 def workload(name: str) -> Workload:
@@ -61,27 +61,27 @@ def workload(name: str) -> Workload:
     templates = json.loads(assets.data("traces", "agent_tasks.json").read_text(encoding="utf-8"))[name]
     slots = [[(key, value) for value in values] for key, values in templates["slots"].items()]
     every = list(product(templates["intents"], *slots))
-    old = round(KNOWN * TASKS / 2)
+    old = round(REPEATED * TASKS / 2)
     new = TASKS // 2 - old
     rng = np.random.default_rng([0, WORKLOADS.index(name)])
-    order = [every[place] for place in rng.permutation(len(every))]
+    order = [every[index] for index in rng.permutation(len(every))]
     past = order[:MEMORY]
     rest = order[MEMORY:]
-    again = [past[place] for place in rng.permutation(MEMORY)]
+    repeated = [past[index] for index in rng.permutation(MEMORY)]
 
     def worded(chosen: Iterable[Any]) -> tuple[Trajectory, ...]:
-        made = [_made(intent, dict(values), wording) for intent, *values in chosen for wording in (1, 2)]
-        return tuple(made[place] for place in rng.permutation(TASKS))
+        trajectories = [_trajectory(intent, dict(values), wording) for intent, *values in chosen for wording in (1, 2)]
+        return tuple(trajectories[index] for index in rng.permutation(TASKS))
 
     return Workload(
         name,
-        tuple(_made(intent, dict(values), 0) for intent, *values in past),
-        worded([*again[:old], *rest[:new]]),
-        worded([*again[old : 2 * old], *rest[new : 2 * new]]),
+        tuple(_trajectory(intent, dict(values), 0) for intent, *values in past),
+        worded([*repeated[:old], *rest[:new]]),
+        worded([*repeated[old : 2 * old], *rest[new : 2 * new]]),
     )
 
 
-def _made(intent: Mapping[str, Sequence[str]], values: Mapping[str, str], wording: int) -> Trajectory:
+def _trajectory(intent: Mapping[str, Sequence[str]], values: Mapping[str, str], wording: int) -> Trajectory:
     """wording: of the memory (0), near to that (1), or further from it (2)."""
     return Trajectory(
         intent["wordings"][wording].format(**values), tuple(action.format(**values) for action in intent["actions"])
@@ -93,7 +93,7 @@ def cut_off(scores: ArrayLike, right: ArrayLike, precision: float = 0.9) -> floa
 
     scores: [n] of the best past task of n validation tasks. right: [n] whether its actions are the task's.
     """
-    found = np.asarray(scores, np.float64)
+    values = np.asarray(scores, np.float64)
     correct = np.asarray(right, bool)
-    good = [score for score in np.unique(found) if correct[found >= score].mean() >= precision - 1e-12]
+    good = [score for score in np.unique(values) if correct[values >= score].mean() >= precision - 1e-12]
     return float(min(good, default=np.inf))

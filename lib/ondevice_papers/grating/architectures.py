@@ -127,9 +127,9 @@ class Architecture:
             raise ValueError(f"The weights of {self.name} have {len(layers)} layers; its config says {self.layers}.")
         for index, layer in enumerate(layers):
             right = {name: list(value.shape) for name, value in self._stack[self._alike[index]].named_parameters()}
-            found = {name: list(tensor.shape) for name, tensor in layer.items()}
-            if odd := sorted(name for name in found | right if found.get(name) != right.get(name)):
-                there, wanted = (shapes.get(odd[0], "missing") for shapes in (found, right))
+            stored = {name: list(tensor.shape) for name, tensor in layer.items()}
+            if odd := sorted(name for name in stored | right if stored.get(name) != right.get(name)):
+                there, wanted = (shapes.get(odd[0], "missing") for shapes in (stored, right))
                 raise ValueError(f"Layer {index} does not fit {self.name}: {odd[0]} is {there}, not {wanted}.")
             for name, tensor in layer.items():
                 if tensor.dtype.is_floating_point and tensor.dtype != dtype:
@@ -137,8 +137,8 @@ class Architecture:
 
     def prepared(self, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What `embed` and `forward` read of the resident tensors, and what is made of them once for all layers."""
-        found = self._taken(rest, self._kind.inputs)
-        return self._kind.prepared(_caller(self._model, found), found)
+        parameters = self._taken(rest, self._kind.inputs)
+        return self._kind.prepared(_caller(self._model, parameters), parameters)
 
     def embed(self, rest: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
         """[n, width, d] what the first layer reads. rest: as `prepared`. rows: [tokens, d] of `batch.ids`."""
@@ -181,11 +181,11 @@ class Architecture:
 
         answer_rows: [2, d] output rows of "yes" and "no", where there are answers.
         """
-        found = self._taken(rest, self._heads)
+        parameters = self._taken(rest, self._heads)
         if answer_rows is not None:
-            found["lm_head.weight"] = answer_rows
-        wide = torch.promote_types(next(iter(found.values())).dtype, torch.float32)
-        return {name: value.to(wide, copy=True) for name, value in found.items()}
+            parameters["lm_head.weight"] = answer_rows
+        wide = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+        return {name: value.to(wide, copy=True) for name, value in parameters.items()}
 
     def scores(self, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
         """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). states: [n, d] pooled of any layer.
@@ -256,10 +256,10 @@ class _Kind:
 
     def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
         types = batch.segments if self.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
-        places = self.places(batch)
-        return call(self.inputs[0], inputs_embeds=embedded, token_type_ids=types, position_ids=places)
+        positions = self.positions(batch)
+        return call(self.inputs[0], inputs_embeds=embedded, token_type_ids=types, position_ids=positions)
 
-    def places(self, batch: Batch) -> Tensor:
+    def positions(self, batch: Batch) -> Tensor:
         """[n, width] each token's position."""
         return torch.arange(batch.real.shape[1]).expand(batch.real.shape)
 
@@ -285,8 +285,8 @@ class _Roberta(_Kind):
     def longest(self) -> int:
         return int(self.config.max_position_embeddings) - int(self.config.pad_token_id) - 1
 
-    def places(self, batch: Batch) -> Tensor:
-        return (super().places(batch) + 1) * batch.real + int(self.config.pad_token_id)
+    def positions(self, batch: Batch) -> Tensor:
+        return (super().positions(batch) + 1) * batch.real + int(self.config.pad_token_id)
 
     def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
         return call("classifier", states[:, None])
@@ -310,11 +310,11 @@ class _Deberta(_Kind):
         return super().trouble()
 
     def prepared(self, call: Call, rest: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: value for name, value in rest.items() if name.startswith("deberta.embeddings.")}
+        parameters = {name: value for name, value in rest.items() if name.startswith("deberta.embeddings.")}
         if self.config.relative_attention:
             table = rest["deberta.encoder.rel_embeddings.weight"]
-            found["relative"] = call("deberta.encoder.LayerNorm", table) if self.normed else table
-        return found
+            parameters["relative"] = call("deberta.encoder.LayerNorm", table) if self.normed else table
+        return parameters
 
     def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
         return call("attention", hidden, batch.real[:, None, None], rel_embeddings=rest.get("relative"))[0]
@@ -340,11 +340,11 @@ class _ModernBert(_Kind):
         return call("model.embeddings", inputs_embeds=embedded)
 
     def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        kind, places, mask = self.config.layer_types[layer], torch.arange(hidden.shape[1]), batch.mask
-        if kind == "sliding_attention" and len(places) - 1 > self.config.sliding_window:
-            near = (places[:, None] - places).abs() <= self.config.sliding_window
+        kind, positions, mask = self.config.layer_types[layer], torch.arange(hidden.shape[1]), batch.mask
+        if kind == "sliding_attention" and len(positions) - 1 > self.config.sliding_window:
+            near = (positions[:, None] - positions).abs() <= self.config.sliding_window
             mask = near[None, None] if mask is None else near & mask
-        rotated = self.rotary(hidden, places[None], kind)
+        rotated = self.rotary(hidden, positions[None], kind)
         normed = call("attn_norm", hidden)
         return hidden + call("attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
 
@@ -433,8 +433,8 @@ class _Gemma2(_Gemma):
         return hidden + call("post_attention_layernorm", self.attended(call, hidden, later[None, None]))
 
     def feed(self, call: Call, hidden: Tensor) -> Tensor:
-        made = call("mlp", call("pre_feedforward_layernorm", hidden))
-        return hidden + call("post_feedforward_layernorm", made)
+        output = call("mlp", call("pre_feedforward_layernorm", hidden))
+        return hidden + call("post_feedforward_layernorm", output)
 
     def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
         logits = super().logits(call, head, states)

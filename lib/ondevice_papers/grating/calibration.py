@@ -51,7 +51,7 @@ class Calibration:
 
 def fingerprint(sums: Checksums) -> str:
     """Of a model's weights, so that what was calibrated for one is not used for another."""
-    rows = [xxhash.xxh3_64_hexdigest(found.tobytes()) for _, found in sorted(sums.rows.items())]
+    rows = [xxhash.xxh3_64_hexdigest(checksums.tobytes()) for _, checksums in sorted(sums.rows.items())]
     return xxhash.xxh3_64_hexdigest(repr((sorted(sums.tensors.items()), rows)).encode())
 
 
@@ -59,16 +59,16 @@ def load(path: Path, model: str) -> dict[tuple[int, str], Calibration]:
     """By K and mode. model: a fingerprint. Raises ValueError on a damaged file and on one of another model."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        found = [Calibration(**entry) for entry in stored["calibrations"]]
+        calibrations = [Calibration(**entry) for entry in stored["calibrations"]]
         of_model = stored["model"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path.name} is damaged: it is no file of calibrations.") from None
     if of_model != model:
         raise ValueError(f"{path.name} was calibrated for another model: remove it, or calibrate this one.")
-    return {(one.k, one.mode): one for one in found}
+    return {(calibration.k, calibration.mode): calibration for calibration in calibrations}
 
 
-def save(path: Path, model: str, found: Mapping[tuple[int, str], Calibration]) -> None:
+def save(path: Path, model: str, calibrations: Mapping[tuple[int, str], Calibration]) -> None:
     """Write the file whole, or not at all."""
-    stored: dict[str, Any] = {"model": model, "calibrations": [asdict(one) for one in found.values()]}
+    stored: dict[str, Any] = {"model": model, "calibrations": list(map(asdict, calibrations.values()))}
     assets.write_text(path, json.dumps(stored, indent=1) + "\n")

@@ -102,12 +102,12 @@ class Checkpoint:
         """
         folder = Path(folder)
         if (folder / INDEX).is_file():
-            found = _sharded(folder)
+            stored = _sharded(folder)
         elif (folder / SINGLE).is_file():
-            found = _header(folder / SINGLE)
+            stored = _header(folder / SINGLE)
         else:
             raise FileNotFoundError(f"{folder.name} has neither {SINGLE} nor {INDEX}: no weights to stream.")
-        tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_COMPUTED)}
+        tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_COMPUTED)}
         return cls(folder, tensors, grouped(tensors, folder.name))
 
     @property
@@ -144,14 +144,14 @@ def grouped(tensors: Mapping[str, T], model: str) -> Groups[T]:
 
 def extents(tensors: Iterable[StoredTensor]) -> list[Extent]:
     """What to read for these tensors: those that follow each other in a file, or nearly so, at once."""
-    found: list[Extent] = []
+    merged: list[Extent] = []
     for tensor in sorted(tensors, key=lambda tensor: (tensor.file, tensor.offset)):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last and last.file == tensor.file and tensor.offset - last.offset - last.length < PAGE:
-            found[-1] = Extent(last.file, last.offset, tensor.offset + tensor.length - last.offset)
+            merged[-1] = Extent(last.file, last.offset, tensor.offset + tensor.length - last.offset)
         elif tensor.length:
-            found.append(Extent(tensor.file, tensor.offset, tensor.length))
-    return found
+            merged.append(Extent(tensor.file, tensor.offset, tensor.length))
+    return merged
 
 
 class PastCache:
@@ -168,10 +168,10 @@ class PastCache:
         """Bytes read or written, in whole pages: `least` or more, fewer only where the file ends."""
         done = 0
         while done < least:
-            place = offset + done
-            direct = self._direct if place % PAGE == 0 else None  # after a short transfer the place is no page's
+            position = offset + done
+            direct = self._direct if position % PAGE == 0 else None  # after a short transfer the place is no page's
             try:
-                count = call((direct or self.plain).fileno(), [memory[done:]], place)
+                count = call((direct or self.plain).fileno(), [memory[done:]], position)
             except OSError as error:
                 if direct is None or error.errno != errno.EINVAL:
                     raise
@@ -180,7 +180,7 @@ class PastCache:
             if direct is None:
                 if self.plain.writable():
                     os.fsync(self.plain.fileno())  # pages that are not written yet cannot be dropped
-                drop_pages(self.plain.fileno(), place, count)
+                drop_pages(self.plain.fileno(), position, count)
             if not count:
                 break
             done += count
@@ -259,8 +259,8 @@ def _opened(path: Path, mode: str = "rb", flags: int = 0) -> Any:
 def _sharded(folder: Path) -> dict[str, StoredTensor]:
     """The tensors that the folder's index names, each from its own file."""
     try:
-        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        files = sorted(set(places.values()))
+        file_of = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(file_of.values()))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{INDEX} of {folder.name} is damaged: it has no map of tensors to files.") from None
     headers = {}
@@ -268,10 +268,10 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
         if Path(file).name != file or not (folder / file).is_file():
             raise ValueError(f"{INDEX} of {folder.name} names {file!r}, which is no file of the folder.")
         headers[file] = _header(folder / file)
-    for name, file in places.items():
+    for name, file in file_of.items():
         if name not in headers[file]:
             raise ValueError(f"{INDEX} of {folder.name} has {name} in {file}, where it is not.")
-    return {name: headers[file][name] for name, file in places.items()}
+    return {name: headers[file][name] for name, file in file_of.items()}
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
@@ -287,17 +287,17 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     try:
         entries = json.loads(raw)
         entries.pop("__metadata__", None)
-        found = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
+        tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name} is damaged: its header cannot be read ({str(error)[:100]}).") from None
     end = 8 + length
-    for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.length)):
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.length)):
         if tensor.offset != end:
             raise ValueError(f"{path.name} is damaged: {tensor.name} begins at byte {tensor.offset}, not {end}.")
         end += tensor.length
     if end != size:
         raise ValueError(f"{path.name} is {'truncated' if size < end else 'damaged'}: {size} bytes, not {end}.")
-    return {tensor.name: tensor for tensor in found}
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def _tensor(path: Path, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:

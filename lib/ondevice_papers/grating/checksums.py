@@ -30,26 +30,27 @@ class Checksums:
     rows: Mapping[str, NDArray[np.uint32]]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Checksums:
+    def load(cls, checkpoint: Checkpoint) -> Checksums:
         """Those of an earlier run, or made now by reading the whole files once."""
         path = assets.cache_folder("grating") / f"{stamp(checkpoint)}.checksums.npz"
         with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as kept:
             sums = dict(zip(kept["names"].tolist(), kept["sums"].tolist(), strict=True))
             return cls(sums, {name: kept[f"rows of {name}"] for name in kept["tables"].tolist()})
-        made = _made(checkpoint)
-        names = np.array(list(made.tensors))
-        found = np.array(list(made.tensors.values()), np.uint64)
-        rows = {f"rows of {name}": of_rows for name, of_rows in made.rows.items()}
+        computed = _computed(checkpoint)
+        names = np.array(list(computed.tensors))
+        tensor_sums = np.array(list(computed.tensors.values()), np.uint64)
+        rows = {f"rows of {name}": of_rows for name, of_rows in computed.rows.items()}
         # Where nothing can be written, they are made anew every time.
         with contextlib.suppress(OSError), assets.writing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, names=names, sums=found, tables=np.array(list(made.rows)), **rows)  # type: ignore[arg-type]
-        return made
+            tables = np.array(list(computed.rows))
+            np.savez(file, names=names, sums=tensor_sums, tables=tables, **rows)  # type: ignore[arg-type]
+        return computed
 
     def check(self, tensor: StoredTensor, data: memoryview) -> None:
         """Raise ValueError unless the bytes are the tensor's."""
-        found = xxhash.xxh3_64()
-        found.update(data)  # lets other threads run meanwhile, which the digest at once does not
-        if found.intdigest() != self.tensors[tensor.name]:
+        checksum = xxhash.xxh3_64()
+        checksum.update(data)  # lets other threads run meanwhile, which the digest at once does not
+        if checksum.intdigest() != self.tensors[tensor.name]:
             raise ValueError(f"{tensor.file.name} is damaged: {tensor.name} is not what it was when it was first read.")
 
     def check_row(self, table: StoredTensor, row: int, data: memoryview) -> None:
@@ -58,7 +59,7 @@ class Checksums:
             raise ValueError(f"{table.file.name} is damaged: row {row} of {table.name} is not what it was.")
 
 
-def _made(checkpoint: Checkpoint) -> Checksums:
+def _computed(checkpoint: Checkpoint) -> Checksums:
     groups = checkpoint.groups
     reader = Reader(checkpoint.files)
     try:
@@ -67,9 +68,9 @@ def _made(checkpoint: Checkpoint) -> Checksums:
         tensors = dict[str, int]()
         for tensor in checkpoint.tensors.values():
             if tensor.name not in rows:
-                found = xxhash.xxh3_64()
-                _pieces(tensor, reader, found.update, _PIECE)
-                tensors[tensor.name] = found.intdigest()
+                checksum = xxhash.xxh3_64()
+                _pieces(tensor, reader, checksum.update, _PIECE)
+                tensors[tensor.name] = checksum.intdigest()
     finally:
         reader.close()
     return Checksums(tensors, rows)
@@ -77,13 +78,13 @@ def _made(checkpoint: Checkpoint) -> Checksums:
 
 def _rows(table: StoredTensor, reader: Reader) -> list[int]:
     size = table.length // table.shape[0]
-    found = list[int]()
+    sums = list[int]()
 
     def add(piece: memoryview) -> None:
-        found.extend(xxhash.xxh32_intdigest(piece[at : at + size]) for at in range(0, len(piece), size))
+        sums.extend(xxhash.xxh32_intdigest(piece[at : at + size]) for at in range(0, len(piece), size))
 
     _pieces(table, reader, add, max(1, _PIECE // size) * size)
-    return found
+    return sums
 
 
 def _pieces(tensor: StoredTensor, reader: Reader, use: Callable[[memoryview], None], most: int) -> None:

@@ -32,9 +32,9 @@ def kmeans(values: Floats, k: int) -> NDArray[np.int64]:
         origin = np.zeros(d + 1, np.int64)
         for end in range(d if clusters == min(k, d) else clusters, d + 1):
             first = np.arange(clusters - 1, end)  # where the last cluster can begin
-            found = best[first] + cost(first, end)
-            following[end] = found.min()
-            origin[end] = first[found.argmin()]
+            totals = best[first] + cost(first, end)
+            following[end] = totals.min()
+            origin[end] = first[totals.argmin()]
         best = following
         origins.append(origin)
     starts = [d]

@@ -39,14 +39,14 @@ class EmbeddingCache:
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, d] the rows of token ids [n]; where they are more than the cache holds, it is filled in turns."""
-        wanted, place = np.unique(checked(ids, self.table.shape[0]), return_inverse=True)
-        found = torch.empty(len(place), self.table.shape[1], dtype=self.table.dtype)
+        wanted, index = np.unique(checked(ids, self.table.shape[0]), return_inverse=True)
+        rows = torch.empty(len(index), self.table.shape[1], dtype=self.table.dtype)
         for turn in np.array_split(wanted, -(-len(wanted) // self.capacity)):
             self.fetch(turn)
-            given = np.flatnonzero(np.isin(wanted, turn)[place])
-            slots = self.slot[wanted[place[given]]].astype(np.int64)
-            found[torch.from_numpy(given)] = self.kept[torch.from_numpy(slots)]
-        return found
+            given = np.flatnonzero(np.isin(wanted, turn)[index])
+            slots = self.slot[wanted[index[given]]].astype(np.int64)
+            rows[torch.from_numpy(given)] = self.kept[torch.from_numpy(slots)]
+        return rows
 
     def fetch(self, wanted: Integers) -> None:
         """Have these distinct rows, at most `capacity`, read into the slots used longest ago."""
@@ -70,19 +70,19 @@ class EmbeddingCache:
 
 def read_rows(table: StoredTensor, ids: Tensor, reader: Reader, sums: Checksums | None = None) -> Tensor:
     """[n, d] rows of a table in a file for token ids [n]; nothing is kept."""
-    wanted, place = np.unique(checked(ids, table.shape[0]), return_inverse=True)
+    wanted, index = np.unique(checked(ids, table.shape[0]), return_inverse=True)
     rows = torch.empty(len(wanted), table.shape[1], dtype=table.dtype)
     read_into(table, wanted, map(bytes_of, rows), reader, sums)
-    return rows[torch.from_numpy(place)]
+    return rows[torch.from_numpy(index)]
 
 
 def checked(ids: Tensor, vocabulary: int) -> Integers:
     """Token ids [n] as an array. Raises ValueError on ids that have no row."""
-    found: Integers = ids.cpu().numpy().astype(np.int64)
-    if len(found) and not 0 <= found.min() <= found.max() < vocabulary:
-        odd = found.min() if found.min() < 0 else found.max()
+    array: Integers = ids.cpu().numpy().astype(np.int64)
+    if len(array) and not 0 <= array.min() <= array.max() < vocabulary:
+        odd = array.min() if array.min() < 0 else array.max()
         raise ValueError(f"Token ids are from 0 to {vocabulary - 1}, not {odd}.")
-    return found
+    return array
 
 
 def bytes_of(row: Tensor) -> memoryview:
@@ -101,27 +101,28 @@ def read_into(
     if not len(ids):
         return
     size = table.length // table.shape[0]
-    places = (table.offset + ids * size).tolist()
+    offsets = (table.offset + ids * size).tolist()
     handle = reader.handle(table.file)
     try:
         if hasattr(os, "posix_fadvise"):
-            for place in places:
-                os.posix_fadvise(handle, place, size, os.POSIX_FADV_WILLNEED)
-        for row_id, place, row in zip(ids.tolist(), places, rows, strict=True):
-            _read_row(handle, table, row, place)
+            for offset in offsets:
+                os.posix_fadvise(handle, offset, size, os.POSIX_FADV_WILLNEED)
+        for row_id, offset, row in zip(ids.tolist(), offsets, rows, strict=True):
+            _read_row(handle, table, row, offset)
             if sums is not None:
                 sums.check_row(table, row_id, row)
     finally:
         drop_pages(handle, table.offset, table.length)
 
 
-def _read_row(handle: int, table: StoredTensor, row: memoryview, place: int) -> None:
+def _read_row(handle: int, table: StoredTensor, row: memoryview, offset: int) -> None:
     done = 0
     while done < len(row):
         try:
-            count = os.preadv(handle, [row[done:]], place + done)
+            count = os.preadv(handle, [row[done:]], offset + done)
         except OSError as error:
             raise named(error, table.file) from error
         if not count:
-            raise ValueError(f"{table.file.name} ended before a row of {table.name}, at byte {place}: it is truncated.")
+            early = f"ended before a row of {table.name}, at byte {offset}"
+            raise ValueError(f"{table.file.name} {early}: it is truncated.")
         done += count

@@ -31,7 +31,7 @@ States = Callable[[Sequence[int], int, torch.dtype], HiddenStates]
 def chunks(rows: Sequence[Row], active: NDArray[np.int64], most: int) -> list[list[int]]:
     """The active candidates in chunks of like lengths, at most so many tokens each, padding included."""
     grouped = by_length([len(rows[candidate].ids) for candidate in active], most)
-    return [[int(active[place]) for place in chunk] for chunk in grouped]
+    return [[int(active[index]) for index in chunk] for chunk in grouped]
 
 
 def run_layer(
@@ -45,7 +45,7 @@ def run_layer(
     """
     groups = chunks(rows, active, most)
     pooled = torch.empty(0)
-    place = {int(candidate): number for number, candidate in enumerate(active)}
+    row_of = {int(candidate): number for number, candidate in enumerate(active)}
     for parts, parameters in weights.layer(layer):
         with architecture.holding(layer, parameters):
             for group, hidden in zip(groups, states.each(groups), strict=True):
@@ -53,10 +53,10 @@ def run_layer(
                 for part in parts:
                     hidden = architecture.forward(layer, part, rest, batch, hidden)
                 states.put(group, hidden)
-                found = architecture.pooled(batch, hidden)
+                group_states = architecture.pooled(batch, hidden)
                 if not len(pooled):  # one tensor: small ones among temporaries would keep the heap from shrinking
-                    pooled = found.new_empty(len(active), found.shape[1])
-                pooled[[place[candidate] for candidate in group]] = found
+                    pooled = group_states.new_empty(len(active), group_states.shape[1])
+                pooled[[row_of[candidate] for candidate in group]] = group_states
     return pooled
 
 
@@ -114,12 +114,12 @@ class Engine:
                 pooled = self.run_layer(
                     self.architecture, self.weights, self.rest, states, rows, active, layer - 1, self.chunk
                 )
-                found = self._scores(layer, pooled).double().numpy()
-                if not np.isfinite(found).all():
-                    odd = active[~np.isfinite(found)][0]
+                scores = self._scores(layer, pooled).double().numpy()
+                if not np.isfinite(scores).all():
+                    odd = active[~np.isfinite(scores)][0]
                     raise ValueError(f"The score of candidate {odd} after layer {layer} is not a finite number.")
                 times.append(time.perf_counter())
-                return found
+                return scores
 
             k = len(rows) if k is None else k
             outcome = self.select(scores_of, len(rows), self.architecture.layers, k, rule, exact_order)

@@ -37,29 +37,30 @@ class Resident:
 
     def put(self, group: Group, hidden: Tensor) -> None:
         """Copy the states of a group."""
-        if (place := self._block(group)) is not None:
-            place.copy_(hidden)
+        if (block := self._block(group)) is not None:
+            block.copy_(hidden)
             return
         for row, candidate in enumerate(group):
-            self._of(candidate).copy_(hidden[row, : self.lengths[candidate]])
+            self._states_of(candidate).copy_(hidden[row, : self.lengths[candidate]])
 
     def each(self, groups: Sequence[Group]) -> Iterator[Tensor]:
         """The states of one group after the other: a view where they stand side by side as they are."""
         for group in groups:
             block = self._block(group)
-            yield padded([self._of(candidate) for candidate in group]) if block is None else block
+            yield padded([self._states_of(candidate) for candidate in group]) if block is None else block
 
     def close(self) -> None:
         """Let go of the memory."""
         self.all = torch.empty(0)
 
-    def _of(self, candidate: int) -> Tensor:
+    def _states_of(self, candidate: int) -> Tensor:
         return self.all[self.starts[candidate] : self.starts[candidate + 1]]
 
     def _block(self, group: Group) -> Tensor | None:
         """[n, width, d] of neighbours of one length, which texts that were cut are."""
         first, count, width = group[0], len(group), self.lengths[group[0]]
-        if list(group) != list(range(first, first + count)) or any(self.lengths[one] != width for one in group):
+        lengths = {self.lengths[candidate] for candidate in group}
+        if list(group) != list(range(first, first + count)) or lengths != {width}:
             return None
         return self.all[self.starts[first] : self.starts[first + count]].view(count, width, -1)
 
@@ -115,8 +116,8 @@ class Offloaded:
         try:
             return job.result()
         except OSError as error:
-            place = f"hidden states could not be kept in {self.folder.name}"
-            raise OSError(error.errno, f"{place}: {error.strerror or error}") from error
+            message = f"hidden states could not be kept in {self.folder.name}"
+            raise OSError(error.errno, f"{message}: {error.strerror or error}") from error
 
     def _write(self, group: Group, hidden: Tensor) -> None:
         """In the thread."""

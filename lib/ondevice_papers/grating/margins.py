@@ -13,17 +13,16 @@ pools of another kind than the validation's does not follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
-from scipy.special import expit, logit
 
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import Pool, measure, validation
-from ondevice_papers.grating.pruning import ACCEPT, DEFER, DROP, Verdicts, ranking
+from ondevice_papers.grating.pruning import ACCEPT, DEFER, DROP, Verdicts, expit, ranking
 
 CHANCES: tuple[float, ...] = tuple(np.geomspace(1e-4, 0.45, 40).tolist())  # fixed: not from the pools that certify
 FITTED = 0.25  # share of the pools that the model of errors is fitted on
@@ -34,9 +33,9 @@ _STEPS = 50  # of Newton's method, at most
 def gaps(scores: Floats, slots: int) -> Floats:
     """[n] signed distances to the boundary: above the best outside the K, or (negative) below the K-th."""
     order = ranking(scores)
-    found = scores - scores[order[slots - 1]]
-    found[order[:slots]] = scores[order[:slots]] - scores[order[slots]]
-    return found
+    distances = scores - scores[order[slots - 1]]
+    distances[order[:slots]] = scores[order[:slots]] - scores[order[slots]]
+    return distances
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class MarginRule:
 
     def __call__(self, history: Floats, slots: int) -> Verdicts:
         layer = len(history)
-        found = self.gaps(self.weights[layer - 1, :layer] @ history, slots)
+        distances = self.gaps(self.weights[layer - 1, :layer] @ history, slots)
         margin = self.margins[layer - 1]
-        return np.select([found > margin, found < -margin], [ACCEPT, DROP], DEFER).astype(np.int8)
+        return np.select([distances > margin, distances < -margin], [ACCEPT, DROP], DEFER).astype(np.int8)
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,9 @@ def fit(pools: Sequence[Pool], k: int) -> ErrorModel:
     weights, intercepts, slopes = np.zeros((before, before)), np.zeros(before), np.zeros(before)
     for layer in range(1, before + 1):
         row = ridge(centred[:layer], centred[-1], nearness)
-        found = np.concatenate([gaps(row @ scores[:layer], k) for scores in used])
+        predicted = np.concatenate([gaps(row @ scores[:layer], k) for scores in used])
         weights[layer - 1, :layer] = row
-        intercepts[layer - 1], slopes[layer - 1] = logistic(np.abs(found), (found > 0) == (final > 0))
+        intercepts[layer - 1], slopes[layer - 1] = logistic(np.abs(predicted), (predicted > 0) == (final > 0))
     return ErrorModel(weights, intercepts, slopes)
 
 
@@ -133,7 +132,7 @@ def parted(pools: Sequence[Pool], seed: int = 0) -> tuple[list[Pool], list[Pool]
     """Those to fit a model of errors on, and those to certify with."""
     order = np.random.default_rng(seed).permutation(len(pools))
     first, rest = np.split(order, [round(FITTED * len(pools))])
-    return [pools[place] for place in first], [pools[place] for place in rest]
+    return [pools[index] for index in first], [pools[index] for index in rest]
 
 
 def last_certified(
@@ -144,13 +143,13 @@ def last_certified(
     losses: [pools] of each setting, in an order, from safe to aggressive, that does not depend on them. Settings are
     tested up to the first failure, so that no correction for their number is needed, however their losses depend.
     """
-    found = (-1, 1.0, 0.0)
+    last = (-1, 1.0, 0.0)
     for index, loss in enumerate(losses):
         p = p_value(loss, risk, binary)
         if p > 1 - confidence:
             break
-        found = index, p, float(loss.mean())
-    return found
+        last = index, p, float(loss.mean())
+    return last
 
 
 def require(pools: int, recall: float, confidence: float) -> None:
@@ -160,8 +159,8 @@ def require(pools: int, recall: float, confidence: float) -> None:
             raise ValueError(f"The promised {name} is in (0, 1), not {value}.")
     needed = int(np.ceil(np.log(1 - confidence) / np.log(recall) - 1e-9))
     if pools < needed:
-        asked = int(np.ceil(needed / (1 - FITTED)))
-        promise = f"Recall {recall:g} with confidence {confidence:g} takes at least {asked} queries"
+        queries = int(np.ceil(needed / (1 - FITTED)))
+        promise = f"Recall {recall:g} with confidence {confidence:g} takes at least {queries} queries"
         raise ValueError(f"{promise}, of which {needed} certify: here only {pools} can.")
 
 
@@ -173,10 +172,23 @@ def p_value(losses: Floats, risk: float, binary: bool = False) -> float:
     (Markov). The bet is the largest allowed, which pays best where losses are small and few.
     """
     if binary:
-        return float(stats.binom.cdf(int(losses.sum()), len(losses), risk))
+        return binomial_tail(int(losses.sum()), len(losses), risk)
     with np.errstate(divide="ignore"):
         log = len(losses) * np.log1p(-risk) - np.log1p(-losses).sum()
     return float(np.exp(min(0.0, log)))
+
+
+def binomial_tail(lost: int, pools: int, risk: float) -> float:
+    """Chance of at most `lost` losses among so many pools, each with the chance `risk`."""
+    count = np.arange(lost + 1)
+    orders = [math.lgamma(pools + 1) - math.lgamma(k + 1) - math.lgamma(pools - k + 1) for k in range(lost + 1)]
+    return float(min(1.0, np.exp(orders + count * math.log(risk) + (pools - count) * math.log1p(-risk)).sum()))
+
+
+def logit(p: float) -> float:
+    """log(p / (1 - p)), to full precision near a half, too."""
+    twice = 2 * (p - 0.5)
+    return math.log1p(twice) - math.log1p(-twice) if 0.3 <= p <= 0.65 else math.log(p / (1 - p))
 
 
 def ridge(x: Floats, y: Floats, weights: Floats) -> Floats:
@@ -192,12 +204,12 @@ def logistic(x: Floats, right: NDArray[np.bool_]) -> tuple[float, float]:
     if scale == 0:
         return 0.0, 0.0
     design = np.stack([np.ones_like(x), x / scale])
-    found = np.zeros(2)
+    coefficients = np.zeros(2)
     for _ in range(_STEPS):
-        p = expit(found @ design)
-        slope = design @ (right - p) - _RIDGE * found
+        p = expit(coefficients @ design)
+        slope = design @ (right - p) - _RIDGE * coefficients
         step = np.linalg.solve(design * (p * (1 - p)) @ design.T + _RIDGE * np.eye(2), slope)
-        found = found + step
+        coefficients = coefficients + step
         if np.abs(step).max() < 1e-8:
             break
-    return float(found[0]), float(found[1]) / scale
+    return float(coefficients[0]), float(coefficients[1]) / scale

@@ -77,28 +77,28 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
     most = max(_ROWS, int(SHARE * vocabulary))
     fewest = min(_ROWS, vocabulary)
 
-    def of(slots: int, rows: int, chunk: int, offload: bool) -> Plan:
+    def option(slots: int, rows: int, chunk: int, offload: bool) -> Plan:
         return Plan(slots, rows, chunk, offload, _parts(model, lengths, slots, rows, chunk, offload))
 
     chunks = list(dict.fromkeys(max(size, longest) for size in SIZES))
     if budget is None:
-        return of(2, min(most, vocabulary), chunks[0], False)
+        return option(2, min(most, vocabulary), chunks[0], False)
     limit = budget * MB
-    best = min((of(2, fewest, longest, offload) for offload in (False, True)), key=lambda one: one.total)
+    best = min((option(2, fewest, longest, offload) for offload in (False, True)), key=lambda smallest: smallest.total)
     if best.total > limit:
-        asked = f"{len(lengths)} candidates of up to {longest} tokens with {model.name}"
+        request = f"{len(lengths)} candidates of up to {longest} tokens with {model.name}"
         least = f"the smallest budget that works is {math.ceil(best.total / MB)} MB"
-        raise ValueError(f"{budget:g} MB of memory are too few for {asked}: {least}.")
-    best = _first([of(2, fewest, chunk, best.offload) for chunk in chunks], limit, best)
+        raise ValueError(f"{budget:g} MB of memory are too few for {request}: {least}.")
+    best = _first([option(2, fewest, chunk, best.offload) for chunk in chunks], limit, best)
     row = best.parts["embedding"] // best.embedding_rows
     rows = best.embedding_rows + max(0, int((limit - best.total) // row))
-    best = _first([of(2, min(most, vocabulary, rows), best.chunk, best.offload)], limit, best)
-    best = _first([of(2, best.embedding_rows, best.chunk, False)], limit, best)
-    return _first([of(units, best.embedding_rows, best.chunk, best.offload)], limit, best)
+    best = _first([option(2, min(most, vocabulary, rows), best.chunk, best.offload)], limit, best)
+    best = _first([option(2, best.embedding_rows, best.chunk, False)], limit, best)
+    return _first([option(units, best.embedding_rows, best.chunk, best.offload)], limit, best)
 
 
-def _first(better: Sequence[Plan], limit: float, found: Plan) -> Plan:
-    return next((one for one in better if one.total <= limit), found)
+def _first(better: Sequence[Plan], limit: float, otherwise: Plan) -> Plan:
+    return next((candidate for candidate in better if candidate.total <= limit), otherwise)
 
 
 def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: int, offload: bool) -> Mapping[str, int]:

@@ -67,8 +67,9 @@ def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
 
 def measure(pools: Iterable[Pool], k: int, rule: Rule | None, exact_order: bool = False) -> dict[str, Floats]:
     """`measured` of every pool, by name of the quantity, [pools]."""
-    found = [measured(pool, k, replay(pool, k, rule, exact_order)) for pool in pools]
-    return {name: np.array([getattr(one, name) for one in found]) for name in ("saved", "precision", "full", "overlap")}
+    measurements = [measured(pool, k, replay(pool, k, rule, exact_order)) for pool in pools]
+    names = ("saved", "precision", "full", "overlap")
+    return {name: np.array([getattr(measurement, name) for measurement in measurements]) for name in names}
 
 
 def validation(pools: Sequence[Pool]) -> Sequence[Pool]:
@@ -79,10 +80,10 @@ def validation(pools: Sequence[Pool]) -> Sequence[Pool]:
     return pools
 
 
-def kendall(one: ArrayLike, other: ArrayLike) -> Floats:
+def kendall(scores: ArrayLike, others: ArrayLike) -> Floats:
     """[...] Kendall's tau-b of scores [..., N], both of the same candidates; 0 where one of them is constant."""
-    first = np.asarray(one, np.float64)
-    second = np.asarray(other, np.float64)
+    first = np.asarray(scores, np.float64)
+    second = np.asarray(others, np.float64)
     i, j = np.triu_indices(first.shape[-1], 1)
     a = np.sign(first[..., i] - first[..., j])
     b = np.sign(second[..., i] - second[..., j])

@@ -2,7 +2,7 @@
 
 Most rerankers' head was trained for the last layer. A probe is d numbers and an intercept a layer, fitted to predict
 the final score from the state that the head reads. The model stays as it is; at run time a probe costs one product of
-d numbers a candidate. The record `probes` has those of the bundled rerankers.
+d numbers a candidate. data/models has those of the bundled rerankers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ondevice import evidence
+from ondevice import models
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.margins import gaps
 
@@ -55,12 +55,12 @@ class Probes:
 
 
 def load(model: str) -> Probes:
-    """The recorded probes of a bundled reranker. Raises ValueError where there are none."""
-    rows = evidence.load("grating", "probes")
-    own = rows[rows["model"] == model].sort_values("layer")
-    if own.empty:
-        raise ValueError(f"There are no recorded probes of {model}; there are of {', '.join(rows['model'].unique())}.")
-    return Probes(np.stack(own["weights"].to_list()), own["intercept"].to_numpy())
+    """The probes of a bundled reranker. Raises ValueError where there are none."""
+    arrays = models.load_arrays("probes")
+    if f"{model}.weights" not in arrays:
+        others = sorted(name.removesuffix(".weights") for name in arrays if name.endswith(".weights"))
+        raise ValueError(f"There are no probes of {model}; there are of {', '.join(others)}.")
+    return Probes(arrays[f"{model}.weights"], arrays[f"{model}.intercepts"])
 
 
 def rounded(probes: Probes) -> Probes:
@@ -99,7 +99,7 @@ def fit(
     intercepts = []
     for layer in range(given.shape[1]):
         x = scaled(torch.from_numpy(given[:, layer].astype(np.float32))).double().numpy()
-        row = (ridge or _ridge)(x - x.mean(1, keepdims=True), centred, nearness, parts)
+        row = (ridge or best_ridge)(x - x.mean(1, keepdims=True), centred, nearness, parts)
         weights.append(row)
         intercepts.append(wanted.mean() - (x @ row).mean())
     return Probes(np.array(weights), np.array(intercepts))
@@ -116,20 +116,20 @@ def cross_fitted(states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, se
     """[pools, L - 1, N] scores of each pool by probes that were fitted on others; arguments as of `fit`."""
     given = np.asarray(states)
     wanted = np.asarray(final, np.float64)
-    found = np.full(given.shape[:3], np.nan)
+    scores = np.full(given.shape[:3], np.nan)
     for part in np.array_split(np.random.default_rng(seed).permutation(len(given)), folds):
         rest = np.setdiff1d(np.arange(len(given)), part)
-        found[part] = predicted(rounded(fit(given[rest], wanted[rest], k)), given[part])
-    return found
+        scores[part] = predicted(rounded(fit(given[rest], wanted[rest], k)), given[part])
+    return scores
 
 
 def _nearness(final: Floats, k: int) -> Floats:
     """[pools, N] weights: 1 at the boundary, a half one standard deviation from it."""
     spread = max((final - final.mean(1, keepdims=True)).std(), 1e-12)
-    return 1 / (1 + (np.stack([gaps(one, k) for one in final]) / spread) ** 2)
+    return 1 / (1 + (np.stack([gaps(scores, k) for scores in final]) / spread) ** 2)
 
 
-def _ridge(x: Floats, y: Floats, weights: Floats, parts: Sequence[NDArray[np.int64]]) -> Floats:
+def best_ridge(x: Floats, y: Floats, weights: Floats, parts: Sequence[NDArray[np.int64]]) -> Floats:
     """[d] coefficients of y [pools, N] on x [pools, N, d], weighted; the penalty with the least held-out error."""
     squares = []
     products = []
@@ -144,12 +144,12 @@ def _ridge(x: Floats, y: Floats, weights: Floats, parts: Sequence[NDArray[np.int
     def error(penalty: float) -> float:  # on held-out parts, up to a constant
         total = 0.0
         for own_square, own_product in zip(squares, products, strict=True):
-            row = _solved(square - own_square, product - own_product, penalty)
+            row = ridge_solution(square - own_square, product - own_product, penalty)
             total += float(row @ own_square @ row - 2 * row @ own_product)
         return total
 
-    return _solved(square, product, min(PENALTIES, key=error))
+    return ridge_solution(square, product, min(PENALTIES, key=error))
 
 
-def _solved(square: Floats, product: Floats, penalty: float) -> Floats:
+def ridge_solution(square: Floats, product: Floats, penalty: float) -> Floats:
     return np.asarray(np.linalg.solve(square + np.diag(penalty * square.diagonal() + 1e-9), product), np.float64)

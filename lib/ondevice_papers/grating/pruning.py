@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 
 from ondevice_papers.grating.clustering import Floats, kmeans
 
@@ -22,6 +21,12 @@ Rule = Callable[[Floats, int], Verdicts]
 """(history [l, n]: logits of the n active candidates after layers 1 to l; slots: places left, 1 <= slots < n) ->
 verdicts [n]; at most `slots` are accepted and at most n - slots dropped."""
 ScoresOf = Callable[[int, NDArray[np.int64]], Floats]
+
+
+def expit(logits: Floats) -> Floats:
+    """Probabilities 1 / (1 + exp(-z)) of logits z."""
+    with np.errstate(over="ignore"):  # exp(-z) may be infinite, and the probability 0
+        return 1 / (1 + np.exp(-logits))
 
 
 def dispersion(p: Floats) -> float:

@@ -42,10 +42,10 @@ class Encoded:
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Ids of "yes" and "no". Raises ValueError where they are not a single token each, and two different ones."""
-    found = [_tokens(tokenizer, word) for word in ("yes", "no")]
-    if any(len(ids) != 1 for ids in found) or found[0] == found[1]:
-        raise ValueError(f'"yes" and "no" are not a token each, but {found}.')
-    return found[0][0], found[1][0]
+    token_ids = [_tokens(tokenizer, word) for word in ("yes", "no")]
+    if any(len(ids) != 1 for ids in token_ids) or token_ids[0] == token_ids[1]:
+        raise ValueError(f'"yes" and "no" are not a token each, but {token_ids}.')
+    return token_ids[0][0], token_ids[1][0]
 
 
 def encode(
@@ -63,8 +63,8 @@ def encode(
     room for its document.
     """
     for kind, texts in (("Query", queries), ("Document", documents)):
-        for place, text in enumerate(texts):
-            _require_text(kind, place, text)
+        for index, text in enumerate(texts):
+            _require_text(kind, index, text)
     if not documents:
         return Encoded([], 0)
     prompted = architecture.answers is not None
@@ -100,14 +100,14 @@ class _Prompt:
         self.end = _tokens(tokenizer, SUFFIX)
         self.room = most - len(self.start) - len(self.end)
 
-    def asked(self, query: str) -> str:
+    def question(self, query: str) -> str:
         return f"<Instruct>: {self.instruction}\n<Query>: {query}\n<Document>:"
 
     def taken(self, query: str) -> int:
-        return len(self.start) + len(_tokens(self.tokenizer, self.asked(query))) + len(self.end)
+        return len(self.start) + len(_tokens(self.tokenizer, self.question(query))) + len(self.end)
 
     def read(self, pairs: Sequence[_Pair]) -> Iterable[tuple[Row, bool]]:
-        texts = [f"{self.asked(pair.query)} {pair.document}" for pair in pairs]
+        texts = [f"{self.question(pair.query)} {pair.document}" for pair in pairs]
         bodies = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         for body, pair in zip(bodies, pairs, strict=True):
             ids = array("i", (*self.start, *body[: self.room], *self.end))
@@ -136,11 +136,11 @@ class _PairOfTexts:
     def _rows(self, pairs: Sequence[_Pair], **options: object) -> list[Row]:
         queries = [pair.query for pair in pairs]
         documents = [pair.document for pair in pairs]
-        found = self.tokenizer(queries, documents, verbose=False, **options)
-        segments = found.get("token_type_ids") or [[]] * len(pairs)
+        encoded = self.tokenizer(queries, documents, verbose=False, **options)
+        segments = encoded.get("token_type_ids") or [[]] * len(pairs)
         return [
             Row(array("i", ids), types.index(1) if 1 in types else len(ids))
-            for ids, types in zip(found["input_ids"], segments, strict=True)
+            for ids, types in zip(encoded["input_ids"], segments, strict=True)
         ]
 
 
@@ -150,10 +150,10 @@ def _pairs(form: _Prompt | _PairOfTexts, queries: Sequence[str], documents: Sequ
         start, cut = _start(form.tokenizer, query, max(1, form.most))
         return max(form.taken(start), form.most if cut else 0)
 
-    for place, (query, document) in enumerate(zip(queries, documents, strict=True)):
+    for index, (query, document) in enumerate(zip(queries, documents, strict=True)):
         room = form.most - taken(query)
         if room < 1:
-            taking = f"Query {place} and its format take {taken(query)} of {form.most} tokens"
+            taking = f"Query {index} and its format take {taken(query)} of {form.most} tokens"
             raise ValueError(f"{taking}: no room is left for a document.")
         yield _Pair(query, *_start(form.tokenizer, document, room))
 
@@ -188,8 +188,9 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _require_text(kind: str, place: int, text: object) -> None:
+def _require_text(kind: str, index: int, text: object) -> None:
     if not isinstance(text, str):
-        raise ValueError(f"{kind} {place} is no text but of type {type(text).__name__}.")
-    if not text.isascii() and (found := _SURROGATE.search(text)):
-        raise ValueError(f"{kind} {place} has half a surrogate pair at character {found.start()}: not valid Unicode.")
+        raise ValueError(f"{kind} {index} is no text but of type {type(text).__name__}.")
+    if not text.isascii() and (surrogate := _SURROGATE.search(text)):
+        half = f"half a surrogate pair at character {surrogate.start()}"
+        raise ValueError(f"{kind} {index} has {half}: not valid Unicode.")

@@ -35,11 +35,11 @@ def curve(
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[str, Floats]:  # fmt: skip
     """What the paper's rule does at each threshold: saved, precision, full, overlap, each [thresholds, pools]."""
-    found = [measure(pools, k, rule(threshold), exact_order) for threshold in thresholds]
-    return {name: np.array([one[name] for one in found]) for name in found[0]}
+    measurements = [measure(pools, k, rule(threshold), exact_order) for threshold in thresholds]
+    return {name: np.array([measurement[name] for measurement in measurements]) for name in measurements[0]}
 
 
 def calibrate(pools: Sequence[Pool], k: int, precision: float, exact_order: bool = False) -> float:
     """The paper's calibration: the threshold for a mean Precision@K of validation pools with labels, in [0, 1]."""
-    found = curve(validation(pools), k, exact_order=exact_order)
-    return lowest(THRESHOLDS, found["precision"].mean(1).tolist(), precision)
+    measurements = curve(validation(pools), k, exact_order=exact_order)
+    return lowest(THRESHOLDS, measurements["precision"].mean(1).tolist(), precision)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ondevice_papers.grating.checkpoint import Checkpoint, Reader, extents, grouped, pages
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.embedding_cache import EmbeddingCache, checked, read_rows
-from ondevice_papers.grating.window import Unit, Window, places, span, views
+from ondevice_papers.grating.window import Unit, Window, span, starts_in_memory, views
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,7 +70,7 @@ class Streamed:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         groups = self.checkpoint.groups
         self._cut = units
-        self.sums = Checksums.of(self.checkpoint)
+        self.sums = Checksums.load(self.checkpoint)
         kept = max(1, int(SHARE * groups.table.shape[0])) if embedding_rows is None else embedding_rows
         cut = units_of(self.checkpoint, part_of, units)
         self._reader = Reader(self.checkpoint.files)
@@ -88,8 +88,8 @@ class Streamed:
 
     def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
         """A layer's units, each once it is read, while the next one is read. Views, valid until the next ones are."""
-        for place, parts in enumerate(self._cut):
-            yield parts, self.window.unit(index * len(self._cut) + place)
+        for offset, parts in enumerate(self._cut):
+            yield parts, self.window.unit(index * len(self._cut) + offset)
 
     def rest(self) -> dict[str, Tensor]:
         """All but layers, token embedding and output head."""
@@ -117,7 +117,7 @@ class Streamed:
             for extent in extents(unit.values()):
                 self._reader.read(extent, view[start : start + extent.span])
                 start += extent.span
-            for name, begin in places(unit).items():
+            for name, begin in starts_in_memory(unit).items():
                 self.sums.check(unit[name], view[begin : begin + unit[name].length])
 
     def _resident(self, unit: Unit) -> dict[str, Tensor]:

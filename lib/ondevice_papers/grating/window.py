@@ -74,17 +74,17 @@ def span(unit: Unit) -> int:
     return sum(extent.span for extent in extents(unit.values()))
 
 
-def places(unit: Unit) -> dict[str, int]:
+def starts_in_memory(unit: Unit) -> dict[str, int]:
     """Where in its memory each of a unit's tensors begins, extent after extent."""
-    found = dict[str, int]()
+    starts = dict[str, int]()
     start = 0
     for extent in extents(unit.values()):
         for name, tensor in unit.items():
             inside = extent.offset <= tensor.offset and tensor.offset + tensor.length <= extent.offset + extent.length
             if tensor.file == extent.file and inside:
-                found[name] = start + tensor.offset - extent.first
+                starts[name] = start + tensor.offset - extent.first
         start += extent.span
-    return found
+    return starts
 
 
 def views(unit: Unit, memory: mmap.mmap) -> dict[str, Tensor]:
@@ -93,11 +93,11 @@ def views(unit: Unit, memory: mmap.mmap) -> dict[str, Tensor]:
     One whose place is no multiple of its element's size, which only odd files have, is a copy.
     """
     whole = torch.frombuffer(memory, dtype=torch.uint8)
-    found = dict[str, Tensor]()
-    for name, begin in places(unit).items():
+    tensors = dict[str, Tensor]()
+    for name, begin in starts_in_memory(unit).items():
         tensor = unit[name]
         raw = whole[begin : begin + tensor.length]
         if begin % tensor.dtype.itemsize:
             raw = raw.clone()
-        found[name] = raw.view(tensor.dtype).view(tensor.shape)
-    return found
+        tensors[name] = raw.view(tensor.dtype).view(tensor.shape)
+    return tensors

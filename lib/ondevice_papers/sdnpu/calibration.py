@@ -114,57 +114,57 @@ class Trie(NamedTuple):
     def branches(self) -> list[list[int]]:
         """Tokens of the paths from the key to each leaf."""
         inner = set(self.parents)
-        found = []
+        branches = []
         for leaf in (node for node in range(len(self.tokens)) if node not in inner):
             path = []
             node = leaf
             while node >= 0:
                 path.append(self.tokens[node])
                 node = self.parents[node]
-            found.append(path[::-1])
-        return found
+            branches.append(path[::-1])
+        return branches
 
 
 def searched(
-    places: dict[int, list[int]], samples: Sequence[tuple[list[int], list[float]]], token: int,
+    positions: dict[int, list[int]], samples: Sequence[tuple[list[int], list[float]]], token: int,
     depth: int = 4, nodes: int = 8, floor: float = 0.02, occurrences: int = 8,
 ) -> Trie:  # fmt: skip
-    """The calibrated tree of a token, depth first (Algorithm of section 3.3), from its first places in the context.
+    """The calibrated tree of a token, depth first (Algorithm of section 3.3), from its first positions in the context.
 
-    Every candidate of a place is looked for in the context, and its own candidates are taken where it stands: at the
-    nearest place after, else the last one before. The paper states none of the bounds. depth: tokens of a path.
+    Every candidate at a position is looked for in the context, and its own candidates are taken where it stands: at the
+    nearest position after, else the last one before. The paper states none of the bounds. depth: tokens of a path.
     floor: least product of probabilities.
     """
-    found = Trie([], [], [])
-    known = dict[tuple[int, int], int]()
+    tree = Trie([], [], [])
+    node_of = dict[tuple[int, int], int]()
 
-    def visit(place: int, parent: int, reach: float, level: int) -> None:
-        for candidate, p in zip(*samples[place], strict=True):
-            node = known.get((parent, candidate))
-            if reach * p < floor or (node is None and len(known) == nodes):
+    def visit(position: int, parent: int, reach: float, level: int) -> None:
+        for candidate, p in zip(*samples[position], strict=True):
+            node = node_of.get((parent, candidate))
+            if reach * p < floor or (node is None and len(node_of) == nodes):
                 return
             if node is None:
-                node = known[parent, candidate] = len(known)
-                found.tokens.append(candidate)
-                found.parents.append(parent)
-                found.chances.append(0.0)
-            found.chances[node] = max(found.chances[node], reach * p)
-            if level < depth and (where := places.get(candidate)):
-                after = bisect_right(where, place)
-                before = bisect_left(where, place) - 1
+                node = node_of[parent, candidate] = len(node_of)
+                tree.tokens.append(candidate)
+                tree.parents.append(parent)
+                tree.chances.append(0.0)
+            tree.chances[node] = max(tree.chances[node], reach * p)
+            if level < depth and (where := positions.get(candidate)):
+                after = bisect_right(where, position)
+                before = bisect_left(where, position) - 1
                 if after < len(where) or before >= 0:
                     visit(where[after if after < len(where) else before], node, reach * p, level + 1)
 
-    for place in places.get(token, ())[:occurrences]:
-        visit(place, -1, 1.0, 1)
-    return found
+    for position in positions.get(token, ())[:occurrences]:
+        visit(position, -1, 1.0, 1)
+    return tree
 
 
 class Printed:
     """The paper's calibration: the K = 3 likeliest tokens (Figure 9) after every token of the prompt, and no others.
 
-    places: [token] positions of the prompt, rising. samples: [position] (tokens, probabilities). searched: the function
-    above, or an experiment's.
+    positions: [token] where it stands in the prompt, rising. samples: [position] (tokens, probabilities). searched: the
+    function above, or an experiment's.
     """
 
     def __init__(self, vocabulary: int, *, searched: Callable[..., Trie] = searched) -> None:
@@ -175,13 +175,13 @@ class Printed:
     def begin(self, prompt: Sequence[int]) -> None:
         """A request comes: the table is of its prompt alone."""
         self._prompt = list(prompt)
-        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        self.positions: defaultdict[int, list[int]] = defaultdict(list)
         self.samples: list[tuple[list[int], list[float]]] = []
 
     def prefilled(self, start: int, logits: Tensor) -> None:
         """Logits [c, V] after the prompt's tokens from `start` on."""
-        for place, token in enumerate(self._prompt[start : start + len(logits)], start):
-            self.places[token].append(place)
+        for position, token in enumerate(self._prompt[start : start + len(logits)], start):
+            self.positions[token].append(position)
         self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
 
     def observe(self, step: Verified) -> None:
@@ -189,4 +189,4 @@ class Printed:
 
     def tree(self, token: int) -> Trie:
         """The calibrated tree of a token."""
-        return self._searched(self.places, self.samples, token)
+        return self._searched(self.positions, self.samples, token)

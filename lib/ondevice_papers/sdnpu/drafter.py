@@ -46,8 +46,8 @@ class Rates:
         self._rates: dict[Source, float] = {}
 
     def __getitem__(self, source: Source) -> float:
-        known = self._rates.get(source)
-        return first_guess(*source) if known is None else known
+        rate = self._rates.get(source)
+        return first_guess(*source) if rate is None else rate
 
     def observe(self, source: Source, promised: float, right: bool) -> None:
         """The source promised a token with this probability, and was right or not."""
@@ -85,12 +85,12 @@ def offered(row: Row, on: On, rates: Rates) -> Iterator[tuple[int, float, On]]:
     Children exclude each other: what branches give their tokens is taken from the calibrated ones.
     """
     chances, below, left = dict[int, float](), dict[int, On](), 1.0
-    for branch, place in on:
-        token = branch.tokens[place]
-        rate = rates[branch.kind, min(LONG, branch.matched + place), standing(token, row)]
+    for branch, index in on:
+        token = branch.tokens[index]
+        rate = rates[branch.kind, min(LONG, branch.matched + index), standing(token, row)]
         chances[token] = max(rate, chances.get(token, 0.0))
-        if place + 1 < len(branch.tokens):
-            below[token] = (*below.get(token, ()), (branch, place + 1))
+        if index + 1 < len(branch.tokens):
+            below[token] = (*below.get(token, ()), (branch, index + 1))
     for chance in chances.values():
         left *= 1 - chance
     for rank, (token, p) in enumerate(zip(row.tokens, row.chances, strict=True)):
@@ -100,11 +100,11 @@ def offered(row: Row, on: On, rates: Rates) -> Iterator[tuple[int, float, On]]:
 
 
 class Pool(NamedTuple):
-    """A draft as it grows. tokens, parents: of its nodes. asked: by node (-1: root) its row and branches."""
+    """A draft as it grows. tokens, parents: of its nodes. offers: by node (-1: root) its row and branches."""
 
     tokens: list[int]
     parents: list[int]
-    asked: dict[int, tuple[Row, On]]
+    offers: dict[int, tuple[Row, On]]
 
 
 def grow(
@@ -119,10 +119,10 @@ def grow(
     (before, token), node, reach, on = tail, -1, 1.0, tuple((branch, 0) for branch in branches)
     while len(pool.tokens) < budget:
         row = table.row(before, token) if table else NOTHING
-        pool.asked[node] = row, on
+        pool.offers[node] = row, on
         for child, chance, below in offered(row, on, rates):
             if reach * chance >= LEAST:
-                heappush(queue, (-reach * chance, len(pool.asked) * 64 + len(queue), node, child, below))
+                heappush(queue, (-reach * chance, len(pool.offers) * 64 + len(queue), node, child, below))
         if not queue:
             break
         negative, _, parent, child, on = heappop(queue)
@@ -137,26 +137,26 @@ def grow(
 
 def observe(pool: Pool, step: Verified, rates: Rates) -> None:
     """The model's choice at every node that was reached judges all that was offered there, drafted or not."""
-    for node, said in zip([-1, *step.path], step.emitted, strict=False):  # an end token stops before the last choice
-        row, on = pool.asked.get(node, (NOTHING, ()))
+    for node, emitted in zip([-1, *step.path], step.emitted, strict=False):  # an end token stops before the last choice
+        row, on = pool.offers.get(node, (NOTHING, ()))
         for rank, (token, p) in enumerate(zip(row.tokens, row.chances, strict=True)):
-            rates.observe(("calibrated", row.order, rank), p, token == said)
-        for branch, place in on:
-            token = branch.tokens[place]
-            source = branch.kind, min(LONG, branch.matched + place), standing(token, row)
-            rates.observe(source, 1.0, token == said)
+            rates.observe(("calibrated", row.order, rank), p, token == emitted)
+        for branch, index in on:
+            token = branch.tokens[index]
+            source = branch.kind, min(LONG, branch.matched + index), standing(token, row)
+            rates.observe(source, 1.0, token == emitted)
 
 
 def merged(branches: Sequence[Sequence[int]], budget: int) -> Draft:
     """The paper's pool: the trie of several branches, the first ones first, cut to `budget` nodes."""
-    places: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, int], int] = {}
     for branch in branches:
         node = -1
         for token in branch:
-            if (node, token) not in places and len(places) == budget:
+            if (node, token) not in nodes and len(nodes) == budget:
                 break
-            node = places.setdefault((node, token), len(places))
-    return Draft([token for _, token in places], [parent for parent, _ in places])
+            node = nodes.setdefault((node, token), len(nodes))
+    return Draft([token for _, token in nodes], [parent for parent, _ in nodes])
 
 
 class SdNpu(Drafter):
@@ -175,16 +175,16 @@ class SdNpu(Drafter):
         reuse: Reuse | reuse.Printed | None = None, *, name: str = "sd.npu", grow: Callable[..., Pool] = grow,
         observe: Callable[..., None] = observe, merged: Callable[..., Draft] = merged,
     ) -> None:  # fmt: skip
-        known = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}
-        if len(known) > 1:
-            raise ValueError(f"The base and the calibration have {min(known)} and {max(known)} token ids.")
+        sizes = {part.vocabulary for part in (base, calibration) if part is not None and part.vocabulary is not None}
+        if len(sizes) > 1:
+            raise ValueError(f"The base and the calibration have {min(sizes)} and {max(sizes)} token ids.")
         rules = {type(part).__name__ == "Printed" for part in (calibration, reuse) if part is not None}
         if len(rules) > 1:
             raise ValueError("Calibration and reuse are both ours or both the paper's.")
         self.printed = True in rules
         self.base, self.calibration, self.reuse, self.name = base, calibration, reuse, name
         self._grow, self._observe, self._merged = grow, observe, merged
-        self.vocabulary = next(iter(known), None)
+        self.vocabulary = next(iter(sizes), None)
         self.wants_prefill = calibration is not None
         self.rates = Rates()
 
@@ -205,14 +205,14 @@ class SdNpu(Drafter):
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """At most Lmax - 1 nodes."""
         room = min(budget, LMAX - 1)
-        found, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
+        retrieved, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
         segments = self.reuse.segments() if self.reuse is not None else []
         if self.printed:
             table: Any = self.calibration
             tree = table.tree(tokens[-1]).branches() if table is not None else []
             reused = [segment.tokens for segment in segments]
-            return self._merged([*found, *reused, *tree] if matched >= SURE else [*reused, *found, *tree], room)
-        branches = [Branch("match", branch, matched) for branch in found]
+            return self._merged([*retrieved, *reused, *tree] if matched >= SURE else [*reused, *retrieved, *tree], room)
+        branches = [Branch("match", branch, matched) for branch in retrieved]
         branches += [Branch(segment.kind, segment.tokens) for segment in segments]
         tail = tokens[-2] if len(tokens) > 1 else -1, tokens[-1]
         pool = self._grow(tail, room, self.calibration, branches, self.rates)
@@ -272,10 +272,10 @@ def sdnpu(
 
 def methods(vocabulary: int, **functions: Any) -> dict[str, tuple[Callable[[], Drafter], int]]:
     """By name what makes a new drafter, and the most nodes of its drafts. functions: of `sdnpu`."""
-    found: dict[str, tuple[Callable[[], Drafter], int]] = {"vanilla": (Drafter, 1)}
+    drafters: dict[str, tuple[Callable[[], Drafter], int]] = {"vanilla": (Drafter, 1)}
     for on in BASES:
-        found[on] = partial(base, on, vocabulary), PUBLISHED
+        drafters[on] = partial(base, on, vocabulary), PUBLISHED
         for printed, part in product((False, True), PARTS):
-            made = partial(sdnpu, vocabulary, on=on, part=part, printed=printed, **functions)
-            found[f"{on}+{part}{', printed' if printed else ''}"] = made, LMAX - 1
-    return found
+            make = partial(sdnpu, vocabulary, on=on, part=part, printed=printed, **functions)
+            drafters[f"{on}+{part}{', printed' if printed else ''}"] = make, LMAX - 1
+    return drafters

@@ -89,35 +89,35 @@ class History:
                 temporary.write_bytes(b"".join([self._header, *map(_record, self.responses)]))
 
     def _open(self, path: Path) -> None:
-        found = path.read_bytes() if path.is_file() else b""
-        if not found.startswith(self._header):
-            self._refuse(path.name, found)
+        content = path.read_bytes() if path.is_file() else b""
+        if not content.startswith(self._header):
+            self._refuse(path.name, content)
             self._replace()
             return
-        self.responses, end = _records(found, len(self._header), self.vocabulary)
+        self.responses, end = _records(content, len(self._header), self.vocabulary)
         self._bytes = end
-        if end < len(found):
-            _warn(path.name, len(found) - end, len(self.responses))
+        if end < len(content):
+            _warn(path.name, len(content) - end, len(self.responses))
             os.truncate(path, end)  # so that what is appended follows whole records
         if self._bytes > self.limit:
             self._drop()
             self._replace()
 
-    def _refuse(self, name: str, found: bytes) -> None:
+    def _refuse(self, name: str, content: bytes) -> None:
         """Raise ValueError, unless all there is of the file is the beginning of its right header."""
-        if self._header.startswith(found):
-            if found:
-                _warn(name, len(found), 0)
+        if self._header.startswith(content):
+            if content:
+                _warn(name, len(content), 0)
             return
         try:
-            said = json.loads(found[: found.index(b"\n")])
-            theirs = said["format"], said["tokenizer"], said["vocabulary"]
+            header = json.loads(content[: content.index(b"\n")])
+            identity = header["format"], header["tokenizer"], header["vocabulary"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{name} is no history of responses.") from None
-        if theirs[0] != _FORMAT:
-            raise ValueError(f"{name} has the format {theirs[0]!r}, not {_FORMAT!r}.")
+        if identity[0] != _FORMAT:
+            raise ValueError(f"{name} has the format {identity[0]!r}, not {_FORMAT!r}.")
         raise ValueError(
-            f"{name} was made for another tokenizer ({theirs[1]!r} with {theirs[2]} ids, "
+            f"{name} was made for another tokenizer ({identity[1]!r} with {identity[2]} ids, "
             f"not {self.tokenizer!r} with {self.vocabulary})."
         )
 
@@ -142,15 +142,17 @@ def _integers(values: Sequence[int]) -> bytes:
     return np.asarray(values, "<u4").tobytes()
 
 
-def _records(found: bytes, start: int, vocabulary: int) -> tuple[list[tuple[int, ...]], int]:
+def _records(content: bytes, start: int, vocabulary: int) -> tuple[list[tuple[int, ...]], int]:
     """The whole records from `start` on, and where the last of them ends."""
     responses = []
-    while start + _FRAME <= len(found):
-        count, checksum = (int(value) for value in np.frombuffer(found, "<u4", 2, start))
+    while start + _FRAME <= len(content):
+        count, checksum = (int(value) for value in np.frombuffer(content, "<u4", 2, start))
         end = start + _FRAME + 4 * count
-        if not count or end > len(found) or crc32(found[start : start + 4] + found[start + _FRAME : end]) != checksum:
+        if not count or end > len(content):
             break
-        tokens: NDArray[np.uint32] = np.frombuffer(found, "<u4", count, start + _FRAME)
+        if crc32(content[start : start + 4] + content[start + _FRAME : end]) != checksum:
+            break
+        tokens: NDArray[np.uint32] = np.frombuffer(content, "<u4", count, start + _FRAME)
         if tokens.max() >= vocabulary:
             break
         responses.append(tuple(tokens.tolist()))

@@ -160,9 +160,9 @@ def simulate(answers: pd.DataFrame, passes: pd.DataFrame, arms: Sequence[Arm]) -
     tables = []
     for arm in arms:
         table = answers[answers["method"] == arm.method].set_index(keys)[["prompt_tokens", "tokens"]]
-        mine = passes[passes["method"] == arm.method]
+        forwards = passes[passes["method"] == arm.method]
         if arm.eagle is None:
-            spent = mine[keys].assign(ms=arm.engine.forward_ms(1 + mine["drafted"]), draft=arm.draft_ms)
+            spent = forwards[keys].assign(ms=arm.engine.forward_ms(1 + forwards["drafted"]), draft=arm.draft_ms)
             sums = spent.groupby(keys)[["draft", "ms"]].sum().reindex(table.index, fill_value=0.0)
             draft = sums["draft"]
             forward = sums["ms"]
@@ -172,10 +172,10 @@ def simulate(answers: pd.DataFrame, passes: pd.DataFrame, arms: Sequence[Arm]) -
             arm=arm.name, prefill=-(-table["prompt_tokens"] // PREFILL_ROWS) * PREFILL_MS,
             calibrate=arm.calibrate_ms * table["prompt_tokens"], switch=arm.switch_ms, draft=draft, forward=forward,
         ).reset_index())  # fmt: skip
-    found = pd.concat(tables, ignore_index=True)
-    decode = found["draft"] + found["forward"]
-    total = decode + found[["prefill", "calibrate", "switch"]].sum(axis=1)
-    return born(found.assign(decode=decode, total=total), "simulated")
+    simulated = pd.concat(tables, ignore_index=True)
+    decode = simulated["draft"] + simulated["forward"]
+    total = decode + simulated[["prefill", "calibrate", "switch"]].sum(axis=1)
+    return born(simulated.assign(decode=decode, total=total), "simulated")
 
 
 def figure_10(npu: Npu, cpu: Cpu, eagle: Eagle, switch_ms: float, greedy_ms: float, ours_ms: float) -> list[Arm]:

@@ -51,8 +51,8 @@ def _branch_and_bound(prefill: Prefill, best: Timeline) -> Timeline:
     return best
 
 
-def _order(prefill: Prefill, chunk: Ints, known: float) -> list[int]:
-    """The blocks in the order of loads that makes T least for a choice of chunks; none if T is not less than known."""
+def _order(prefill: Prefill, chunk: Ints, bound: float) -> list[int]:
+    """The blocks in the order of loads that makes T least for a choice of chunks; none if T is not below `bound`."""
     due = chunk * prefill.blocks + np.arange(prefill.blocks)
     costs = np.where(np.arange(prefill.chunks)[:, None] >= chunk, prefill.d, prefill.p)
     done = np.r_[0.0, costs.ravel().cumsum()]  # computing time of the first k computes
@@ -60,12 +60,12 @@ def _order(prefill: Prefill, chunk: Ints, known: float) -> list[int]:
     best = list[int]()
 
     def extend(order: list[int], left: list[int], free: float, late: dict[int, float]) -> None:
-        nonlocal known, best  # late: by how much each load so far ends after `by`
+        nonlocal bound, best  # late: by how much each load so far ends after `by`
         total = float(done[-1] + max(0.0, *late.values(), *(free + prefill.s[left].cumsum() - by[left])))
-        if total >= known:
+        if total >= bound:
             return
         if not left:
-            known = total
+            bound = total
             best = order
         for block in left:
             rest = [other for other in left if other != block]
@@ -91,7 +91,7 @@ class _Program:
     wait for the compute's end. States that cannot end before the best plan known are dropped.
     """
 
-    def __init__(self, prefill: Prefill, known: float) -> None:
+    def __init__(self, prefill: Prefill, bound: float) -> None:
         self.n = prefill.p.size
         self.blocks = prefill.blocks
         self.costs = prefill.p.ravel().tolist(), prefill.d.ravel().tolist()
@@ -102,18 +102,18 @@ class _Program:
         least = _remaining(np.minimum(prefill.p, prefill.d))
         self.rest = (in_set @ switched.T + (1 - in_set) @ least.T).T.tolist()  # [n + 1][sets] computing still to do
         self.states: list[dict[int, list[_Label]]] = [{} for _ in range(self.n + 1)]
-        self.best = known
-        self.found: list[int] | None = None
+        self.best = bound
+        self.best_chunks: list[int] | None = None
 
     def run(self) -> list[int] | None:
         """[N] each block's first chunk on G2, or None where nothing is better than what was known."""
         self.keep(0, 0, (0.0, 0.0, None, -1, 0))
         for position in range(self.n + 1):
             for size in range(self.blocks):
-                for done in [one for one in self.states[position] if one.bit_count() == size]:
+                for done in [loaded for loaded in self.states[position] if loaded.bit_count() == size]:
                     self.leave(position, done)
             self.states[position].clear()
-        return self.found
+        return self.best_chunks
 
     def leave(self, position: int, done: int) -> None:
         """Every decision at a state: load a block, or let the next compute begin with the loader idle."""
@@ -143,22 +143,22 @@ class _Program:
         if max(end + self.rest[position][done], free + self.unloaded[done]) >= self.best:
             return
         if done == (1 << self.blocks) - 1:
-            self.best, self.found = end + self.rest[position][done], self.chunks(label)
+            self.best, self.best_chunks = end + self.rest[position][done], self.chunks(label)
             return
         others = self.states[position].setdefault(done, [])
-        if any(one[0] <= free and one[1] <= end for one in others):
+        if any(other[0] <= free and other[1] <= end for other in others):
             return
-        others[:] = [one for one in others if one[0] < free or one[1] < end]
+        others[:] = [other for other in others if other[0] < free or other[1] < end]
         others.append(label)
 
     def chunks(self, label: _Label | None) -> list[int]:
         """[N] each block's first chunk on G2, from the last label back."""
-        found = [0] * self.blocks
+        chunks = [0] * self.blocks
         while label is not None:
             if label[3] >= 0:
-                found[label[3]] = label[4]
+                chunks[label[3]] = label[4]
             label = label[2]
-        return found
+        return chunks
 
 
 def _remaining(times: Floats) -> Floats:

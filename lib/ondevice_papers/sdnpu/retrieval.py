@@ -42,8 +42,8 @@ class Pld(PromptLookup):
 
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """What `propose` drafts."""
-        found = self.propose(tokens, budget).tokens.tolist()
-        return ([found], self._text.after(tokens[-self.ngram :])[0]) if found else ([], 0)
+        continuation = self.propose(tokens, budget).tokens.tolist()
+        return ([continuation], self._text.after(tokens[-self.ngram :])[0]) if continuation else ([], 0)
 
 
 class Sam(Drafter):
@@ -62,15 +62,15 @@ class Sam(Drafter):
         if self.history.vocabulary != vocabulary:
             raise ValueError(f"The history has {self.history.vocabulary} token ids, the model {vocabulary}.")
         self.vocabulary = vocabulary
-        self._stored, self._known, self._dropped = SuffixAutomaton(), 0, 0
+        self._stored, self._responses_read, self._dropped = SuffixAutomaton(), 0, 0
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Read what came into the history; forget the last request."""
         if self._dropped != self.history.dropped:
-            self._stored, self._known, self._dropped = SuffixAutomaton(), 0, self.history.dropped
-        for response in self.history.responses[self._known :]:
+            self._stored, self._responses_read, self._dropped = SuffixAutomaton(), 0, self.history.dropped
+        for response in self.history.responses[self._responses_read :]:
             self._stored.extend([*response, SEPARATOR])
-        self._known = len(self.history.responses)
+        self._responses_read = len(self.history.responses)
         self._text, self._match, self._prompt = SuffixAutomaton(), Match(), len(prompt)
         self._read(prompt)
 
@@ -78,20 +78,20 @@ class Sam(Drafter):
         """At most `budget` tokens after the longest match."""
         self._read(tokens)
         match = self._text.match
-        where = self._text
+        automaton = self._text
         if self._match.length >= match.length:
             match = self._match
-            where = self._stored
+            automaton = self._stored
         if not match.length:
             return [], 0
         length = min(LONGEST, max(SHORTEST, 1 + GROWTH * match.length))
-        found = where.continuation(match, min(length - 1, budget))
-        return ([found] if found else []), match.length
+        continuation = automaton.continuation(match, min(length - 1, budget))
+        return ([continuation] if continuation else []), match.length
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The same as a chain."""
-        found, _ = self.retrieve(tokens, budget)
-        return Draft.chain(found[0] if found else ())
+        branches, _ = self.retrieve(tokens, budget)
+        return Draft.chain(branches[0] if branches else ())
 
     def end(self, tokens: Sequence[int]) -> None:
         """Add the response to the history."""
@@ -112,10 +112,10 @@ class Suffixes(SuffixDecoding):
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """The paths to the leaves of what `propose` drafts."""
         draft = self.propose(tokens, budget)
-        said = draft.tokens.tolist()
+        drafted = draft.tokens.tolist()
         parents = draft.parents.tolist()
         paths: list[list[int]] = []
-        for token, parent in zip(said, parents, strict=True):
+        for token, parent in zip(drafted, parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else []), token])
         inner = set(parents)
         leaves: list[Sequence[int]] = [path for node, path in enumerate(paths) if node not in inner]

@@ -55,39 +55,39 @@ def agreed_run(draft: Draft, path: Sequence[int], logits: Tensor) -> list[int]:
     x_e itself is never y_e, so that no run holds it.
     """
     parents, tokens, kept = draft.parents.tolist(), draft.tokens.tolist(), {-1, *path}
-    said = logits.argmax(-1).tolist()
+    choices = logits.argmax(-1).tolist()
     runs: list[list[int]] = []  # that end with each node
     for node, parent in enumerate(parents):
-        agrees = node not in kept and parent not in kept and said[parent + 1] == tokens[node]
+        agrees = node not in kept and parent not in kept and choices[parent + 1] == tokens[node]
         runs.append([*runs[parent], tokens[node]] if agrees else [])
     return max(runs, key=len, default=[])
 
 
-def resumed(tail: Sequence[int], said: Sequence[int]) -> list[Segment]:
-    """How a rejected tail x_e, x_e+1 .. may go on after what was said in its place, z_e .. (at least one token).
+def resumed(tail: Sequence[int], emitted: Sequence[int]) -> list[Segment]:
+    """How a rejected tail x_e, x_e+1 .. may go on after what was emitted in its place, z_e .. (at least one token).
 
-    redundant: where the tail has the last tokens of z, behind them. synonym: as many tokens further as were said;
+    redundant: where the tail has the last tokens of z, behind them. synonym: as many tokens further as were emitted;
     longer synonym: one more. missing: from x_e on, as z was only put in between.
     """
     segments = [
-        Segment("redundant", tail[_behind(tail, said) :]),
-        Segment("synonym", tail[len(said) :]),
-        Segment("longer synonym", tail[len(said) + 1 :]),
+        Segment("redundant", tail[_behind(tail, emitted) :]),
+        Segment("synonym", tail[len(emitted) :]),
+        Segment("longer synonym", tail[len(emitted) + 1 :]),
         Segment("missing", tail),
     ]
     return [segment for segment in segments if segment.tokens]
 
 
-def _behind(tail: Sequence[int], said: Sequence[int]) -> int:
-    """Where the tail goes on after its longest part that ends `said`; its end where it has not even the last token."""
+def _behind(tail: Sequence[int], emitted: Sequence[int]) -> int:
+    """Where the tail goes on after its longest part that ends `emitted`; its end where it lacks even the last token."""
     best = len(tail)
     length = 0
-    for place in range(1, len(tail) + 1):
+    for end in range(1, len(tail) + 1):
         same = 0
-        while same < min(place, len(said)) and tail[place - 1 - same] == said[-1 - same]:
+        while same < min(end, len(emitted)) and tail[end - 1 - same] == emitted[-1 - same]:
             same += 1
         if same > length:
-            best = place
+            best = end
             length = same
     return best
 
@@ -108,11 +108,11 @@ class Printed:
 
     def observe(self, step: Verified) -> None:
         """A step was verified."""
-        said = list(step.emitted)
+        emitted = list(step.emitted)
         kept = []
         for age, run in self._runs:
-            if run[: len(said)] == said:
-                kept.append((age, run[len(said) :]))
+            if run[: len(emitted)] == emitted:
+                kept.append((age, run[len(emitted) :]))
             elif age + 1 < LIFETIME:
                 kept.append((age + 1, run))
         if len(run := self._agreed_run(step.draft, step.path, step.logits)) >= SHORTEST:
@@ -121,7 +121,7 @@ class Printed:
 
 
 class Reuse:
-    """Ours: the rejected tail, aligned with what was said in its place, which needs no logits.
+    """Ours: the rejected tail, aligned with what was emitted in its place, which needs no logits.
 
     Eq. 3 compares x_i with y_i at the same place. Wherever the output has one token more than the draft the tail is
     shifted, and x_e is in no run: so it misses the paper's own pattern `missing`.
@@ -135,18 +135,18 @@ class Reuse:
 
     def begin(self) -> None:
         """A request comes."""
-        self._age, self._tail, self._said = 0, Rejected((), 0), list[int]()
+        self._age, self._tail, self._emitted = 0, Rejected((), 0), list[int]()
 
     def segments(self) -> list[Segment]:
         """What may follow the newest token."""
-        return self._resumed(self._tail.tokens, self._said) if self._tail.tokens else []
+        return self._resumed(self._tail.tokens, self._emitted) if self._tail.tokens else []
 
     def observe(self, step: Verified) -> None:
         """A step was verified."""
         tail = self._rejected(step.draft, step.path)
         if tail is not None and len(tail.tokens) >= SHORTEST:
-            self._age, self._tail, self._said = 0, tail, list(step.emitted[tail.accepted :])
+            self._age, self._tail, self._emitted = 0, tail, list(step.emitted[tail.accepted :])
         elif self._age + 1 < LIFETIME:
-            self._age, self._said = self._age + 1, [*self._said, *step.emitted]
+            self._age, self._emitted = self._age + 1, [*self._emitted, *step.emitted]
         else:
             self._tail = Rejected((), 0)

@@ -63,11 +63,12 @@ class Prefill:
             raise ValueError(f"A prefill has one whole number of chunks from 1, not {counts or 'none'}.")
         shapes = {name: array.shape for name, array in arrays.items()}
         count = int(counts[0])
-        one = shapes["s"]
-        if len(one) != 1 or one[0] < 1 or any(shapes[x] not in (one, (count, *one))[: 1 + (x in "pd")] for x in shapes):
+        per_block = shapes["s"]
+        allowed = {x: (per_block, (count, *per_block)) if x in "pd" else (per_block,) for x in shapes}
+        if len(per_block) != 1 or per_block[0] < 1 or any(shapes[x] not in allowed[x] for x in shapes):
             raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not shapes {shapes}.")
         for name, array in arrays.items():
-            object.__setattr__(self, name, np.broadcast_to(array, (count, *one)) if name in "pd" else array)
+            object.__setattr__(self, name, np.broadcast_to(array, (count, *per_block)) if name in "pd" else array)
             with np.errstate(over="ignore"):
                 if not np.isfinite(getattr(self, name).sum() * 4):
                     raise ValueError(f"The blocks' {name} are so large that their sum is no number.")
@@ -94,13 +95,13 @@ class Prefill:
 
 def _numbers(name: str, values: ArrayLike) -> Floats:
     try:
-        found = np.array(values, float)
+        numbers = np.array(values, float)
     except ValueError:
         raise ValueError(f"p, d, s, g1 and g2 are numbers in rows of one length, which {name} is not.") from None
-    wrong = found[~(np.isfinite(found) & (found >= 0))]
+    wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
     if wrong.size:
         raise ValueError(f"Times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
-    return found
+    return numbers
 
 
 class Load(NamedTuple):
@@ -155,7 +156,7 @@ def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
     """
     n = prefill.p.size
     blocks = prefill.blocks
-    due = _due_computes(prefill, loads)
+    due = due_computes(prefill, loads)
     times = prefill.p.ravel().tolist(), prefill.d.ravel().tolist(), prefill.s.tolist()
     begins: list[float] = []
     ends = [0.0]  # ends[k]: of the first k computes
@@ -186,7 +187,7 @@ def execute(prefill: Prefill, loads: Sequence[Load]) -> Timeline:
     return Timeline(prefill, np.reshape(begins, shape), np.reshape(ends[1:], shape), graph, loaded, starts, stops)
 
 
-def _due_computes(prefill: Prefill, loads: Sequence[Load]) -> list[int]:
+def due_computes(prefill: Prefill, loads: Sequence[Load]) -> list[int]:
     """[N] each block's first compute on G2; beyond the last one for none."""
     n = prefill.p.size
     blocks = prefill.blocks
@@ -207,12 +208,12 @@ def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[i
     of a block that is still to be loaded has left.
     """
     n, blocks, needed, counts = prefill.p.size, prefill.blocks, -prefill.spare, list[int]()
-    gone = {load.block: max(0, due[load.block] - blocks + 1) for load in loads}  # computes until its G1 is let go
+    released = {load.block: max(0, due[load.block] - blocks + 1) for load in loads}  # computes until its G1 is let go
     freed = np.zeros(n + 1)
     left = np.zeros(n + 1)  # bytes, once k computes are over: by all blocks, by those loaded
-    for block, over in gone.items():
+    for block, over in released.items():
         freed[over:] += prefill.g1[block]
-    for block, over in gone.items():
+    for block, over in released.items():
         left[over:] += prefill.g1[block]
         needed += prefill.g2[block]
         counts.append(min(max(over, int(np.searchsorted(freed, needed))), int(np.searchsorted(left, needed))))
@@ -241,8 +242,8 @@ def latencies(prefill: Prefill, chunk: Ints) -> Floats:
     s = prefill.s[order]
     needed = prefill.g2[order].cumsum(1) - prefill.spare
     freed = prefill.g1[order].cumsum(1)
-    gone = (needed > 0) + (freed[:, None] < needed[:, :, None]).sum(2)  # how many G1 are let go before the k-th load
-    after = np.where(gone > 0, np.maximum(0, due[row, gone - 1] - blocks + 1), 0)
+    released = (needed > 0) + (freed[:, None] < needed[:, :, None]).sum(2)  # how many G1 are gone before the k-th load
+    after = np.where(released > 0, np.maximum(0, due[row, released - 1] - blocks + 1), 0)
     earlier = (due[:, None] < after[:, :, None]).sum(2)  # loads that the computes before it have waited for
     begin = done[row, after]
     by = done[row, np.minimum(due, n)]
@@ -324,7 +325,7 @@ def ours(prefill: Prefill) -> list[Load]:
     """
     late = np.full(prefill.blocks, prefill.chunks)
     each = np.arange(prefill.blocks)
-    seeds = np.array([*_search(prefill), late, late - each % 2, _chunks(prefill, greedy(prefill))])
+    seeds = np.array([*beam_search(prefill), late, late - each % 2, first_chunks(prefill, greedy(prefill))])
     plan = earliest(prefill, improved(prefill, seeds[latencies(prefill, seeds).argmin()]))
     return min(plan, greedy(prefill), key=lambda loads: execute(prefill, loads).latency)
 
@@ -335,22 +336,22 @@ def improved(prefill: Prefill, chunk: Ints) -> Ints:
     best = latencies(prefill, chunk[None])[0]
     while True:
         others = np.clip(chunk + changes, 0, prefill.chunks)
-        found = latencies(prefill, others)
-        if found.min() >= best * (1 - 1e-9):
+        latency = latencies(prefill, others)
+        if latency.min() >= best * (1 - 1e-9):
             return chunk
-        chunk = others[found.argmin()]
-        best = found.min()
+        chunk = others[latency.argmin()]
+        best = latency.min()
 
 
-def _chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
+def first_chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
     """[N] each block's first chunk on G2 in a plan."""
-    found = np.full(prefill.blocks, prefill.chunks)
+    chunks = np.full(prefill.blocks, prefill.chunks)
     for load in loads:
-        found[load.block] = load.chunk
-    return found
+        chunks[load.block] = load.chunk
+    return chunks
 
 
-def _search(prefill: Prefill) -> list[Ints]:
+def beam_search(prefill: Prefill) -> list[Ints]:
     """Each block's first chunk on G2, [N], found from the end backwards, and from the beginning on.
 
     Backwards, a block computes on G2 until its load and then on G1, so that loading early is good in itself where G1 is

@@ -1,13 +1,10 @@
-"""An assistant for documentation: public pages in a cloud process, a private folder on this device, one answer of both.
+"""An assistant for documentation: public pages in a cloud process, a private folder on this device, one answer.
 
-Hybrid search and GRATING pick passages on both sides, DRAGON mixes the sides' next tokens, DIAA's and sd.npu's drafters
-guess ahead, and DiSCo's budget says which questions may use the cloud. What leaves the device: the question and the
-answer's tokens. On one machine:
-
-  ondevice-assistant --private NOTES --public DOCS "How do I open a file?"
-
-On two, the cloud with --public DOCS --serve HOST:PORT, and the device with --private NOTES --connect HOST:PORT; beyond
-loopback with TLS (--certificate, --key, --authority).
+Hybrid search and GRATING pick passages on both sides, DRAGON mixes the sides' next tokens, and DIAA's and
+sd.npu's drafters guess ahead. The question and the answer's tokens leave the device, and no private page.
+--budget limits the share of the questions' tokens that the cloud reads (DiSCo); --without DRAGON uses no cloud.
+On two machines the cloud has --public FOLDER --serve HOST:PORT, and the device --private FOLDER --connect
+HOST:PORT. Beyond loopback both want TLS (--certificate, --key, --authority).
 """
 
 from __future__ import annotations
@@ -24,15 +21,17 @@ from pathlib import Path
 import torch
 
 from ondevice import commands
-from ondevice_papers.disco.budgeted import Account
-from ondevice_programs.assistant.sides import BUDGET_MB, Sides
-from ondevice_programs.assistant.systems import SYSTEMS
-from ondevice_programs.pair import library, terminal
-from ondevice_programs.pair.answer import Asked
-from ondevice_programs.pair.cloud import Cloud
-from ondevice_programs.pair.device import Device
-from ondevice_programs.pair.passages import Splitter
-from ondevice_programs.pair.wire import Lost, Refused, client_tls, server_tls
+
+with commands.loading("ondevice-assistant", "notebooks"):
+    from ondevice_papers.disco.budgeted import Account
+    from ondevice_programs.assistant.sides import BUDGET_MB, Sides
+    from ondevice_programs.assistant.systems import SYSTEMS
+    from ondevice_programs.pair import library, terminal
+    from ondevice_programs.pair.answer import Asked
+    from ondevice_programs.pair.cloud import Cloud
+    from ondevice_programs.pair.device import Device
+    from ondevice_programs.pair.passages import Splitter
+    from ondevice_programs.pair.wire import Lost, Refused, client_tls, server_tls
 
 _PROGRAM = "ondevice-assistant"
 
@@ -137,7 +136,12 @@ def cloud(public: Path, *words: str) -> Iterator[int]:
 
 
 def _parser() -> commands.Parser:
-    parser = commands.Parser(_PROGRAM, description=__doc__)
+    parser = commands.Parser(
+        _PROGRAM,
+        description=__doc__,
+        usage="%(prog)s [options] [question ...]",
+        example='ondevice-assistant --private NOTES --public DOCS "How do I open a file?"',
+    )
     parser.add_argument("question", nargs="*", help="default: each line of standard input")
     parser.add_argument("--private", type=_folder, metavar="FOLDER", help="documents that stay on this device")
     parser.add_argument("--public", type=_folder, metavar="FOLDER", help="documents of the cloud")
@@ -145,12 +149,12 @@ def _parser() -> commands.Parser:
     parser.add_argument("--serve", type=commands.address, metavar="HOST:PORT", help="be the cloud; port 0: any")
     parser.add_argument("--without", action="append", default=[], choices=list(SYSTEMS.values()), metavar="SYSTEM",
                         help=f"leave a system out, the same on both sides: {', '.join(SYSTEMS.values())}")  # fmt: skip
-    parser.add_argument("--budget", type=commands.share, default=1.0,
+    parser.add_argument("--budget", type=commands.share, default=1.0, metavar="SHARE",
                         help="DiSCo: share of the questions' tokens that the cloud may read")  # fmt: skip
-    parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="GRATING's")
-    parser.add_argument("--limit", type=commands.count, default=64, help="most tokens of an answer")
-    parser.add_argument("--patience", type=commands.seconds, default=5.0, help="seconds to wait for the cloud")
-    parser.add_argument("--threads", type=commands.count, default=1, help="of PyTorch")
+    parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="that GRATING's reranker may take")
+    parser.add_argument("--limit", type=commands.count, default=64, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--patience", type=commands.seconds, default=5.0, metavar="S", help="seconds to wait for the cloud")
+    parser.add_argument("--threads", type=commands.count, default=1, metavar="N", help="of PyTorch")
     for name, words in {"certificate": "this side's", "key": "its key", "authority": "who is trusted"}.items():
         parser.add_argument(f"--{name}", type=commands.existing, metavar="FILE", help=f"TLS: {words}")
     parser.add_argument("--until-input-ends", action="store_true", help="a cloud that ends with its standard input")

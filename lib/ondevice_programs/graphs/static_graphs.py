@@ -128,12 +128,12 @@ class Graphs:
 
 def forward(
     graph: Graph, hidden: Rows, cache: Cache, start: int, sees: NDArray[np.bool_],
-    places: Sequence[int] | NDArray[np.int64],
+    positions: Sequence[int] | NDArray[np.int64],
 ) -> Rows:  # fmt: skip
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
 
-    sees: [n, n], whether a row sees a column; all see the cache. places: [n] positions. The rows' keys and values are
-    written to the cache from `start` on; the last run is padded with rows that none sees and that are not kept.
+    sees: [n, n], whether a row sees a column; all see the cache. positions: [n], of the rows. The rows' keys and values
+    are written to the cache from `start` on; the last run is padded with rows that none sees and that are not kept.
     """
     out = np.empty_like(hidden)
     capacity = cache.keys.shape[2]
@@ -146,12 +146,12 @@ def forward(
         mask[:count, start:before][sees[part, :at]] = 0.0
         mask[:count, capacity : capacity + count][sees[part, part]] = 0.0
         given = {"hidden": padded(hidden[part], graph.rows), "mask": mask,
-                 "places": padded(np.asarray(places[part], np.int64), graph.rows)}  # fmt: skip
+                 "places": padded(np.asarray(positions[part], np.int64), graph.rows)}  # fmt: skip
         for layer in range(len(cache.keys)):
             given |= {f"keys{layer}": cache.keys[layer], f"values{layer}": cache.values[layer]}
         with drawing.flushing_denormals():
-            found, *rows = graph.session.run(None, given)
-        out[part] = found[:count]
+            output, *rows = graph.session.run(None, given)
+        out[part] = output[:count]
         for layer in range(len(cache.keys)):
             cache.keys[layer, :, before : before + count] = rows[2 * layer][:, :count]
             cache.values[layer, :, before : before + count] = rows[2 * layer + 1][:, :count]
@@ -226,7 +226,7 @@ class _Weights:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._known = dict[bytes, int]()
+        self._offsets = dict[bytes, int]()
 
     def outside(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """The graph with its large constants in the file."""
@@ -235,14 +235,14 @@ class _Weights:
             if len(data) < _INLINE:
                 continue
             key = sha256(data).digest()
-            if key not in self._known:
+            if key not in self._offsets:
                 self._file.write(bytes(-self._file.tell() % _PAGE))
-                self._known[key] = self._file.tell()
+                self._offsets[key] = self._file.tell()
                 self._file.write(data)
             for field in ("raw_data", "float_data", "int32_data", "int64_data"):
                 tensor.ClearField(field)
             tensor.data_location = onnx.TensorProto.EXTERNAL
-            for name, value in (("location", WEIGHTS), ("offset", self._known[key]), ("length", len(data))):
+            for name, value in (("location", WEIGHTS), ("offset", self._offsets[key]), ("length", len(data))):
                 tensor.external_data.add(key=name, value=str(value))
         return proto
 
@@ -271,7 +271,7 @@ def quantized(
         for stem, proto in drawn.items():
             onnx.save(proto, paths[stem])
         given = _inputs(paths, rows, facts, texts)
-        found = {"embed": drawn["embed"]}
+        int8 = {"embed": drawn["embed"]}
         logging.disable(logging.WARNING)  # that shapes could be inferred before: they are static
         for stem in list(drawn)[1:]:
             target = paths[stem].with_suffix(".int8.onnx")
@@ -280,9 +280,9 @@ def quantized(
                 op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
                 extra_options={"MatMulConstBOnly": True},
             )  # fmt: skip
-            found[stem] = onnx.load(target)
+            int8[stem] = onnx.load(target)
         logging.disable(logging.NOTSET)
-        return found
+        return int8
 
 
 def _inputs(
@@ -301,14 +301,14 @@ def _inputs(
         return Graph(Noting(), rows, 0)
 
     ends = {f"{end}-{facts[size]}": noted(end) for end in ("embed", "head") for size in ("large", "small")}
-    known = Graphs(facts, (), (), ends)
+    float_graphs = Graphs(facts, (), (), ends)
     for text in texts:
-        caches = known.caches()
+        caches = float_graphs.caches()
         causal = np.tri(len(text), dtype=bool)
-        hidden = known.embed(text)
+        hidden = float_graphs.embed(text)
         for number, cache in enumerate(caches):
             hidden = forward(noted(f"block{number:02}"), hidden, cache, 0, causal, range(len(text)))
-        known.logits(hidden)
+        float_graphs.logits(hidden)
     return given
 
 
@@ -334,17 +334,17 @@ def _check(model: PreTrainedModel, blocks: int, large: int, small: int, precisio
 # Running
 
 
-def compiled(folder: Path, place: Path | None = None) -> Graphs:
+def compiled(folder: Path, cache: Path | None = None) -> Graphs:
     """The graphs of an exported folder, each optimised for this machine in a file of its own; made once.
 
-    place: where these files lie, by default in the cache. Raises ValueError where the folder is not whole.
+    cache: the folder of these files, by default the user's. Raises ValueError where the folder is not whole.
     """
     facts = _facts(folder)
     key = sha256((json.dumps(facts, sort_keys=True) + onnxruntime.__version__).encode()).hexdigest()[:24]
-    place = (place or assets.cache_folder("sdnpu")) / key
+    cache = (cache or assets.cache_folder("sdnpu")) / key
     files = {}
     for name in (name for name in facts["files"] if name.endswith(".onnx")):
-        files[name] = path = place / name
+        files[name] = path = cache / name
         if not path.is_file():
             for part in (name, WEIGHTS):
                 if _sha256(folder / part) != facts["files"][part][0]:
@@ -434,11 +434,11 @@ def cached_share(path: Path) -> float:
     """Share of a file's pages in the page cache, by mincore (Linux)."""
     with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
-        found = (ctypes.c_ubyte * pages)()
+        cached = (ctypes.c_ubyte * pages)()
         address = np.frombuffer(mapped, np.uint8).ctypes.data
-        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), found):
+        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), cached):
             raise OSError(ctypes.get_errno(), "mincore failed")
-        return sum(page & 1 for page in found) / pages
+        return sum(page & 1 for page in cached) / pages
 
 
 def _sha256(path: Path) -> str:
@@ -467,7 +467,7 @@ class Drawing(drawing.Drawing):
         chunk, rows, size = self._chunk, self._capacity, self.size
         with torch.inference_mode():
             angles = self.model.model.rotary_emb(torch.zeros(1), torch.arange(rows)[None])
-        self._angles = [self.op("Gather", self.constant(found[0]), "places", axis=0) for found in angles]
+        self._angles = [self.op("Gather", self.constant(table[0]), "places", axis=0) for table in angles]
         hidden = [chunk, self.model.config.hidden_size]
         cached = [self.groups, rows, size]
         inputs: dict[str, Any] = {
@@ -490,9 +490,9 @@ class Drawing(drawing.Drawing):
 
     def head(self) -> onnx.ModelProto:
         """hidden [c, h] to logits [c, V]."""
-        found = self.linear(self.norm("hidden", self.model.model.norm), self.model.lm_head)
+        logits = self.linear(self.norm("hidden", self.model.model.norm), self.model.lm_head)
         width = self.model.lm_head.weight.shape[0]
-        return self._portable({"hidden": [self._chunk, self.model.config.hidden_size]}, {found: [self._chunk, width]})
+        return self._portable({"hidden": [self._chunk, self.model.config.hidden_size]}, {logits: [self._chunk, width]})
 
     def norm(self, state: str, norm: Any) -> str:
         """Root-mean-square normalisation of the last axis, without RMSNormalization, which opset 17 has not."""
@@ -520,9 +520,9 @@ class Drawing(drawing.Drawing):
         width = self._capacity + chunk
         scores = self.op("Add", self.shaped(scores, [groups, share, chunk, width]), "mask")
         shares = self.shaped(self.op("Softmax", scores, axis=-1), [groups, share * chunk, width])
-        found = self.shaped(self.op("MatMul", shares, all_values), [groups, share, chunk, size])
-        found = self.shaped(self.op("Transpose", found, perm=[2, 0, 1, 3]), [chunk, self.heads * size])
-        return self.linear(found, part.o_proj)
+        mixed = self.shaped(self.op("MatMul", shares, all_values), [groups, share, chunk, size])
+        mixed = self.shaped(self.op("Transpose", mixed, perm=[2, 0, 1, 3]), [chunk, self.heads * size])
+        return self.linear(mixed, part.o_proj)
 
     def _split(self, flat: str, shape: Sequence[int], order: Sequence[int], part: Any = None, norm: str = "") -> str:
         """Heads out of a projection; Qwen 3 normalises those of queries and keys."""

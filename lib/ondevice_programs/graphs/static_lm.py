@@ -12,8 +12,7 @@ import torch
 
 from ondevice.causal_lm import TokenTree
 from ondevice_papers.sdnpu.scheduling import Load, Prefill, Timeline
-from ondevice_programs.graphs import static_graphs as graphs
-from ondevice_programs.graphs import switching
+from ondevice_programs.graphs import static_graphs, switching
 from ondevice_programs.graphs.static_graphs import Graph, Graphs, Rows
 from ondevice_programs.graphs.switching import Profile, Switch
 
@@ -24,19 +23,19 @@ class StaticLM:
     """In place of a `CausalLM`. rule: how graphs are switched; `keep_both` holds both.
 
     memory: of the switching, over the bytes of all G1. profile: of the graphs, by default measured here.
-    forward: `graphs.forward`, or an experiment's. timeline: of the last prefill.
+    forward: `static_graphs.forward`, or an experiment's. timeline: of the last prefill.
     Raises ValueError where the graphs do not fit the memory.
     """
 
     def __init__(
         self, built: Graphs, rule: Rule, memory: float = 1.0, profile: Profile | None = None,
-        forward: Callable[..., Rows] = graphs.forward,
+        forward: Callable[..., Rows] = static_graphs.forward,
     ) -> None:  # fmt: skip
         self.built, self.rule, self.memory, self.forward = built, rule, memory, forward
         self.context = int(built.facts["context"])
         self.vocabulary = int(built.facts["vocabulary"])
         self.profile = profile or switching.profile(built, 3)
-        self.kept = [graphs.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
+        self.kept = [static_graphs.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
         self.large: list[Graph] = []
         self.timeline: Timeline | None = None
 
@@ -52,7 +51,7 @@ class StaticLM:
         """A session of one request, with G1 in memory."""
         self.small: list[Graph] = []
         if not self.large:
-            self.large = [graphs.load(path) for path in self.built.large_files]
+            self.large = [static_graphs.load(path) for path in self.built.large_files]
         return StaticSession(self)
 
 
@@ -100,10 +99,10 @@ class StaticSession:
 
     def verify(self, tree: TokenTree) -> torch.Tensor:
         """Logits [n, V] after every node of a tree, on the small graph."""
-        places = self.length + tree.depths - 1
+        positions = self.length + tree.depths - 1
         rows = self.built.embed(tree.tokens.tolist())
         for graph, cache in zip(self.lm.small, self.caches, strict=True):
-            rows = self.lm.forward(graph, rows, cache, self.length, tree.topology.sees, places)
+            rows = self.lm.forward(graph, rows, cache, self.length, tree.topology.sees, positions)
         self._tree = tree
         return self.built.logits(rows)
 
@@ -111,10 +110,10 @@ class StaticSession:
         """Commit a path of the tree just verified."""
         assert self._tree is not None
         start = self.length
-        places = self.length + np.asarray(path)
+        rows_kept = self.length + np.asarray(path)
         for cache in self.caches:
             for rows in (cache.keys, cache.values):
-                rows[:, :, start : start + len(path)] = rows[:, :, places]
+                rows[:, :, start : start + len(path)] = rows[:, :, rows_kept]
         self.tokens += self._tree.tokens[list(path)].tolist()
 
     def _check(self, ids: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice_papers.sdnpu.scheduling import Load, Prefill, Timeline
-from ondevice_programs.graphs import static_graphs as graphs
+from ondevice_programs.graphs import static_graphs
 from ondevice_programs.graphs.static_graphs import Cache, Graph, Graphs, Rows
 
 
@@ -47,18 +47,18 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     """
     medians: list[NDArray[np.float64]] = []
     for files, rows in ((built.large_files, built.large), (built.small_files, built.small)):
-        active = [graphs.load(path) for path in files]
+        active = [static_graphs.load(path) for path in files]
         caches = built.caches()
         hidden = np.zeros((rows, built.facts["hidden"]), np.float32)
         causal = np.tri(rows, dtype=bool)
-        turns = [[_seconds(graphs.forward, graph, hidden, cache, 0, causal, range(rows))
+        turns = [[_seconds(static_graphs.forward, graph, hidden, cache, 0, causal, range(rows))
                   for graph, cache in zip(active, caches, strict=True)] for _ in range(repeats + 1)][1:]  # fmt: skip
         medians.append(np.median(turns, axis=0))
     loads = []
     for _ in range(repeats):
         for path in built.small_files if cold else ():
-            graphs.drop_from_page_cache(path)
-        loads.append([_seconds(graphs.load, path) for path in built.small_files])
+            static_graphs.drop_from_page_cache(path)
+        loads.append([_seconds(static_graphs.load, path) for path in built.small_files])
     both = built.large_files, built.small_files
     g1, g2 = (np.array([float(path.stat().st_size) for path in files]) for files in both)
     return Profile(medians[0], medians[1], np.median(loads, axis=0), g1, g2)
@@ -80,7 +80,7 @@ class Switch:
 
     def __init__(
         self, built: Graphs, first: list[Graph], prefill: Prefill, plan: Sequence[Load],
-        forward: Callable[..., Rows] = graphs.forward,
+        forward: Callable[..., Rows] = static_graphs.forward,
     ) -> None:  # fmt: skip
         self.built, self.prefill, self.plan, self.forward = built, prefill, list(plan), forward
         self.large: list[Graph | None] = list(first)
@@ -154,7 +154,7 @@ class Switch:
                         return
                     self._bytes += size
                 start = self._now()
-                graph = graphs.load(self.built.small_files[load.block])
+                graph = static_graphs.load(self.built.small_files[load.block])
                 with self._changed:
                     self._loads.append((start, self._now()))
                     self.small[load.block] = graph

@@ -1,4 +1,9 @@
-"""`ondevice-pair cloud` and `device`: the two processes; `documents` says what a side has."""
+"""Two processes that answer together: a cloud with public documents and a device with private ones.
+
+The device's documents leave it in no mode. The question leaves it, and in the modes speculative, shared and token-wise
+the answer's tokens, which --guard may stop. With `device --aggregator cloud` or a moving `device --scheduler`, next-token
+distributions over private documents leave as well. Both sides need the same --model.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +23,21 @@ from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.kv_store import KVStore
 from ondevice.commands import address, count, existing, positive, seconds, share, writable
-from ondevice_papers.dragon import codec
-from ondevice_papers.dragon.messages import Mode, Moves, Side
-from ondevice_programs.pair import documents, terminal
-from ondevice_programs.pair.answer import Asked, request
-from ondevice_programs.pair.cloud import Cloud, Limits
-from ondevice_programs.pair.device import Device
-from ondevice_programs.pair.guard import Guard
-from ondevice_programs.pair.node import TEMPLATE, Node
-from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
+
+with commands.loading("ondevice-pair", "pair"):
+    from ondevice_papers.dragon import codec
+    from ondevice_papers.dragon.messages import Mode, Moves, Side
+    from ondevice_programs.pair import documents, terminal
+    from ondevice_programs.pair.answer import Asked, request
+    from ondevice_programs.pair.cloud import Cloud, Limits
+    from ondevice_programs.pair.device import Device
+    from ondevice_programs.pair.guard import Guard
+    from ondevice_programs.pair.node import TEMPLATE, Node
+    from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
 
 _MODES = (
-    "speculative (Algorithm 1), shared (one random number for both sides: more drafts are accepted), token-wise (no "
-    "drafts ahead), sequence-wise, cloud-only; the question always leaves, and but for the last two the answer's tokens"
+    "speculative (Algorithm 1), shared (one random number for both sides, so more drafts are accepted), token-wise (no "
+    "drafts ahead), sequence-wise or cloud-only"
 )
 NETWORK = 3  # exit code where the two sides cannot work together
 
@@ -150,59 +157,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = commands.Parser("ondevice-pair", description=__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
     cloud = programs.add_parser(
-        "cloud", help="listen for devices", example="ondevice-pair cloud --documents corpus --part 1/2"
-    )
+        "cloud", help="listen for devices", usage="%(prog)s [options]",
+        example="ondevice-pair cloud --documents corpus --part 1/2",
+    )  # fmt: skip
     cloud.set_defaults(run=run_cloud)
-    cloud.add_argument("--listen", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
-    cloud.add_argument("--gives-documents", action="store_true", help="let devices fetch its documents (baselines)")
-    cloud.add_argument("--most-sessions", type=count, default=64, help="at a time")
-    cloud.add_argument("--most-k", type=count, default=16, help="documents of a session")
-    cloud.add_argument("--most-tokens", type=count, default=1024, help="of an answer")
-    cloud.add_argument(
-        "--most-memory", type=positive, default=2048, metavar="MB", help="keys and values of all sessions"
-    )
-    cloud.add_argument("--until-input-ends", action="store_true", help="end when standard input is closed")
+    add = cloud.add_argument
+    add("--listen", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="port 0: any")
+    add("--gives-documents", action="store_true", help="let devices fetch its documents (baselines)")
+    add("--most-sessions", type=count, default=64, metavar="N", help="at a time")
+    add("--most-k", type=count, default=16, metavar="N", help="documents of a session")
+    add("--most-tokens", type=count, default=1024, metavar="N", help="of an answer")
+    add("--most-memory", type=positive, default=2048, metavar="MB", help="keys and values of all sessions")
+    add("--until-input-ends", action="store_true", help="end when standard input is closed")
     device = programs.add_parser(
-        "device",
-        help="ask, together with a cloud",
+        "device", help="ask, together with a cloud", usage="%(prog)s [options]",
         example="ondevice-pair device --documents corpus --part 2/2 --query 'How do I open a file?'",
-    )
+    )  # fmt: skip
     device.set_defaults(run=run_device)
-    device.add_argument(
-        "--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="where the cloud listens"
-    )
-    device.add_argument("--query", help="default: each line of standard input")
-    device.add_argument("--k", type=commands.whole(), default=2, help="documents of each side")
-    device.add_argument("--limit", type=count, default=64, help="most tokens")
-    device.add_argument("--mode", default="speculative", choices=get_args(Mode), help=_MODES)
-    device.add_argument(
-        "--aggregator",
-        default="device",
-        choices=get_args(Side),
-        help="the side that aggregates first, default: device; with cloud, distributions over private documents leave",
-    )
-    device.add_argument(
-        "--scheduler",
-        default="stay",
-        choices=get_args(Moves),
-        help="greedy (the paper's) and lagging move the aggregator, and distributions over private documents with it; "
-        "default: stay",
-    )
-    device.add_argument("--temperature", type=seconds, default=1.0, help="0 is greedy decoding")
-    device.add_argument("--gamma-remote", type=share, default=0.5, help="the paper's 0.5; 1 accepts most remote drafts")
-    device.add_argument("--lookahead", type=count, default=16, help="most drafts that wait")
-    device.add_argument(
-        "--cap", type=commands.whole(codec.SMALLEST, codec.LARGEST), default=codec.CAP, help="bytes of a distribution"
-    )
-    device.add_argument(
-        "--guard",
-        type=commands.whole(2),
-        metavar="N",
-        help="go on alone before N tokens in a row of a private document have left",
-    )
-    device.add_argument("--seed", type=commands.whole(), help="of sampling (default: another one each time)")
-    device.add_argument("--patience", type=seconds, default=2.0, help="seconds to wait for the cloud; then alone")
-    device.add_argument("--json", action="store_true", help="a line for each question, with the whole account")
+    add = device.add_argument
+    add("--connect", type=address, default="127.0.0.1:7600", metavar="HOST:PORT", help="where the cloud listens")
+    add("--query", metavar="TEXT", help="default: each line of standard input")
+    add("--k", type=commands.whole(), default=2, help="documents of each side")
+    add("--limit", type=count, default=64, metavar="N", help="most tokens of an answer")
+    add("--mode", default="speculative", choices=get_args(Mode), metavar="MODE", help=_MODES)
+    add("--aggregator", default="device", choices=get_args(Side),
+        help="cloud: distributions over private documents leave")  # fmt: skip
+    add("--scheduler", default="stay", choices=get_args(Moves), help="greedy (the paper's) and lagging move the "
+        "aggregator: distributions over private documents leave")  # fmt: skip
+    add("--guard", type=commands.whole(2), metavar="N",
+        help="go on alone before N tokens in a row of a private document leave")  # fmt: skip
+    add("--temperature", type=seconds, default=1.0, metavar="T", help="0 is greedy decoding")
+    add("--gamma-remote", type=share, default=0.5, metavar="G", help="the paper's 0.5; 1 accepts most remote drafts")
+    add("--lookahead", type=count, default=16, metavar="N", help="most drafts that wait")
+    add("--cap", type=commands.whole(codec.SMALLEST, codec.LARGEST), default=codec.CAP, metavar="BYTES",
+        help="of a distribution")  # fmt: skip
+    add("--seed", type=commands.whole(), metavar="N", help="of sampling (default: another one each time)")
+    add("--patience", type=seconds, default=2.0, metavar="S", help="seconds to wait for the cloud; then alone")
+    add("--json", action="store_true", help="a line for each question, with the whole account")
     for side in (cloud, device):
         _add_shared(side)
     documents.add_private(device)
@@ -212,13 +203,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     documents.add(parser)
-    parser.add_argument("--store", type=writable, help="folder for documents' keys and values")
-    parser.add_argument("--threads", type=count, default=1, help="of PyTorch")
-    parser.add_argument("--pace-ms", type=seconds, default=0.0, help="least time of a token, as on slower hardware")
-    parser.add_argument("--prefill-ms", type=seconds, default=0.0, help="the same of the first token")
-    parser.add_argument("--certificate", type=existing, help="TLS: this side's certificate")
-    parser.add_argument("--key", type=existing, help="TLS: its key")
-    parser.add_argument("--authority", type=existing, help="TLS: whose certificates are trusted")
+    parser.add_argument("--store", type=writable, metavar="FOLDER", help="for documents' keys and values")
+    parser.add_argument("--threads", type=count, default=1, metavar="N", help="of PyTorch")
+    parser.add_argument("--pace-ms", type=seconds, default=0.0, metavar="MS", help="least time per token")
+    parser.add_argument("--prefill-ms", type=seconds, default=0.0, metavar="MS", help="least time of the first token")
+    for name, words in {"certificate": "this side's", "key": "its key", "authority": "who is trusted"}.items():
+        parser.add_argument(f"--{name}", type=existing, metavar="FILE", help=f"TLS: {words}")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Asking:
         priors = dict[int, Floats]()
         machine = Side(
             begin.session, self._counted(self.device.decision(begin, priors), priors),
-            aggregates=begin.aggregator == "device", limit=begin.limit, end=self.node.end,
+            aggregates=begin.aggregator == "device", max_new_tokens=begin.limit, eos_token_id=self.node.end,
             lookahead=decisions.lookahead(begin), scheduler=decisions.mover(begin, 0.0), rules=self.device.rules,
         )  # fmt: skip
         player = self._played(machine, priors)
@@ -230,7 +230,14 @@ class Asking:
 
     def _alone(self, tokens: list[int]) -> Side:
         begin = self.begin
-        machine = Side(begin.session, _undecided, aggregates=False, alone=True, limit=begin.limit, end=self.node.end)
+        machine = Side(
+            begin.session,
+            _undecided,
+            aggregates=False,
+            alone=True,
+            max_new_tokens=begin.limit,
+            eos_token_id=self.node.end,
+        )
         machine.tokens = list(tokens)
         machine.next = len(tokens)
         return machine

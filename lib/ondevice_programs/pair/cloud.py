@@ -141,7 +141,7 @@ class Cloud:
         priors: dict[int, Floats] = {}
         machine = Side(
             begin.session, decisions.decision(begin, priors), aggregates=begin.aggregator == "cloud",
-            limit=begin.limit, end=self.node.end, lookahead=decisions.lookahead(begin),
+            max_new_tokens=begin.limit, eos_token_id=self.node.end, lookahead=decisions.lookahead(begin),
             alone=begin.mode in ("cloud-only", "sequence-wise"), scheduler=decisions.mover(begin, begin.rtt),
         )  # fmt: skip
         held: list[Draft] = []

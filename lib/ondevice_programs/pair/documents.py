@@ -29,21 +29,22 @@ _SILENT = 2.0  # seconds, where standard error is no terminal
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments that all programs share."""
-    parser.add_argument("--model", default="pydocs-lm-base", help="the same on both sides")
+    parser.add_argument("--model", default="pydocs-lm-base", metavar="NAME", help="the same on both sides")
     parser.add_argument(
         "--documents",
         default=library.CORPUS,
-        help="corpus, or a folder of texts, HTML, notebooks, Python, PDF and JSON lines, or one such file",
+        metavar="FOLDER",
+        help="texts, HTML, notebooks, Python, PDF, JSON lines; or a file",
     )
     parser.add_argument("--part", default="1/1", metavar="i/n", help="the i-th of n parts of the documents")
-    parser.add_argument("--most", type=count, help="documents at most")
-    parser.add_argument("--longest", type=count, default=512, help="tokens of a document in a prompt")
+    parser.add_argument("--most", type=count, metavar="N", help="documents at most")
+    parser.add_argument("--longest", type=count, default=512, metavar="N", help="tokens of a document in a prompt")
     parser.add_argument("--whole", action="store_true", help="cut a longer document off, instead of splitting it")
     parser.add_argument(
         "--index",
         type=writable,
         metavar="FOLDER",
-        help="where passages and index are kept (else: a cloud's in the user's cache, a device's nowhere)",
+        help="keep the index here (else: a cloud's in the cache, a device's nowhere)",
     )
     parser.set_defaults(private=False)
 
@@ -51,8 +52,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def add_private(parser: argparse.ArgumentParser) -> None:
     """The device's arguments."""
     parser.set_defaults(private=True)
-    parser.add_argument("--public", type=Path, metavar="FOLDER", help="a cloud's here, which must hold no private one")
-    parser.add_argument("--force", action="store_true", help="go on even so")
+    parser.add_argument("--public", type=Path, metavar="FOLDER", help="refuse where this folder and the private one overlap")
+    parser.add_argument("--force", action="store_true", help="go on although they overlap")
 
 
 def add_program(programs: argparse._SubParsersAction[Parser]) -> None:

@@ -246,7 +246,7 @@ def _place(source: str, index: Path | None, private: bool) -> Path | None:
 
 def _corpus(length: int, splitter: Splitter | None) -> Iterator[tuple[str, int, str]]:
     for passage in passages(corpus.documents("train"), corpus.tokenizer(), length):
-        for placed in _split([(passage.place + 1, passage.text)], splitter):
+        for placed in _split([(passage.index + 1, passage.text)], splitter):
             yield passage.title, *placed
 
 

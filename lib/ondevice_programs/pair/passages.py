@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Placed = tuple[int, str]  # (place from 1, text)
 
 EMPTY, UNREADABLE, UNKNOWN = "empty", "unreadable", "of another kind"
-NO_PYPDF = "PDF, which `pip install ondevice[pdf]` reads"
+NO_PYPDF = "PDF, which `pip install ondevice[pair]` reads"
 _MARKS = (  # UTF-32's begin as UTF-16's do
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),

@@ -88,7 +88,7 @@ def notes(answer: Answer, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         whole = part[side] if answer.alone_from != 0 else 1.0 if side == "device" else 0.0
         known = f"{100 * cited.weight * (whole or 0):.0f} %"
         weight = known if whole is not None else f"{100 * cited.weight:.0f} % of its side"
-        found.append(f"  {cited.file}:{cited.place} ({side}, {weight})")
+        found.append(f"  {cited.file}:{cited.paragraph} ({side}, {weight})")
     marked = [text for text, one in statements(answer, tokenizer) if one is not None and one >= LEANS]
     if answer.connections:
         found += [f"From this device's documents: {text}" for text in marked]
@@ -109,7 +109,7 @@ def as_json(query: str, answer: Answer, tokenizer: PreTrainedTokenizerBase) -> s
     account = {name: value for name, value in vars(answer).items() if name not in ("evidence", "sources")}
     return json.dumps({
         "query": query, **account,
-        "sources": [{"side": side, "file": one.file, "paragraph": one.place, "weight": round(one.weight, 4)}
+        "sources": [{"side": side, "file": one.file, "paragraph": one.paragraph, "weight": round(one.weight, 4)}
                     for side, one in answer.sources],
         "statements": [{"text": text, "device_share": share} for text, share in statements(answer, tokenizer)],
     })  # fmt: skip

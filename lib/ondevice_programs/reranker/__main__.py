@@ -1,4 +1,9 @@
-"""`ondevice-rerank rank`: the best of some documents; `serve`: the reranker as an HTTP service."""
+"""A reranker whose memory you name: `rank` prints the best of some documents, `serve` is an HTTP service.
+
+Its scores are those of sentence-transformers' CrossEncoder. --memory-budget limits what the process grows by, changes
+no score, and is refused where the model cannot run in it. A calibration beside the model leaves work out, as it
+certifies.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +30,22 @@ def rank(options: argparse.Namespace) -> None:
     from ondevice_programs.reranker import Reranker  # torch takes seconds, which wrong input need not wait for
 
     with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
-        found = reranker.rank(options.query, documents, options.top_k, return_documents=True)
-    files = [{"file": str(options.documents[one["corpus_id"]])} if options.documents else {} for one in found]
+        ranked = reranker.rank(options.query, documents, options.top_k, return_documents=True)
+    files = [{"file": str(options.documents[entry["corpus_id"]])} if options.documents else {} for entry in ranked]
     if options.json:
-        print(json.dumps([one | file for one, file in zip(found, files, strict=True)], ensure_ascii=False))
+        print(json.dumps([entry | file for entry, file in zip(ranked, files, strict=True)], ensure_ascii=False))
     else:
-        for one, file in zip(found, files, strict=True):
-            print(f"{one['score']:.6f}", *file.values(), " ".join(one["text"].split()), sep="\t")
+        for entry, file in zip(ranked, files, strict=True):
+            print(f"{entry['score']:.6f}", *file.values(), " ".join(entry["text"].split()), sep="\t")
     if options.receipt and reranker.receipt:
         print(json.dumps(dataclasses.asdict(reranker.receipt)), file=sys.stderr)
 
 
 def serve(options: argparse.Namespace) -> None:
     """Answer until interrupted."""
+    with commands.loading("ondevice-rerank serve", "router"):
+        import uvicorn
     opened = _opened(options.host, options.port)
-    import uvicorn
 
     from ondevice_programs.reranker import Reranker
     from ondevice_programs.reranker.server import create_app
@@ -55,12 +61,12 @@ def _documents(files: list[Path]) -> list[str]:
     try:
         if files:
             return [path.read_text(encoding="utf-8") for path in files]
-        found = [line.decode("utf-8").strip() for line in sys.stdin.buffer if line.strip()]
+        lines = [line.decode("utf-8").strip() for line in sys.stdin.buffer if line.strip()]
     except UnicodeDecodeError:
         raise ValueError("A document is text in UTF-8, and this is none.") from None
-    if not found:
+    if not lines:
         raise ValueError("There are no documents: name files, or give one a line on standard input.")
-    return found
+    return lines
 
 
 def _opened(host: str, number: int) -> socket.socket:
@@ -79,14 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     ranks = programs.add_parser("rank", help="print the best documents for a query, best first", example=example)
     ranks.set_defaults(run=rank)
     ranks.add_argument("query", help="what to rank for")
-    said = "a document each (default: each line of standard input is one)"
-    ranks.add_argument("--documents", nargs="+", type=existing, default=[], metavar="FILE", help=said)
+    files = "a document each (default: each line of standard input is one)"
+    ranks.add_argument("--documents", nargs="+", type=existing, default=[], metavar="FILE", help=files)
     ranks.add_argument("--top-k", type=count, metavar="K", help="print so many (default: all)")
     ranks.add_argument("--json", action="store_true", help="print a list with corpus_id, score, text and file")
     ranks.add_argument("--receipt", action="store_true", help="say on standard error what it took")
     example = "ondevice-rerank serve --model minilm-reranker --memory-budget 150MB"
-    said = "answer POST /rerank as text-embeddings-inference, Jina and Cohere do"
-    serves = programs.add_parser("serve", help=said, example=example)
+    service = "answer POST /rerank as text-embeddings-inference, Jina and Cohere do"
+    serves = programs.add_parser("serve", help=service, example=example)
     serves.set_defaults(run=serve)
     serves.add_argument("--host", default="127.0.0.1", help="address to listen on")
     serves.add_argument("--port", type=port, default=8080, help="0 takes a free one")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ondevice.extras import needing
 from ondevice_programs.reranker import Reranker
 
 
@@ -46,9 +47,11 @@ def _langchain_compressor() -> type:
         top_n: int | None = 3
 
         def compress_documents(self, documents: Sequence[Any], query: str, callbacks: Any = None) -> list[Any]:
-            best = _best(self.reranker, query, documents, [one.page_content for one in documents], self.top_n)
-            told = [(one, one.metadata | {"relevance_score": score}) for one, score in best]
-            return [one.model_copy(update={"metadata": metadata}) for one, metadata in told]
+            texts = [document.page_content for document in documents]
+            return [
+                document.model_copy(update={"metadata": document.metadata | {"relevance_score": score}})
+                for document, score in _best(self.reranker, query, documents, texts, self.top_n)
+            ]
 
     return LangChainCompressor
 
@@ -69,9 +72,9 @@ def _llama_index_postprocessor() -> type:
         def _postprocess_nodes(self, nodes: list[Any], query_bundle: Any = None) -> list[Any]:
             if query_bundle is None:
                 raise ValueError("Reranking needs the query: give query_bundle or query_str.")
-            texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
+            texts = [scored.node.get_content(metadata_mode=MetadataMode.EMBED) for scored in nodes]
             best = _best(self.reranker, query_bundle.query_str, nodes, texts, self.top_n)
-            return [NodeWithScore(node=one.node, score=score) for one, score in best]
+            return [NodeWithScore(node=scored.node, score=score) for scored, score in best]
 
     return LlamaIndexPostprocessor
 
@@ -101,9 +104,9 @@ def _haystack_ranker() -> type:
         @component.output_types(documents=list[Document])
         def run(self, query: str, documents: list[Any], top_k: int | None = None) -> dict[str, list[Any]]:
             self.warm_up()
-            texts = [one.content or "" for one in documents]
+            texts = [document.content or "" for document in documents]
             best = _best(self._reranker, query, documents, texts, self.top_k if top_k is None else top_k)
-            return {"documents": [replace(one, score=score) for one, score in best]}
+            return {"documents": [replace(document, score=score) for document, score in best]}
 
     return HaystackRanker
 
@@ -124,37 +127,34 @@ def _rerankers_ranker() -> type:
             return float(self.reranker.predict((query, doc)))
 
         def rank(self, query: str, docs: Any, doc_ids: Any = None, metadata: Any = None) -> Any:
-            found = prep_docs(docs, doc_ids, metadata) if docs else []
-            best = _best(self.reranker, query, found, [one.text for one in found], None)
-            ranked = [Result(one, score, place) for place, (one, score) in enumerate(best, 1)]
+            documents = prep_docs(docs, doc_ids, metadata) if docs else []
+            best = _best(self.reranker, query, documents, [document.text for document in documents], None)
+            ranked = [Result(document, score, rank) for rank, (document, score) in enumerate(best, 1)]
             return RankedResults(ranked, query, has_scores=True)
 
     return RerankersRanker
 
 
-_MAKERS: dict[str, tuple[Callable[[], type], str]] = {  # and the extra that brings the host
-    "LangChainCrossEncoder": (_langchain_cross_encoder, "langchain"),
-    "LangChainCompressor": (_langchain_compressor, "langchain"),
-    "LlamaIndexPostprocessor": (_llama_index_postprocessor, "llamaindex"),
-    "HaystackRanker": (_haystack_ranker, "haystack"),
-    "RerankersRanker": (_rerankers_ranker, "rerankers"),
+_MAKERS: dict[str, Callable[[], type]] = {
+    "LangChainCrossEncoder": _langchain_cross_encoder,
+    "LangChainCompressor": _langchain_compressor,
+    "LlamaIndexPostprocessor": _llama_index_postprocessor,
+    "HaystackRanker": _haystack_ranker,
+    "RerankersRanker": _rerankers_ranker,
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MAKERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    maker, extra = _MAKERS[name]
-    try:
-        made = globals()[name] = maker()  # one class for all, which saved pipelines find by its name
-    except ImportError as error:
-        raise ImportError(f"{name} needs `pip install ondevice[{extra}]` ({error}).") from error
-    made.__qualname__ = name
-    return made
+    with needing("hosts", name):
+        adapter = globals()[name] = _MAKERS[name]()  # one class for all, which saved pipelines find by its name
+    adapter.__qualname__ = name
+    return adapter
 
 
 def _best(
     reranker: Reranker, query: str, documents: Sequence[Any], texts: list[str], count: int | None
 ) -> list[tuple[Any, float]]:
     """The best documents by their texts, best first, with their scores."""
-    return [(documents[found["corpus_id"]], found["score"]) for found in reranker.rank(query, texts, top_k=count)]
+    return [(documents[entry["corpus_id"]], entry["score"]) for entry in reranker.rank(query, texts, top_k=count)]

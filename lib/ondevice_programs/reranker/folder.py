@@ -42,13 +42,13 @@ def prepare(
     if spec.startswith(_RANDOM):
         return _loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16)
     name, _, at = spec.partition("@")
-    found = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
-    wanted = dtype or _named(found)
-    checkpoint = Checkpoint.open(found)
+    folder = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
+    wanted = dtype or _named(folder)
+    checkpoint = Checkpoint.open(folder)
     if wanted in (None, checkpoint.groups.table.dtype):
-        return found
-    stamp = checksums.stamp(checkpoint, (found / "config.json").read_bytes())
-    return _loaded(str(found), f"{found.name}-{stamp}", wanted)
+        return folder
+    stamp = checksums.stamp(checkpoint, (folder / "config.json").read_bytes())
+    return _loaded(str(folder), f"{folder.name}-{stamp}", wanted)
 
 
 def _local(spec: str) -> Path | None:
@@ -92,14 +92,15 @@ def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
         return target
     if not os.access(cache, os.W_OK):
         raise OSError(errno.EACCES, f"the cache folder cannot be written: set {assets.CACHE_VARIABLE}", cache.name)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{os.getpid()}-") as made:
-        words = [sys.executable, "-m", "ondevice_programs.reranker.folder", "save", spec, kind, str(Path(made) / name)]
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{os.getpid()}-") as temporary:
+        saved = Path(temporary) / name
+        words = [sys.executable, "-m", "ondevice_programs.reranker.folder", "save", spec, kind, str(saved)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ValueError(f"{spec} could not be saved as {kind}: {last.partition(': ')[2] or last}")
         try:
-            (Path(made) / name).rename(target)
+            saved.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was faster
                 raise

@@ -29,12 +29,12 @@ for _name in ("Qwen3ForCausalLM", "BertForSequenceClassification"):  # and what 
 def configuration(spec: str, folder: Path) -> PreTrainedConfig:
     """The configuration, with the code of its model imported."""
     try:
-        found = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"transformers cannot build {spec} without code of its own ({_line(error)}).") from None
-    for name in found.architectures or []:
+    for name in config.architectures or []:
         getattr(transformers, name, None)
-    return found
+    return config
 
 
 def tokenizer(spec: str, folder: Path) -> PreTrainedTokenizerBase:

@@ -167,10 +167,10 @@ class Reranker:
         pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else list(given))]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
         with self._turn:
-            said = self._prompt(prompt, prompt_name)
-            logits = self._run(queries, documents, None, said).outcome.score if pairs else np.empty(0)
-        made = (activation_fn or self.activation_fn)(torch.tensor(np.asarray(logits), dtype=torch.float32))
-        scores = made[0] if single else made
+            start = self._prompt(prompt, prompt_name)
+            logits = self._run(queries, documents, None, start).outcome.score if pairs else np.empty(0)
+        activated = (activation_fn or self.activation_fn)(torch.tensor(np.asarray(logits), dtype=torch.float32))
+        scores = activated[0] if single else activated
         if convert_to_tensor or (single and not convert_to_numpy):
             return scores
         return scores.numpy()[()] if convert_to_numpy else list(scores)
@@ -199,10 +199,10 @@ class Reranker:
         with self._turn:
             outcome = self._run([query] * len(texts), texts, k, self._prompt(prompt, prompt_name)).outcome
         order = outcome.chosen
-        made = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
+        activated = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
         return [
-            {"corpus_id": place, "score": score} | ({"text": texts[place]} if return_documents else {})
-            for place, score in zip(order.tolist(), made, strict=True)
+            {"corpus_id": index, "score": score} | ({"text": texts[index]} if return_documents else {})
+            for index, score in zip(order.tolist(), activated, strict=True)
         ]
 
     def close(self) -> None:
@@ -252,12 +252,12 @@ class Reranker:
                 history = self._run([query] * len(texts), list(texts), None, None).outcome.history
             right = np.isin(np.arange(len(texts)), [] if relevant is None else relevant[number])
             pools.append(Pool(str(number), "validation", history, right))
-        found = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
-        self._calibrations[found.k, found.mode] = found
+        calibrated = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
+        self._calibrations[calibrated.k, calibrated.mode] = calibrated
         if save is not False:
             path = self._beside() if save is True else Path(save)
             calibration.save(path, self._identity, self._calibrations)
-        return found
+        return calibrated
 
     def _load(self, given: str | Path | bool | None) -> None:
         if given is False or self.threshold is not None:
@@ -274,7 +274,7 @@ class Reranker:
     @cached_property
     def _identity(self) -> str:
         """The fingerprint of the weights, for which the files may have to be read once."""
-        return calibration.fingerprint(Checksums.of(self._model.checkpoint))
+        return calibration.fingerprint(Checksums.load(self._model.checkpoint))
 
     # A run
 
@@ -296,11 +296,11 @@ class Reranker:
 
         def watched(*arguments: Any) -> torch.Tensor:
             nonlocal peak
-            found = run_layer(*arguments)
+            pooled = run_layer(*arguments)
             peak = max(peak, anonymous())
             if self.budget is not None:
                 trim()  # what a layer's temporaries leave free; about a millisecond
-            return found
+            return pooled
 
         engine = Engine(
             self.architecture, weights, chunk=chosen.chunk, states=Offloaded if chosen.offload else Resident,
@@ -315,8 +315,8 @@ class Reranker:
     def _rule(self, k: int) -> Rule | None:
         if self.threshold is not None:
             return cluster_rule(self.threshold)
-        found = self._calibrations.get((k, self.mode))
-        return None if found is None else found.rule
+        calibrated = self._calibrations.get((k, self.mode))
+        return None if calibrated is None else calibrated.rule
 
     def _streamed(self, chosen: Plan) -> Streamed:
         """The open weights, opened anew where they hold more than the plan has room for."""
@@ -346,9 +346,9 @@ def _calibrated(
     exact = mode == "order"
     if precision is not None:
         threshold = thresholds.calibrate(pools, k, precision, exact)
-        found = measure(pools, k, cluster_rule(threshold), exact)
-        reached = float(found["precision"].mean())
-        saved = float(found["saved"].mean())
+        measurements = measure(pools, k, cluster_rule(threshold), exact)
+        reached = float(measurements["precision"].mean())
+        saved = float(measurements["saved"].mean())
         return Calibration(k, mode, "precision", precision, None, len(pools), reached, saved,
                            threshold=threshold if np.isfinite(threshold) else None)  # fmt: skip
     certified = margins.certify(pools, k, recall, confidence, exact)
@@ -396,10 +396,10 @@ def _is(kind: type, value: object) -> bool:
 
 def _megabytes(given: Any) -> float | None:
     """MB of a number, or of a text such as 150MB, 150 MB or 0.2GB."""
-    if isinstance(given, str) and (found := re.fullmatch(r"\s*([0-9.]+)\s*(MB|GB|MiB|GiB)?\s*", given, re.IGNORECASE)):
-        scale = {"mb": 1.0, "gb": 1e3, "mib": 2**20 / MB, "gib": 2**30 / MB}[(found[2] or "MB").lower()]
+    if isinstance(given, str) and (parts := re.fullmatch(r"\s*([0-9.]+)\s*(MB|GB|MiB|GiB)?\s*", given, re.IGNORECASE)):
+        scale = {"mb": 1.0, "gb": 1e3, "mib": 2**20 / MB, "gib": 2**30 / MB}[(parts[2] or "MB").lower()]
         with contextlib.suppress(ValueError):
-            given = float(found[1]) * scale
+            given = float(parts[1]) * scale
     if given is None:
         return None
     if not _is(Real, given):
@@ -416,10 +416,10 @@ def _dtype(given: torch.dtype | None, options: Mapping[str, Any] | None) -> torc
     if left:
         raise ValueError(f"model_kwargs may name a dtype, not {', '.join(left)}: weights are streamed, not loaded.")
     named = getattr(torch, named, named) if isinstance(named, str) and named != "auto" else named
-    found = given if given is not None else None if named == "auto" else named
-    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise ValueError(f"A dtype is one of torch's floating-point ones, such as torch.bfloat16, not {found!r}.")
-    return found
+    dtype = given if given is not None else None if named == "auto" else named
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"A dtype is one of torch's floating-point ones, such as torch.bfloat16, not {dtype!r}.")
+    return dtype
 
 
 def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> None:

@@ -60,24 +60,24 @@ def create_app(reranker: Reranker) -> Starlette:
     worker, room, turn = ThreadPoolExecutor(1, "rerank"), asyncio.Semaphore(WAITING), asyncio.Lock()
 
     async def rerank(http: Request) -> Response:
-        asked = _parsed(await _body(http))
+        request = _parsed(await _body(http))
         if room.locked():
             raise HTTPException(429, f"{WAITING} requests are waiting already.")
         async with room, turn:
             if await http.is_disconnected():  # it waited longer than its client
                 return Response(status_code=408)
             try:
-                found = await asyncio.get_running_loop().run_in_executor(worker, _answer, reranker, asked)
+                answer = await asyncio.get_running_loop().run_in_executor(worker, _answer, reranker, request)
             except ValueError as error:
                 raise HTTPException(422, sentence(error)) from None
-        return JSONResponse(found)
+        return JSONResponse(answer)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def info(_: Request) -> Response:
-        told = {"model_id": reranker.spec, "memory_budget_mb": reranker.budget, "auto_truncate": reranker.truncate}
-        return JSONResponse(told | {"max_concurrent_requests": WAITING, "max_body_bytes": LARGEST_BODY})
+        facts = {"model_id": reranker.spec, "memory_budget_mb": reranker.budget, "auto_truncate": reranker.truncate}
+        return JSONResponse(facts | {"max_concurrent_requests": WAITING, "max_body_bytes": LARGEST_BODY})
 
     paths = [Route(f"{version}/rerank", rerank, methods=["POST"]) for version in ("", "/v1", "/v2")]
     return Starlette(
@@ -112,27 +112,27 @@ def _parsed(body: bytes) -> _Texts | _Documents:
         raise HTTPException(400, f"The body is not JSON: {error}.") from None
 
 
-def _answer(reranker: Reranker, asked: _Texts | _Documents) -> Any:
+def _answer(reranker: Reranker, request: _Texts | _Documents) -> Any:
     """The ranking in the form that was asked in."""
-    if isinstance(asked, _Texts):
-        found = _ranked(reranker, asked.query, asked.texts, None, asked.raw_scores)
-        cut = reranker.receipt.truncated if reranker.receipt and found else 0
-        if asked.truncate is False and cut:
-            raise ValueError(f"{cut} of {len(found)} texts are longer than the model reads, and truncate is false.")
-        texts = asked.texts if asked.return_text else None
-        return [{"index": place, "score": score} | ({"text": texts[place]} if texts else {}) for place, score in found]
-    given = [one if isinstance(one, str) else one.text for one in asked.documents]
+    if isinstance(request, _Texts):
+        ranked = _ranked(reranker, request.query, request.texts, None, request.raw_scores)
+        cut = reranker.receipt.truncated if reranker.receipt and ranked else 0
+        if request.truncate is False and cut:
+            raise ValueError(f"{cut} of {len(ranked)} texts are longer than the model reads, and truncate is false.")
+        texts = request.texts if request.return_text else None
+        return [{"index": index, "score": score} | ({"text": texts[index]} if texts else {}) for index, score in ranked]
+    given = [text if isinstance(text, str) else text.text for text in request.documents]
     results: list[dict[str, Any]] = []
-    for place, score in _ranked(reranker, asked.query, given, asked.top_n, False):
-        document = {"document": {"text": given[place]}} if asked.return_documents else {}
-        results.append({"index": place, "relevance_score": score} | document)
+    for index, score in _ranked(reranker, request.query, given, request.top_n, False):
+        document = {"document": {"text": given[index]}} if request.return_documents else {}
+        results.append({"index": index, "relevance_score": score} | document)
     return {"model": reranker.spec, "results": results}
 
 
 def _ranked(reranker: Reranker, query: str, texts: list[str], count: int | None, raw: bool) -> list[tuple[int, float]]:
     activation = torch.clone if raw else torch.sigmoid
-    found = reranker.rank(query, texts, top_k=count, activation_fn=activation)
-    return [(one["corpus_id"], one["score"]) for one in found]
+    entries = reranker.rank(query, texts, top_k=count, activation_fn=activation)
+    return [(entry["corpus_id"], entry["score"]) for entry in entries]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -1,4 +1,9 @@
-"""`ondevice-router serve`: the router; `replay`: an endpoint that replays a trace's timing."""
+"""A gateway for OpenAI clients that races a device against a server.
+
+At every moment the constrained side (`serve --constrained`) has read at most the share `serve --budget` of all input
+tokens; by default that is all of them. With `serve --pace` and prices, an answer may move to the cheaper side in
+mid-stream, unless `serve --migration no`. Beyond loopback callers need a key (`serve --key`).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +16,19 @@ import socket
 from pathlib import Path
 from typing import Any, get_args
 
-import uvicorn
-from starlette.types import ASGIApp
-
 from ondevice import commands
 from ondevice.commands import existing, port, positive, seconds, share
 from ondevice_papers.disco.policy import SIDES
-from ondevice_programs.router import config
-from ondevice_programs.router.app import create_app
 from ondevice_programs.router.listening import listener
-from ondevice_programs.router.replay import Fault, FaultKind, Timing, create_replay
-from ondevice_programs.router.router import Router
+
+with commands.loading("ondevice-router", "router"):
+    import uvicorn
+    from starlette.types import ASGIApp
+
+    from ondevice_programs.router import config
+    from ondevice_programs.router.app import create_app
+    from ondevice_programs.router.replay import Fault, FaultKind, Timing, create_replay
+    from ondevice_programs.router.router import Router
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -109,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = programs.add_parser(
         "serve",
         help="the router between a device and a server side",
+        usage="%(prog)s [options]",
         example="ondevice-router serve --config config.yaml --budget 0.3",
     )
     serve.set_defaults(build=build_router)
@@ -121,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--budget", type=share, help="share of input tokens for the constrained side (default: 1)")
     serve.add_argument("--constrained", choices=SIDES, help="the side that the budget limits (default: server)")
     serve.add_argument("--pace", type=positive, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
-    serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="with a pace and prices (default: stop)")
+    serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="of answers, with a pace and prices (default: stop)")
     serve.add_argument("--key", metavar="VARIABLE", help="environment variable that holds the key of callers")
     replay = programs.add_parser(
         "replay",

@@ -132,7 +132,7 @@ def single(recorded: Recorded, name: str, systems: str, slower: float, side: str
 
 def admitted(lengths: Sequence[int], budget: float, seed: int = 0) -> NDArray[np.bool_]:
     """DiSCo-S: which questions of so many tokens the cloud may start on."""
-    policy = dispatch.server_constrained(Lengths.of(np.asarray(lengths)), budget)
+    policy = dispatch.server_constrained(Lengths.from_tokens(np.asarray(lengths)), budget)
     coins = np.random.default_rng(seed).random(len(lengths)) < policy.chance[lengths]
     return policy.wait_server[coins.astype(int), lengths] < NEVER
 
@@ -159,9 +159,9 @@ def raced(
                      lambda tokens: fetch + prefill * tokens)  # fmt: skip
     given = Answers(prompt, length, server + way, gap, slower * gap, np.full(len(names), fetch), prefill)
     told = stream(rule, given)
-    took = fetch + prefill * (prompt + told.asked)
-    last = given.ttft + (np.where(told.migrated, told.asked, length) - 1) * gap
-    last += np.where(told.migrated, took + (length - told.asked - 1) * given.target_gap, 0.0)
+    took = fetch + prefill * (prompt + told.handover_at)
+    last = given.ttft + (np.where(told.migrated, told.handover_at, length) - 1) * gap
+    last += np.where(told.migrated, took + (length - told.handover_at - 1) * given.target_gap, 0.0)
     rows = []
     for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
         won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}

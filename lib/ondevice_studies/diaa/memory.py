@@ -30,10 +30,10 @@ def peaks(contexts: Sequence[int]) -> pd.DataFrame:
     """
     rows = []
     for method in METHODS:
-        found = meters.sample(
+        samples = meters.sample(
             [sys.executable, "-m", "ondevice_studies.diaa.memory", method, *map(str, sorted(contexts))]
         )
-        rows += [(method, context, found.peak("resident", phase=str(context)) / 1e6) for context in sorted(contexts)]
+        rows += [(method, context, samples.peak("resident", phase=str(context)) / 1e6) for context in sorted(contexts)]
     return born(pd.DataFrame(rows, columns=["method", "context", "megabytes"]), "measured")
 
 

@@ -1,12 +1,16 @@
-"""Every method that is recorded, by its name, made from functions that an experiment may replace."""
+"""Every method that is recorded, a row of one table each, made from functions that an experiment may replace.
+
+A new drafter is a row of `METHODS`: `docs/extend.md`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +23,6 @@ from ondevice.speculation import Drafter, loop, mixture
 from ondevice.speculation.bundled import answers, stores, text, weights
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping
-from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
@@ -39,8 +42,20 @@ BUDGET = 32  # nodes of DIAA's tree, which the paper does not state
 LARGEST = 64  # nodes of a mixture's tree that is sized by its cost
 NODES = (1, 2, 4, 8, 16, 32, 64)  # of a mixture that is not sized
 RECYCLED = 80  # nodes of Token Recycling's template
-DIAA, READS, MIXTURE = "DIAA", "DIAA, prompt read", "mixture"
-Made = tuple[Drafter, int]  # and the most nodes of a draft
+PLAIN = "vanilla"
+DIAA = "DIAA"
+READS = "DIAA, prompt read"
+MIXTURE = "mixture"
+SETS = ("tasks", "long_prompts", "long_answers", "many")  # of requests; "many" is for what lies beyond the paper
+# By model, the sets that record a method: the paper's and its baselines, one part of them left out, beyond the paper.
+RequestSets = Mapping[str, tuple[str, ...]]
+BOTH: RequestSets = {BASE: SETS[:3], SMALL: SETS[:3]}
+LARGER: RequestSets = {BASE: SETS[:3]}
+ABLATION: RequestSets = {BASE: ("tasks",)}
+FIRST_TABLES: RequestSets = {BASE: ("tasks",), SMALL: ("tasks",)}
+BEYOND: RequestSets = {BASE: ("many",)}
+STRONGEST: RequestSets = {BASE: ("tasks", "many")}
+DrafterWithBudget = tuple[Drafter, int]  # and the most nodes of a draft
 
 
 def _cost(first: float, *rest: float) -> NDArray[np.float64]:
@@ -118,68 +133,92 @@ class Workbench:
         read = warmup.warm_up_text("tasks" if kind == "tasks" else "documents", self.end)
         if kind == "bigrams":
             return warmup.bigrams(read, self.lm.vocabulary)
-        return self.means(read, said(self.other if kind == "other" else self.lm, read), self.lm.vocabulary)
+        return self.means(read, cached_top_k(self.other if kind == "other" else self.lm, read), self.lm.vocabulary)
 
-    def make(self, method: str) -> Made:
+    def make(self, method: str) -> DrafterWithBudget:
         """A new drafter of a recorded method, and its budget. Raises ValueError with the methods there are."""
         if method not in METHODS:
             raise ValueError(f"There is no method {method!r}; there are {', '.join(METHODS)}.")
-        return METHODS[method](self)
+        row = METHODS[method]
+        return resolve_name(row.make)() if isinstance(row.make, str) else row.make(self), row.budget
 
 
-def said(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
-    """`warmup.said`, kept in data/cache/diaa by weights and text."""
+def cached_top_k(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
+    """`warmup.top_k_after_each_token`, kept in data/cache/diaa by weights and text."""
     weights = sha256()
     for name, values in lm.model.state_dict().items():
         weights.update(name.encode() + values.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     key = sha256(f"{weights.hexdigest()} {warmup.WINDOW}".encode() + text.tobytes()).hexdigest()[:24]
     path = assets.cache_folder("diaa") / f"said-{key}.npz"
     if not path.is_file():
-        found = warmup.said(lm, text)
+        fresh = warmup.top_k_after_each_token(lm, text)
         with assets.writing(path) as temporary:
-            np.savez(temporary, tokens=found.tokens.astype(np.int32), probabilities=found.probabilities)
+            np.savez(temporary, tokens=fresh.tokens.astype(np.int32), probabilities=fresh.probabilities)
     with np.load(path) as kept:
         return Fresh(kept["tokens"].astype(np.int64), kept["probabilities"])
 
 
-Maker = Callable[[Workbench], Made]
+class Method(NamedTuple):
+    """A row of `METHODS`: how a drafter is made, and on which requests it is recorded.
+
+    make: a function of the workbench, or the dotted name of a class or function that takes no arguments. budget: the
+    most nodes of a draft. sets: by model, those of `SETS` that record it. replayed: whether "many" replays it on the
+    known answers, which a drafter allows that reads no logits.
+    """
+
+    make: str | Callable[[Workbench], Drafter]
+    budget: int
+    sets: RequestSets
+    replayed: bool = False
 
 
-def _diaa(budget: int = BUDGET, warmed: str = "tasks", kind: type[Diaa] | None = None, **options: Any) -> Maker:
-    def make(bench: Workbench) -> Made:
+def _diaa(budget: int = BUDGET, warmed: str = "tasks", sets: RequestSets = ABLATION, **options: Any) -> Method:
+    def make(bench: Workbench) -> Drafter:
         parts = {"grow": bench.grow, "update": bench.update} | options
-        return (kind or bench.diaa)(bench.tables(warmed), **parts), budget
+        return bench.diaa(bench.tables(warmed), **parts)
 
-    return make
+    return Method(make, budget, sets)
 
 
-def _mixture(nodes: int = LARGEST, cost: str = "", stored: bool = True) -> Maker:
-    def make(bench: Workbench) -> Made:
+def _mixture(nodes: int = LARGEST, cost: str = "", stored: bool = True, sets: RequestSets = BEYOND) -> Method:
+    def make(bench: Workbench) -> Drafter:
         return mixture.Mixture(
             weights(stored), bench.stores if stored else (), seconds=COSTS[cost] if cost else None, mix=bench.mix,
             grow=bench.grow_likeliest, size=bench.size,
-        ), nodes  # fmt: skip
+        )  # fmt: skip
 
-    return make
+    return Method(make, nodes, sets, replayed=True)
+
+
+def _equal_rows(n: int, sets: RequestSets = BEYOND) -> dict[str, Method]:
+    """What lies beyond the paper at equal rows, with the stores and without. sets: of the strongest ones."""
+    return {
+        f"PLD {n}": Method(lambda bench: PromptLookup.transformers(), n, BEYOND, replayed=True),
+        f"SAM-D {n}": Method(lambda bench: SamDecoding(bench.library), n, BEYOND, replayed=True),
+        f"SuffixDecoding {n}": Method(lambda bench: SuffixDecoding(bench.library), n, sets, replayed=True),
+        f"LogitSpec {n}": Method("ondevice.speculation.logit_spec.LogitSpec", n, sets),
+        f"Goose {n}": Method(lambda bench: Goose(bench.lm.vocabulary, bench.library), n, sets),
+        f"SAM-D {n}, no store": Method(lambda bench: SamDecoding(), n, BEYOND, replayed=True),
+        f"SuffixDecoding {n}, no store": Method(lambda bench: SuffixDecoding(), n, BEYOND, replayed=True),
+        f"Goose {n}, no store": Method(lambda bench: Goose(bench.lm.vocabulary), n, BEYOND),
+        f"mixture {n}, no store": _mixture(n, stored=False),
+    }
 
 
 # In the order of their importance, in which they are recorded.
-METHODS: dict[str, Maker] = {
-    "vanilla": lambda bench: (Drafter(), 1),
-    DIAA: _diaa(),
-    READS: _diaa(reads_prompt=True),
-    MIXTURE: _mixture(cost="zen5"),
-    "PLD": lambda bench: (PromptLookup.original(), loop.BUDGET),
-    "PLD, transformers' rules": lambda bench: (PromptLookup.transformers(), loop.BUDGET),
-    "SAM-D": lambda bench: (SamDecoding(bench.static), loop.BUDGET),
-    "TR": lambda bench: (TokenRecycling(bench.lm.vocabulary), RECYCLED),
-    "SpS": lambda bench: (SmallModel(bench.other, heuristic=True), loop.BUDGET),
-    "SWIFT": lambda bench: (LayerSkipping(CausalLM(bench.lm.model)), loop.BUDGET),
-}
-MAIN = tuple(METHODS)
-METHODS |= {
+METHODS: dict[str, Method] = {
+    PLAIN: Method("ondevice.speculation.Drafter", 1, {BASE: SETS, SMALL: SETS[:3]}),
+    DIAA: _diaa(sets=BOTH),
+    READS: _diaa(reads_prompt=True, sets=BOTH),
+    MIXTURE: _mixture(cost="zen5", sets=BOTH),
+    "PLD": Method("ondevice.speculation.prompt_lookup.PromptLookup.original", loop.BUDGET, BOTH),
+    "PLD, transformers' rules": Method(lambda bench: PromptLookup.transformers(), loop.BUDGET, BOTH),
+    "SAM-D": Method(lambda bench: SamDecoding(bench.static), loop.BUDGET, BOTH),
+    "TR": Method(lambda bench: TokenRecycling(bench.lm.vocabulary), RECYCLED, BOTH),
+    "SpS": Method(lambda bench: SmallModel(bench.other, heuristic=True), loop.BUDGET, LARGER),
+    "SWIFT": Method(lambda bench: LayerSkipping(CausalLM(bench.lm.model)), loop.BUDGET, BOTH),
     # Table 3 and Figures 3, 4: without warmed tables, without a grown tree, without both, updates a step late
-    "cold": _diaa(warmed="cold"),
+    "cold": _diaa(warmed="cold", sets=FIRST_TABLES),
     "static 32": _diaa(template=RECYCLING),
     "static 32, cold": _diaa(warmed="cold", template=RECYCLING),
     "one step stale": _diaa(stale=True),
@@ -191,46 +230,26 @@ METHODS |= {
     "refresh 4, 8 nodes": _diaa(8, refresh=4),
     "refresh 4, 64 nodes": _diaa(64, refresh=4),
     # Figure 9
-    "tables: documents": _diaa(warmed="documents"),
-    "tables: other model": _diaa(warmed="other"),
-    "tables: bigrams": _diaa(warmed="bigrams"),
+    "tables: documents": _diaa(warmed="documents", sets=FIRST_TABLES),
+    "tables: other model": _diaa(warmed="other", sets=FIRST_TABLES),
+    "tables: bigrams": _diaa(warmed="bigrams", sets=FIRST_TABLES),
     # the paper's ambiguities
     "rule: replace": _diaa(update=ambiguities.replace),
     "rule: union": _diaa(update=ambiguities.union),
     "updates: accepted only": _diaa(learns=ambiguities.accepted_only),
     "budget: root counts": _diaa(grow=ambiguities.grow_counting_root),
+    # beyond the paper
+    **_equal_rows(8),
+    **_equal_rows(16),
+    **_equal_rows(32, sets=STRONGEST),
+    **{f"mixture {nodes}": _mixture(nodes, sets=STRONGEST if nodes == 32 else BEYOND) for nodes in NODES},
+    **{f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS},
 }
 
 
-def _equal_rows(n: int) -> dict[str, Maker]:
-    """What lies beyond the paper at equal rows, with the stores and without."""
-    return {
-        f"PLD {n}": lambda bench: (PromptLookup.transformers(), n),
-        f"SAM-D {n}": lambda bench: (SamDecoding(bench.library), n),
-        f"SuffixDecoding {n}": lambda bench: (SuffixDecoding(bench.library), n),
-        f"LogitSpec {n}": lambda bench: (LogitSpec(), n),
-        f"Goose {n}": lambda bench: (Goose(bench.lm.vocabulary, bench.library), n),
-        f"SAM-D {n}, no store": lambda bench: (SamDecoding(), n),
-        f"SuffixDecoding {n}, no store": lambda bench: (SuffixDecoding(), n),
-        f"Goose {n}, no store": lambda bench: (Goose(bench.lm.vocabulary), n),
-        f"mixture {n}, no store": _mixture(n, stored=False),
-    }
+def recorded(model: str, request_set: str) -> list[str]:
+    """The methods that are recorded of a model on a set of requests."""
+    return [name for name, row in METHODS.items() if request_set in row.sets.get(model, ())]
 
 
-_BEYOND = _equal_rows(8) | _equal_rows(16) | _equal_rows(32)
-_BEYOND |= {f"mixture {nodes}": _mixture(nodes) for nodes in NODES}
-_BEYOND |= {f"mixture, {cost}": _mixture(cost=cost) for cost in COSTS}
-ABLATIONS = tuple(name for name in METHODS if name not in MAIN)
-METHODS |= _BEYOND
-INITIAL = ("cold", "tables: documents", "tables: other model", "tables: bigrams")
-STRONGEST = ("SuffixDecoding 32", "LogitSpec 32", "Goose 32", "mixture 32")
-
-
-def recorded(model: str, which: str) -> list[str]:
-    """The methods of a model and set of requests. The small model has no smaller one to draft for it."""
-    if which == "many":
-        return ["vanilla", *_BEYOND] if model == BASE else []
-    names = MAIN
-    if which == "tasks":
-        names += ABLATIONS + STRONGEST if model == BASE else INITIAL
-    return [name for name in names if model == BASE or name != "SpS"]
+MAIN = tuple(recorded(BASE, "long_prompts"))  # the methods of Tables 1 and 2

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
-from scipy.stats import rankdata
 
 from ondevice import evidence
 from ondevice.evidence import Estimate, derived, kind_of
-from ondevice.evidence.resampling import DRAWS, Resampled, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, rank_correlation, resample
 from ondevice_studies.diaa.methods import BASE, SMALL
 
-VANILLA, OURS, LOOKUP = "vanilla", "DIAA", "PLD, transformers' rules"
+VANILLA = "vanilla"
+OURS = "DIAA"
+LOOKUP = "PLD, transformers' rules"
 PAPERS = ("vanilla", "SpS", "SWIFT", "SAM-D", "TR")  # the paper's baselines
 STALE = "one step stale"  # DIAA with overlap: its tables are updated beside the next forward
 PARTS = ("draft", "choose", "keep", "observe")  # of a pass, the code's own
 TIMES = ["forward", "drafting", *PARTS]
 SHAPES = ((BASE, ""), (SMALL, ""), (BASE, "random:qwen2.5-0.5b"), (BASE, "random:qwen2.5-1.5b"))  # passes, T
+STATIC = tuple(f"static {nodes}" for nodes in (8, 16, 32, 64))
+DYNAMIC = ("dynamic 8", "dynamic 16", OURS, "dynamic 64")  # trees by the nodes of their budget
+WARMED = (OURS, "tables: documents", "tables: other model", "tables: bigrams")
+_Pairs = Sequence[tuple[str, str]]  # methods of which the first is compared with the second
+AHEAD: _Pairs = tuple(zip(DYNAMIC[1:], STATIC[1:], strict=True))
+HALVED: _Pairs = tuple(pairwise(STATIC))
 _ANSWER = ["model", "set", "task", "request", "method"]
 _REQUEST = ["model", "task", "request"]
 
@@ -45,17 +53,17 @@ class Machine:
 
     def forward(self, model: str, dtype: str, rows: Any, cached: Any) -> NDArray[np.float64]:
         """Mean T(rows, cached), as sums follow from means: linear between what was measured, and on along its slope."""
-        mine = self.curves[(self.curves["model"] == model) & (self.curves["dtype"] == dtype)]
-        if mine.empty:
-            known = sorted(set(zip(self.curves["model"], self.curves["dtype"], strict=True)))
-            raise ValueError(f"{self.name} has no cost curve of {model!r} in {dtype}; it has {known}.")
-        grid = mine.pivot_table(index="cached", columns="rows", values="mean")
+        times = self.curves[(self.curves["model"] == model) & (self.curves["dtype"] == dtype)]
+        if times.empty:
+            measured = sorted(set(zip(self.curves["model"], self.curves["dtype"], strict=True)))
+            raise ValueError(f"{self.name} has no cost curve of {model!r} in {dtype}; it has {measured}.")
+        grid = times.pivot_table(index="cached", columns="rows", values="mean")
         axes = [grid.index.to_numpy(float), grid.columns.to_numpy(float)]
         seconds = grid.to_numpy()
-        for place in (0, 1):
-            if seconds.shape[place] == 1:  # no slope is known
-                axes[place] = axes[place] + [0, 1]
-                seconds = seconds.repeat(2, axis=place)
+        for axis in (0, 1):
+            if seconds.shape[axis] == 1:  # no slope is known
+                axes[axis] = axes[axis] + [0, 1]
+                seconds = seconds.repeat(2, axis=axis)
         curve = RegularGridInterpolator(axes, seconds, bounds_error=False, fill_value=None)
         return np.asarray(curve(np.stack(np.broadcast_arrays(cached, rows), axis=-1)))
 
@@ -71,20 +79,20 @@ class Machine:
         return np.polyval(line, tokens)
 
     def _runs(self, model: str, method: str, instead: str) -> pd.DataFrame:
-        mine = self.whole[self.whole["model"] == model]
-        return mine[mine["method"] == (method if method in set(mine["method"]) else instead)]
+        runs = self.whole[self.whole["model"] == model]
+        return runs[runs["method"] == (method if method in set(runs["method"]) else instead)]
 
 
 def machines(answers: pd.DataFrame) -> dict[str, Machine]:
     """The machines with recorded times."""
     lengths = answers[answers["set"] == "tasks"].drop_duplicates(_REQUEST).set_index(_REQUEST)["prompt_tokens"]
-    found = {}
+    timed_machines = {}
     for name in evidence.machines("diaa", "curves"):
         whole = evidence.load("diaa", f"whole.{name}")
         own = whole["model"].where(whole["model"] == SMALL, BASE)  # a shape has BASE's prompts
         whole = whole.assign(own=own).join(lengths, on=["own", *_REQUEST[1:]])
-        found[name] = Machine(name, evidence.load("diaa", f"curves.{name}"), derived(whole, "recorded"))
-    return found
+        timed_machines[name] = Machine(name, evidence.load("diaa", f"curves.{name}"), derived(whole, "recorded"))
+    return timed_machines
 
 
 def timed(
@@ -99,20 +107,20 @@ def timed(
     drafting (a model's forwards), draft, choose, keep, observe (the code's), their sum seconds, and prefill; goodput
     (tokens a second) and latency (ms a token) of decoding; end_to_end (ms a token, the prompt's time with it).
     """
-    known = dict(list(passes.groupby(["model", "method"])))
+    passes_of = dict(list(passes.groupby(["model", "method"])))
     parts = []
-    for names, mine in answers.groupby(["model", "method"]):
+    for names, group in answers.groupby(["model", "method"]):
         model, method = map(str, names)
         timed_as = shape or model
-        rows = known[model, method]
+        rows = passes_of[model, method]
         drafting = drafts.get(method, "").format(model=model)
-        one = machine.forward(drafting, dtype, 1, rows["cached"]) if drafting else 0.0
+        draft_forward = machine.forward(drafting, dtype, 1, rows["cached"]) if drafting else 0.0
         forward = machine.forward(timed_as, dtype, 1 + rows["drafted"], rows["cached"])
         own = machine.own_work(timed_as, method) | ({"observe": 0.0} if method == STALE else {})  # it is hidden
-        spent = rows.assign(forward=forward, drafting=one * rows["drafting_passes"], **own)
+        spent = rows.assign(forward=forward, drafting=draft_forward * rows["drafting_passes"], **own)
         sums = spent.groupby(_ANSWER)[["drafted", "accepted", *TIMES]].sum()
-        prefill = machine.prefill(timed_as, method, mine["prompt_tokens"])
-        parts.append(mine.join(sums, on=_ANSWER).assign(prefill=prefill))
+        prefill = machine.prefill(timed_as, method, group["prompt_tokens"])
+        parts.append(group.join(sums, on=_ANSWER).assign(prefill=prefill))
     table = pd.concat(parts).sort_index().assign(
         decoded=lambda t: t["tokens"] - 1, seconds=lambda t: t[TIMES].sum(axis=1),
         goodput=lambda t: t["decoded"] / t["seconds"], latency=lambda t: 1e3 * t["seconds"] / t["decoded"],
@@ -129,11 +137,12 @@ def checked(predicted: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
     runs = whole.groupby([*_REQUEST, "method"], sort=False)[["decode_s", "passes"]].median()
     both = predicted.join(runs, on=[*_REQUEST, "method"], rsuffix="_there", how="inner")
     rows = []
-    for (model, method), mine in both[both["passes"] == both["passes_there"]].groupby(["model", "method"], sort=False):
-        sides = derived(mine.melt(["task", "request"], ["seconds", "decode_s"], "method"), predicted)
+    both = both[both["passes"] == both["passes_there"]]
+    for (model, method), group in both.groupby(["model", "method"], sort=False):
+        sides = derived(group.melt(["task", "request"], ["seconds", "decode_s"], "method"), predicted)
         sample = resample(sides, "value")
         ratio = sample.estimate(np.divide(*(sample[name].mean(axis=1) for name in ("seconds", "decode_s"))))
-        rows.append((model, method, len(mine), ratio.value, ratio.low, ratio.high))
+        rows.append((model, method, len(group), ratio.value, ratio.low, ratio.high))
     return derived(pd.DataFrame(rows, columns=["model", "method", "answers", "ratio", "low", "high"]), predicted, whole)
 
 
@@ -144,91 +153,156 @@ def by_model(timed: pd.DataFrame, methods: Collection[str], seed: int = 0) -> li
     """goodput and latency of the methods, redundancy of plain answers: of each a sample a model, the larger first."""
     parts = [timed[timed["model"] == model] for model in (BASE, SMALL)]
     columns = {"goodput": methods, "latency": methods, "redundancy": [VANILLA]}
-    return [[resample(part, column, seed=seed, names=of) for part in parts] for column, of in columns.items()]
+    return [[resample(part, column, seed=seed, names=names) for part in parts] for column, names in columns.items()]
 
 
-def pooled(samples: Sequence[Resampled], *draws: NDArray[np.float64]) -> Any:
-    """An Estimate of each of `draws` [1 + DRAWS], made of all samples, whose prompts n counts; of one, it alone."""
-    both = replace(samples[0], n=sum(sample.n for sample in samples))
-    found = tuple(map(both.estimate, draws))
-    return found if len(found) > 1 else found[0]
+def pooled(samples: Sequence[Resampled], draws: NDArray[np.float64]) -> Estimate:
+    """The estimate of `draws` [1 + DRAWS], which are made of all samples; n counts the prompts of all."""
+    return replace(samples[0], n=sum(sample.n for sample in samples)).estimate(draws)
 
 
-# Claims: what the rules of `ondevice_studies.diaa.rules` judge, by claim
+# Values of claims
+#
+# goodput, latency, redundancy: of `by_model`, the larger model's sample first. A null is the same value with another
+# method in a place: `ours`, `searcher` and the like are its parameters.
 
 
-def tables_1_and_2(
-    goodput: Sequence[Resampled], latency: Sequence[Resampled], redundancy: Sequence[Resampled], ours: str = OURS,
-    searcher: str = "SAM-D", peers: Sequence[str] = ("TR", "SAM-D"),
-) -> dict[str, Any]:  # fmt: skip
-    """c02 to c15 of the larger model and the small one. A null is the same with another method in a place."""
+def _average(sample: Resampled, names: Collection[str]) -> NDArray[np.float64]:
+    """[names, 1 + DRAWS] means over the tasks, of the names that the sample has."""
+    return np.stack([sample[name].mean(axis=1) for name in names if name in sample.names])
 
-    def lead(sample: Resampled, lower: bool = False) -> Estimate:
-        mine = sample[ours].mean(axis=1)
-        others = [sample[name].mean(axis=1) for name in PAPERS if name in sample.names]
-        return sample.estimate(np.min(others, axis=0) / mine if lower else mine / np.max(others, axis=0))
+
+def _gains(latency: Sequence[Resampled], method: str) -> list[NDArray[np.float64]]:
+    """Of each model the speed-ups [1 + DRAWS, tasks] over plain decoding."""
+    return [sample[VANILLA] / sample[method] for sample in latency]
+
+
+def goodput_lead(goodput: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
+    """Average goodput over the best baseline's. model: its place in `goodput`."""
+    sample = goodput[model]
+    return sample.estimate(sample[ours].mean(axis=1) / _average(sample, PAPERS).max(axis=0))
+
+
+def latency_lead(latency: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
+    """The best baseline's average latency over ours. model: its place in `latency`."""
+    sample = latency[model]
+    return sample.estimate(_average(sample, PAPERS).min(axis=0) / sample[ours].mean(axis=1))
+
+
+def average_speedup(latency: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
+    """Speed-up over plain decoding, the mean over the tasks. model: its place in `latency`."""
+    return latency[model].estimate(_gains(latency, ours)[model].mean(axis=1))
+
+
+def first_or_second(goodput: Sequence[Resampled], ours: str = OURS) -> Estimate:
+    """Share of cells (model, task) in which at most one baseline has more goodput."""
+    ahead = [np.sum([s[name] > s[ours] for name in PAPERS if name in s.names], axis=0) for s in goodput]
+    return pooled(goodput, np.mean([(number <= 1).mean(axis=1) for number in ahead], axis=0))
+
+
+def lead_on_rag(goodput: Sequence[Resampled], searcher: str = "SAM-D") -> tuple[Estimate, ...]:
+    """Of each model a searching drafter's goodput over DIAA's on rag."""
+    rag = goodput[0].tasks.index("rag")
+    return tuple(sample.estimate((sample[searcher] / sample[OURS])[:, rag]) for sample in goodput)
+
+
+def gain_by_redundancy(
+    latency: Sequence[Resampled], redundancy: Sequence[Resampled], ours: str = OURS
+) -> tuple[Estimate, Estimate]:
+    """(rank correlation over the tasks of speed-up and redundancy; doctest's rank by speed-up), of both models."""
+    doctest = latency[0].tasks.index("doctest")
+    gains = _gains(latency, ours)
+    correlations = [rank_correlation(gain, text.values[:, :, 0]) for gain, text in zip(gains, redundancy, strict=True)]
+    ranks = [(gain >= gain[:, [doctest]]).sum(axis=1) for gain in gains]
+    return pooled(latency, np.mean(correlations, axis=0)), pooled(latency, np.mean(ranks, axis=0))
+
+
+def relative_spread(goodput: Sequence[Resampled], ours: str = OURS) -> tuple[Estimate, ...]:
+    """Of each model the goodput's standard deviation over the tasks, as a part of its mean, over SAM-D's."""
 
     def spread(sample: Resampled, name: str) -> NDArray[np.float64]:
         return sample[name].std(axis=1, ddof=1) / sample[name].mean(axis=1)
 
-    def extremes(names: Sequence[str]) -> tuple[Estimate, Estimate]:
-        found = [(s[VANILLA] / s[name]).mean(axis=1) for s in latency for name in names if name in s.names]
-        return pooled(latency, np.min(found, axis=0), np.max(found, axis=0))
-
-    ahead = [np.sum([s[name] > s[ours] for name in PAPERS if name in s.names], axis=0) for s in goodput]
-    first_or_second = np.mean([(place <= 1).mean(axis=1) for place in ahead], axis=0)
-    rag = goodput[0].tasks.index("rag")
-    gains = [s[VANILLA] / s[ours] for s in latency]
-    r = [_rank_correlation(gain, known.values[:, :, 0]) for gain, known in zip(gains, redundancy, strict=True)]
-    doctest = latency[0].tasks.index("doctest")
-    places = [(gain >= gain[:, [doctest]]).sum(axis=1) for gain in gains]
-    faster = [s.estimate(gain.mean(axis=1)) for s, gain in zip(latency, gains, strict=True)]
-    return {
-        "diaa-c02": lead(goodput[0]), "diaa-c03": lead(goodput[1]),
-        "diaa-c05": lead(latency[0], lower=True), "diaa-c06": lead(latency[1], lower=True),
-        "diaa-c07": pooled(goodput, first_or_second),
-        "diaa-c08": tuple(s.estimate((s[searcher] / s[OURS])[:, rag]) for s in goodput),
-        "diaa-c09": pooled(latency, np.mean(r, axis=0), np.mean(places, axis=0)),
-        "diaa-c10": tuple(s.estimate(spread(s, ours) / spread(s, "SAM-D")) for s in goodput),
-        "diaa-c11": extremes(("SpS", "SWIFT")), "diaa-c12": faster[0], "diaa-c14": faster[1],
-        "diaa-c15": extremes(peers),
-    }  # fmt: skip
+    return tuple(sample.estimate(spread(sample, ours) / spread(sample, "SAM-D")) for sample in goodput)
 
 
-def more(samples: Sequence[Resampled], pairs: Sequence[tuple[str, str]], cells: bool = False) -> tuple[Estimate, ...]:
-    """c23, c24: of each sample the share of pairs of trees in which the first has more, on average or by cells."""
-    leads = [np.stack([s[a] - s[b] for a, b in pairs], axis=2) for s in samples]  # [1 + DRAWS, tasks, pairs]
-    ahead = [(lead if cells else lead.mean(axis=1, keepdims=True)) > 0 for lead in leads]
-    return tuple(s.estimate(share.mean(axis=(1, 2))) for s, share in zip(samples, ahead, strict=True))
+def extreme_speedups(latency: Sequence[Resampled], methods: Sequence[str]) -> tuple[Estimate, Estimate]:
+    """(least, greatest) average speed-up over plain decoding of methods on all models that have them."""
+    speedups = [(s[VANILLA] / s[name]).mean(axis=1) for s in latency for name in methods if name in s.names]
+    return pooled(latency, np.min(speedups, axis=0)), pooled(latency, np.max(speedups, axis=0))
 
 
-def best_size(sample: Resampled, names: Sequence[str]) -> tuple[Estimate, Estimate]:
-    """c25: (place of the best, its average over the last one's). names: by rising size."""
-    means = np.stack([sample[name].mean(axis=1) for name in names], axis=1)
-    return sample.estimate(means.argmax(axis=1).astype(float)), sample.estimate(means.max(axis=1) / means[:, -1])
+def least_and_mean(speed: Resampled, pairs: _Pairs) -> tuple[Estimate, Estimate]:
+    """(least, mean) over the tasks and pairs of the first one's mean over the second one's."""
+    ratios = speed.ratios({f"{over} over {under}": (over, under) for over, under in pairs}).values
+    return speed.estimate(ratios.min(axis=(1, 2))), speed.estimate(ratios.mean(axis=(1, 2)))
 
 
-def gap(samples: Sequence[Resampled], names: Sequence[str]) -> Estimate:
-    """c26: largest over smallest average of the names, less 1, the greater of both models."""
-    means = [np.stack([s[name].mean(axis=1) for name in names if name in s.names]) for s in samples]
-    return pooled(samples, np.max([m.max(axis=0) / m.min(axis=0) - 1 for m in means], axis=0))
+def sizes_ahead(trees: Sequence[Resampled], pairs: _Pairs = AHEAD) -> tuple[Estimate, ...]:
+    """Of each sample the share of pairs of trees in which the first has more, on average over the tasks.
+
+    trees: of goodput, tokens per pass, acceptance.
+    """
+    ahead = [np.stack([(s[a] - s[b]).mean(axis=1) for a, b in pairs], axis=1) > 0 for s in trees]
+    return tuple(sample.estimate(sizes.mean(axis=1)) for sample, sizes in zip(trees, ahead, strict=True))
 
 
-def percent(timed: pd.DataFrame, part: str, method: str = OURS, models: Sequence[str] = (BASE, SMALL)) -> Estimate:
-    """c27 to c29: a part's share of a method's decoding time, in percent, the mean of the models that have it."""
+def cells_ahead(trees: Sequence[Resampled], pairs: _Pairs = AHEAD) -> tuple[Estimate, ...]:
+    """The same of cells (task, pair), for acceptance and tokens per pass."""
+    samples = trees[:0:-1]
+    ahead = [np.stack([s[a] - s[b] for a, b in pairs], axis=2) > 0 for s in samples]  # [1 + DRAWS, tasks, pairs]
+    return tuple(sample.estimate(cells.mean(axis=(1, 2))) for sample, cells in zip(samples, ahead, strict=True))
+
+
+def best_size(speed: Resampled, names: Sequence[str] = DYNAMIC) -> tuple[Estimate, Estimate]:
+    """(place of the best, its average over the last one's). names: by rising size."""
+    means = _average(speed, names)
+    return speed.estimate(means.argmax(axis=0).astype(float)), speed.estimate(means.max(axis=0) / means[-1])
+
+
+def relative_range(first_tables: Sequence[Resampled], names: Sequence[str] = WARMED) -> Estimate:
+    """Largest over smallest average of the names, less 1, the greater of both models' samples."""
+    means = [_average(sample, names) for sample in first_tables]
+    return pooled(first_tables, np.max([mean.max(axis=0) / mean.min(axis=0) - 1 for mean in means], axis=0))
+
+
+def percent_of_time(
+    timed: pd.DataFrame, part: str, method: str = OURS, models: Sequence[str] = (BASE, SMALL)
+) -> Estimate:
+    """A part's share of a method's decoding time, in percent, the mean of the models that have it."""
     samples = []
-    for _, mine in timed[(timed["method"] == method) & timed["model"].isin(models)].groupby("model"):
-        samples.append(resample(mine.assign(percent=100 * mine[part]), "percent").over(resample(mine, "seconds")))
-    return pooled(samples, np.mean([one.values.mean(axis=(1, 2)) for one in samples], axis=0))
+    for _, rows in timed[(timed["method"] == method) & timed["model"].isin(models)].groupby("model"):
+        samples.append(resample(rows.assign(percent=100 * rows[part]), "percent").over(resample(rows, "seconds")))
+    return pooled(samples, np.mean([sample.values.mean(axis=(1, 2)) for sample in samples], axis=0))
+
+
+def table_sizes(mebibytes: Mapping[int, tuple[float, float]], vocabulary: int) -> tuple[float, float]:
+    """(t-LUT, p-LUT) in MiB. mebibytes: by the size of the vocabulary."""
+    return mebibytes[vocabulary]
+
+
+def draft_model_gb(counted: pd.DataFrame) -> float:
+    """The weights of the last model counted, which is the paper's draft model."""
+    return float(counted["weights_gb"].iloc[-1])
+
+
+def its_tables_gb(counted: pd.DataFrame) -> float:
+    """What both tables take for its vocabulary."""
+    return float(counted["tables_mib"].iloc[-1]) * 2**20 / 1e9
+
+
+def greatest_percent(counted: pd.DataFrame, column: str = "tables_percent") -> float:
+    """Of the models counted, less the draft model. column: or what the draft model takes."""
+    return float(counted[column].iloc[:-1].max())
 
 
 def differing(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """c30: (DIAA's answers that are not plain decoding's, in percent; answers), of all that were recorded."""
+    """(DIAA's answers that are not plain decoding's, in percent; answers), of all that were recorded."""
     return _unequal(answers.loc[answers["method"] == OURS, "identical"], kind_of(answers))
 
 
 def of_another_model(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """c30's null: the same of plain answers of one model in another's place, to the same prompts."""
+    """The same of plain answers of one model in another's place, to the same prompts."""
     plain = answers[answers["method"] == VANILLA]
     both = plain.merge(plain, on=["set", "prompt_sha"])
     return _unequal((both["answer_sha_x"] == both["answer_sha_y"])[both["model_x"] < both["model_y"]], kind_of(answers))
@@ -240,26 +314,20 @@ def _unequal(same: pd.Series, kind: str) -> tuple[Estimate, Estimate]:
     return Estimate(share, share, share, n, kind), Estimate(n, n, n, n, kind)
 
 
-def follows(nodes: pd.DataFrame, by: str = "said", bins: int = 10) -> Estimate:
-    """c32: rank correlation of the bins' order and the share accepted in them, the least of the models.
+def confidence_rank_correlation(nodes: pd.DataFrame, by: str = "said", bins: int = 10) -> Estimate:
+    """Rank correlation of the bins' order and the share accepted in them, the least of the models.
 
     nodes: model, answer, said (the product of the tables' probabilities down to a verified node), depth, accepted. Bins
     hold equally many nodes of a model. by depth: a bin each, deepest first. Draws are of answers.
     """
-    found = []
-    for _, mine in nodes.groupby("model", sort=False):
-        place = pd.qcut(mine["said"].rank(method="first"), bins, labels=False) if by == "said" else -mine[by]
-        counts = mine.assign(place=place).pivot_table("accepted", "answer", "place", ["size", "sum"], fill_value=0)
+    correlations = []
+    for _, group in nodes.groupby("model", sort=False):
+        order = pd.qcut(group["said"].rank(method="first"), bins, labels=False) if by == "said" else -group[by]
+        counts = group.assign(bin=order).pivot_table("accepted", "answer", "bin", ["size", "sum"], fill_value=0)
         each = len(counts)
         drawn = np.random.default_rng(0).multinomial(each, np.full(each, 1 / each), DRAWS)
         drawn = np.concatenate([np.ones((1, each)), drawn])
         shares = (drawn @ counts["sum"].to_numpy()) / np.maximum(drawn @ counts["size"].to_numpy(), 1)
-        found.append(_rank_correlation(shares, np.broadcast_to(np.arange(shares.shape[1]), shares.shape)))
-    values = np.min(found, axis=0)
-    return Resampled((), (), values, nodes["answer"].nunique(), kind_of(nodes)).estimate(values)
-
-
-def _rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Spearman's, of each row; 0 where all values of one side are equal."""
-    x, y = (rankdata(side, axis=1) - (side.shape[1] + 1) / 2 for side in (a, b))
-    return (x * y).sum(axis=1) / np.sqrt(np.maximum((x**2).sum(axis=1) * (y**2).sum(axis=1), 1e-9))
+        correlations.append(rank_correlation(shares, np.broadcast_to(np.arange(shares.shape[1]), shares.shape)))
+    draws = np.min(correlations, axis=0)
+    return Resampled((), (), draws, nodes["answer"].nunique(), kind_of(nodes)).estimate(draws)

@@ -31,13 +31,14 @@ from ondevice.causal_lm import CausalLM, Session, TokenTree
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, machine_name
 from ondevice.evidence import load as load_record
+from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import greedy
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.layer_skipping import SkipSearch, sublayers
 from ondevice_papers.diaa.drafter import Learning
 from ondevice_papers.diaa.tables import K
-from ondevice_studies.diaa.methods import BASE, DIAA, MAIN, MIXTURE, READS, SMALL, Made, Workbench
-from ondevice_studies.diaa.record import PLAIN, sample
+from ondevice_studies.diaa.methods import BASE, DIAA, MAIN, MIXTURE, PLAIN, READS, SMALL, DrafterWithBudget, Workbench
+from ondevice_studies.diaa.record import sample
 from ondevice_studies.speculation.request_set import Request
 from ondevice_studies.speculation.verify_cost import verifications
 
@@ -67,9 +68,9 @@ def shortened(spec: str, dtype: str) -> CausalLM:
     model: Any = models.load(spec).model
     parts = len(sublayers(CausalLM(model)))
     left_out = {1 + part // 2 for part in SkipSearch(parts).best.tolist()}
-    kept = [layer for place, layer in enumerate(model.model.layers) if place not in left_out]
-    for place, layer in enumerate(kept):
-        layer.self_attn.layer_idx = place
+    kept = [layer for index, layer in enumerate(model.model.layers) if index not in left_out]
+    for index, layer in enumerate(kept):
+        layer.self_attn.layer_idx = index
     model.model.layers = torch.nn.ModuleList(kept)
     model.config.num_hidden_layers = len(kept)
     return engine(model) if dtype == "float32" else CausalLM(model)
@@ -79,7 +80,9 @@ class Curve:
     """T(rows) behind `cached` tokens, measured a turn at a time, each over all rows; their ids do not matter."""
 
     def __init__(self, lm: CausalLM, cached: int, rows: Sequence[int], label: dict[str, str]) -> None:
-        self.cached, self.rows, self.label = cached, rows, label
+        self.cached = cached
+        self.rows = rows
+        self.label = label
         self.verify = verifications(lm, cached, rows)
         self.times: list[list[float]] = []
 
@@ -89,14 +92,9 @@ class Curve:
 
     def table(self) -> pd.DataFrame:
         """rows, cached, seconds (the median, with 95 %: low, high), mean, n."""
-        found = np.sort(np.array(self.times), axis=0)
-        n = len(found)
-        reach = 0.98 * n**0.5  # of the median's interval, in ranks
-        return pd.DataFrame({
-            **self.label, "rows": self.rows, "cached": self.cached, "seconds": np.median(found, axis=0),
-            "low": found[max(0, int(n / 2 - reach))], "high": found[min(n - 1, int(n / 2 + reach))],
-            "mean": found.mean(axis=0), "n": n,
-        })  # fmt: skip
+        median, low, high = median_interval(self.times)
+        columns = {"rows": self.rows, "cached": self.cached, "seconds": median, "low": low, "high": high}
+        return pd.DataFrame({**self.label, **columns, "mean": np.mean(self.times, axis=0), "n": len(self.times)})
 
 
 def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
@@ -104,28 +102,28 @@ def of_model(lm: CausalLM, spec: str, dtype: str) -> list[Curve]:
     bundled = not spec.startswith("random:")
     label = {"model": spec, "dtype": dtype}
     lengths = CACHED if bundled else (256,)
-    found = [Curve(lm, cached, ROWS, label) for cached in lengths]
+    of_all = [Curve(lm, cached, ROWS, label) for cached in lengths]
     if bundled and dtype.startswith("float32"):
         label = {"model": f"{spec}, layers skipped", "dtype": dtype}
         short = shortened(spec, dtype)
-        found += [Curve(short, cached, (1,), label) for cached in lengths]
-    return found
+        of_all += [Curve(short, cached, (1,), label) for cached in lengths]
+    return of_all
 
 
 def curves(spec: str, dtype: str, seconds: float) -> pd.DataFrame:
     """All curves of a model, in turns for about `seconds`. A slow machine or model has fewer turns, at least one."""
-    found = of_model(load(spec, dtype), spec, dtype)
+    measured = of_model(load(spec, dtype), spec, dtype)
     began = perf_counter()
-    while not found[0].times or (perf_counter() - began < seconds and len(found[0].times) < 60):
-        for one in found:
-            one.turn()
-    return pd.concat([one.table() for one in found], ignore_index=True)
+    while not measured[0].times or (perf_counter() - began < seconds and len(measured[0].times) < 60):
+        for curve in measured:
+            curve.turn()
+    return pd.concat([curve.table() for curve in measured], ignore_index=True)
 
 
 # Whole answers
 
 
-class Watch:
+class StepTimer:
     """Seconds of an answer by part. Of timed calls that nest, the inner ones are a drafter's forwards: `drafting`."""
 
     def __init__(self) -> None:
@@ -146,82 +144,90 @@ class Watch:
         def run(*arguments: Any) -> Any:
             began = perf_counter()
             self._inner.append(0.0)
-            found = call(*arguments)
+            answer = call(*arguments)
             spent = perf_counter() - began
             own = spent - self._inner.pop()
             self.seconds["drafting" if self._inner else part] += own
             if self._inner:
                 self._inner[-1] += spent
-            return found
+            return answer
 
         return run
 
-    def on(self, of: Any, **parts: str) -> Any:
+    def on(self, timed: Any, **parts: str) -> Any:
         """A context in which methods of an object or a class are timed, each for a part."""
-        calls: dict[str, Any] = {name: self.timed(part, getattr(of, name)) for name, part in parts.items()}
-        return patch.multiple(of, **calls)
+        calls: dict[str, Any] = {name: self.timed(part, getattr(timed, name)) for name, part in parts.items()}
+        return patch.multiple(timed, **calls)
 
 
-class Driven:
+class TimedWithReplayedAcceptance:
     """A model of random weights that takes its time, in step with one that says what is accepted; or their sessions.
 
-    Drafts, tables and choices are those of `said`, whose forwards are not counted; every tree is verified by `shape`
+    Drafts, tables and choices are those of `replayed`, whose forwards are not counted; `shape` verifies every tree
     too. find: where the drafter learns, the search for the K likeliest of the shape's own vocabulary; else None.
     """
 
-    def __init__(self, said: Any, shape: Any, watch: Watch, find: Any) -> None:
-        self.said, self.shape, self.watch, self.find = said, shape, watch, find
+    def __init__(self, replayed: Any, shape: Any, timer: StepTimer, find: Any) -> None:
+        self.replayed = replayed
+        self.shape = shape
+        self.timer = timer
+        self.find = find
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.said, name)  # what does not take time: limits, the vocabulary, lengths
+        return getattr(self.replayed, name)  # what does not take time: limits, the vocabulary, lengths
 
-    def start(self, capacity: int) -> Driven:
+    def start(self, capacity: int) -> TimedWithReplayedAcceptance:
         """Both sessions."""
-        return Driven(self.said.start(capacity), self.shape.start(capacity), self.watch, self.find)
+        sessions = self.replayed.start(capacity), self.shape.start(capacity)
+        return TimedWithReplayedAcceptance(*sessions, self.timer, self.find)
 
     def prefill(self, prompt: Sequence[int], *reads: Any) -> torch.Tensor:
-        """Of both; the shape's prompt is read where the drafter reads it."""
+        """Prefill both; the shape's prompt is read where the drafter reads it."""
         read = (reads[0], lambda start, logits: self.find(logits)) if reads else ()
-        self.watch.timed("prefill", self.shape.prefill)(prompt, *read)
-        return self.said.prefill(prompt, *reads)
+        self.timer.timed("prefill", self.shape.prefill)(prompt, *read)
+        return self.replayed.prefill(prompt, *reads)
 
     def verify(self, tree: TokenTree) -> torch.Tensor:
         """The other model's logits."""
-        logits = self.watch.timed("verify", self.shape.verify)(tree)
+        logits = self.timer.timed("verify", self.shape.verify)(tree)
         if self.find:
-            self.watch.timed("observe", self.find)(logits)
-        return self.said.verify(tree)
+            self.timer.timed("observe", self.find)(logits)
+        return self.replayed.verify(tree)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of both."""
-        self.watch.timed("keep", self.shape.keep)(path)
-        self.said.keep(path)
+        """Keep the rows of a path in both."""
+        self.timer.timed("keep", self.shape.keep)(path)
+        self.replayed.keep(path)
 
 
-def answer(bench: Workbench, made: Made, request: Request, shape: CausalLM | None, find: Likeliest) -> dict[str, float]:
+def answer(
+    bench: Workbench, made: DrafterWithBudget, request: Request, shape: CausalLM | None, find: Likeliest
+) -> dict[str, float]:
     """prefill_s, decode_s, and of it verify_s and keep_s of the model, drafting_s of models inside the drafter,
     draft_s and observe_s of the drafter itself, choose_s, the rest; tokens, passes.
 
     shape: is driven; decode_s is then the sum of the parts.
     """
-    watch = Watch()
-    (drafter, budget) = made
-    lm = Driven(bench.lm, shape, watch, find if isinstance(drafter, Learning) else None) if shape else bench.lm
-    model = nullcontext() if shape else watch.on(Session, verify="verify", extend="extend", keep="keep")
-    with model, watch.on(drafter, propose="draft", observe="observe"):
-        found = bench.generate(
-            lm, drafter, request.ids, request.limit, budget=budget, choice=watch.choice, ends=request.ends
+    timer = StepTimer()
+    drafter, budget = made
+    lm: Any = bench.lm
+    if shape:
+        lm = TimedWithReplayedAcceptance(lm, shape, timer, find if isinstance(drafter, Learning) else None)
+    model = nullcontext() if shape else timer.on(Session, verify="verify", extend="extend", keep="keep")
+    with model, timer.on(drafter, propose="draft", observe="observe"):
+        generation = bench.generate(
+            lm, drafter, request.ids, request.limit, budget=budget, choice=timer.choice, eos_token_ids=request.ends
         )
     ended = perf_counter()
-    parts = {f"{part}_s": watch.seconds[part] for part in ("verify", "keep", "drafting", "draft", "observe")}
-    decode = sum(parts.values()) if shape else ended - watch.first
-    prefill = watch.seconds["prefill"] if shape else watch.first - watch.began
+    parts = {f"{part}_s": timer.seconds[part] for part in ("verify", "keep", "drafting", "draft", "observe")}
+    decode = sum(parts.values()) if shape else ended - timer.first
+    prefill = timer.seconds["prefill"] if shape else timer.first - timer.began
     times = {"prefill_s": prefill, "decode_s": decode, **parts, "choose_s": decode - sum(parts.values())}
-    return {**times, "tokens": len(found.tokens), "passes": len(found.steps)}
+    return {**times, "tokens": len(generation.tokens), "passes": len(generation.steps)}
 
 
 def whole(
-    bench: Workbench, asked: Sequence[Request], methods: Sequence[str], until: float, beside: Sequence[Curve] = (),
+    bench: Workbench, requests: Sequence[Request], methods: Sequence[str], until: float, beside: Sequence[Curve] = (),
     shape: str = "",
 ) -> pd.DataFrame:  # fmt: skip
     """Every request by every method, in an order that rotates; a row each, with the columns of `answer`.
@@ -233,19 +239,21 @@ def whole(
     driven = load(shape, "float32") if shape else None
     find = Likeliest(K)
     rows: list[dict[str, Any]] = []
-    made: dict[tuple[str, str], Made] = {}
-    for place, request in enumerate(sorted(asked, key=lambda one: one.prompt)):  # all tasks' first ones first
+    made: dict[tuple[str, str], DrafterWithBudget] = {}
+    for index, request in enumerate(
+        sorted(requests, key=lambda request: request.prompt)
+    ):  # all tasks' first ones first
         if time.monotonic() > until:
             break
         gc.collect()
-        turn = place % len(methods)
+        turn = index % len(methods)
         for name in [*methods[turn:], *methods[:turn]]:
             if (request.task, name) not in made:
                 made[request.task, name] = bench.make(name.removesuffix(AGAIN))
             keys = {"model": shape or bench.model, "method": name, "task": request.task, "request": request.prompt}
             rows.append(keys | answer(bench, made[request.task, name], request, driven, find))
-        for one in beside:
-            one.turn()
+        for curve in beside:
+            curve.turn()
     return pd.DataFrame(rows)
 
 
@@ -257,21 +265,21 @@ def parts(minutes: float, ends: float, shapes: Sequence[str]) -> Iterator[tuple[
     answers = load_record("diaa", "answers")
     benches = {model: Workbench(model) for model in (BASE, SMALL)}
     for model, share in ((BASE, 0.45), (SMALL, 0.2)):
-        asked = sample(benches[model], answers, number=PROMPTS)
+        requests = sample(benches[model], answers, number=PROMPTS)
         left_out = ("SWIFT",) if model == BASE else ("SWIFT", "SpS")
         methods = [*(name for name in MAIN if name not in left_out), PLAIN + AGAIN, DIAA + AGAIN]
         beside = of_model(benches[model].lm, model, "float32")
-        whole(benches[model], asked[:1], methods, ends)  # wakes everything up
+        whole(benches[model], requests[:1], methods, ends)  # wakes everything up
         until = min(ends, time.monotonic() + 60 * minutes * share)
-        yield "whole", whole(benches[model], asked, methods, until, beside)
-        yield "curves", pd.concat([one.table() for one in beside], ignore_index=True)
+        yield "whole", whole(benches[model], requests, methods, until, beside)
+        yield "curves", pd.concat([curve.table() for curve in beside], ignore_index=True)
     seconds = 1.5 * minutes
     for dtype, model in product(DTYPES[1:], benches):
         yield "curves", curves(model, dtype, seconds)
     yield "curves", curves(shapes[0], "float32", seconds)
-    asked = sample(benches[BASE], answers, number=2)
+    requests = sample(benches[BASE], answers, number=2)
     until = min(ends, time.monotonic() + 12 * minutes)
-    yield "whole", whole(benches[BASE], asked, DRIVEN, until, shape=shapes[0])
+    yield "whole", whole(benches[BASE], requests, DRIVEN, until, shape=shapes[0])
     for dtype, shape in list(product(DTYPES, shapes))[1:]:
         yield "curves", curves(shape, dtype, seconds)
 

@@ -41,7 +41,7 @@ POLICY_REPEATS = 15
 def again(
     pair: Mapping[str, models.Loaded],
     tasks: Sequence[Task],
-    hand_over: Callable[..., dict[int, quality.Said]] = migrated,
+    hand_over: Callable[..., dict[int, quality.Decoded]] = migrated,
 ) -> pd.DataFrame:
     """A row a task, direction and hand-over, in the record's columns. pair: label -> model, two of one vocabulary.
 

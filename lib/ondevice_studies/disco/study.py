@@ -5,16 +5,11 @@ Budgets are shares b of all input tokens. The same draws serve every policy, so 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,17 +110,10 @@ def reductions(table: pd.DataFrame, value: str, baseline: str = "Stoch", policy:
     return evidence.derived(100 * (1 - ratio), table)
 
 
-def tail_cells(table: pd.DataFrame, baseline: str = "Stoch") -> pd.DataFrame:
+def tail_cells(table: pd.DataFrame, baseline: str = "Stoch", policy: str = "DiSCo") -> pd.DataFrame:
     """Table 2: [cells, runs] P99 reductions in percent, averaged over the budgets, in the order of the paper's."""
-    found = reductions(table, "p99_s", baseline).groupby(CELL, sort=False).mean()
-    return evidence.derived(found.reindex(pd.MultiIndex.from_frame(paper_tail_table()[CELL])), table)
-
-
-def chosen(table: pd.DataFrame, **keys: Any) -> pd.DataFrame:
-    """The cells of a table [cells, runs] whose index levels have one of the values named."""
-    for level, wanted in keys.items():
-        table = evidence.derived(table[table.index.get_level_values(level).isin(np.atleast_1d(wanted))], table)
-    return table
+    cells = reductions(table, "p99_s", baseline, policy).groupby(CELL, sort=False).mean()
+    return evidence.derived(cells.reindex(pd.MultiIndex.from_frame(paper_tail_table()[CELL])), table)
 
 
 def paper_tail_table() -> pd.DataFrame:
@@ -240,40 +228,18 @@ def users(
     return born(pd.concat(rows, ignore_index=True), "simulated")
 
 
-def queued(
-    service: str, device: Device, budget: float, policies: Policies, gaps: Sequence[float], requests: int, seed: int
-) -> pd.DataFrame:
-    """Beside Figure 5: users as bursty, whose phone serves one request at a time. user, constrained, policy, mean_s."""
-    server = traces.measured(service)
-    rows = []
-    for user, gap in enumerate(gaps):
-        rng = np.random.default_rng([seed, user])
-        arrivals = np.cumsum(traces.arrival_gaps(user, gap, requests, rng))
-        pairs = joint(requests, rng)
-        decoding = np.minimum(128, pairs["answer"].to_numpy()) / device.decode_rate
-        prompt = pairs["prompt"].to_numpy()
-        seen = traces.ttft_like(service, requests, rng)
-        ttft = {"device": device.ttft(prompt), "server": seen}
-        for constrained in SIDES:
-            chosen = policies(constrained, server, device, budget)
-            for name in ("DiSCo", "Stoch"):
-                raced, _ = in_time(Fixed(chosen[name], seed), arrivals, prompt, ttft, decoding)
-                rows.append((user, constrained, name, raced.ttft.mean()))
-    return born(pd.DataFrame(rows, columns=["user", "constrained", "policy", "mean_s"]), "simulated")
-
-
 # Migration
 
 
-def savings(found: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estimate, Estimate]:
+def savings(bill: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estimate, Estimate]:
     """(largest saving in percent, share of service and device pairs that save over 5), intervals over requests."""
-    kept = np.flatnonzero(found.settings["constrained"].isin(SIDES if side is None else [side]))
-    pair = found.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
+    kept = np.flatnonzero(bill.settings["constrained"].isin(SIDES if side is None else [side]))
+    pair = bill.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
     starts = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
-    n = found.cost.shape[1]
+    n = bill.cost.shape[1]
 
     def greatest(rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        saved = found.saved(np.bincount(rows, minlength=n).astype(float))[kept]
+        saved = bill.saved(np.bincount(rows, minlength=n).astype(float))[kept]
         return np.maximum.reduceat(saved, starts)
 
     return (
@@ -282,16 +248,16 @@ def savings(found: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estim
     )
 
 
-def buffered(found: Bill, statistic: Any) -> pd.DataFrame:
+def buffered(bill: Bill, statistic: Any) -> pd.DataFrame:
     """[cells, runs] of Table 3: a statistic of the unread tokens as the target is asked, by service and constraint."""
-    by = found.streams.groupby(["service", "constrained", "run"])["buffered"].agg(statistic).unstack("run")
-    return evidence.derived(by.dropna(), found.streams)
+    by = bill.streams.groupby(["service", "constrained", "run"])["buffered"].agg(statistic).unstack("run")
+    return evidence.derived(by.dropna(), bill.streams)
 
 
-def stalled(found: Bill, side: Side) -> Estimate:
+def stalled(bill: Bill, side: Side) -> Estimate:
     """Share of the streams whose target was asked that have a gap beyond the pace by more than STALL."""
-    rows = found.streams[found.streams["constrained"] == side]
-    return evidence.share(int(rows["stalled"].sum()), len(rows), found.streams)
+    rows = bill.streams[bill.streams["constrained"] == side]
+    return evidence.share(int(rows["stalled"].sum()), len(rows), bill.streams)
 
 
 @dataclass(frozen=True)
@@ -384,12 +350,12 @@ def bill(
                 without[rows] += answer[rows] * (source.decode - target.decode)
                 if len(rows):
                     found = stream(rule, _taken_over(all_of, raced, device, side, rows, slower), overlap=overlap)
-                    twice = np.where(found.asked > 0, prompt[rows] + found.asked, 0) * (
+                    twice = np.where(found.handover_at > 0, prompt[rows] + found.handover_at, 0) * (
                         0 if generous else target.prefill
                     )
                     decoded = found.source_tokens * source.decode + found.target_tokens * target.decode
                     cost[rows] += decoded + twice - answer[rows] * target.decode
-                    run = rows[found.asked > 0] * 10 // count
+                    run = rows[found.handover_at > 0] * 10 // count
                     seen.append(_seen(found, rule).assign(service=service, constrained=side, run=run))
                 settings.append((service, device.name, side, b))
                 costed.append((cost, without))
@@ -419,54 +385,12 @@ def _taken_over(
 
 def _seen(found: Streams, rule: Migration) -> pd.DataFrame:
     """What the readers of streams see for which the target was asked."""
-    rows = found.asked > 0
+    rows = found.handover_at > 0
     longest = np.nan_to_num(np.diff(found.delivered[rows], axis=1)).max(axis=1, initial=0)
     return pd.DataFrame({
-        "asked": found.asked[rows], "buffered": found.unread[rows], "migrated": found.migrated[rows],
+        "asked": found.handover_at[rows], "buffered": found.unread[rows], "migrated": found.migrated[rows],
         "stalled": longest > 1 / rule.pace + STALL, "longest_gap_s": longest,
     })  # fmt: skip
-
-
-# The router
-
-
-def routed(folder: Path) -> list[tuple[float, str]]:
-    """(seconds, line) of one answer's event stream, from the router's own command before two that replay.
-
-    A server answers at once and a phone is cheaper: the reader, of 20 tokens/s, is handed over. folder: for the files.
-    """
-    programs = []
-
-    def program(*arguments: str) -> str:
-        command = [sys.executable, "-m", "ondevice_programs.router", *arguments, "--port", "0"]
-        programs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
-        assert programs[-1].stdout is not None
-        return programs[-1].stdout.readline().split()[-1]
-
-    def deployment(side: Side, price: float, *timing: str) -> dict[str, Any]:
-        asked = {"model": "openai/replay", "api_base": program("replay", *timing), "output_cost_per_token": price}
-        return {"model_name": "assistant", "litellm_params": asked, "model_info": {"side": side, "can_continue": True}}
-
-    try:
-        settings = {"constrained": "server", "pace": 20, "state": f"{folder}/state.json"}
-        models = [
-            deployment("device", 0.0, "--ttft", "0.3", "--tbt", "0.05"),
-            deployment("server", 1e-6, "--ttft", "0.2", "--tbt", "0.01"),
-        ]
-        config = Path(folder, "config.yaml")
-        config.write_text(json.dumps({"model_list": models, "router_settings": settings}))  # JSON is YAML
-        address = program("serve", "--config", str(config))
-        asked = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True, "max_tokens": 60}
-        request = urllib.request.Request(
-            f"{address}/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
-        )
-        start = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return [(time.perf_counter() - start, line.decode().strip()) for line in answer if line.strip()]
-    finally:
-        for one in programs:
-            one.terminate()
-            one.communicate()
 
 
 # The scheduler's time
@@ -483,7 +407,9 @@ def policy_times(sizes: Sequence[int], repeats: int, seed: int) -> pd.DataFrame:
         rng = np.random.default_rng(seed)
         tokens = np.maximum(1, np.round(rng.lognormal(2.74, 0.55, n))).astype(np.int64)
         seconds = rng.lognormal(-0.86, 0.28, n)
-        lengths, server, device = Lengths.of(tokens), Latency.of(seconds), DEVICES["Pixel 7 Pro, Bloom-560M"]
+        lengths = Lengths.from_tokens(tokens)
+        server = Latency.from_seconds(seconds)
+        device = DEVICES["Pixel 7 Pro, Bloom-560M"]
         makers: dict[tuple[str, str], Callable[[], object]] = {
             ("DiSCo-S", "raw lists"): partial(_from_lists, dispatch.server_constrained, tokens),
             ("DiSCo-S", "kept histogram"): partial(dispatch.server_constrained, lengths, 0.5),
@@ -513,60 +439,11 @@ def medians(times: pd.DataFrame) -> pd.DataFrame:
 
 def _from_lists(make: Callable[..., DispatchPolicy], tokens: Any, seconds: Any = None) -> DispatchPolicy:
     if seconds is None:
-        return make(Lengths.of(tokens), 0.5)
-    return make(Lengths.of(tokens), Latency.of(seconds), 0.5, ALPHA)
+        return make(Lengths.from_tokens(tokens), 0.5)
+    return make(Lengths.from_tokens(tokens), Latency.from_seconds(seconds), 0.5, ALPHA)
 
 
 # Beyond the paper
-
-
-def plane(
-    service: str, device: Device, lengths: Lengths, budget: float, alphas: Sequence[float], optimum: Any, disco_d: Any,
-    expected: Any,
-) -> pd.DataFrame:  # fmt: skip
-    """Device-constrained policies at one budget in the plane of mean and P99: service, policy, label, mean_s, p99_s."""
-    server = traces.server(service)
-    made = [
-        ("server only", "", dispatch.server_only(lengths)),
-        ("Stoch-D", "", dispatch.stochastic(lengths, "device", budget)),
-        ("race-D", "", dispatch.random_race(lengths, "device", budget)),
-        *(("DiSCo-D", f"{alpha:.2g}", disco_d(lengths, server, budget, alpha)) for alpha in alphas),
-        ("P99-optimal", "", optimal.deadline_optimal(lengths, server, device, budget)[0]),
-        ("mean-optimal", "", optimum(lengths, server, device, budget)),
-    ]
-    rows = [(service, name, label, *_plane(expected(policy, lengths, server, device))) for name, label, policy in made]
-    rows.append((service, "clairvoyant", "", optimal.clairvoyant_mean(lengths, server, device, budget), np.nan))
-    return born(pd.DataFrame(rows, columns=["service", "policy", "label", "mean_s", "p99_s"]), "simulated")
-
-
-def _plane(outcome: Any) -> tuple[float, float]:
-    return outcome.mean, outcome.p99
-
-
-def held_out(
-    services: Iterable[str], device: Device, lengths: Lengths, budget: float, splits: int, seed: int,
-    makers: Mapping[str, Callable[[Latency], DispatchPolicy]], expected: Any,
-) -> pd.DataFrame:  # fmt: skip
-    """Policies computed on one half of a trace and judged on the other, both ways round, over random halves.
-
-    Columns: service, policy, in_sample_s and held_out_s (mean TTFT), and the mean, least and greatest held-out use.
-    """
-    rows = []
-    for service in services:
-        samples = traces.server(service).samples
-        for split in range(splits):
-            order = np.random.default_rng([seed, split]).permutation(len(samples))
-            halves = [Latency.of(samples[part]) for part in np.array_split(order, 2)]
-            for seen, unseen in (halves, halves[::-1]):
-                for name, make in makers.items():
-                    inside, outside = (expected(make(seen), lengths, s, device) for s in (seen, unseen))
-                    rows.append((service, name, inside.mean, outside.mean, outside.use))
-    table = pd.DataFrame(rows, columns=["service", "policy", "in_sample_s", "held_out_s", "use"])
-    found = table.groupby(["service", "policy"], sort=False).agg(
-        in_sample_s=("in_sample_s", "mean"), held_out_s=("held_out_s", "mean"), use_mean=("use", "mean"),
-        use_least=("use", "min"), use_greatest=("use", "max"),
-    )  # fmt: skip
-    return born(found.reset_index(), "simulated")
 
 
 def learned(

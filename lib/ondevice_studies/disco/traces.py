@@ -40,7 +40,7 @@ def measured(series: str, metric: str = "ttft_s") -> Latency:
     found = rows.loc[(rows["series"] == series) & (rows["metric"] == metric), "seconds"]
     if found.empty:
         raise ValueError(f"No series {series!r} with metric {metric!r}; there are {', '.join(series_names())}.")
-    return Latency.of(found.to_numpy())
+    return Latency.from_seconds(found.to_numpy())
 
 
 def inferred(service: str, size: int = 1000) -> Latency:
@@ -59,7 +59,7 @@ def inferred(service: str, size: int = 1000) -> Latency:
         start = row.implied_logn_mu + row.implied_logn_sigma * stats.norm.ppf(_TAIL_FROM)
         slope = (np.log(row.implied_tm_s) - start) / (0.99 - _TAIL_FROM)
         log_ttft = np.where(levels > _TAIL_FROM, start + slope * (levels - _TAIL_FROM), log_ttft)
-    return Latency.of(np.exp(log_ttft))
+    return Latency.from_seconds(np.exp(log_ttft))
 
 
 def server(name: str) -> Latency:

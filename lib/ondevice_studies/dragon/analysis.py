@@ -33,7 +33,7 @@ from ondevice_studies.dragon.simulator import (
     simulate,
 )
 
-EXAMPLE = Costs(**printed.EXAMPLE)
+EXAMPLE = Costs(**printed.example())
 PAIRS = ((0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8))  # (α^l, α^r) of Figure 3; the paper does not state its own
 
 

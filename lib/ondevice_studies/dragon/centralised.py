@@ -1,10 +1,13 @@
-"""Centralised RAG on the device with the cloud's documents: as text (DRCG/Text), or with their rows (DRCG/KV).
+"""The device's half of two live baselines: centralised RAG with the cloud's documents, as text or with their rows.
 
-Texts are put together in one prompt, best first, as the paper's baselines do (section 2). Rows serve output aggregation
-alone, each document in a prompt of its own: keys and values depend on all that stands before them, so those of two
-documents that were computed apart are not those of the two in one prompt.
+The cloud's half is `ondevice_programs.pair.fetch`; a cloud gives its documents only where it was told to.
 
-Of the device's, the query alone goes to the cloud. The cloud's documents come to the device, as ids where not as text.
+DRCG/Text fetches texts and puts all documents together in one prompt, best first, as the paper's baselines do (section
+2). DRCG/KV fetches ids with their rows, the keys and values of each layer. Rows serve output aggregation alone, each
+document in a prompt of its own: keys and values depend on all that stands before them, so those of two documents that
+were computed apart are not those of the two in one prompt.
+
+The query is all that the device sends. The cloud's documents come to it, as ids where not as text.
 """
 
 from __future__ import annotations
@@ -79,7 +82,10 @@ async def _generated(device: Device, query: str, asked: Asked | None, what: Lite
 
 async def fetched(asking: Asking, what: Literal["text", "rows"]) -> Documents:
     """The cloud's k best, as text or with their rows; one round trip on the connection that is kept."""
-    begin, node, taken, data = asking.begin, asking.node, Documents([], [], {}), bytearray()
+    begin = asking.begin
+    node = asking.node
+    taken = Documents([], [], {})
+    data = bytearray()
     if asking.link is None:
         raise ValueError("This baseline needs a cloud, and the device has none.")
     if begin.k > messages.MOST:
@@ -110,7 +116,7 @@ async def fetched(asking: Asking, what: Literal["text", "rows"]) -> Documents:
 
 
 def _best(node: Node, begin: Begin) -> Documents:
-    """The device's own."""
+    """The device's own k best documents."""
     texts, scores = node.documents.best(begin.query, begin.k)
     return Documents(node.prefixes(texts), scores)
 
@@ -133,8 +139,8 @@ def _of_texts(asking: Asking, own: Documents, theirs: Documents) -> Decoder:
     room = node.lm.context - query - (begin.limit - 1)  # the last token is not given to the model any more
     if room < 1:
         raise ValueError(
-            f"A query of {query} tokens and an answer of {begin.limit} leave no room for documents in the context of "
-            f"{node.lm.context}."
+            f"A query of {query} tokens and an answer of {begin.limit} leave no room for documents in the "
+            f"context of {node.lm.context}."
         )
     prompt = in_one_context(own.prefixes + theirs.prefixes, own.scores + theirs.scores, node.tokenizer.bos_token_id)
     return node.decoder_of([prompt[:room]], [0.0], begin.query, begin.temperature)

@@ -73,18 +73,18 @@ def sequence_wise(read: Read, documents: slice, temperature: float) -> float:
     return -float(logsumexp(weights + read.log_probs[1:][documents].sum(axis=1)))
 
 
-def told(read: Read, documents: slice, temperature: float, cap: int) -> Floats:
+def mixture_after_codec(read: Read, documents: slice, temperature: float, cap: int) -> Floats:
     """[n, V] what the other side takes for this side's mixture: `cap` bytes, and its own prior for what they lack."""
     weights = np.exp(document_weights(read.scores[documents], temperature))
     mixed = np.tensordot(weights, read.whole[1:][documents].astype(float), axes=1)
-    both = zip(mixed / mixed.sum(-1, keepdims=True), _normal(read.whole[0]), strict=True)
+    both = zip(mixed / mixed.sum(-1, keepdims=True), normalised(read.whole[0]), strict=True)
     return np.stack([codec.filled(codec.encode(p, cap, prior), prior) for p, prior in both])
 
 
 def live(read: Read, count: int, temperature: float, cap: int = codec.CAP) -> float:
     """DRAGON as it runs (Eq. 4): the cloud has the first half of the documents, the device the second."""
     halves = slice(count // 2), slice(count // 2, count)
-    p_cloud, p_device = (told(read, half, temperature, cap) for half in halves)
+    p_cloud, p_device = (mixture_after_codec(read, half, temperature, cap) for half in halves)
     heights = [log_weight(read.scores[half], temperature) for half in halves]
     pairs = zip(p_cloud, p_device, read.tokens, strict=True)
     return -float(sum(np.log(target(cloud, device, *heights)[token]) for cloud, device, token in pairs))
@@ -197,5 +197,6 @@ def read_window(model: PreTrainedModel, fronts: Fronts, one: Retrieved) -> Read:
     return Read(log_probs, found.exp().numpy(), np.array(scored), one.scores, np.array(lengths) + n)
 
 
-def _normal(p: np.ndarray) -> Floats:
+def normalised(p: np.ndarray) -> Floats:
+    """[.., V] float32 probabilities whose sums are 1 in float64."""
     return p.astype(float) / p.astype(float).sum(-1, keepdims=True)

@@ -202,7 +202,7 @@ def from_distributions(cap: int) -> Evidence:
 
     def evidence(log_probs: Singles, seen: Transcript) -> Floats:
         total = np.zeros(len(log_probs))
-        for position, kept in enumerate(_received(seen, cap)):
+        for position, kept in enumerate(received_distributions(seen, cap)):
             total += log_probs[:, position, kept.ids].astype(float) @ (kept.weights / kept.weights.sum())
         return total
 
@@ -210,7 +210,7 @@ def from_distributions(cap: int) -> Evidence:
 
 
 @lru_cache(8)
-def _received(seen: Transcript, cap: int) -> list[codec.Kept]:
+def received_distributions(seen: Transcript, cap: int) -> list[codec.Kept]:
     """[n] what the cloud reads of each of the device's distributions."""
     vocabulary = seen.prior.shape[1]
     sent = (codec.encode(p, cap, prior) for p, prior in zip(seen.p_device, seen.prior, strict=True))

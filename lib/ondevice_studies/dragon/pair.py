@@ -28,14 +28,14 @@ from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import TEMPLATE, Node
-from ondevice_studies.dragon import centralised
+from ondevice_studies.dragon import centralised, printed
 from ondevice_studies.dragon.world import World
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 TEXT, ROWS, ON_CLOUD, AS_MANY = "DRCG/Text", "DRCG/KV", "CRCG/Cloud", "CRCG/Device, as many documents"
 FETCHED = "documents fetched as text"  # and no answer
-BASE = 0.002
-BASE_JITTER = 0.006  # seconds, of the paper's network without added delay (section 7.2)
+BASE = 0.002  # seconds of the paper's network without added delay (section 7.2)
+BASE_JITTER = 0.006  # seconds on top of it at most
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
 GREEDY = Asked(temperature=0.0, lookahead=32, limit=20)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
 Method = Callable[[Device, str], Answer]
@@ -51,10 +51,9 @@ class Paces:
     cloud_prefill: float = 0.0
 
 
-# The paper's device and cloud with OPT-1.3B: CRCG in Figure 7; of the first token, the device's with stored documents
-# and the cloud's from text, in Figure 8.
-PAPER_PACES = Paces(0.131663, 0.008417)
-PAPER_FIRST = Paces(0.131663, 0.008417, 1.2042, 0.06)
+# The paper's device and cloud with OPT-1.3B, by their time per token, and also by that to the first one.
+PAPER_PACES = Paces(*printed.alone()[:2])
+PAPER_FIRST = Paces(*printed.alone())
 
 
 def alone(device: Device, query: str, asked: Asked = GREEDY) -> Answer:
@@ -155,7 +154,8 @@ def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
     command = [
         sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends",
         "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"),
-        "--index", str(folder / "index"), "--pace-ms", str(1000 * paces.cloud), "--prefill-ms", str(1000 * paces.cloud_prefill),
+        "--index", str(folder / "index"), "--pace-ms", str(1000 * paces.cloud),
+        "--prefill-ms", str(1000 * paces.cloud_prefill),
         "--gives-documents",
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,8 +1,8 @@
 """The paper's numbers, and those of the authors' result files, under our names; and what they say of each other.
 
-Nothing here is measured by us: values are quoted, or analytic, computed from quoted ones. Times are in milliseconds in
-Figures 7 and 8, else in seconds. The files are data/paper/dragon/*.csv; the column `source` of each says which numbers
-are of the paper's figures and text, and which only of the result files that its authors published.
+Nothing here is measured by us: values are quoted, or analytic, computed from quoted ones. Times are in seconds. The
+files are data/paper/dragon/*.csv; the column `source` of each says which numbers are of the paper's figures and text,
+and which only of the result files that its authors published.
 """
 
 from __future__ import annotations
@@ -18,43 +18,31 @@ from ondevice_studies.dragon.simulator import Bools, replayed
 
 QWEN = "Qwen2.5-1.5B"
 OPT = "OPT-1.3B"
-TW = "DRDG/TW"
-SW = "DRDG/SW"
 # The recordings of device paces whose sums are the least totals of Figure 9, by the figure's model. Both are of one
 # prompt length and pace: the one drawn as OPT's is no recording of OPT, which takes half as long in Figure 7.
 RECORDINGS = {QWEN: "Latency-20250330144956", OPT: "Latency-20250326224732"}
-CASE_PACES = RECORDINGS[OPT]
-CASE_ACCEPTANCE = "Latency-20250330174023"  # of Figure 10
-RATES = (0.49, 0.99)  # of a side in Figure 9: each sequence draws one for the device and one for the cloud
-EXAMPLE = dict(decode_local=2.0, decode_remote=1.0, send_local=1.5, send_remote=1.8)  # Figure 4, device local, seconds
-KV_SHAPES = {OPT: (24, 32, 64), QWEN: (28, 2, 128)}  # layers, heads of the keys, their size, by the models' configs
+CASE_PACES = RECORDINGS[OPT]  # of Figure 10
+CASE_ACCEPTANCE = "Latency-20250330174023"  # and its decisions, of another run
 
 
 # Figures
 
 
-def perplexity() -> pd.DataFrame:
-    """Figure 6: method, documents (of both sides), perplexity, model, corpus."""
-    table = _table("fig_06_perplexity").rename(columns={"dataset": "corpus", "n_docs_total_both_sides": "documents"})
-    return table[["method", "documents", "perplexity", "model", "corpus"]]
+def example() -> dict[str, float]:
+    """Figure 4's costs in seconds, by the names of `cost.Costs`, device local."""
+    table = _table("fig_04_example")
+    return dict(zip(table["quantity"], table["value"], strict=True))
 
 
-def per_token() -> pd.DataFrame:
-    """Figure 7: method, delay_ms, per_token_ms, model. CRCG has no delay in it: one row, at 0."""
-    names = {"extra_network_latency_ms": "delay_ms", "latency_ms_per_token": "per_token_ms"}
-    return _table("fig_07_per_token_latency").rename(columns=names)[["method", "delay_ms", "per_token_ms", "model"]]
+def alone(model: str = OPT) -> tuple[float, ...]:
+    """Seconds per token of the device and of the cloud alone (Figure 7), and until the first one (Figure 8).
 
-
-def ttft() -> pd.DataFrame:
-    """Figure 8: method, delay_ms, ttft_ms, model. The authors put most of these together from parts."""
-    table = _table("fig_08_ttft").rename(columns={"extra_network_latency_ms": "delay_ms"})
-    return table.assign(ttft_ms=1e3 * table["ttft_s"])[["method", "delay_ms", "ttft_ms", "model"]]
-
-
-def scheduling() -> pd.DataFrame:
-    """Figure 9, of 50 sequences of 99 tokens: model, strategy, delay_ms (one way), total_s."""
-    names = {"extra_latency_ms_one_way": "delay_ms", "total_time_s_mean_for_99_tokens": "total_s"}
-    return _table("fig_09_scheduling").rename(columns=names)[["model", "strategy", "delay_ms", "total_s"]]
+    Of the first token, the device's is with stored documents and the cloud's from text. No delay is added.
+    """
+    sides = ["CRCG/Device", "CRCG/Cloud"]
+    both = [_table(stem).query(f"model == {model!r} and extra_network_latency_ms == 0").set_index("method")
+            for stem in ("fig_07_per_token_latency", "fig_08_ttft")]  # fmt: skip
+    return *both[0].loc[sides, "latency_ms_per_token"] / 1000, *both[1].loc[sides, "ttft_s"]
 
 
 def waiting_formulas() -> pd.DataFrame:
@@ -76,7 +64,7 @@ def drawn_rates(model: str = QWEN) -> NDArray[np.float64]:
     totals = table[["cloud_total_s", "device_total_s"]].to_numpy()
     ordered = np.sort(totals, axis=0)
     last_fast = ordered[np.diff(ordered, axis=0).argmax(0), range(2)]
-    return np.where(totals > last_fast, *RATES)
+    return np.where(totals > last_fast, *_table("fig_09_acceptance_rates")["acceptance_rate"])
 
 
 # Recordings
@@ -120,9 +108,11 @@ def kv_megabytes(model: str, tokens: int = 128, width: int = 4) -> float:
     50.3 and 7.3 for two documents of 64 tokens in fp32, where the paper says 114 and 16. Raises ValueError on a model
     that is not the paper's.
     """
-    if model not in KV_SHAPES:
-        raise ValueError(f"The paper's models are {' and '.join(KV_SHAPES)}, not {model!r}.")
-    return 2 * float(np.prod(KV_SHAPES[model])) * tokens * width / 1e6
+    table = _table("model_shapes")
+    shapes = dict(zip(table["model"], table[["layers", "key_value_heads", "head_size"]].to_numpy(), strict=True))
+    if model not in shapes:
+        raise ValueError(f"The paper's models are {' and '.join(shapes)}, not {model!r}.")
+    return 2 * float(np.prod(shapes[model])) * tokens * width / 1e6
 
 
 def _table(stem: str) -> pd.DataFrame:

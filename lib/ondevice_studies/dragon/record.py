@@ -87,8 +87,8 @@ def answered(
 # Figure 6: windows
 
 PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
-WINDOWS = 48
-HELD_OUT = 32  # of the test and the validation split
+WINDOWS = 48  # of the test split
+HELD_OUT = 32  # of the validation split
 FOUND = 16  # passages of a window
 
 
@@ -103,7 +103,7 @@ def retrieved(split: str, count: int) -> list[Retrieved]:
 def found_rows(split: str, number: int, one: Retrieved) -> list[dict[str, Any]]:
     """A window and its passages, by which `window_again` makes it without the index."""
     return [{"split": split, "window": number, "name": one.window.name, "start": one.window.start, "rank": rank,
-             "title": passage.title, "place": passage.place, "score": float(scored)}
+             "title": passage.title, "place": passage.index, "score": float(scored)}
             for rank, (passage, scored) in enumerate(zip(one.passages, one.scores, strict=True))]  # fmt: skip
 
 

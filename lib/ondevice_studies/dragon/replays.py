@@ -37,8 +37,8 @@ from ondevice_studies.dragon.world import placed
 
 TOKENS, SEQUENCES, LOOKAHEAD = 99, 50, 10
 DELAYS = (0.0, 100.0, 200.0, 300.0, 400.0)  # ms, one way, in both directions
-BASE = 0.002
-SPREAD = 0.006  # seconds: of every message, and uniformly on top (the paper's base latency and jitter)
+BASE = 0.002  # seconds of every message: the paper's base latency
+SPREAD = 0.006  # seconds on top, uniformly: its jitter
 PERIOD, CASE_PERIOD = 20 * math.pi, 10 * math.pi  # seconds, of the sinusoid; Figure 10's is half as long
 CASE_DELAY, CASE_TOKENS, CASE_LOOKAHEAD = 500.0, 15, 5
 SWAPPING = ((0.97, 0.4), (0.4, 0.97))  # acceptance (device, cloud) that changes places
@@ -165,7 +165,6 @@ class Snapshot(NamedTuple):
     """events: of `timeline`. decisions: position, time_s, side (that aggregated), delta_z_s, moved, device, cloud.
 
     device, cloud: running acceptance. delays: time_s, one_way_s of a message sent then, without the uniform part.
-    In a case study each has a column `case` in front.
     """
 
     events: pd.DataFrame
@@ -205,12 +204,3 @@ def snapshot(decisions: Bools, seed: int = 0) -> Snapshot:
     times = np.linspace(0, run.total, 200)
     delays = pd.DataFrame({"time_s": times, "one_way_s": [way.arrival(t) - t for t in times]})
     return Snapshot(events, table[["position", "time_s", *table.columns.drop(["position", "time_s"])]], delays)
-
-
-def case_study(tokens: int = CASE_TOKENS, seed: int = 0) -> Snapshot:
-    """Figure 10 in two cases: `recorded` decisions, and these `exchanged` between the sides, as the paper has them."""
-    flags = printed.acceptance_traces()[printed.CASE_ACCEPTANCE][:tokens]
-    cases = {"recorded": snapshot(flags, seed), "exchanged": snapshot(flags[:, ::-1], seed)}
-    each = [tuple(table.assign(case=case) for table in found) for case, found in cases.items()]
-    tables = [pd.concat(pair, ignore_index=True) for pair in zip(*each, strict=True)]
-    return Snapshot(*(table[["case", *table.columns.drop("case")]] for table in tables))

@@ -164,8 +164,8 @@ class _Simulation:
         self.paces = world.paces()
         self.lines = Line(world.up, seed, "up"), Line(world.down, seed, "down")
         self.sides = [
-            Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator, limit=len(accepted),
-                 lookahead=world.lookahead, scheduler=schedulers[side], rules=rules)
+            Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator,
+                 max_new_tokens=len(accepted), lookahead=world.lookahead, scheduler=schedulers[side], rules=rules)
             for side in (DEVICE, CLOUD)
         ]  # fmt: skip
         self.events: list[tuple[float, int, int, Decode | Message]] = []
@@ -274,17 +274,17 @@ def oracle(world: World, aggregator: int = DEVICE) -> Oracle:
     fronts = [front, []] if aggregator == DEVICE else [[], front]
     for i in range(1, len(flags)):
         paces = after[i]
-        found: list[list[State]] = [[], []]
+        reached: list[list[State]] = [[], []]
         for side in (DEVICE, CLOUD):
             for state in fronts[side]:
-                found[side].append(decided_on(state, side, ways, flags[i], paces))
+                reached[side].append(decided_on(state, side, ways, flags[i], paces))
                 moved = state._replace(decided=ways[side](state.decided), trail=(i - 1, state.trail))
-                found[1 - side].append(decided_on(moved, 1 - side, ways, flags[i], paces))
-        fronts = [undominated(states) for states in found]
+                reached[1 - side].append(decided_on(moved, 1 - side, ways, flags[i], paces))
+        fronts = [undominated(states) for states in reached]
     ends = [(state.decided, state.trail) for state in fronts[DEVICE]]
     ends += [(ways[CLOUD](state.decided), state.trail) for state in fronts[CLOUD]]
     total, trail = min(ends, key=lambda end: end[0])
-    return Oracle(total, list(_walk(trail))[::-1])
+    return Oracle(total, list(moves_of(trail))[::-1])
 
 
 def decided_on(
@@ -293,9 +293,9 @@ def decided_on(
     """The next token is decided on a side, as soon as it can be; paces: of the token after it."""
     drafted = [state.device, state.cloud]
     now = max(state.decided, drafted[side], ways[1 - side](drafted[1 - side]))
-    known = (now, ways[DEVICE](now)) if side == DEVICE else (ways[CLOUD](now), now)
+    heard = (now, ways[DEVICE](now)) if side == DEVICE else (ways[CLOUD](now), now)
     # the decode after an accepted draft began with that draft, the one after a rejected one begins with the news
-    device, cloud = ((drafted[s] if flags[s] else known[s]) + paces[s] for s in (DEVICE, CLOUD))
+    device, cloud = ((drafted[s] if flags[s] else heard[s]) + paces[s] for s in (DEVICE, CLOUD))
     return State(now, device, cloud, state.trail)
 
 
@@ -308,7 +308,8 @@ def undominated(states: Iterable[State]) -> list[State]:
     return kept
 
 
-def _walk(trail: tuple | None) -> Iterable[int]:
+def moves_of(trail: tuple | None) -> Iterable[int]:
+    """The positions of a state's trail, last first."""
     while trail is not None:
         position, trail = trail
         yield position

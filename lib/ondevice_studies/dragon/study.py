@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ondevice.evidence import Estimate, born, derived
+from ondevice.evidence import born, derived
 from ondevice.evidence.resampling import Resampled, resample
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.cost import Costs, aggregation_times, latency_per_token
@@ -33,16 +33,6 @@ ACCEPTED = {"device": "bd", "cloud": "bc"}  # letters of `decided` with an accep
 def part(sample: Resampled, name: str, task: str = MIX) -> Draws:
     """[1 + DRAWS] of one name: a task's, or the mean of all."""
     return sample[name].mean(axis=1) if task == MIX else sample[name][:, list(sample.tasks).index(task)]
-
-
-def ends(one: Estimate) -> tuple[float, float, float]:
-    """value, low, high"""
-    return one.value, one.low, one.high
-
-
-def told(one: Estimate, digits: int = 2) -> str:
-    """value [low, high]"""
-    return f"{one.value:.{digits}f} [{one.low:.{digits}f}, {one.high:.{digits}f}]"
 
 
 # What validation chooses
@@ -117,9 +107,10 @@ def curves(table: Resampled) -> pd.DataFrame:
         for place, model in enumerate(table.tasks if " at " not in name else ()):
             own = table[name][:, place]
             against = table[ours][:, place] if ours in table.names else np.zeros_like(own)
-            one = table.estimate(own - against)
+            difference = table.estimate(own - against)
             base = float(against[0])
-            rows.append((model, method, int(documents), *(end + base for end in ends(one))))
+            curve = (number + base for number in (difference.value, *difference.interval))
+            rows.append((model, method, int(documents), *curve))
     columns = ["model", "method", "documents", "perplexity", "low", "high"]
     return derived(pd.DataFrame(rows, columns=columns), table.kind)
 
@@ -152,13 +143,6 @@ def per_token(table: pd.DataFrame, pace: str, column: str = "total_ms", seed: in
 def first_token(table: pd.DataFrame, pace: str, seed: int = 0) -> Resampled:
     """Milliseconds to the first token, by holder."""
     return resample(derived(table[table["pace"] == pace], table), "ttft_ms", seed)
-
-
-def by_delay(sample: Resampled, column: str) -> pd.DataFrame:
-    """method, delay_ms, task, `column`, low, high; the task `average` is the whole mix."""
-    table = sample.table(column).replace({"task": {"average": MIX}})
-    split = table["name"].str.rpartition(" ")
-    return derived(table.assign(method=split[0], delay_ms=split[2].astype(float)).drop(columns="name"), sample.kind)
 
 
 def decisions(row: Any) -> NDArray[np.bool_]:
@@ -238,21 +222,6 @@ def simulated(row: Any, lookahead: int, seeds: int = 3, rules: Rules | None = No
     world = World(decisions(row), paces[:, 0], paces[:, 1], up, down, lookahead=lookahead)
     runs = [simulate(world, seed=seed, rules=rules) for seed in range(seeds)]
     return 1000 * float(np.mean([(run.seen[-1] - first) / max(1, len(run.seen) - 1) for run in runs]))
-
-
-def simulator_and_live(table: pd.DataFrame, every: int = 1, rules: Rules | None = None) -> pd.DataFrame:
-    """pace, method, delay_ms, holder, question, measured_ms, simulated_ms a token, of DRAGON's and TW's answers.
-
-    every: n for each nth answer alone.
-    """
-    ours = table[table["method"].str.startswith((f"{DRAGON} ", TW)) & ~table["method"].str.contains("again")]
-    ours = ours[(ours["tokens"] > 2) & ~ours["alone"] & (ours["decided"].str.len() == ours["tokens"])].iloc[::every]
-    ahead = np.where(ours["method"].str.startswith(TW), 1, pair.GREEDY.lookahead)
-    found = [simulated(row, int(most), rules=rules) for row, most in zip(ours.itertuples(), ahead, strict=True)]
-    both = ours.assign(simulated_ms=found, measured_ms=ours["total_ms"] / ours["steps"])
-    both["method"] = ours["method"].str.rpartition(" ")[0]
-    columns = ["pace", "method", "delay_ms", "holder", "question", "measured_ms", "simulated_ms"]
-    return derived(both[columns], table, "simulated")
 
 
 # Answers, acceptance, the attack, schedules

@@ -89,7 +89,7 @@ def answerable(set_: str, split: str) -> Iterator[Asked]:
     """
     documents = corpus.documents(split)
     module_of = modules_of_all()
-    collection = Collection.of(documents, corpus.tokenizer())
+    collection = Collection.from_documents(documents, corpus.tokenizer())
     tasks = sorted(corpus.tasks(documents, ["rag"]), key=lambda task: pick(task.name, "grating rag", 2**62))
     queries = [Query("parameter", task.turns[-1][0], task.name, task.answer)
                for task in tasks if held_out(module_of[task.name])]  # fmt: skip
@@ -122,7 +122,7 @@ def held(set_: str, split: str) -> Iterator[Asked]:
     documents = corpus.documents(split)
     sizes = tokenizer([document.docstring for document in documents], verbose=False)["input_ids"]
     long = [one for one, ids in zip(documents, sizes, strict=True) if LONGER < len(ids) <= LONGEST]
-    collection = Collection.of(long, tokenizer)
+    collection = Collection.from_documents(long, tokenizer)
 
     def order(query: Query) -> int:
         return pick(f"{query.name} {query.text}", "grating context", 2**62)

@@ -133,6 +133,15 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     ]
 
 
+def shipped(table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """The record `probes` as rerankers load it: weights [L - 1, d] and intercepts [L - 1] of each model."""
+    arrays: dict[str, np.ndarray] = {}
+    for model, rows in table.sort_values("layer").groupby("model"):
+        arrays[f"{model}.weights"] = np.stack(rows["weights"].to_list())
+        arrays[f"{model}.intercepts"] = rows["intercept"].to_numpy(np.float32)
+    return arrays
+
+
 # Pruning, from the scores
 
 
@@ -399,6 +408,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         recorders = [recorder(one) for one in made]
         make(*recorders)
         print(*(one.finish() for one in recorders), sep="\n")
+        if "probes" in made:
+            models.save_arrays("probes", shipped(evidence.load("grating", "probes")))
 
 
 if __name__ == "__main__":

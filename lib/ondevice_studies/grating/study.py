@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ondevice import shapes
-from ondevice.evidence import Estimate, derived
+from ondevice.evidence import derived
 from ondevice.evidence.resampling import Resampled, resample
 from ondevice_papers.grating import margins
 from ondevice_papers.grating.agent_memory import cut_off
@@ -205,20 +204,6 @@ def end_to_end(found: pd.DataFrame, before: float, reading: Callable[[int], floa
     return derived(made, found, "simulated") if reading else made
 
 
-def reading_4b(cost: Costs, tokens: int) -> Callable[[int], float]:
-    """Seconds in which the Qwen3-4B of the paper's long-context selection reads candidates of so many tokens.
-
-    Simulated: the 0.6B's seconds a token, by the ratio of the matrices' sizes.
-    """
-    sizes = [
-        shape.parameters - shape.values["vocab_size"] * shape.values["hidden_size"]
-        for shape in (shapes.shape("qwen3-4b"), shapes.shape("qwen3-reranker-0.6b"))
-    ]
-    at = int(np.argmin(abs(cost.active - 20)))
-    each = FULL_LAYERS * cost.layer[at] / (cost.active[at] * cost.tokens)
-    return lambda candidates: float(candidates * tokens * each * sizes[0] / sizes[1])
-
-
 def agents(
     scores: pd.DataFrame, found: pd.DataFrame, set_: str, call: float, before: float, precision: float = 0.9
 ) -> pd.DataFrame:
@@ -245,13 +230,3 @@ def agents(
         rows.append((row.pool, "no memory", calls * call, 1.0, False))
     made = pd.DataFrame(rows, columns=["request", "method", "seconds", "done", "replayed"]).assign(task=set_)
     return derived(made, found, "simulated")
-
-
-def saved_and_lost(tasks: pd.DataFrame) -> dict[str, Estimate]:
-    """saved: percent of HF's mean seconds. lost: points of tasks done."""
-    seconds = resample(tasks, "seconds")
-    done = resample(tasks, "done")
-    return {
-        "saved": seconds.estimate(100 * (1 - (seconds[OURS_NAME] / seconds["HF"])[:, 0])),
-        "lost": done.estimate(100 * (done["HF"] - done[OURS_NAME])[:, 0]),
-    }

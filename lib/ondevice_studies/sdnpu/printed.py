@@ -125,7 +125,7 @@ def cpu_curve(rows: float, accepted: float) -> Curve:
 
 
 def weights(bits: float = 16) -> pd.DataFrame:
-    """GB (10^9 bytes) of the latency tests' models: model, weights_gb, twice_gb (for CPU and NPU), draft_gb (EAGLE's).
+    """GB (10^9 bytes) of the latency tests' models, by name: weights_gb, twice_gb (CPU and NPU), draft_gb (EAGLE's).
 
     The paper does not state its precision. Its 3.05 to 3.12 GB for the 1.5B on the NPU are the weights in 16 bits.
     """
@@ -134,7 +134,7 @@ def weights(bits: float = 16) -> pd.DataFrame:
     for name in ("qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-3b"):
         total = shapes.shape(name).parameters * each
         rows.append((name, total, 2 * total, draft_parameters(name)[0] * each))
-    return pd.DataFrame(rows, columns=["model", "weights_gb", "twice_gb", "draft_gb"])
+    return pd.DataFrame(rows, columns=["model", "weights_gb", "twice_gb", "draft_gb"]).set_index("model")
 
 
 # What the printed numbers say of each other

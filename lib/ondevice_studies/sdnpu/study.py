@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice import evidence, plotting
 from ondevice.evidence import Estimate, derived, kind_of
-from ondevice.evidence.resampling import DRAWS, Resampled, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, interval, resample
 from ondevice.speculation import generate
 from ondevice_papers.sdnpu.drafter import BASES
 from ondevice_papers.sdnpu.scheduling import Load, Prefill, Timeline, execute
@@ -68,29 +68,13 @@ def draft_lengths(passes: pd.DataFrame) -> pd.DataFrame:
     return derived(shares.reset_index().sort_values([*keys, "drafted"], ignore_index=True), passes)
 
 
-def least_and_mean(rates: Resampled, method: str, over: str) -> tuple[str, str]:
-    """The mean gain over tasks and models, and the least task's, in words."""
-    gain = rates[method] / rates[over]
-    return told(rates.estimate(gain.mean(axis=1))), told(rates.estimate(gain.min(axis=1)))
-
-
-def told(one: Estimate) -> str:
-    """value [low, high]"""
-    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
-
-
-def ends(one: Estimate) -> tuple[float, float, float]:
-    """value, low, high"""
-    return one.value, one.low, one.high
-
-
 def own_model(lm: Any, tokenizer: Any, drafter: Any, budget: int, tasks: Sequence[str], count: int) -> float:
     """Tokens a pass of a drafter on the first prompts of each task, by a model that is not recorded."""
     emitted = forwards = 0
     for task in tasks:
         for one in islice(_spread(task, "test"), count):
             ids = tokenizer(one.prompt, verbose=False)["input_ids"][: lm.context - 128]
-            found = generate(lm, drafter, ids, 128, budget=budget, ends={tokenizer.eos_token_id})
+            found = generate(lm, drafter, ids, 128, budget=budget, eos_token_ids={tokenizer.eos_token_id})
             emitted = emitted + len(found.tokens) - 1
             forwards = forwards + len(found.steps)
     return emitted / forwards
@@ -173,12 +157,6 @@ def medians(switching: pd.DataFrame, column: str = "total_s") -> dict[Any, NDArr
     return {way: np.r_[np.median(v), np.median(v.to_numpy()[drawn], axis=1)] for way, v in wide.items()}
 
 
-def interval(of: NDArray[np.float64], n: int, kind: str) -> Estimate:
-    """The first of `of` [1 + DRAWS], with 95 % of the others."""
-    low, high = np.nanquantile(of[1:], [0.025, 0.975])
-    return Estimate(float(of[0]), float(min(low, of[0])), float(max(high, of[0])), n, kind)
-
-
 def hidden(switching: pd.DataFrame) -> pd.DataFrame:
     """SWITCHED, memory, way, seconds, added (to keeping both), hidden (% of what synchronous adds), low, high, n.
 
@@ -192,7 +170,7 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
         worst = of[1.0, "synchronous"]
         for (memory, way), seconds in of.items():
             share = interval(100 * (1 - (seconds - both) / (worst - both)), mine["round"].nunique(), "recorded")
-            rows.append((*keys, memory, way, seconds[0], seconds[0] - both[0], *ends(share), share.n))
+            rows.append((*keys, memory, way, seconds[0], seconds[0] - both[0], share.value, *share.interval, share.n))
     columns = [*SWITCHED, "memory", "way", "seconds", "added", "hidden", "low", "high", "n"]
     return derived(pd.DataFrame(rows, columns=columns), switching)
 

@@ -24,12 +24,12 @@ from ondevice import assets, corpus, models
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, load, machine_name
+from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Draft, Drafter, Verified, generate, greedy
 from ondevice_papers.sdnpu import calibration
 from ondevice_papers.sdnpu.drafter import LMAX, methods
 from ondevice_papers.sdnpu.scheduling import RULES
-from ondevice_programs.graphs import static_graphs as graphs
-from ondevice_programs.graphs import switching
+from ondevice_programs.graphs import static_graphs, switching
 from ondevice_programs.graphs.static_lm import StaticLM
 from ondevice_studies.sdnpu.workbench import TASKS, Workbench, sample
 from ondevice_studies.speculation.prompts import digest
@@ -49,13 +49,13 @@ TEXTS = 4  # windows of 256 tokens that int8's ranges are found on
 def exported(spec: str, precision: str, blocks: int = 6) -> Path:
     """The folder of a model's graphs, exported once a version of this code."""
     folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{precision}-{blocks}"
-    if not (folder / graphs.FACTS).is_file():
+    if not (folder / static_graphs.FACTS).is_file():
         tokens = corpus.document_tokens("validation")
         windows = np.linspace(0, len(tokens) - CACHED, TEXTS).astype(int)
         texts = [tokens[start : start + CACHED].tolist() for start in windows]
         model = models.load(spec).model
-        graphs.export(model, folder, name=spec, blocks=blocks, precision=precision, texts=texts, capacity=1056)
-        graphs.compiled(folder)
+        static_graphs.export(model, folder, name=spec, blocks=blocks, precision=precision, texts=texts, capacity=1056)
+        static_graphs.compiled(folder)
     return folder
 
 
@@ -66,12 +66,8 @@ def recorder(name: str, keys: Sequence[str], specs: Sequence[str], **parameters:
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
     """The median, with 95 % by ranks: seconds, low, high, n."""
-    found = np.sort(seconds)
-    n = len(seconds)
-    reach = 0.98 * n**0.5
-    low = found[max(0, int(n / 2 - reach))]
-    high = found[min(n - 1, int(n / 2 + reach))]
-    return {"seconds": float(np.median(found)), "low": float(low), "high": float(high), "n": n}
+    median, low, high = map(float, median_interval(seconds))
+    return {"seconds": median, "low": low, "high": high, "n": len(seconds)}
 
 
 # Static graphs by rows
@@ -105,10 +101,10 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
 
 def static_forward(model: Any, rows: int) -> Callable[[], Any]:
     """A run of all layers as one static graph, and of the head."""
-    drawn = graphs.Drawing(model, rows, 1056).block(range(model.config.num_hidden_layers))
-    head = graphs.Drawing(model, rows, 1056).head()
+    drawn = static_graphs.Drawing(model, rows, 1056).block(range(model.config.num_hidden_layers))
+    head = static_graphs.Drawing(model, rows, 1056).head()
     sessions = [onnxruntime.InferenceSession(proto.SerializeToString(), drawing.options()) for proto in (drawn, head)]
-    given = [graphs.zeros(session) for session in sessions]
+    given = [static_graphs.zeros(session) for session in sessions]
 
     def run() -> None:
         with drawing.flushing_denormals():
@@ -165,20 +161,20 @@ def _answer(pipe: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> Non
 
 def profiled(folder: Path, cold: bool) -> switching.Profile:
     """Times of the folder's graphs."""
-    return switching.profile(graphs.compiled(folder), 5, cold)
+    return switching.profile(static_graphs.compiled(folder), 5, cold)
 
 
 def switched(folder: Path, way: str, memory: float, cold: bool, known: switching.Profile) -> dict[str, float]:
     """One prefill: seconds in all and of loads, and MB of resident memory above what the process began with."""
     began = psutil.Process().memory_info().rss
-    built = graphs.compiled(folder)
+    built = static_graphs.compiled(folder)
     session = StaticLM(built, RULES[way], memory, known).start()
     for path in built.small_files:
         if cold:
-            graphs.drop_from_page_cache(path)
+            static_graphs.drop_from_page_cache(path)
         else:
             path.read_bytes()
-    shares = [graphs.cached_share(path) for path in built.small_files]
+    shares = [static_graphs.cached_share(path) for path in built.small_files]
     session.prefill([1 + place % 999 for place in range(TOKENS)])
     timeline = session.lm.timeline
     assert timeline is not None
@@ -247,7 +243,9 @@ class Clock(Drafter):
 
 def timed(lm: Any, clock: Clock, request: Request) -> dict[str, float]:
     """A whole request: prefill_s (with switching and calibration), decode_s, and of both draft_s and observe_s."""
-    found = generate(lm, clock, request.ids, request.limit, budget=LMAX - 1, ends=request.ends, choice=clock.choice)
+    found = generate(
+        lm, clock, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends, choice=clock.choice
+    )
     return {
         "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
         "prefill_s": clock.first - clock.began, "decode_s": clock.ended - clock.first, "draft_s": clock.draft_s,
@@ -260,7 +258,7 @@ def whole(specs: Sequence[str]) -> None:
     kept = recorder("whole", ["model", "precision", "task", "round"], specs, **WHOLE, arms=list(ARMS))
     for spec, precision in [*((spec, "fp32") for spec in specs), (specs[0], "int8")]:
         bench = Workbench(spec)
-        built = graphs.compiled(exported(spec, precision))
+        built = static_graphs.compiled(exported(spec, precision))
         known = switching.profile(built)
         arms = {arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, known)
                 for arm, (_, way) in ARMS.items() if way != "cpu" or precision == "fp32"}  # fmt: skip
@@ -300,7 +298,7 @@ def peak(spec: str, context: int, arm: str) -> float:
     if way == "cpu":
         lm: Any = engine(models.load(spec).model, threads=1)
     else:
-        lm = StaticLM(graphs.compiled(exported(spec, "fp32")), RULES[way])
+        lm = StaticLM(static_graphs.compiled(exported(spec, "fp32")), RULES[way])
     drafter = methods(lm.vocabulary)[method][0]()
     generate(lm, drafter, corpus.document_tokens("test")[:context].tolist(), 32, budget=LMAX - 1)
     return (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began) / 1e6
@@ -359,9 +357,11 @@ def plain(bench: Workbench, asked: Sequence[Request]) -> list[list[int]]:
 
 def on_graphs(spec: str, precision: str, asked: Sequence[Request]) -> list[list[int]]:
     """The whole system's answers."""
-    lm: Any = StaticLM(graphs.compiled(exported(spec, precision)), RULES["ours"])
+    lm: Any = StaticLM(static_graphs.compiled(exported(spec, precision)), RULES["ours"])
     drafter = methods(lm.vocabulary)["SAM+both"][0]()
-    return [list(generate(lm, drafter, one.ids, one.limit, budget=LMAX - 1, ends=one.ends).tokens) for one in asked]
+    return [
+        list(generate(lm, drafter, one.ids, one.limit, budget=LMAX - 1, eos_token_ids=one.ends).tokens) for one in asked
+    ]
 
 
 def _agree(answer: Sequence[int], wanted: Sequence[int]) -> int:

@@ -91,7 +91,7 @@ def again(
             keys = {"model": bench.model, "set": which, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []
             found = bench.generate(
-                bench.lm, watched or drafter, request.ids, request.limit, budget=budget, ends=request.ends,
+                bench.lm, watched or drafter, request.ids, request.limit, budget=budget, eos_token_ids=request.ends,
                 choice=noting(margins) if method == PLAIN else greedy,
             )  # fmt: skip
             answers.append({

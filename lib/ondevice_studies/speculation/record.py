@@ -83,4 +83,16 @@ def refit() -> Path:
     for stored, kept in ((True, stores()), (False, ())):
         found = [(stored, *place, weight) for place, weight in np.ndenumerate(fitted(kept))]
         rows.add(pd.DataFrame(found, columns=[*keys, "weight"]))
-    return rows.finish()
+    path = rows.finish()
+    models.save_arrays("mixture", shipped(evidence.load("speculation", "weights")))
+    return path
+
+
+def shipped(table: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """The record `weights` as drafters load it: [kinds, orders, sources] with the stores, and without."""
+    arrays = {}
+    for name, stored in (("with stores", True), ("without stores", False)):
+        rows = table[table["stored"] == stored].sort_values(["kind", "order", "source"])
+        shape = [rows[column].nunique() for column in ("kind", "order", "source")]
+        arrays[name] = rows["weight"].to_numpy().reshape(shape)
+    return arrays

@@ -36,7 +36,7 @@ def for_training() -> list[Example]:
     """Examples from train-split documents in modules that are not held out, in an order set by hash."""
     module_of = modules_of_all()
     documents = _sample([d for d in corpus.documents("train") if not held_out(module_of[d.name])])
-    collection = Collection.of(documents, corpus.tokenizer())
+    collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = sorted(corpus.queries(documents), key=lambda query: pick(query.name, "example", 2**62))
     encoder = retrieval.embedder()
     # Three times as fast where it pays, and hard negatives need no exact cosine; cached apart from exact vectors.

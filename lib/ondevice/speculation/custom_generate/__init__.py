@@ -21,7 +21,7 @@ FOLDER = str(Path(__file__).parent.parent)  # for generate's arguments that a ca
 
 _OURS = {"past_key_values", "use_cache", "logits_to_keep"}  # generate's arguments that the session decides on
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-_TOLD = ("name", "wants_prefill", "drafts_trees", "vocabulary", "forwards", "begin")
+_COPIED = ("name", "wants_prefill", "drafts_trees", "vocabulary", "forwards", "begin")
 _CALLED = ("prefilled", "propose", "observe", "end")
 
 
@@ -49,27 +49,30 @@ def speculative(
         generation_config: transformers.GenerationConfig, **model_kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         _check(model, input_ids, generation_config, model_kwargs)
-        lengths = [one for one in stopping_criteria if type(one) is transformers.MaxLengthCriteria]
+        limits = [rule for rule in stopping_criteria if type(rule) is transformers.MaxLengthCriteria]
         lm = wrapped(model, engine)
-        longest = min(int(one.max_length) for one in lengths)
+        longest = min(int(rule.max_length) for rule in limits)
         if longest > lm.context + 1:
             raise ValueError(f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more.")
-        rules = [one for one in stopping_criteria if one not in lengths]
-        said = _Said(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamer)
-        limit = max(1, longest - input_ids.shape[1])
-        found = generate(lm, _Guarded(drafter), input_ids[0].tolist(), limit, budget=budget, choice=said, ends=said)
+        rules = [rule for rule in stopping_criteria if rule not in limits]
+        output = _Output(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamer)
+        generation = generate(
+            lm, _Guarded(drafter), input_ids[0].tolist(), max(1, longest - input_ids.shape[1]), budget=budget,
+            choice=output, eos_token_ids=output,
+        )  # fmt: skip
         if streamer is not None:
             streamer.end()
         if report is not None:
-            report(found)
-        return said.ids
+            report(generation)
+        return output.ids
 
     return decode
 
 
-class _Said:
-    """The output so far, each token chosen as `generate` would; as `ends` it holds a token that a criterion stops at.
+class _Output:
+    """The output so far, each token chosen as `generate` would.
 
+    As the loop's `eos_token_ids` it holds a token that a criterion stops at.
     Relies on the loop: it chooses once for every emitted token, in order, and asks of the last one whether it ends.
     """
 
@@ -99,7 +102,7 @@ class _Guarded(Drafter):
     """A drafter that may fail in the middle of an answer, which goes on without it."""
 
     def __init__(self, drafter: Drafter) -> None:
-        vars(self).update({name: getattr(drafter, name) for name in _TOLD})
+        vars(self).update({name: getattr(drafter, name) for name in _COPIED})
         vars(self).update({name: partial(self._call, getattr(drafter, name)) for name in _CALLED})
         self._drafter = drafter
         self._failed = False
@@ -107,9 +110,9 @@ class _Guarded(Drafter):
     def _call(self, method: Callable[..., Any], *given: Any) -> Any:
         if not self._failed:
             try:
-                found = method(*given)
+                answer = method(*given)
                 self.forwards = self._drafter.forwards
-                return found
+                return answer
             except Exception as error:
                 self._failed = True
                 warnings.warn(f"{self.name} failed, and the answer goes on without drafts: {error!r}", stacklevel=2)
@@ -122,16 +125,16 @@ def wrapped(model: transformers.PreTrainedModel, engine: Callable[[Any], CausalL
     A new one is made for a copy of the model, and when the attention or the vocabulary was changed since.
     """
     state = engine, id(model), model.config._attn_implementation, len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    known = model.__dict__.setdefault("_ondevice_causal_lm", {})
-    return known.get(state) or known.setdefault(state, engine(model))
+    engines = model.__dict__.setdefault("_ondevice_causal_lm", {})
+    return engines.get(state) or engines.setdefault(state, engine(model))
 
 
 def _check(model: Any, ids: torch.Tensor, config: transformers.GenerationConfig, given: dict[str, Any]) -> None:
     """Raise ValueError on arguments that would be silently ignored. given: to the model."""
-    asked = [name for name in _OUTPUTS if getattr(config, name, None)]
+    extra_outputs = [name for name in _OUTPUTS if getattr(config, name, None)]
     mode = config.get_generation_mode().value
     mask = given.pop("attention_mask", None)
-    places = given.pop("position_ids", None)
+    positions = given.pop("position_ids", None)
     cache = given.get("past_key_values")
     filled = cache is not None and (getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()))
     others = sorted(key for key, value in given.items() if key not in _OURS and value is not None)
@@ -140,11 +143,11 @@ def _check(model: Any, ids: torch.Tensor, config: transformers.GenerationConfig,
         f"Speculative decoding is greedy or samples, and has no {mode}.": mode not in ("greedy_search", "sample"),
         f"Speculative decoding takes one prompt of token ids at a time, not {tuple(ids.shape)}.": ids.shape[0] != 1
         or not ids.shape[1],
-        f"Speculative decoding gives token ids alone: leave out {asked}.": asked,
+        f"Speculative decoding gives token ids alone: leave out {extra_outputs}.": extra_outputs,
         "The attention mask hides tokens: pass the prompt without padding, and a mask of ones.": mask is not None
         and not bool((mask == 1).all()),
-        "Speculative decoding counts positions from 0: leave out position_ids.": places is not None
-        and places.flatten().tolist() != list(range(ids.shape[1])),
+        "Speculative decoding counts positions from 0: leave out position_ids.": positions is not None
+        and positions.flatten().tolist() != list(range(ids.shape[1])),
         "Speculative decoding has its own cache: leave out past_key_values.": filled,
         f"Speculative decoding does not pass {others} on to the model: leave them out.": others,
     }

@@ -1,4 +1,4 @@
-"""An engine that says known answers: what a drafter would do on them, without a forward.
+"""A model that replays known answers: what a drafter would do on them, without a forward.
 
 Greedy decoding is lossless, so of a known answer only the rows of accepted nodes matter, and these are known. A drafter
 that reads logits, as look-up tables do, needs the model.
@@ -14,17 +14,19 @@ import torch
 from ondevice.causal_lm import TokenTree
 
 
-class Told:
+class ReplayedModel:
     """In place of a `CausalLM`. answers: by prompt the answer's tokens, the end token with them where it came.
 
     Logits are 1 at the token that comes next, in the rows of accepted nodes, and 0 elsewhere.
     """
 
     def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], vocabulary: int, context: int) -> None:
-        self.answers, self.vocabulary, self.context = answers, vocabulary, context
+        self.answers = answers
+        self.vocabulary = vocabulary
+        self.context = context
 
     def require_trees(self) -> None:
-        """It can."""
+        """Nothing is refused: trees can be verified."""
 
     def start(self, capacity: int = 0) -> Any:
         """A session of one request."""
@@ -32,31 +34,32 @@ class Told:
 
 
 class _Session:
-    def __init__(self, lm: Told) -> None:
+    def __init__(self, lm: ReplayedModel) -> None:
         self._lm = lm
         self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> torch.Tensor:
-        self._prompt, self._coming = len(prompt), self._lm.answers[tuple(prompt)]
+        self._prompt = len(prompt)
+        self._answer = self._lm.answers[tuple(prompt)]
         self.length = self._prompt
-        return self._said(1, {0: 0})[0]
+        return self._logits(1, {0: 0})[0]
 
     def verify(self, tree: TokenTree) -> torch.Tensor:
         below = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
         children = {key: row for row, key in reversed(list(enumerate(below)))}
         rows = dict[int, int]()
         row = 0
-        for place in range(self.length - self._prompt + 1, len(self._coming)):  # from what comes after the root
-            rows[row] = place
-            if (row := children.get((row, self._coming[place]), -1)) < 0:
+        for index in range(self.length - self._prompt + 1, len(self._answer)):  # from what comes after the root
+            rows[row] = index
+            if (row := children.get((row, self._answer[index]), -1)) < 0:
                 break
-        return self._said(len(tree), rows)
+        return self._logits(len(tree), rows)
 
     def keep(self, path: Sequence[int]) -> None:
         self.length += len(path)
 
-    def _said(self, rows: int, places: Mapping[int, int]) -> torch.Tensor:
+    def _logits(self, rows: int, next_tokens: Mapping[int, int]) -> torch.Tensor:
         logits = torch.zeros(rows, self._lm.vocabulary)
-        for row, place in places.items():
-            logits[row, self._coming[place]] = 1
+        for row, index in next_tokens.items():
+            logits[row, self._answer[index]] = 1
         return logits

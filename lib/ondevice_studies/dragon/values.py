@@ -1,0 +1,463 @@
+"""The value of each claim, from records, replays and formulas; `claims` says which rule judges it.
+
+What a null gets is computed by the same functions: the cloud alone or the device alone in DRAGON's place, as `ours`.
+Tables have the same names throughout: `perplexity` of `study.perplexities`, the larger model first; `imposed` of
+`study.per_token` with the paper's paces; `unpaced` and `paced` of `study.first_token`, `between` the ms between tokens,
+unpaced; `totals` and `on_device` of `study.schedules`. task: one holder, or the whole mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from scipy.stats import chisquare, spearmanr
+
+from ondevice.evidence import Estimate, Value, derived, exact, resampled
+from ondevice.evidence.resampling import Resampled
+from ondevice_papers.dragon import overhead
+from ondevice_papers.dragon.aggregation import target
+from ondevice_papers.dragon.cost import Costs, latency_difference, speedup
+from ondevice_papers.dragon.speculative_aggregation import Aggregation, aggregate, expected_acceptance, sample
+from ondevice_studies.dragon import analysis, language_modelling, printed, replays, study
+from ondevice_studies.dragon.language_modelling import (
+    CLOUD,
+    CLOUD_OUTPUT,
+    COUNTS,
+    DEVICE,
+    DRCG,
+    NONE,
+    PRINTED,
+    SEQUENCE,
+)
+from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, FETCHED, ROWS, SW, TEXT, TW
+from ondevice_studies.dragon.study import MIX, Draws, part
+
+_LEAST = 0.01  # of perplexity, that a baseline is taken to gain where it gains less, or nothing, in a draw
+
+
+# Figure 6
+
+
+def _by_count(perplexity: Resampled, method: str) -> Draws:
+    """[counts, draws, models]."""
+    return np.stack([perplexity[f"{method} {count}"] for count in COUNTS])
+
+
+def _best(perplexity: Resampled) -> Draws:
+    """[counts, draws, models] of the paper's best baseline with so many documents."""
+    return np.min([_by_count(perplexity, method) for method in PRINTED], axis=0)
+
+
+def _gain(perplexity: Resampled, ours: str, baseline: Draws) -> Draws:
+    """[draws, models] how much lower the most documents make our perplexity, over how much lower the baseline's is."""
+    none = perplexity[f"{NONE} 0"]
+    return (none - _by_count(perplexity, ours)[-1]) / np.maximum(none - baseline, _LEAST)
+
+
+def gain_at_most_documents(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Over the best baseline with as many documents, of the model with the larger gain."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity)[-1]).max(axis=1))
+
+
+def larger_models_gain(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Over the best baseline with any number of documents."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, 0])
+
+
+def smaller_models_gain(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Over the best baseline with any number of documents."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, -1])
+
+
+def share_not_worse(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Share of the counts, models and baselines in which ours is not higher by more than 0.1 percent."""
+    over = np.stack([_by_count(perplexity, method) / _by_count(perplexity, ours) for method in PRINTED])
+    return perplexity.estimate((over >= 0.999).mean(axis=(0, 1, 3)))
+
+
+def gap_to_the_best(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Value:
+    """The best baseline's perplexity less ours, mean of the models: (with the fewest documents, with the most)."""
+    gaps = _best(perplexity) - _by_count(perplexity, ours)
+    return tuple(perplexity.estimate(gaps[index].mean(axis=1)) for index in (0, -1))
+
+
+def one_side_alone(perplexity: Resampled) -> Value:
+    """Perplexity, means: (CRCG's over DRAGON's, CRCG/Cloud's by one context over the same by output aggregation)."""
+    ours = _by_count(perplexity, language_modelling.DRAGON)
+    cloud = _by_count(perplexity, CLOUD)
+    over_ours = np.mean([cloud / ours, _by_count(perplexity, DEVICE) / ours], axis=(0, 1, 3))
+    return (
+        perplexity.estimate(over_ours),
+        perplexity.estimate((cloud / _by_count(perplexity, CLOUD_OUTPUT)).mean(axis=(0, 2))),
+    )
+
+
+def drcg_saturates(perplexity: Resampled) -> Value:
+    """Change of DRCG's perplexity in percent, mean of the models, by documents: (4 to 16, 0 to 4)."""
+    drcg = _by_count(perplexity, DRCG)
+    four = list(COUNTS).index(4)
+    changes = drcg[-1] / drcg[four] - 1, drcg[four] / perplexity[f"{NONE} 0"] - 1
+    return tuple(perplexity.estimate(100 * change.mean(axis=1)) for change in changes)
+
+
+def drcg_at_fewest_documents(perplexity: Resampled) -> Value:
+    """DRCG's perplexity over DRAGON's with the fewest documents, by model."""
+    fewest = COUNTS[0]
+    ratios = perplexity[f"{DRCG} {fewest}"] / perplexity[f"{language_modelling.DRAGON} {fewest}"]
+    return tuple(perplexity.estimate(ratio) for ratio in ratios.T)
+
+
+def variants_over_ours(perplexity: Resampled) -> Value:
+    """Perplexity with most documents over DRAGON's, mean of the models: (token-wise, which is 1; sequence-wise)."""
+    most = COUNTS[-1]
+    sequence = perplexity[f"{SEQUENCE} {most}"] / perplexity[f"{language_modelling.DRAGON} {most}"]
+    return exact(1.0, perplexity.kind), perplexity.estimate(sequence.mean(axis=1))
+
+
+# Figure 7
+
+
+def saved_over_sequence_wise(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Percent of sequence-wise DRDG's time per token at 300 ms."""
+    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{SW} 300", task)))
+
+
+def saved_over_token_wise(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Percent of token-wise DRDG's time per token at 300 ms."""
+    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{TW} 300", task)))
+
+
+def growth_with_delay(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Our time per token at 300 ms over that at 0 ms."""
+    return imposed.estimate(part(imposed, f"{ours} 300", task) / part(imposed, f"{ours} 0", task))
+
+
+def drdg_growth_with_delay(imposed: Resampled, task: str = MIX) -> Value:
+    """DRDG's time per token at 300 ms over that at 0 ms: (token-wise, sequence-wise)."""
+    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in (TW, SW)]
+    return tuple(imposed.estimate(last / first) for first, last in ends)
+
+
+def drdg_slowed_by_delay(imposed: Resampled, task: str = MIX) -> Value:
+    """Milliseconds of DRDG's time per token from 0 to 300 ms: (sequence-wise, token-wise)."""
+    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in (SW, TW)]
+    return tuple(imposed.estimate(last - first) for first, last in ends)
+
+
+def above_the_device(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Percent of the device's time per token that ours takes more, mean over the delays."""
+    names = [name for name in imposed.names if name.startswith(f"{ours} ") and "again" not in name]
+    mean = np.mean([part(imposed, name, task) for name in names], axis=0)
+    device = np.mean([part(imposed, f"{CRCG} {delay}", task) for delay in (0, 300)], axis=0)
+    return imposed.estimate(100 * (mean / device - 1))
+
+
+# Figure 8
+
+
+def rows_per_token(between: Resampled, task: str = MIX) -> Estimate:
+    """DRCG/KV's time per token over the device's with as many documents of its own."""
+    return between.estimate(part(between, f"{ROWS} 0", task) / part(between, f"{AS_MANY} 0", task))
+
+
+def first_token_over_the_device(paced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Our time to the first token over the device's, largest over the delays."""
+    delays = [int(name.rpartition(" ")[2]) for name in paced.names if name.startswith(f"{ours} ")]
+    ratios = [part(paced, f"{ours} {delay}", task) / part(paced, f"{CRCG} {delay}", task) for delay in delays]
+    return paced.estimate(np.max(ratios, axis=0))
+
+
+def text_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """DRCG/Text's time to the first token over ours, mean over the delays that both have."""
+    delays = [delay for delay in (0, 100, 300) if f"{ours} {delay}" in unpaced.names]  # of the device alone the ends
+    ratios = [part(unpaced, f"{TEXT} {delay}", task) / part(unpaced, f"{ours} {delay}", task) for delay in delays]
+    return unpaced.estimate(np.mean(ratios, axis=0))
+
+
+def rows_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """DRCG/KV's time to the first token over ours, at 300 ms."""
+    return unpaced.estimate(part(unpaced, f"{ROWS} 300", task) / part(unpaced, f"{ours} 300", task))
+
+
+def opt_bytes_over_qwens() -> Estimate:
+    """Keys and values of the same documents."""
+    return exact(printed.kv_megabytes(printed.OPT) / printed.kv_megabytes(printed.QWEN), "analytic")
+
+
+def opt_megabytes() -> Estimate:
+    """Keys and values of two documents of 64 tokens, float32."""
+    return exact(printed.kv_megabytes(printed.OPT), "analytic")
+
+
+def qwen_megabytes() -> Estimate:
+    """Keys and values of two documents of 64 tokens, float32."""
+    return exact(printed.kv_megabytes(printed.QWEN), "analytic")
+
+
+def text_fetched(fetched: Resampled) -> Value:
+    """Milliseconds to fetch two documents as text, at (0, 300 ms). fetched: of `study.first_token`, for `FETCH`."""
+    return tuple(fetched.estimate(part(fetched, f"{FETCHED} {delay}")) for delay in (0, 300))
+
+
+# Figures 9 and 10
+
+_SETTING = f"drawn, {printed.QWEN}"  # the authors' rates of acceptance and their timings of Qwen
+_CHANGING = ("changing, both 100 ms", f"changing, {printed.QWEN}")
+
+
+def _of_sequences(totals: Resampled, draws: Draws) -> Estimate:
+    """An estimate whose n is the sequences of one setting."""
+    return replace(totals.estimate(draws), n=replays.SEQUENCES)
+
+
+def _saved(totals: Resampled, ours: str, others: Sequence[str], delay: int, setting: str) -> Draws:
+    """Percent of the fastest other strategy's seconds."""
+    fastest = np.min([part(totals, f"{other} {delay}", setting) for other in others], axis=0)
+    return 100 * (1 - part(totals, f"{ours} {delay}", setting) / fastest)
+
+
+def schedule_over_the_best(totals: Resampled, ours: str = "DRAGON") -> Estimate:
+    """Seconds over those of the best of Cloud, Device and Random, largest over the delays."""
+    over = []
+    for delay in replays.DELAYS:
+        of = {name: part(totals, f"{name} {delay:.0f}", _SETTING) for name in ("Cloud", "Device", "Random", ours)}
+        over.append(of[ours] / np.min([of["Cloud"], of["Device"], of["Random"]], axis=0))
+    return _of_sequences(totals, np.max(over, axis=0))
+
+
+def saved_over_device(totals: Resampled, ours: str = "DRAGON") -> Value:
+    """Percent saved over Device, at (100, 400 ms)."""
+    return tuple(_of_sequences(totals, _saved(totals, ours, ["Device"], delay, _SETTING)) for delay in (100, 400))
+
+
+def at_no_delay(totals: Resampled, on_device: Resampled, ours: str = "DRAGON") -> Value:
+    """(Our share of aggregations on the device, Cloud's seconds over Device's, Random's over Device's) at 0 ms."""
+    device = part(totals, "Device 0", _SETTING)
+    over = (part(totals, f"{name} 0", _SETTING) / device for name in ("Cloud", "Random"))
+    share = part(on_device, f"{ours} 0", _SETTING)
+    return _of_sequences(totals, share), *(_of_sequences(totals, ratio) for ratio in over)
+
+
+def saved_where_acceptance_changes(totals: Resampled, ours: str = "DRAGON") -> Value:
+    """Percent saved over the better static side at 400 ms: (equal paces, the authors'). The decisions are ours."""
+    saved = [_saved(totals, ours, ["Device", "Cloud"], 400, setting) for setting in _CHANGING]
+    return tuple(replace(_of_sequences(totals, draws), kind="simulated") for draws in saved)
+
+
+def exchanged_on_the_cloud(exchanged: replays.Snapshot) -> Estimate:
+    """Share of positions after the first that the cloud aggregates. exchanged: the sides' recorded decisions are."""
+    later = exchanged.decisions.query("position > 0")
+    return exact((later["side"] == "cloud").mean(), "replayed")
+
+
+# Theorems and formulas
+
+
+def chi_square(
+    pairs: int = 50, draws: int = 100_000, vocabulary: int = 24, seed: int = 0, wrong: float = 0.0,
+    aggregate: Callable[..., Aggregation] = aggregate,
+) -> pd.DataFrame:  # fmt: skip
+    """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), apart (TV).
+
+    wrong: by how much the aggregator's log odds of the sides' weights are off, as a control. aggregate: the function of
+    `speculative_aggregation`, or an experiment's.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(pairs):
+        spread = random.choice([0.1, 0.5, 2.0], 2)
+        p, q = (random.dirichlet(np.full(vocabulary, s)) * 0.999 + 0.001 / vocabulary for s in spread)
+        weights = random.normal(size=2)
+        mixed = target(p, q, *weights)
+        decided = target(p, q, weights[0] + wrong, weights[1])
+        for gamma in (0.5, 1.0):
+            numbers = random.random((7, draws))
+            drafts = sample(p, numbers[5]), sample(q, numbers[6])
+            tokens = aggregate(*drafts, p, q, decided, numbers[:5], gamma).token
+            counts = np.bincount(tokens, minlength=vocabulary)
+            rows.append((number, gamma, float(_pooled(counts, draws * mixed)), 0.5 * np.abs(p - q).sum()))
+    return pd.DataFrame(rows, columns=["pair", "gamma_remote", "p", "apart"])
+
+
+def _pooled(counts: np.ndarray, expected: np.ndarray) -> float:
+    """The p-value, with what is expected fewer than 10 times put together."""
+    rare = expected < 10
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    return float(chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
+
+
+def least_p_value(tested: pd.DataFrame) -> Estimate:
+    """Times the number of tests (Bonferroni). tested: of `chi_square`."""
+    return exact(float(tested["p"].min() * len(tested)), "simulated")
+
+
+def overlap(
+    paths: int = 30,
+    unrelated: int = 300,
+    vocabulary: int = 64,
+    eta: float = 0.4,
+    seed: int = 0,
+    expected_acceptance: Callable[..., float] = expected_acceptance,
+) -> Value:
+    """Theorem 2, rank correlations of overlap and acceptance: (the least as a remote distribution moves to the local
+    one, that over pairs which have nothing to do with each other).
+    """
+    random = np.random.default_rng(seed)
+    correlations = []
+    for _ in range(paths):
+        p, q = random.dirichlet(np.full(vocabulary, 0.3), 2)
+        steps = [(1 - t) * q + t * p for t in np.linspace(0, 1, 12)]
+        shared = [np.minimum(p, step).sum() for step in steps]
+        correlations.append(spearmanr(shared, [expected_acceptance(p, step, eta) for step in steps])[0])
+    pairs = [random.dirichlet(np.full(vocabulary, 0.3), 2) for _ in range(unrelated)]
+    shared = [np.minimum(p, q).sum() for p, q in pairs]
+    apart = spearmanr(shared, [expected_acceptance(p, q, eta) for p, q in pairs])[0]
+    return exact(min(correlations), "analytic"), exact(apart, "analytic")
+
+
+# Eqs. 8 and 9 on grids, the remote side's pace and the round trip those of Figure 3
+
+_PACE = 0.5  # seconds
+_TRIP = 0.3
+_RATES = np.linspace(0, 1, 11)
+_SLOWER = np.linspace(_PACE + _TRIP * 1.001, 3, 12)  # local paces by more than the round trip off the remote one
+_FASTER = np.linspace(0.01, _PACE - _TRIP * 1.001, 12)
+_NEAR = np.linspace(_PACE - 0.95 * _TRIP, _PACE + 0.95 * _TRIP, 9)
+_LOCAL = np.linspace(0.05, 3, 30)
+_TRIPS = np.linspace(0, 3, 31)
+
+
+def _costs(local: float, trip: float = _TRIP) -> Costs:
+    return Costs(local, _PACE, trip / 2, trip / 2)
+
+
+def faster_sides_gain(difference: Callable[..., float] = latency_difference) -> Estimate:
+    """The most that aggregating on the faster side gains where the other one is slower by more than the round trip.
+
+    difference: Eq. 8's, or an experiment's.
+    """
+    gains = [
+        sign * difference(_costs(pace), first, second)
+        for sign, paces in ((1, _SLOWER), (-1, _FASTER))
+        for pace in paces
+        for first in _RATES
+        for second in _RATES
+    ]
+    return exact(max(gains), "analytic")
+
+
+def acceptance_moves_away(difference: Callable[..., float] = latency_difference) -> Estimate:
+    """Share on which more acceptance of a side's drafts makes its own aggregation (Z^l of Delta Z) no better."""
+    rising = [
+        difference(_costs(pace), high, remote) >= difference(_costs(pace), low, remote) - 1e-12
+        for pace in _NEAR
+        for remote in _RATES
+        for low, high in pairwise(_RATES)
+    ]
+    return exact(float(np.mean(rising)), "analytic")
+
+
+def largest_speedup(speedup: Callable[..., float] = speedup) -> Value:
+    """The speed-up at the least local pace over (the curve's largest, that at the remote's pace, at twice that pace).
+
+    speedup: Eq. 9's, or an experiment's.
+    """
+    curve = [speedup(_costs(local), 0.7) for local in _LOCAL]
+    over = max(curve), *(speedup(_costs(pace * _PACE), 0.7) for pace in (1, 2))
+    return tuple(exact(curve[0] / other, "analytic") for other in over)
+
+
+def speedup_of_the_slower(speedup: Callable[..., float] = speedup) -> Estimate:
+    """Largest difference of the speed-up from 1 where the local side is slower by more than the round trip."""
+    return exact(max(abs(speedup(_costs(pace), rate) - 1) for pace in _SLOWER for rate in _RATES), "analytic")
+
+
+def speedup_grows_with_the_trip(speedup: Callable[..., float] = speedup) -> Estimate:
+    """Share on which it does not fall as the round trip grows."""
+    rising = [
+        speedup(_costs(local, high), rate) >= speedup(_costs(local, low), rate) - 1e-12
+        for local in _LOCAL
+        for rate in _RATES
+        for low, high in pairwise(_TRIPS)
+    ]
+    return exact(float(np.mean(rising)), "analytic")
+
+
+def speedup_grows_with_acceptance(speedup: Callable[..., float] = speedup) -> Estimate:
+    """Share on which it does not fall as the remote acceptance grows."""
+    rising = [
+        speedup(_costs(local, trip), high) >= speedup(_costs(local, trip), low) - 1e-12
+        for local in _LOCAL
+        for trip in _TRIPS
+        for low, high in pairwise(_RATES)
+    ]
+    return exact(float(np.mean(rising)), "analytic")
+
+
+# Figure 4, and section 7.5
+
+
+def _steady(pipelines: pd.DataFrame, case: str) -> Estimate:
+    """Seconds of the case's last token, which is in the steady state. pipelines: tokens of `analysis.pipelines`."""
+    return _simulated(pipelines.groupby("case")["per_token_s"].last()[case])
+
+
+def _simulated(seconds: float) -> Estimate:
+    return exact(round(float(seconds), 9), "simulated")
+
+
+def steady_accepted(pipelines: pd.DataFrame) -> Estimate:
+    """Seconds per token where every draft is accepted."""
+    return _steady(pipelines, "all accepted")
+
+
+def steady_rejected(pipelines: pd.DataFrame) -> Estimate:
+    """Seconds per token where every draft is rejected."""
+    return _steady(pipelines, "all rejected")
+
+
+def worst_over_token_wise() -> Estimate:
+    """Seconds per token where every draft is rejected, less token-wise aggregation's."""
+    none = np.zeros((50, 2), bool)
+    token_wise = analysis.time_per_token(analysis.EXAMPLE, none, token_wise=True)
+    return _simulated(analysis.time_per_token(analysis.EXAMPLE, none) - token_wise)
+
+
+def operations() -> Estimate:
+    """Of one aggregation."""
+    return exact(overhead.operations(), "analytic")
+
+
+def aggregation_time(seconds: Mapping[str, list[float]]) -> Estimate:
+    """Median microseconds of one aggregation on this machine. seconds: of `overhead.times`."""
+    micro = 1e6 * np.array(seconds["aggregate"])
+    return resampled(lambda rows: float(np.median(micro[rows])), len(micro), "measured")
+
+
+def decode_macs() -> Estimate:
+    """Multiply-accumulates of one token of Qwen2.5-1.5B."""
+    return exact(overhead.decode_macs(), "analytic")
+
+
+def distribution_sizes(tokens: pd.DataFrame) -> Value:
+    """(Largest KB of a distribution, mean total variation that the cap costs). tokens: the record `lockstep`."""
+    means = tokens.groupby(["holder", "question"], as_index=False)["lost"].mean().assign(part="lost")
+    lost = study.shares(derived(means, tokens), "lost", "part")
+    return exact(float(tokens["bytes"].max()) / 1024, "recorded"), lost.estimate(part(lost, "lost"))
+
+
+def sending_time(tokens: pd.DataFrame) -> Estimate:
+    """Microseconds of the largest distribution on the paper's Wi-Fi. tokens: the record `lockstep`."""
+    return exact(1e6 * float(tokens["bytes"].max()) / overhead.WIFI, "recorded")
+
+
+def acceptance_by_word(tokens: pd.DataFrame) -> Value:
+    """Mean acceptance of (function words, other tokens). tokens: the record `lockstep`."""
+    words = study.by_word(tokens)
+    return tuple(words.estimate(part(words, name)) for name in ("function words", "other"))

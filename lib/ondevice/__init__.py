@@ -1,4 +1,10 @@
-"""Five papers on on-device LLM inference, each reproduced in one executable notebook."""
+"""The helper library: what any notebook or program here needs, whichever paper it is about.
+
+Inside: engines for language models, the documentation corpus, search, the loop that drafts and verifies, records,
+rules and verdicts, figures, and the runner of the notebooks. Not inside: any paper's mechanism, experiment or program.
+Begin with `models.load`, then `causal_lm` and `speculation.loop`; for verdicts with `evidence.paper_run`, for runs with
+`run`. Nothing here imports the other packages.
+"""
 
 import warnings
 

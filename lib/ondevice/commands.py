@@ -11,20 +11,26 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ondevice import extras
 
-REFUSED = 2
-INTERRUPTED = 130  # exit codes
+REFUSED = 2  # exit code on bad input
+INTERRUPTED = 130  # exit code after an interrupt, as a shell has it
 WIDTH = 100  # columns of help; whole, it fits a screen
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns, WIDTH))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs fill the lines; one with an indented line stays as it is."""
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(each if "\n " in f"\n{each}" else textwrap.fill(each, width) for each in paragraphs)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""

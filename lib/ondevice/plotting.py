@@ -84,8 +84,8 @@ def legend(
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = sorted(entries, key=lambda label: label.startswith(("quoted", "paper")))
-    inches = [0.5 + 0.068 * len(label) for label in labels]
-    ways = range(1, min(columns, len(labels)) + 1)  # roughly
+    inches = [0.5 + 0.068 * len(label) for label in labels]  # roughly
+    ways = range(1, min(columns, len(labels)) + 1)
     fitting = [n for n in ways if sum(map(max, np.array_split(inches, n))) <= figure.get_figwidth()]
     box: dict[str, Any] = dict(loc="outside upper center", ncols=max(fitting, default=1), fontsize=8)
     if kind is not None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ondevice import assets
 from ondevice.evidence.exhibits import scoreboard
-from ondevice.evidence.paper_run import _shown, read_value
+from ondevice.evidence.paper_run import read_value, shown
 from ondevice.evidence.rules import Rule, Untested, parts_of
 from ondevice_studies.claims import CLAIMS
 
@@ -42,7 +42,7 @@ def link(paper: str, heading: str) -> str:
 
 def value_text(stored: str) -> str:
     """A claim's value as it was judged, with its 95 % intervals, from the column `value`; empty where there is none."""
-    return _shown(read_value(stored), "") if stored else ""
+    return shown(read_value(stored), "") if stored else ""
 
 
 def filled(text: str, board: pd.DataFrame) -> str:
@@ -57,7 +57,7 @@ def filled(text: str, board: pd.DataFrame) -> str:
             return str(row["printed"])
         if row["verdict"] != word:
             raise ValueError(f"The text takes {match[1]} for {word}, but it is {row['verdict']}: write it anew.")
-        return _shown(parts_of(read_value(row["value"]))[int(match[3] or 0)], "")
+        return shown(parts_of(read_value(row["value"]))[int(match[3] or 0)], "")
 
     return wrapped(_FILLED.sub(number, text))
 

@@ -16,7 +16,7 @@ EDITS = {
     "drafter": ("self._age % self.refresh and", "", "drafter-shown"),
     "mix": ("+ weight * p", "+ p", "mix-shown"),
     "maximised": ("(explained + strength * prior)", "explained + 1", "maximised-shown"),
-    "grow-likeliest": ("(-above * mine[number][1], next(order)", "(above * mine[number][1], next(order)", "size-shown"),
+    "grow-likeliest": ("(-above *", "(above *", "size-shown"),
     "size": ("expected / seconds", "expected * seconds", "size-shown"),
 }
 SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}

@@ -21,6 +21,10 @@ MAX_MEDIAN_LINES = 8
 MAX_FUNCTION_LINES = 40  # longer ones are the library's, or cells of their own
 FORBIDDEN_TAGS = {"raises-exception", "nbval-raises-exception", "nbval-skip", "injected-parameters"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:home|root|Users|work|tmp|usr|opt|var|mnt|private)/|\b[A-Z]:\\\\?Users")
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode", "file_extension", "mimetype", "name", "nbconvert_exporter", "pygments_lexer", "version",
+}  # fmt: skip
 READABLE_ID = re.compile(r"(?![0-9a-f]{8}(?:$|-))[a-z][a-z0-9_]*(-[a-z0-9_]+)*")  # nbformat's own ids: 8 random digits
 
 
@@ -32,15 +36,22 @@ def problems(path: Path) -> list[str]:
     except nbformat.ValidationError as error:
         return [f"invalid: {error}"]
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    found = [*of_file(path, notebook), *of_parameters(path, code), *of_metadata(notebook), *of_code(code)]
+    found = [*of_file(path, notebook), *of_parameters(path, code), *of_metadata(notebook), *of_imports(code),
+             *of_code(code)]  # fmt: skip
     return found + [f"{cell.get('id')}: {text}" for cell in notebook.cells for text in of_cell(cell)]
 
 
 def of_file(path, notebook):
     if (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
         yield "is not nbformat 4.5"
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
-        yield "its kernel is not python3"
+    if notebook.metadata.get("kernelspec") != KERNEL:
+        yield "its kernel is not python3 as JupyterLab writes it"
+    if set(notebook.metadata.get("language_info", {})) != LANGUAGE:
+        yield "its language is not as a kernel writes it"
+    if set(notebook.metadata) - {"kernelspec", "language_info", "title"}:
+        yield f"has the metadata {sorted(notebook.metadata)}"
+    if path.read_text(encoding="utf-8") != nbformat.writes(notebook) + "\n":
+        yield "is not in the form in which JupyterLab saves it"
     if path.stat().st_size >= MAX_BYTES:
         yield f"has {path.stat().st_size} bytes"
     if not any("nbval-check-output" in cell.metadata.get("tags", []) for cell in notebook.cells):
@@ -94,6 +105,23 @@ def of_metadata(notebook):
         yield f"its code cells are numbered {counts}"
 
 
+def of_imports(code):
+    """Imports stand in one cell near the top, which JupyterLab folds; the second cell has one of its own."""
+    import_cells = [cell for cell in code if not names(cell) and imports_at_top(cell.source)]
+    if [cell for cell in import_cells if cell is not code[1]] != code[2:3]:
+        yield f"its cells that import are {[cell.id for cell in import_cells]}, not the second and third code cell"
+    elif code[2].metadata.get("jupyter") != {"source_hidden": True}:
+        yield "its imports are not folded"
+
+
+def imports_at_top(text) -> bool:
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(without_magics(text)).body)
+
+
+def without_magics(text) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("%", "!")))
+
+
 def of_code(code):
     lengths = sorted(len(cell.source.splitlines()) for cell in code if not names(cell))
     if lengths and lengths[len(lengths) // 2] > MAX_MEDIAN_LINES:
@@ -123,8 +151,7 @@ def of_code_cell(cell, tags):
         yield "is tagged nbval-check-output and stores nothing that nbval compares"
     if names(cell):
         return
-    lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
-    for node in ast.walk(ast.parse("\n".join(lines))):
+    for node in ast.walk(ast.parse(without_magics(cell.source))):
         long = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if long and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
             yield f"defines {node.name} in more than {MAX_FUNCTION_LINES} lines"
@@ -178,16 +205,18 @@ def good_notebook():
         ),
         new.new_code_cell(CHECK, id="checked", execution_count=2),
         new.new_code_cell(
+            "import json", id="imports", execution_count=3, metadata={"jupyter": {"source_hidden": True}}
+        ),
+        new.new_code_cell(
             "print(seed + 1)",
             id="print-seed",
-            execution_count=3,
+            execution_count=4,
             metadata={"tags": ["nbval-check-output"]},
             outputs=[new.new_output("stream", text="1\n")],
         ),
         new.new_markdown_cell("Words about a/tmp/path and https://a.b/usr/c.", id="words"),
     ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return new.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    return new.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "language_info": dict.fromkeys(LANGUAGE, "")})
 
 
 def source(index, text):
@@ -195,14 +224,21 @@ def source(index, text):
 
 
 def printed(text):
-    return lambda n: n.cells[2].update(outputs=[nbformat.v4.new_output("stream", text=text)])
+    return lambda n: n.cells[3].update(outputs=[nbformat.v4.new_output("stream", text=text)])
 
 
 DEFECTS = {
     "not nbformat 4.5": lambda n: (n.update(nbformat_minor=4), [cell.pop("id") for cell in n.cells]),
     "kernel is not python3": lambda n: n.metadata.kernelspec.update(name="conda-base"),
-    "bytes": source(3, "x" * MAX_BYTES),
-    "no cell is tagged nbval-check-output": lambda n: n.cells[2].metadata.clear(),
+    "as JupyterLab writes it": lambda n: n.metadata.kernelspec.update(display_name="Python 3"),
+    "its language is not": lambda n: n.metadata.language_info.pop("version"),
+    "has the metadata": lambda n: n.metadata.update(widgets={}),
+    "not in the form": lambda n: n.metadata.update({"title": n.metadata.pop("title", "Good")}),
+    "imports are not folded": lambda n: n.cells[2].metadata.clear(),
+    "its cells that import are": source(3, "from json import dumps"),
+    "imports'], not the second": lambda n: n.cells.insert(2, n.cells.pop(3)),
+    "bytes": source(4, "x" * MAX_BYTES),
+    "no cell is tagged nbval-check-output": lambda n: n.cells[3].metadata.clear(),
     "0 cells are tagged parameters": lambda n: n.cells[0].metadata.clear(),
     "not one equals sign": source(0, "seed: int = 0  # seed=0 is the default"),
     "papermill does not find ['seed']": source(0, "seed: int | None = 0"),
@@ -212,18 +248,18 @@ DEFECTS = {
     "does not begin with its parameters": source(1, "parameters = dict(seed=seed)"),
     "is no parameter, which is name: type = literal": source(0, "seed: int = 6 * 7"),
     "has papermill metadata": lambda n: n.metadata.update(papermill={}),
-    "numbered [1, 2, None]": lambda n: n.cells[2].update(execution_count=None),
-    "numbered [1, 2, 4]": lambda n: n.cells[2].update(execution_count=4),
-    "median code cell has 9 lines": lambda n: [cell.update(source="\n".join(["1"] * 9)) for cell in n.cells[1:3]],
-    "its id does not read": lambda n: n.cells[2].update(id="0f3a9c1e"),
-    "is tagged ['raises-exception']": lambda n: n.cells[2].metadata.tags.append("raises-exception"),
-    "has run metadata": lambda n: n.cells[2].metadata.update(execution={"iopub.execute_input": "2026"}),
-    "holds an absolute path": source(2, "open('/home/me/file')"),
+    "numbered [1, 2, 3, None]": lambda n: n.cells[3].update(execution_count=None),
+    "numbered [1, 2, 3, 5]": lambda n: n.cells[3].update(execution_count=5),
+    "median code cell has 9 lines": lambda n: [cell.update(source="\n".join(["1"] * 9)) for cell in n.cells[1:4]],
+    "its id does not read": lambda n: n.cells[3].update(id="0f3a9c1e"),
+    "is tagged ['raises-exception']": lambda n: n.cells[3].metadata.tags.append("raises-exception"),
+    "has run metadata": lambda n: n.cells[3].metadata.update(execution={"iopub.execute_input": "2026"}),
+    "holds an absolute path": source(3, "open('/home/me/file')"),
     "print-seed: holds an absolute path": printed("saved /tmp/x.png\n"),
-    "stores an error": lambda n: n.cells[2].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="")),
-    "has an NBVAL comment": source(2, "print(1)  # NBVAL_IGNORE_OUTPUT"),
-    "stores nothing that nbval compares": lambda n: n.cells[2].update(outputs=[]),
-    "defines f in more": source(2, "%time\ndef f():\n    a = 1\n    b = 2\n    return a + b"),
+    "stores an error": lambda n: n.cells[3].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="")),
+    "has an NBVAL comment": source(3, "print(1)  # NBVAL_IGNORE_OUTPUT"),
+    "stores nothing that nbval compares": lambda n: n.cells[3].update(outputs=[]),
+    "defines f in more": source(3, "%time\ndef f():\n" + "    a = 1\n" * MAX_FUNCTION_LINES),
 }
 
 

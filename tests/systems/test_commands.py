@@ -4,10 +4,12 @@ import re
 import runpy
 import socket
 import sys
+import tomllib
 import warnings
 
 import pytest
 
+from ondevice.assets import ROOT
 from ondevice.run.__main__ import main as run
 
 pytestmark = pytest.mark.timeout(100)
@@ -15,6 +17,9 @@ pytestmark = pytest.mark.timeout(100)
 RUN, TRAINING = "ondevice.run", "ondevice_training"
 ROUTER, PAIR = "ondevice_programs.router", "ondevice_programs.pair"
 RERANK, GRAPHS = "ondevice_programs.reranker", "ondevice_programs.graphs"
+ASSISTANT = "ondevice_programs.assistant"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMMANDS = {name: target.partition(".__main__:")[0] for name, target in PROJECT["scripts"].items()}
 URLS = ["serve", "--device", "http://127.0.0.1:1", "--server", "http://127.0.0.1:2", "--port", "0"]
 LM = ["lm", "--size", "tiny", "--tokens", "9", "--out", "{folder}/new"]
 EVALUATE = ["evaluate", "--model", "nowhere", "--out", "{folder}"]
@@ -136,11 +141,47 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(program, words, said, t
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("program", [RUN, f"{ROUTER} serve", f"{PAIR} device", f"{TRAINING} lm", f"{RUN} publish"])
-def test_help_shows_defaults_and_an_example(program, capsys):
+HELP = {  # each command, and the options that change what it promises, which its help names
+    f"{RUN}": "--params --set --force --jobs --timeout --list publish",
+    f"{RUN} publish": "",
+    f"{ROUTER}": "--budget --constrained --pace --migration --key",
+    f"{ROUTER} serve": "--budget --constrained --pace --migration --key --config --device --server --host --port",
+    f"{ROUTER} replay": "--ttft --tbt --fault --seed --port",
+    f"{PAIR}": "--aggregator --scheduler --guard",
+    f"{PAIR} cloud": "--gives-documents --most-memory --model --documents --certificate --authority",
+    f"{PAIR} device": "--mode --aggregator --scheduler --guard --temperature --model --documents --public --force",
+    f"{PAIR} documents": "--shared --index",
+    f"{RERANK}": "--memory-budget",
+    f"{RERANK} rank": "--memory-budget --model --top-k",
+    f"{RERANK} serve": "--memory-budget --model --host --port",
+    f"{GRAPHS}": "--precision --drafter --plan --memory",
+    f"{GRAPHS} export": "--precision --blocks --large --small",
+    f"{GRAPHS} generate": "--drafter --plan --memory --history --tokens",
+    ASSISTANT: "--private --public --without --budget --memory --connect --serve --certificate",
+}
+EXAMPLES = {*HELP, f"{TRAINING} lm"} - {ROUTER, PAIR, RERANK, GRAPHS}  # the last four have commands with examples
+
+
+def help_of(program, capsys):
     first, *rest = program.split()
     with pytest.raises(SystemExit) as end:
         start(first, [*rest, "--help"])
-    shown = capsys.readouterr().out
-    assert end.value.code == 0 and "example:\n  " in shown
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", HELP)
+def test_help_fits_a_screen_and_names_what_changes_the_promise(program, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = help_of(program, capsys).splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert set(HELP[program].split()) <= set(re.findall(r"[\w-]+", " ".join(lines)))
+    command = next(name for name, module in COMMANDS.items() if module == program.split()[0])
+    assert lines[0].startswith(f"usage: {command} {' '.join(program.split()[1:])}".strip())
+
+
+@pytest.mark.parametrize("program", sorted(EXAMPLES))
+def test_help_shows_defaults_and_an_example(program, capsys):
+    shown = help_of(program, capsys)
+    assert "example:\n  " in shown
     assert program.endswith("publish") or "(default: " in " ".join(shown.split())

@@ -88,7 +88,7 @@ def test_llama_index_postprocessor_reads_what_an_embedder_reads(reranker, best):
     for found in (postprocessor.postprocess_nodes(nodes, schema.QueryBundle(QUERY)), asked):
         same([(one.metadata["place"], one.score) for one in found], best, 3)
     assert {one.score for one in nodes} == {0.5} and postprocessor.postprocess_nodes([], query_str=QUERY) == []
-    with pytest.raises(ValueError, match="needs the query"):
+    with pytest.raises(ValueError, match="query_bundle"):
         postprocessor.postprocess_nodes(nodes)
 
 
@@ -129,6 +129,6 @@ def test_a_missing_host_is_one_sentence_that_names_the_extra(name, module, monke
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(vars(adapters), name, raising=False)
     package = module.partition(".")[0]
-    with pytest.raises(ImportError, match=rf'{name} needs "ondevice\[hosts\]": .*{package}'):
+    with pytest.raises(ImportError, match=rf"{name} .*\[hosts\].*{package}"):
         getattr(adapters, name)
     assert not hasattr(adapters, "Ranker")

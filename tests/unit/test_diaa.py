@@ -121,6 +121,8 @@ def test_warm_up_is_the_mean_over_occurrences(lm):
         best = sorted(((p / counts[key], t) for t, p in row.items()), reverse=True)[:8]
         assert tables.tokens[key].tolist() == [t for _, t in best]
         np.testing.assert_allclose(tables.probabilities[key], [p for p, _ in best], rtol=1e-5)
+
+
 def test_windows_know_nothing_of_each_other(lm, monkeypatch):
     from ondevice_papers.diaa import warmup
 

@@ -202,18 +202,18 @@ def test_layers_of_modernbert_differ() -> None:
     _, layers, _ = split(built("Modern"), run)
     first, second, *others = whole = [attention | feed_forward for attention, feed_forward in layers]
     run.require(whole, torch.float64)
-    with pytest.raises(ValueError, match=r"Layer 1 .* attn_norm\.weight is missing, not \[32\]"):
+    with pytest.raises(ValueError, match=r"Layer 1 .* attn_norm\.weight.*\[32\]"):
         run.require([first, first, *others], torch.float64)
-    with pytest.raises(ValueError, match=r"Layer 0 .* attn_norm\.weight is \[32\], not missing"):
+    with pytest.raises(ValueError, match=r"Layer 0 .* attn_norm\.weight.*\[32\]"):
         run.require([second, second, *others], torch.float64)
-    with pytest.raises(ValueError, match=f"have {run.layers - 1} layers; its config says {run.layers}"):
+    with pytest.raises(ValueError, match=f"{run.layers - 1} .*{run.layers}"):
         run.require(whole[1:], torch.float64)
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda name, value: None if "down" in name else value, "Layer 1 .* mlp.down_proj.weight is missing"),
-    (lambda name, value: value[:5] if "down" in name else value, r"mlp.down_proj.weight is \[5, 48\], not \[32, 48\]"),
-    (lambda name, value: value.float() if "down" in name else value, "is torch.float32, the embeddings are .*float64"),
+    (lambda name, value: None if "down" in name else value, "Layer 1 .* mlp.down_proj.weight"),
+    (lambda name, value: value[:5] if "down" in name else value, r"mlp.down_proj.weight .*\[5, 48\].*\[32, 48\]"),
+    (lambda name, value: value.float() if "down" in name else value, "torch.float32.*float64"),
 ])  # fmt: skip
 def test_parts_that_do_not_fit_are_refused(change: Callable[[str, Tensor], Tensor | None], words: str) -> None:
     run = architecture("Qwen3")
@@ -230,7 +230,7 @@ def test_parts_that_do_not_fit_are_refused(change: Callable[[str, Tensor], Tenso
 def test_weights_that_lack_a_tensor_are_refused(kind: str, name: str) -> None:
     run = architecture(kind)
     rest = {found: value for found, value in split(built(kind), run)[0].items() if found != name}
-    with pytest.raises(ValueError, match=f"{run.name} lack {name}"):
+    with pytest.raises(ValueError, match=f"{run.name} .*{name}"):
         run.head(run.prepared(rest) | rest)
 
 
@@ -245,19 +245,19 @@ def test_the_longest_row_is_within_positions_and_windows() -> None:
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    (lambda: AutoConfig.for_model("opt", architectures=["OPTForCausalLM"]), "OPTForCausalLM cannot be run"),
-    (lambda: AutoConfig.for_model("llama"), "without an architecture"),
+    (lambda: AutoConfig.for_model("opt", architectures=["OPTForCausalLM"]), "OPTForCausalLM"),
+    (lambda: AutoConfig.for_model("llama"), "architecture"),
     (lambda: configured("Llama", architectures=["LayerWiseMiniCPMForCausalLM"], auto_map={"AutoModel": "m.M"}),
-     "LayerWiseMiniCPMForCausalLM .* code of its own, which is not run here; a class of transformers would be needed"),
-    (lambda: configured("Qwen3LM"), 'logits of "yes" and "no"'),
-    (lambda: configured("Bert", num_labels=2), "gives 2 numbers a row"),
-    (lambda: configured("Bert", is_decoder=True), "configured as a decoder"),
-    (lambda: configured("Deberta3", conv_kernel_size=3), "has a convolution beside its first layer"),
-    (lambda: configured("Gemma", use_bidirectional_attention=True), "attends in both directions"),
+     "LayerWiseMiniCPMForCausalLM .*transformers"),
+    (lambda: configured("Qwen3LM"), '"yes".*"no"'),
+    (lambda: configured("Bert", num_labels=2), " 2 "),
+    (lambda: configured("Bert", is_decoder=True), "is_decoder"),
+    (lambda: configured("Deberta3", conv_kernel_size=3), "conv_kernel_size"),
+    (lambda: configured("Gemma", use_bidirectional_attention=True), "use_bidirectional_attention"),
     (lambda: configured("Qwen3", layer_types=["full_attention"] * 4 + ["chunked_attention"]),
-     "has layers of chunked_attention"),
+     "chunked_attention"),
     (lambda: configured("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-     "positions of type 'dynamic'"),
+     "'dynamic'"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused_by_name(config: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

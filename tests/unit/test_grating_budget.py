@@ -104,12 +104,12 @@ def test_attention_that_is_held_whole_is_counted(name: str) -> None:
 
 @pytest.mark.parametrize("lengths", [[10], [300], [40] * 500, [5] * 5000, [3, 1000, 7] * 40], ids=len)
 def test_the_smallest_budget_works_and_one_less_does_not(model: Model, lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"1 MB .* with tiny: the smallest budget that works is \d+ MB") as told:
+    with pytest.raises(ValueError, match=r"1 MB .*tiny.* \d+ MB") as told:
         plan(model, lengths, 1)
     least = int(str(told.value).split()[-2])
     found = plan(model, lengths, least)
     assert found.slots == 2 and found.chunk >= max(lengths) and found.total <= least * MB
-    with pytest.raises(ValueError, match=f"smallest budget that works is {least} MB"):
+    with pytest.raises(ValueError, match=f" {least} MB"):
         plan(model, lengths, least - 1)
 
 

@@ -212,10 +212,10 @@ def test_a_disk_that_gets_full_has_its_room_back_after_the_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("rows", "words"), [
-    ([], "There are no candidates"),
-    ([Row([], 0)], "Candidate 0 has 0 tokens"),
-    ([Row([4], 1), Row([4] * (CONTEXT + 1), 1)], "Candidate 1 has 65 tokens; the model takes 1 to 64"),
-    ([Row([4, V], 2)], "Token ids are from 0 to 96, not 97"),
+    ([], "no candidates"),
+    ([Row([], 0)], "Candidate 0 .* 0 tokens"),
+    ([Row([4], 1), Row([4] * (CONTEXT + 1), 1)], "Candidate 1 .* 65 .* 64"),
+    ([Row([4, V], 2)], " 96.* 97"),
 ])  # fmt: skip
 def test_wrong_rows_are_refused(rows: list[Row], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -228,5 +228,5 @@ def test_a_score_that_is_no_finite_number_is_an_error(number: float) -> None:
         found = engine_module.run_layer(*given)
         return found.index_fill(0, torch.tensor([5]), number) if given[6] == 1 else found
 
-    with pytest.raises(ValueError, match="The score of candidate 5 after layer 2 is not a finite number"):
+    with pytest.raises(ValueError, match=r"candidate 5 .*layer 2 .*finite"):
         engine(run_layer=run_layer).score(some_rows())

@@ -147,7 +147,7 @@ def test_a_full_or_failing_disk_is_one_clear_error(
 
     monkeypatch.setattr(os, "pwritev", full)
     states, right = Offloaded(LENGTHS, WIDTH, torch.float32, tmp_path), mirror()
-    with pytest.raises(OSError, match=f"could not be kept in {tmp_path.name}: {os.strerror(code)}") as told:
+    with pytest.raises(OSError, match=f"{tmp_path.name}.*{os.strerror(code)}") as told:
         filled(states, right)
         passed(states, right, [[0, 1], [2, 3], [4, 5, 6, 7, 8, 9]])
     assert told.value.errno == code

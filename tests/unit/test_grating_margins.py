@@ -81,7 +81,7 @@ def test_settings_are_tested_up_to_the_first_failure():
 def test_as_many_queries_are_asked_for_as_no_error_among_them_would_certify(recall, confidence, certifying, asked):
     require(certifying, recall, confidence)
     assert p_value(np.zeros(certifying), 1 - recall) <= 1 - confidence < p_value(np.zeros(certifying - 1), 1 - recall)
-    message = f"at least {asked} queries, of which {certifying} certify: here only 20 can"
+    message = f" {asked} .* {certifying} .* 20 "
     with pytest.raises(ValueError, match=message):
         require(20, recall, confidence)
     assert len(parted(range(asked))[1]) == certifying
@@ -91,7 +91,7 @@ def test_as_many_queries_are_asked_for_as_no_error_among_them_would_certify(reca
     ("values", "name"), [((1.0, 0.9), "recall"), ((np.nan, 0.9), "recall"), ((0.9, 0), "confidence")]
 )
 def test_promises_that_cannot_be_kept_are_refused(values, name):
-    with pytest.raises(ValueError, match=f"The promised {name} is in"):
+    with pytest.raises(ValueError, match=name):
         require(1000, *values)
 
 
@@ -133,9 +133,9 @@ def test_the_model_of_errors_is_calibrated_where_the_data_follow_it():
 
 
 def test_a_model_is_fitted_on_validation_pools_of_more_than_k():
-    with pytest.raises(ValueError, match="A rule is calibrated on validation pools, not on test"):
+    with pytest.raises(ValueError, match=r"validation.*test"):
         fit(drawn(9, 0, split="test"), K)
-    with pytest.raises(ValueError, match="K = 8 needs pools of more candidates"):
+    with pytest.raises(ValueError, match="K = 8"):
         fit(drawn(9, 0), 8)
     small = drawn(5, 1, n=K)
     assert np.array_equal(fit(drawn(9, 0) + small, K).weights, fit(drawn(9, 0), K).weights)
@@ -175,7 +175,7 @@ def test_where_nothing_can_be_certified_nothing_is_pruned(monkeypatch):
 
 
 def test_too_few_pools_and_test_pools_are_not_certified():
-    with pytest.raises(ValueError, match="at least 199 queries"):
+    with pytest.raises(ValueError, match=" 199 "):
         certify(drawn(190, 0), K)
-    with pytest.raises(ValueError, match="not on test"):
+    with pytest.raises(ValueError, match="test"):
         certify(drawn(60, 0, split="test"), K, 0.9)

@@ -162,7 +162,7 @@ def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(folder: Pat
     with Reranker(folder, threshold=0.0, probes=some()) as pruned:
         pruned.rank(query, documents, top_k=1)
         assert pruned.receipt is not None and pruned.receipt.saved > 0
-    with pytest.raises(ValueError, match=f"for {LAYERS + 1} layers of width {WIDTH}, not for {LAYERS} layers"):
+    with pytest.raises(ValueError, match=f"{LAYERS + 1} layers .*{WIDTH}.* {LAYERS} layers"):
         Reranker(folder, probes=some(layers=LAYERS + 1))
 
 
@@ -177,5 +177,5 @@ def test_shipped_probes_are_those_of_the_record_by_model_and_in_the_order_of_lay
         assert own["layer"].tolist() == list(range(1, len(own) + 1))
         assert np.array_equal(loaded.weights, np.stack(own["weights"].to_list()))
         assert np.array_equal(loaded.intercepts, own["intercept"])
-    with pytest.raises(ValueError, match="of c; there are of pydocs-reranker, pydocs-reranker-deep"):
+    with pytest.raises(ValueError, match=r" c.*pydocs-reranker, pydocs-reranker-deep"):
         probes.load("c")

@@ -105,9 +105,9 @@ def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_not
 
 
 def test_splits_and_sets_that_there_are_not_are_refused():
-    with pytest.raises(ValueError, match="no pools of 'RAG' on the validation split"):
+    with pytest.raises(ValueError, match=r"'RAG'.* validation"):
         pools(RAG, "validation")
-    with pytest.raises(ValueError, match="no pools of 'web'"):
+    with pytest.raises(ValueError, match="'web'"):
         pools("web", "test")
 
 

@@ -80,7 +80,7 @@ def test_a_causal_lm_reads_the_published_prompt() -> None:
 def test_yes_and_no_are_a_token_each() -> None:
     assert answer_ids(word_tokenizer("no maybe yes")) == (6, 4)
     for tokenizer in (shapes.byte_tokenizer(), word_tokenizer("maybe")):
-        with pytest.raises(ValueError, match="are not a token each"):
+        with pytest.raises(ValueError, match=r'"yes".*"no"'):
             answer_ids(tokenizer)
 
 
@@ -162,10 +162,10 @@ def test_the_blocks_of_texts_make_no_difference(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("queries", "documents", "longest", "words"), [
-    (["a", "a b c"], ["a", "a"], 6, "Query 1 and its format take 6 of 6 tokens: no room"),
-    (["a b " * 1_000_000], ["a"], None, "of 64 tokens: no room"),
-    (["a", "a"], ["a", None], None, "Document 1 is no text but of type NoneType"),
-    (["a", "a"], ["a", "bad \udc80 text"], None, "Document 1 has half a surrogate pair at character 4"),
+    (["a", "a b c"], ["a", "a"], 6, "Query 1 .* 6 of 6"),
+    (["a b " * 1_000_000], ["a"], None, "64"),
+    (["a", "a"], ["a", None], None, "Document 1 .*NoneType"),
+    (["a", "a"], ["a", "bad \udc80 text"], None, "Document 1 .*surrogate.* 4"),
 ])  # fmt: skip
 def test_pairs_that_make_no_sense_are_refused(queries: Any, documents: Any, longest: int | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):

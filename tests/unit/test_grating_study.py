@@ -80,7 +80,7 @@ def test_a_chance_of_0_prunes_nothing_and_a_rule_that_is_missing_is_refused():
     scores = record(settled=True, pools=10)
     found = study.outcomes(scores, table({MARGIN: 0.0, LOW: 0.001}), [BASE], [QUESTIONS], [1], [MARGIN, LOW])
     assert found.groupby("rule")["saved"].min()[LOW] > 0.5 and found.groupby("rule")["saved"].max()[MARGIN] == 0
-    with pytest.raises(ValueError, match=f"no rule {HIGH} of {BASE} for {QUESTIONS} and K = 1"):
+    with pytest.raises(ValueError, match=f"{HIGH} .*{BASE} .*{QUESTIONS} .* 1"):
         study.rule_of(scores, table({LOW: 0.001}), BASE, QUESTIONS, 1, HIGH)
 
 

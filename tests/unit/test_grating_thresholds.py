@@ -81,9 +81,9 @@ def test_the_lowest_threshold_is_above_the_first_that_misses(values, threshold):
 
 
 def test_a_target_above_the_full_model_is_refused():
-    with pytest.raises(ValueError, match=r"Without pruning it is 0\.4000: no threshold reaches 0\.4500"):
+    with pytest.raises(ValueError, match=r"0\.4000.*0\.4500"):
         lowest((INF, 1), (0.4, 0.5), 0.45)
-    with pytest.raises(ValueError, match="no threshold reaches"):
+    with pytest.raises(ValueError, match="threshold"):
         calibrate(drawn(5), 3, 1.01)
 
 
@@ -103,5 +103,5 @@ def test_a_calibrated_threshold_meets_its_target_on_its_pools_and_the_next_one_d
 )
 @pytest.mark.parametrize("calibrating", [validation, lambda pools: calibrate(pools, 3, 0.1)])
 def test_only_validation_pools_are_calibrated_on(pools, which, calibrating):
-    with pytest.raises(ValueError, match=f"A rule is calibrated on validation pools, not on {which}"):
+    with pytest.raises(ValueError, match=f"validation.*{which}"):
         calibrating(pools)

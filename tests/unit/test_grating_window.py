@@ -150,7 +150,7 @@ def test_a_failing_read_is_the_callers_error_and_the_unit_can_be_asked_for_again
         change_reads(broken, failing)
         weights.window.unit(2)  # was there before the disk broke
         for _ in range(2):
-            with pytest.raises(OSError, match=r"Input/output error \(while weights were read\): 'model.safetensors'"):
+            with pytest.raises(OSError, match=r"Input/output error.*'model.safetensors'"):
                 weights.window.unit(3)
     assert all(right(weights, layer) for layer in [1, 2, 3, 4, 0])
     weights.close()
@@ -225,7 +225,7 @@ def test_a_short_read_of_a_row_is_continued_and_a_cut_file_is_an_error(
     change_reads(monkeypatch, lambda original, handle, buffers, at: original(handle, [buffers[0][:100]], at))
     assert rows(cache, [7, 30])
     os.truncate(folder / SINGLE, cache.table.offset + 40 * WIDTH * 4 + 9)
-    with pytest.raises(ValueError, match=r"ended before a row of model\.embed_tokens\.weight.*truncated"):
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight.*truncated"):
         cache.rows(torch.tensor([40]))
 
 
@@ -233,6 +233,6 @@ def test_a_short_read_of_a_row_is_continued_and_a_cut_file_is_an_error(
 def test_ids_without_a_row_are_refused(folder: Path, ids: list[int]) -> None:
     weights = Streamed(folder, part_of)
     for ask in (weights.rows, weights.head_rows):
-        with pytest.raises(ValueError, match=f"Token ids are from 0 to 49, not {ids[-1]}"):
+        with pytest.raises(ValueError, match=f" 49.* {ids[-1]}"):
             ask(torch.tensor(ids))
     weights.close()

@@ -121,7 +121,8 @@ def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
 
 
 def test_ids_beyond_16_bits_can_be_stored():
-    assert Store.from_sequences([[1, 150_000, 150_001]] * 2).after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
+    store = Store.from_sequences([[1, 150_000, 150_001]] * 2)
+    assert store.after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
 
 
 def test_the_bundled_stores_hold_train_text_alone():
@@ -246,7 +247,8 @@ def test_the_shipped_weights_are_those_of_the_record():
     table = evidence.load("speculation", "weights")
     for stored, rows in table.groupby("stored"):
         weights = bundled.weights(bool(stored))
-        recorded = {tuple(row[:3]): row[3] for row in rows[["kind", "order", "source", "weight"]].itertuples(index=False)}
+        columns = rows[["kind", "order", "source", "weight"]]
+        recorded = {tuple(row[:3]): row[3] for row in columns.itertuples(index=False)}
         assert dict(np.ndenumerate(weights)) == recorded
 
 

@@ -262,7 +262,7 @@ def test_metrics_by_hand_with_ties_against_the_ranker():
     assert Estimate.of([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
     assert correlations(np.arange(4), np.array([0, 1, 3, 2])) == pytest.approx((0.8, 2 / 3))
     assert correlations(np.zeros(4), np.arange(4)) == (0, 0)
-    with pytest.raises(ValueError, match="not a finite number"):
+    with pytest.raises(ValueError, match="finite"):
         ranked(np.array([1, np.nan]), relevant[:2])
     with pytest.raises(ValueError, match="no nDCG"):
         ndcg(np.zeros(3, bool))
@@ -300,9 +300,7 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
     assert (reached.step, reached.stopped) == (12, False)
     for (name, one), (_, other) in zip(unbroken.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.equal(one, other), name
-    with pytest.raises(
-        ValueError, match=r"broken.*96 .*'deep'.*96 .*'last'"
-    ):
+    with pytest.raises(ValueError, match=r"broken.*96 .*'deep'.*96 .*'last'"):
         trained(tmp_path / "broken", kind, supervision="last")
 
 

@@ -1,4 +1,6 @@
-"""README says what the published verdicts say."""
+"""README says what the published verdicts say, and what the library's folders hold."""
+
+import re
 
 import pandas as pd
 import pytest
@@ -15,7 +17,8 @@ def test_the_summary_is_that_of_the_published_verdicts():
 
 def test_another_verdict_is_another_summary():
     board = evidence.scoreboard()
-    changed = board.assign(verdict=board["verdict"].mask(board["claim"] == "diaa-c12", "reproduced"))
+    headline = next(iter(readme.headlines()))
+    changed = board.assign(verdict=board["verdict"].mask(board["claim"] == headline, "untested"))
     assert readme.summary(changed) != readme.summary(board)
 
 
@@ -38,3 +41,24 @@ def test_a_readme_without_the_place_is_refused():
 
 def test_each_paper_has_one_headline_in_the_readmes_order():
     assert [claim.partition("-")[0] for claim in readme.headlines()] == list(CLAIMS)
+
+
+def test_the_map_names_every_folder_and_its_lines_to_a_tenth():
+    text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.compile(r"(\| [*]*`\w+/.*) \| ([\d,]+) \|$", re.M)
+    shown, present = (rows.findall(each) for each in (text, readme.library_map(assets.ROOT / "lib")))
+    assert [words for words, _ in shown] == [words for words, _ in present], "run python -m ondevice_studies.readme"
+    for (words, count), (_, now) in zip(shown, present, strict=True):
+        lines, most = int(count.replace(",", "")), int(now.replace(",", ""))
+        assert abs(lines - most) <= max(50, most / 10), f"{words}: run python -m ondevice_studies.readme"
+
+
+def test_the_map_of_a_small_library(tmp_path):
+    (tmp_path / "kit" / "room").mkdir(parents=True)
+    (tmp_path / "kit" / "__init__.py").write_text('"""The kit.\n\nMore.\n"""\n')
+    (tmp_path / "kit" / "room" / "__init__.py").write_text('"""A room."""\n\nA = """text\nof two lines"""\n')
+    (tmp_path / "kit" / "more.py").write_text('def f():\n    """Words."""\n    # why\n    return (\n        1)\n' * 4)
+    assert readme.library_map(tmp_path).splitlines()[2:] == [
+        "| **`kit/`** | The kit | 10 |", "| `kit/room/` | A room | 0 |",
+    ]  # fmt: skip
+    assert readme.code_lines((tmp_path / "kit" / "more.py").read_text()) == 12

@@ -137,7 +137,7 @@ def test_damaged_folders_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"head-32\.onnx"):
         static_graphs.compiled(lost)
     (copied("empty") / static_graphs.FACTS).write_text(json.dumps({}))
-    with pytest.raises(ValueError, match="empty.*ondevice-graphs export"):
+    with pytest.raises(ValueError, match=r"empty.*ondevice-graphs export"):
         static_graphs.compiled(tmp_path / "empty")
 
 

@@ -118,7 +118,7 @@ def test_the_dynamic_program_keeps_labels_with_an_earlier_loader(p, d, s, chunks
 
 
 def test_the_exact_optimum_refuses_thirteen_blocks():
-    with pytest.raises(ValueError, match="12 blocks.* 13"):
+    with pytest.raises(ValueError, match=r"12 blocks.* 13"):
         exact(slow(0, 13, 2))
 
 
@@ -171,7 +171,7 @@ def test_with_memory_for_one_more_graph_a_load_runs_beside_its_own_block():
     timeline = execute(prefill, [Load(1, 0, 1), Load(0, 0, 2)])
     assert timeline.load_start.tolist() == [0, 7] and timeline.load_end.tolist() == [6, 9]
     assert timeline.compute_end.tolist() == [[3, 7], [10, 17]]
-    with pytest.raises(ValueError, match="Block 0.*memory"):
+    with pytest.raises(ValueError, match=r"Block 0.*memory"):
         execute(Prefill([3, 4], [5, 7], [2, 6], 2, g2=[3, 0], memory=3), [Load(0, 0, 2)])
 
 
@@ -189,7 +189,7 @@ def test_a_larger_second_graph_waits_for_what_others_have_left():
     timeline = execute(prefill, earliest(prefill, [1, 1]))
     assert timeline.load_start.tolist() == [7, 9]
     assert execute(prefill, greedy(prefill)).load_block.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="Block 0 .*chunk 0"):
+    with pytest.raises(ValueError, match=r"Block 0 .*chunk 0"):
         execute(prefill, earliest(prefill, [0, 1]))
     assert scheduling.latencies(prefill, np.array([[1, 1], [0, 1]])).tolist() == [11, np.inf]
 

@@ -346,6 +346,6 @@ def _probe(lm: CausalLM) -> str | None:
         return f"{support.name(lm.model)} cannot run several sequences ({str(error).strip().splitlines()[:1]})."
     for logits, prompt in zip(together, prompts, strict=True):
         right = lm.start().prefill([*prompt, *common])
-        if float((logits[-1] - right).abs().max() / right.std()) > probe._tolerance(lm):
+        if float((logits[-1] - right).abs().max() / right.std()) > probe.tolerance(lm):
             return f"{support.name(lm.model)} does not obey the positions and masks of several sequences."
     return None

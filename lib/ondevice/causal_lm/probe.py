@@ -29,7 +29,7 @@ class Probed(Protocol):
 def require_chains(lm: Probed) -> None:
     """Raise ValueError where prefill, extend and rollback do not give what a run without a cache gives."""
     try:
-        wrong = _chain_error(lm) > _tolerance(lm)
+        wrong = _chain_error(lm) > tolerance(lm)
     except Exception as error:  # whatever a foreign forward raises, it cannot be used
         raise ValueError(f"{support.name(lm.model)} cannot run in a session ({_line(error)}).") from error
     if wrong:
@@ -39,7 +39,7 @@ def require_chains(lm: Probed) -> None:
 def tree_refusal(lm: Probed) -> str | None:
     """A sentence where a tree's logits are not those of its paths, else None."""
     try:
-        wrong = _tree_error(lm) > _tolerance(lm)
+        wrong = _tree_error(lm) > tolerance(lm)
     except Exception as error:  # as above
         return f"{support.name(lm.model)} cannot verify a tree ({_line(error)}): only chains can be verified."
     if wrong:
@@ -82,7 +82,7 @@ def _distance(logits: torch.Tensor, right: torch.Tensor) -> float:
     return float((logits - right).abs().max() / right.std())
 
 
-def _tolerance(lm: Probed) -> float:
+def tolerance(lm: Probed) -> float:
     """Rounding accumulates over layers; with sharp attention, wrong positions cost 0.9 and more."""
     return 0.25 if torch.finfo(lm.model.dtype).bits == 16 else 1e-4
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ondevice import assets
+from ondevice import assets, extras
 from ondevice.corpus.reading import PACKAGES, Document, installed_documents, versions
 from ondevice.corpus.splits import SPLITS, Selection, select
 
@@ -63,7 +63,8 @@ def manifest() -> dict[str, Any]:
 
 def dataset(split: str) -> Dataset:
     """One split as a `datasets.Dataset` with the columns of `Document`, in order of the qualified names."""
-    import datasets
+    with extras.needing("notebooks", "The corpus"):
+        import datasets
 
     if split not in SPLITS:
         raise ValueError(f"There is no split {split!r}; there are {', '.join(SPLITS)}.")

@@ -1,4 +1,4 @@
-"""What a number is (its kind, its interval), when it supports a claim, and what long runs recorded."""
+"""Estimates with their kind and interval, rules that turn them into verdicts, and records of long runs."""
 # ruff: noqa: F401, I001
 
 from ondevice.extras import needing

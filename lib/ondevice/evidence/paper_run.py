@@ -99,8 +99,8 @@ class PaperRun:
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
         if null is not None and rule.verdict(null) == verdict != "undecided":
-            remarks.append(f"does not discriminate: {rule.null or 'the null'} has {_shown(null, rule.unit)}")
-        ours = ", ".join(filter(None, [_shown(value, rule.unit), about]))
+            remarks.append(f"does not discriminate: {rule.null or 'the null'} has {shown(null, rule.unit)}")
+        ours = ", ".join(filter(None, [shown(value, rule.unit), about]))
         n = _samples(value)
         self.verdicts[claim_id] = dict(
             ours=ours, n=n, kind=kind, verdict=verdict, remark="; ".join(remarks),
@@ -148,9 +148,9 @@ class PaperRun:
 
         Raises ValueError when an exhibit of the paper was neither saved nor skipped, or a testable claim not judged.
         """
-        shown = {row["exhibit"] for row in self.exhibits.values()}
+        covered = {row["exhibit"] for row in self.exhibits.values()}
         exhibits = self.paper_exhibits.items()
-        missing = sorted(name for name, row in exhibits if name not in shown and row.kind != "diagram")
+        missing = sorted(name for name, row in exhibits if name not in covered and row.kind != "diagram")
         if missing := [name for name in missing if name.startswith(("fig_", "table_"))]:
             raise ValueError(f"Not saved and not skipped: {', '.join(missing)}.")
         judged = {*self.verdicts, *(name for name, rule in self.rules.items() if isinstance(rule, Untested))}
@@ -227,7 +227,7 @@ def _samples(value: Value) -> str:
     return " to ".join(map(str, dict.fromkeys([*counts[:1], *counts[-1:]])))
 
 
-def _shown(value: Value, unit: str) -> str:
+def shown(value: Value, unit: str) -> str:
     """Three significant digits and the interval; of more than four values, their range."""
     parts = parts_of(value)
     unit = f" {unit}" if unit else ""

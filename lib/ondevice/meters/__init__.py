@@ -1,4 +1,4 @@
-"""What a run takes, measured from outside: a process's memory, and what it leaves in the page cache."""
+"""Measures a process from outside: its memory, and what it leaves in the page cache."""
 
 from ondevice.meters.memory import Sampled, cached_bytes, evict, mark, sample, trim
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ondevice.causal_lm import CausalLM, TokenTree
+from ondevice.extras import needing
 from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.follower import Follower
@@ -163,6 +164,8 @@ class SkipSearch:
     """
 
     def __init__(self, parts: int, enough: float = 0.93, patience: int = 300, tries: int = 1000) -> None:
+        with needing("notebooks", "Layer skipping"):  # now, as an answer goes on without a drafter that fails later
+            import sklearn.gaussian_process  # noqa: F401
         self.parts, self.size, self._limits = parts, max(1, int(RATIO * parts)), (enough, patience, tries)
         self.best: NDArray[np.int64] = np.flatnonzero(np.arange(parts) // 2 % 2 == 0)  # the first part is in layer 1
         self.score, self._idle = -1.0, 0  # of the best set; not known before the first try

@@ -32,7 +32,7 @@ class Trajectory:
 
     @property
     def text(self) -> str:
-        """As it is searched and read."""
+        """Task and actions as search and reranker read them."""
         return f"{self.task}\n{'; '.join(self.actions)}"
 
 

@@ -416,14 +416,17 @@ class _Decoder(_Kind):
 
 
 class _Gemma(_Decoder):
-    """Embeddings are scaled."""
+    """A decoder whose embeddings are scaled by the root of the width."""
 
     def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
         return embedded * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32).to(embedded.dtype)
 
 
 class _Gemma2(_Gemma):
-    """Norms also after each part; attention's scores and the LM's logits are capped, which fused attention cannot."""
+    """A Gemma with norms also after each part; scores of attention and logits are capped.
+
+    Fused attention cannot cap its scores.
+    """
 
     first = (*_Decoder.first, "post_attention_layernorm")
     attention = "eager"

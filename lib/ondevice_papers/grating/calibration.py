@@ -43,20 +43,23 @@ class Calibration:
 
     @property
     def rule(self) -> Rule | None:
-        """To prune by; None prunes nothing."""
+        """The pruning rule that was calibrated; None prunes nothing."""
         if self.weights is not None and self.margins is not None:
             return MarginRule(np.array(self.weights), np.array(self.margins))
         return None if self.threshold is None else cluster_rule(self.threshold)
 
 
 def fingerprint(sums: Checksums) -> str:
-    """Of a model's weights, so that what was calibrated for one is not used for another."""
+    """A checksum of a model's weights, so that what was calibrated for one is not used for another."""
     rows = [xxhash.xxh3_64_hexdigest(checksums.tobytes()) for _, checksums in sorted(sums.rows.items())]
     return xxhash.xxh3_64_hexdigest(repr((sorted(sums.tensors.items()), rows)).encode())
 
 
 def load(path: Path, model: str) -> dict[tuple[int, str], Calibration]:
-    """By K and mode. model: a fingerprint. Raises ValueError on a damaged file and on one of another model."""
+    """A file's calibrations by K and mode. model: a fingerprint.
+
+    Raises ValueError on a damaged file and on one of another model.
+    """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         calibrations = [Calibration(**entry) for entry in stored["calibrations"]]

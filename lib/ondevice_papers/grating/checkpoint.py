@@ -187,7 +187,7 @@ class PastCache:
         return done
 
     def close(self) -> None:
-        """Close the file."""
+        """Close both descriptors of the file."""
         for file in (self.plain, self._direct):
             if file is not None:
                 file.close()
@@ -218,7 +218,7 @@ class Reader:
         return self._files[file].plain.fileno()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all weight files."""
         for file in self._files.values():
             file.close()
 

@@ -64,7 +64,7 @@ class EmbeddingCache:
         self.slot[missing], self.id[slots], self.used[slots] = slots, missing, self.request
 
     def close(self) -> None:
-        """Forget all rows."""
+        """Give back the memory of all rows."""
         self.kept = torch.empty(0)
 
 
@@ -86,14 +86,14 @@ def checked(ids: Tensor, vocabulary: int) -> Integers:
 
 
 def bytes_of(row: Tensor) -> memoryview:
-    """The same memory."""
+    """A row of an embedding table as bytes, in the same memory."""
     return row.view(torch.uint8).numpy().data
 
 
 def read_into(
     table: StoredTensor, ids: Integers, rows: Iterable[memoryview], reader: Reader, sums: Checksums | None = None
 ) -> None:
-    """Read the rows of increasing ids.
+    """Read a table's rows of increasing token ids into the given memory.
 
     All are asked for before the first is read, so that the disk works on many at once: three times as fast here as
     one after the other. That is through the page cache, which is told to drop them in the end.

@@ -66,7 +66,7 @@ Select = Callable[..., Outcome]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass over N candidates gave.
+    """Selection and seconds of one pass of N candidates through the layers.
 
     outcome: of the selection, with the logits after each layer. seconds: [R] of each layer that was run, waiting
     included. embedding: seconds before the first layer.

@@ -36,7 +36,7 @@ class Resident:
         self.all = torch.frombuffer(pages(count * dtype.itemsize), dtype=dtype)[:count].view(-1, width)
 
     def put(self, group: Group, hidden: Tensor) -> None:
-        """Copy the states of a group."""
+        """Keep a copy of the states of a group."""
         if (block := self._block(group)) is not None:
             block.copy_(hidden)
             return
@@ -50,7 +50,7 @@ class Resident:
             yield padded([self._states_of(candidate) for candidate in group]) if block is None else block
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Give back the memory of all states."""
         self.all = torch.empty(0)
 
     def _states_of(self, candidate: int) -> Tensor:
@@ -120,14 +120,14 @@ class Offloaded:
             raise OSError(error.errno, f"{message}: {error.strerror or error}") from error
 
     def _write(self, group: Group, hidden: Tensor) -> None:
-        """In the thread."""
+        """Write a group's states to the file; runs in the thread."""
         for row, candidate in enumerate(group):
             memory = self._memory(candidate)
             self._view(memory, candidate).copy_(hidden[row, : self.lengths[candidate]])
             self.file.transfer(os.pwritev, memory, self.starts[candidate], len(memory))
 
     def _read(self, group: Group) -> Tensor:
-        """In the thread."""
+        """A group's states from the file, padded; runs in the thread."""
         parts = []
         for candidate in group:
             memory = self._memory(candidate)

@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Bytes of the whole plan."""
         return sum(self.parts.values())
 
 
@@ -102,7 +102,7 @@ def _first(better: Sequence[Plan], limit: float, otherwise: Plan) -> Plan:
 
 
 def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: int, offload: bool) -> Mapping[str, int]:
-    """Bytes by what they are for."""
+    """A plan's bytes by what they are for."""
     groups = model.checkpoint.groups
     spans = _spans(model)
     size = groups.table.dtype.itemsize

@@ -31,7 +31,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rule did to a pool.
+    """Work saved and precision of a pruned pool, beside the full model's.
 
     saved: share of the layer-candidates not computed. precision: Precision@K, the relevant ones that were chosen over
     the most that could be, min(K, relevant candidates) (section 6.1); 0 where none is relevant. full: that of the model
@@ -47,13 +47,13 @@ class Measured:
 def replay(
     pool: Pool, k: int, rule: Rule | None = None, exact_order: bool = False, select: Callable[..., Outcome] = select
 ) -> Outcome:
-    """What becomes of a recorded pool."""
+    """Select the top K of a recorded pool, as the engine would."""
     layers, candidates = pool.scores.shape
     return select(lambda layer, active: pool.scores[layer - 1, active], candidates, layers, k, rule, exact_order)
 
 
 def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
-    """Compare an outcome with the full model's."""
+    """Work saved, precision and overlap of an outcome, against the full model's."""
     full = ranking(pool.scores[-1])[:k]
     most = max(1, min(k, int(pool.relevant.sum())))
     common = np.intersect1d(np.flatnonzero(outcome.kept), full)

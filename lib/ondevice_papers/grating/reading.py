@@ -26,8 +26,8 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _LONGEST_PROMPT = 8192  # tokens; published with the prompt
 _BLOCK = 32_000  # characters that are made into tokens together
-_USUAL = 8
-_MOST = 64  # characters of a token that has room: that are read at first, and at most
+_USUAL = 8  # characters that are read at first for each token that has room
+_MOST = 64  # characters that are read at most for each token that has room
 _BEYOND = 16  # tokens after the room: where a text is cut, the last ones can differ from the whole text's
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -115,7 +115,7 @@ class _Prompt:
 
 
 class _PairOfTexts:
-    """The tokenizer's own pair; as `_Prompt`."""
+    """The tokenizer's own pair of texts, with the methods of `_Prompt`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most: int) -> None:
         self.tokenizer = tokenizer

@@ -32,7 +32,7 @@ class InMemory:
         self._groups = grouped(parameters, type(model).__name__)
 
     def begin(self) -> None:
-        """Nothing: all is there."""
+        """Nothing to start: all weights are in memory."""
 
     def layer(self, index: int) -> Iterator[tuple[Parts, dict[str, Tensor]]]:
         """A layer's parts with their parameters by their names inside it: here at once."""

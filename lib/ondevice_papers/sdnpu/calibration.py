@@ -77,7 +77,7 @@ class Calibration:
         self._before = -1
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A request comes."""
+        """Take the prompt of a new request; drop the older half of a full table."""
         self._prompt = list(prompt)
         self._before = int(prompt[-1])
         if len(self.table) > self.capacity:
@@ -97,7 +97,7 @@ class Calibration:
         self._before = tokens[1 + step.path[-1]] if step.path else step.root
 
     def row(self, before: int, token: int) -> Row:
-        """Candidates after two tokens."""
+        """The candidates after two tokens, as `look_up` finds them."""
         return self._look_up(self.table, before, token)
 
 
@@ -185,7 +185,7 @@ class Printed:
         self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
 
     def observe(self, step: Verified) -> None:
-        """Nothing is learnt while decoding."""
+        """Ignore a verified step: the paper learns nothing while decoding."""
 
     def tree(self, token: int) -> Trie:
         """The calibrated tree of a token."""

@@ -189,7 +189,7 @@ class SdNpu(Drafter):
         self.rates = Rates()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A request comes."""
+        """Begin a new request in base, calibration and reuse."""
         self._pool: tuple[Draft, Pool] | None = None
         for part in (self.base, self.calibration):
             if part is not None:
@@ -198,12 +198,12 @@ class SdNpu(Drafter):
             self.reuse.begin()
 
     def prefilled(self, start: int, logits: Tensor) -> None:
-        """For the calibration."""
+        """Give the prompt's logits to the calibration."""
         if self.calibration is not None:
             self.calibration.prefilled(start, logits)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """At most Lmax - 1 nodes."""
+        """A draft tree of at most Lmax - 1 nodes for the text so far."""
         room = min(budget, LMAX - 1)
         retrieved, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
         segments = self.reuse.segments() if self.reuse is not None else []
@@ -220,7 +220,7 @@ class SdNpu(Drafter):
         return self._pool[0]
 
     def observe(self, step: Verified) -> None:
-        """Learn from a step."""
+        """Learn rates, calibration and rejected tails from a verified step."""
         if self._pool and self._pool[0] is step.draft:  # the loop cuts drafts near the end of the output only
             self._observe(self._pool[1], step, self.rates)
         for part in (self.calibration, self.reuse):
@@ -228,7 +228,7 @@ class SdNpu(Drafter):
                 part.observe(step)
 
     def end(self, tokens: Sequence[int]) -> None:
-        """For the base, whose history it goes into."""
+        """Give the finished output to the base's history."""
         if self.base is not None:
             self.base.end(tokens)
 
@@ -239,7 +239,7 @@ PUBLISHED = 64  # nodes a draft of a base alone: more than SAM ever drafts
 
 
 def base(name: str, vocabulary: int, history: History | None = None) -> Pld | Sam | Suffixes:
-    """One of BASES, anew."""
+    """A new retriever by its name in BASES."""
     if name == "PLD":
         return Pld()
     return Sam(vocabulary, history) if name == "SAM" else Suffixes()

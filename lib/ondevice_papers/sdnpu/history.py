@@ -53,7 +53,7 @@ class History:
 
     @property
     def size(self) -> int:
-        """Bytes of the file, or that it would have."""
+        """Bytes of the history file, or that it would have if there were one."""
         return self._bytes
 
     def append(self, response: Sequence[int]) -> None:

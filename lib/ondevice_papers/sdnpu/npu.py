@@ -23,8 +23,8 @@ CALIBRATE_MS = 2.0  # a prompt token, section 4.4
 PREFILL_ROWS, PREFILL_MS = 256, 256.0  # G1: 1 ms a token, the paper's 1,000 tokens/s; not on the decode graph's line
 OURS = "sd.npu"
 BETTER = "sd.npu (ours)"
-PRINTED_METHOD = "SAM+both, printed"
-METHOD = "SAM+both"  # whose recorded passes they take
+PRINTED_METHOD = "SAM+both, printed"  # whose recorded passes OURS takes
+METHOD = "SAM+both"  # and BETTER
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Engine(Protocol):
     """What runs a forward."""
 
     def forward_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Of each number of rows, the root included."""
+        """ms of a forward of each number of rows, the root included."""
         ...
 
 
@@ -81,7 +81,7 @@ class Npu:
     shape: int = DECODE_SHAPE
 
     def forward_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """ceil(n / S) F(S)."""
+        """ms of a forward of n rows: ceil(n / S) F(S)."""
         return np.ceil(np.asarray(rows) / self.shape) * self.cost(self.shape)
 
 
@@ -92,7 +92,7 @@ class Cpu:
     cost: Curve
 
     def forward_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """F(n)."""
+        """ms of a forward of n rows: F(n)."""
         return self.cost(rows)
 
 
@@ -112,7 +112,7 @@ class Eagle:
     rows: int = DECODE_SHAPE
 
     def step_ms(self, engine: Engine) -> tuple[float, float]:
-        """(drafting, verification) of a step."""
+        """(drafting, verification) ms of one step of EAGLE on an engine."""
         passes = self.passes * self.share * engine.forward_ms(self.draft_rows)
         return float(passes), float(engine.forward_ms(self.rows))
 
@@ -130,7 +130,7 @@ def draft_parameters(model: str) -> tuple[int, int]:
 
 
 def draft_share(model: str) -> float:
-    """The first of these over the second."""
+    """EAGLE's draft model over its target: weights of one forward of each."""
     draft, target = draft_parameters(model)
     return draft / target
 

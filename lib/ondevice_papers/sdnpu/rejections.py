@@ -63,21 +63,21 @@ class Watched(Drafter):
         self.rejections: list[Rejection] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A request comes."""
+        """Begin the drafter's next request, with no rejection noted."""
         self._tails: list[tuple[int, Sequence[int]]] = []  # where the output went on instead; what was drafted there
         self.drafter.begin(prompt)
 
     def prefilled(self, start: int, logits: Tensor) -> None:
-        """For the drafter."""
+        """Pass the prompt's logits on to the drafter."""
         self.drafter.prefilled(start, logits)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """The drafter's draft."""
+        """The drafter's draft, unchanged; its place in the output is noted."""
         self._length = len(tokens)
         return self.drafter.propose(tokens, budget)
 
     def observe(self, step: Verified) -> None:
-        """Note the rejected tail."""
+        """Note a verified draft's rejected tail, and pass the step on to the drafter."""
         tail = rejected(step.draft, step.path)
         if tail is not None and tail.accepted < len(step.emitted):
             self._tails.append((self._length + tail.accepted, tail.tokens))

@@ -41,7 +41,7 @@ class Pld(PromptLookup):
         super().__init__(3, 10, partial=True)
 
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
-        """What `propose` drafts."""
+        """The one branch that prompt look-up drafts, and how many tokens matched."""
         continuation = self.propose(tokens, budget).tokens.tolist()
         return ([continuation], self._text.after(tokens[-self.ngram :])[0]) if continuation else ([], 0)
 
@@ -89,7 +89,7 @@ class Sam(Drafter):
         return ([continuation] if continuation else []), match.length
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """The same as a chain."""
+        """What `retrieve` gives, as a draft without branches."""
         branches, _ = self.retrieve(tokens, budget)
         return Draft.chain(branches[0] if branches else ())
 

@@ -99,7 +99,7 @@ class Printed:
         self._agreed_run = agreed_run
 
     def begin(self) -> None:
-        """A request comes."""
+        """Forget the runs of the last request."""
         self._runs: list[tuple[int, list[int]]] = []  # age, tokens
 
     def segments(self) -> list[Segment]:
@@ -107,7 +107,7 @@ class Printed:
         return [Segment("run", run) for _, run in reversed(self._runs)]
 
     def observe(self, step: Verified) -> None:
-        """A step was verified."""
+        """Age the kept runs by a verified step, and add the run that Eq. 3 finds in it."""
         emitted = list(step.emitted)
         kept = []
         for age, run in self._runs:
@@ -134,15 +134,15 @@ class Reuse:
         self._resumed = resumed
 
     def begin(self) -> None:
-        """A request comes."""
+        """Forget the rejected tail of the last request."""
         self._age, self._tail, self._emitted = 0, Rejected((), 0), list[int]()
 
     def segments(self) -> list[Segment]:
-        """What may follow the newest token."""
+        """How the rejected tail may go on behind the newest token (`resumed`)."""
         return self._resumed(self._tail.tokens, self._emitted) if self._tail.tokens else []
 
     def observe(self, step: Verified) -> None:
-        """A step was verified."""
+        """Keep a verified step's rejected tail, or age the one there is."""
         tail = self._rejected(step.draft, step.path)
         if tail is not None and len(tail.tokens) >= SHORTEST:
             self._age, self._tail, self._emitted = 0, tail, list(step.emitted[tail.accepted :])

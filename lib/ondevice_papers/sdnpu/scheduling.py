@@ -79,12 +79,12 @@ class Prefill:
 
     @property
     def chunks(self) -> int:
-        """C."""
+        """C, the number of chunks of the prompt."""
         return len(self.p)
 
     @property
     def blocks(self) -> int:
-        """N."""
+        """N, the number of blocks of the model."""
         return len(self.s)
 
     @property
@@ -133,7 +133,7 @@ class Timeline:
 
     @property
     def latency(self) -> float:
-        """T."""
+        """T: when the last compute and the last load are over."""
         return float(max(self.compute_end[-1, -1], self.load_end.max(initial=0.0)))
 
     @property
@@ -209,8 +209,8 @@ def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[i
     """
     n, blocks, needed, counts = prefill.p.size, prefill.blocks, -prefill.spare, list[int]()
     released = {load.block: max(0, due[load.block] - blocks + 1) for load in loads}  # computes until its G1 is let go
-    freed = np.zeros(n + 1)
-    left = np.zeros(n + 1)  # bytes, once k computes are over: by all blocks, by those loaded
+    freed = np.zeros(n + 1)  # bytes that all blocks have given back, once k computes are over
+    left = np.zeros(n + 1)  # and those that are loaded
     for block, over in released.items():
         freed[over:] += prefill.g1[block]
     for block, over in released.items():

@@ -151,9 +151,10 @@ def _parser() -> commands.Parser:
                         help=f"leave a system out, the same on both sides: {', '.join(SYSTEMS.values())}")  # fmt: skip
     parser.add_argument("--budget", type=commands.share, default=1.0, metavar="SHARE",
                         help="DiSCo: share of the questions' tokens that the cloud may read")  # fmt: skip
-    parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="that GRATING's reranker may take")
+    parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB",
+                        help="that GRATING's reranker may take")  # fmt: skip
     parser.add_argument("--limit", type=commands.count, default=64, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--patience", type=commands.seconds, default=5.0, metavar="S", help="seconds to wait for the cloud")
+    parser.add_argument("--patience", type=commands.seconds, default=5.0, metavar="S", help="to wait for the cloud")
     parser.add_argument("--threads", type=commands.count, default=1, metavar="N", help="of PyTorch")
     for name, words in {"certificate": "this side's", "key": "its key", "authority": "who is trusted"}.items():
         parser.add_argument(f"--{name}", type=commands.existing, metavar="FILE", help=f"TLS: {words}")

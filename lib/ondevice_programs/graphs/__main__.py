@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exported(options: argparse.Namespace) -> int:
-    """Write the graphs."""
+    """`ondevice-graphs export`: write a model's graphs into a new folder."""
     if (options.folder / static_graphs.FACTS).exists():
         raise ValueError(f"{options.folder} holds exported graphs already; name another folder.")
     loaded = models.load(options.model)
@@ -59,7 +59,7 @@ def exported(options: argparse.Namespace) -> int:
 
 
 def generated(options: argparse.Namespace) -> int:
-    """Print the answer, and on stderr what it took."""
+    """`ondevice-graphs generate`: print the answer, and on stderr what it took."""
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     built = static_graphs.compiled(options.folder)
     tokenizer = _tokenizer(options.folder, built.facts["tokenizer"])

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Rows = NDArray[np.float32]
 PRECISIONS = ("fp32", "fp16", "int8")
 OPSET = 17  # which QNN's and ExecuTorch's importers read
-LARGE = 256
-SMALL = 32  # rows of G1 and of G2 (section 3.2)
+LARGE = 256  # rows of G1 (section 3.2)
+SMALL = 32  # rows of G2
 WEIGHTS = "weights.bin"
 FACTS = "graphs.json"
 HIDDEN = np.float32(-1e4)  # added to the score of a row that may not be seen; fits 16 bits
@@ -83,17 +83,17 @@ class Graphs:
 
     @property
     def blocks(self) -> int:
-        """N."""
+        """N, the number of blocks that the layers are dealt into."""
         return len(self.large_files)
 
     @property
     def large(self) -> int:
-        """Rows of G1."""
+        """Rows of G1, the prefill graph."""
         return int(self.facts["large"])
 
     @property
     def small(self) -> int:
-        """Rows of G2."""
+        """Rows of G2, the decode graph."""
         return int(self.facts["small"])
 
     @property
@@ -251,7 +251,7 @@ class _Weights:
 
 
 def halved(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """In 16-bit floats, inputs and outputs in 32."""
+    """A graph in 16-bit floats, with inputs and outputs in 32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16  # type: ignore[import-untyped]
     from onnxruntime.transformers.onnx_model import OnnxModel  # type: ignore[import-untyped]
 
@@ -463,7 +463,7 @@ class Drawing(drawing.Drawing):
         self._rows: list[str] = []
 
     def block(self, layers: Sequence[int]) -> onnx.ModelProto:
-        """Some layers, in order."""
+        """The graph of some layers, in order."""
         chunk, rows, size = self._chunk, self._capacity, self.size
         with torch.inference_mode():
             angles = self.model.model.rotary_emb(torch.zeros(1), torch.arange(rows)[None])
@@ -482,14 +482,14 @@ class Drawing(drawing.Drawing):
         return self._portable(inputs, {state: hidden} | {key: [self.groups, chunk, size] for key in self._rows})
 
     def embedding(self) -> onnx.ModelProto:
-        """ids [c] to hidden [c, h]."""
+        """The graph of the embedding: ids [c] to hidden [c, h]."""
         table = self.constant(self.model.get_input_embeddings().weight)
         shape = [self._chunk, self.model.config.hidden_size]
         ids = {"ids": (onnx.TensorProto.INT64, [self._chunk])}
         return self._portable(ids, {self.op("Gather", table, "ids"): shape})
 
     def head(self) -> onnx.ModelProto:
-        """hidden [c, h] to logits [c, V]."""
+        """The graph of last norm and head: hidden [c, h] to logits [c, V]."""
         logits = self.linear(self.norm("hidden", self.model.model.norm), self.model.lm_head)
         width = self.model.lm_head.weight.shape[0]
         return self._portable({"hidden": [self._chunk, self.model.config.hidden_size]}, {logits: [self._chunk, width]})

@@ -1,6 +1,7 @@
 """One language model on static graphs: progressive prefill, then draft trees on the small graph (sections 3.2 to 3.4).
 
-`ondevice.speculation.generate(StaticLM(...), drafter, prompt, limit)` is the whole system; ids are plain decoding's.
+`ondevice.speculation.generate(StaticLM(...), drafter, prompt, max_new_tokens)` is the whole system, whose ids are plain
+decoding's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StaticLM:
         self.timeline: Timeline | None = None
 
     def require_trees(self) -> None:
-        """It can."""
+        """Nothing to refuse: row masks make draft trees verifiable."""
 
     def plan(self, rows: Sequence[int]) -> tuple[Prefill, list[Load]]:
         """The schedule of a prompt whose chunks have so many rows."""
@@ -67,7 +68,7 @@ class StaticSession:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """How many tokens are committed to the cache."""
         return len(self.tokens)
 
     def prefill(

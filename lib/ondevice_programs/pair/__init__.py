@@ -1,1 +1,1 @@
-"""The pair of programs: a cloud and a device, and what they are made of; no experiment needs its inside."""
+"""The two programs that answer together, a cloud and a device, and what they are made of (DRAGON)."""

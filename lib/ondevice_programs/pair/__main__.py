@@ -1,8 +1,8 @@
 """Two processes that answer together: a cloud with public documents and a device with private ones.
 
-The device's documents leave it in no mode. The question leaves it, and in the modes speculative, shared and token-wise
-the answer's tokens, which --guard may stop. With `device --aggregator cloud` or a moving `device --scheduler`, next-token
-distributions over private documents leave as well. Both sides need the same --model.
+The device's documents leave it in no mode. The question leaves it, and in the modes speculative, shared and
+token-wise the answer's tokens, which `device --guard` may stop. With `device --aggregator cloud` or a moving
+`device --scheduler`, next-token distributions over private documents leave as well.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ with commands.loading("ondevice-pair", "pair"):
     from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
 
 _MODES = (
-    "speculative (Algorithm 1), shared (one random number for both sides, so more drafts are accepted), token-wise (no "
-    "drafts ahead), sequence-wise or cloud-only"
+    "speculative (Algorithm 1), shared (one random number for both sides: more drafts are "
+    "accepted), token-wise (no drafts ahead), sequence-wise, cloud-only"
 )
 NETWORK = 3  # exit code where the two sides cannot work together
 
@@ -180,10 +180,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--k", type=commands.whole(), default=2, help="documents of each side")
     add("--limit", type=count, default=64, metavar="N", help="most tokens of an answer")
     add("--mode", default="speculative", choices=get_args(Mode), metavar="MODE", help=_MODES)
-    add("--aggregator", default="device", choices=get_args(Side),
-        help="cloud: distributions over private documents leave")  # fmt: skip
-    add("--scheduler", default="stay", choices=get_args(Moves), help="greedy (the paper's) and lagging move the "
-        "aggregator: distributions over private documents leave")  # fmt: skip
+    add("--aggregator", default="device", choices=get_args(Side), metavar="SIDE",
+        help="device; cloud: distributions over private documents leave")  # fmt: skip
+    add("--scheduler", default="stay", choices=get_args(Moves), metavar="HOW",
+        help="stay; greedy (the paper's), lagging: such distributions leave")  # fmt: skip
     add("--guard", type=commands.whole(2), metavar="N",
         help="go on alone before N tokens in a row of a private document leave")  # fmt: skip
     add("--temperature", type=seconds, default=1.0, metavar="T", help="0 is greedy decoding")

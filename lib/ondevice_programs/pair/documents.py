@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def add_private(parser: argparse.ArgumentParser) -> None:
     """The device's arguments."""
     parser.set_defaults(private=True)
-    parser.add_argument("--public", type=Path, metavar="FOLDER", help="refuse where this folder and the private one overlap")
+    parser.add_argument("--public", type=Path, metavar="FOLDER", help="refuse where it overlaps with the private one")
     parser.add_argument("--force", action="store_true", help="go on although they overlap")
 
 

@@ -1,0 +1,1 @@
+"""The gateway for OpenAI clients that races a device against a server within a budget (DiSCo)."""

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--budget", type=share, help="share of input tokens for the constrained side (default: 1)")
     serve.add_argument("--constrained", choices=SIDES, help="the side that the budget limits (default: server)")
     serve.add_argument("--pace", type=positive, metavar="TOKENS/S", help="show tokens at this rate (default: at once)")
-    serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="of answers, with a pace and prices (default: stop)")
+    serve.add_argument("--migration", choices=("stop", "overlap", "no"), help="with a pace and prices (default: stop)")
     serve.add_argument("--key", metavar="VARIABLE", help="environment variable that holds the key of callers")
     replay = programs.add_parser(
         "replay",

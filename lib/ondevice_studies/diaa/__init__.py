@@ -1,0 +1,1 @@
+"""DIAA's evidence: methods and their records, times by machine, and its claims."""

@@ -36,8 +36,9 @@ _IN_ITS_PLACE = {"ours": LOOKUP}
 _NO_7B = Untested("a 7B model does not run on the processors that this is made for; it takes a GPU and a record of one")
 _GOODPUT = "DIAA's average goodput over the best baseline's"
 _LATENCY = "the best baseline's average latency over DIAA's"
+# Indices of the models' samples
 _LARGER = 0
-_SMALL = 1  # places among the models' samples
+_SMALL = 1
 
 
 def _best(quantity: str, model: str, printed: float) -> Rule:

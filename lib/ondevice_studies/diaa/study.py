@@ -178,19 +178,19 @@ def _gains(latency: Sequence[Resampled], method: str) -> list[NDArray[np.float64
 
 
 def goodput_lead(goodput: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
-    """Average goodput over the best baseline's. model: its place in `goodput`."""
+    """Average goodput over the best baseline's. model: its index in `goodput`."""
     sample = goodput[model]
     return sample.estimate(sample[ours].mean(axis=1) / _average(sample, PAPERS).max(axis=0))
 
 
 def latency_lead(latency: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
-    """The best baseline's average latency over ours. model: its place in `latency`."""
+    """The best baseline's average latency over ours. model: its index in `latency`."""
     sample = latency[model]
     return sample.estimate(_average(sample, PAPERS).min(axis=0) / sample[ours].mean(axis=1))
 
 
 def average_speedup(latency: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
-    """Speed-up over plain decoding, the mean over the tasks. model: its place in `latency`."""
+    """Speed-up over plain decoding, the mean over the tasks. model: its index in `latency`."""
     return latency[model].estimate(_gains(latency, ours)[model].mean(axis=1))
 
 
@@ -248,14 +248,14 @@ def sizes_ahead(trees: Sequence[Resampled], pairs: _Pairs = AHEAD) -> tuple[Esti
 
 
 def cells_ahead(trees: Sequence[Resampled], pairs: _Pairs = AHEAD) -> tuple[Estimate, ...]:
-    """The same of cells (task, pair), for acceptance and tokens per pass."""
+    """Share of cells (task, pair of trees) in which the first tree has more (acceptance, tokens per pass)."""
     samples = trees[:0:-1]
     ahead = [np.stack([s[a] - s[b] for a, b in pairs], axis=2) > 0 for s in samples]  # [1 + DRAWS, tasks, pairs]
     return tuple(sample.estimate(cells.mean(axis=(1, 2))) for sample, cells in zip(samples, ahead, strict=True))
 
 
 def best_size(speed: Resampled, names: Sequence[str] = DYNAMIC) -> tuple[Estimate, Estimate]:
-    """(place of the best, its average over the last one's). names: by rising size."""
+    """(index of the best, its average over the last one's). names: by rising size."""
     means = _average(speed, names)
     return speed.estimate(means.argmax(axis=0).astype(float)), speed.estimate(means.max(axis=0) / means[-1])
 
@@ -287,7 +287,7 @@ def draft_model_gb(counted: pd.DataFrame) -> float:
 
 
 def its_tables_gb(counted: pd.DataFrame) -> float:
-    """What both tables take for its vocabulary."""
+    """What both tables take for the draft model's vocabulary."""
     return float(counted["tables_mib"].iloc[-1]) * 2**20 / 1e9
 
 
@@ -302,7 +302,7 @@ def differing(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
 
 
 def of_another_model(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """The same of plain answers of one model in another's place, to the same prompts."""
+    """(Plain answers of one model that are not the other one's, in percent; answers), to the same prompts."""
     plain = answers[answers["method"] == VANILLA]
     both = plain.merge(plain, on=["set", "prompt_sha"])
     return _unequal((both["answer_sha_x"] == both["answer_sha_y"])[both["model_x"] < both["model_y"]], kind_of(answers))

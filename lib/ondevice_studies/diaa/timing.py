@@ -177,7 +177,7 @@ class TimedWithReplayedAcceptance:
         return getattr(self.replayed, name)  # what does not take time: limits, the vocabulary, lengths
 
     def start(self, capacity: int) -> TimedWithReplayedAcceptance:
-        """Both sessions."""
+        """A session of each of the two models."""
         sessions = self.replayed.start(capacity), self.shape.start(capacity)
         return TimedWithReplayedAcceptance(*sessions, self.timer, self.find)
 

@@ -224,8 +224,8 @@ def schedule_over_the_best(totals: Resampled, ours: str = "DRAGON") -> Estimate:
     """Seconds over those of the best of Cloud, Device and Random, largest over the delays."""
     over = []
     for delay in replays.DELAYS:
-        of = {name: part(totals, f"{name} {delay:.0f}", _SETTING) for name in ("Cloud", "Device", "Random", ours)}
-        over.append(of[ours] / np.min([of["Cloud"], of["Device"], of["Random"]], axis=0))
+        others = [part(totals, f"{name} {delay:.0f}", _SETTING) for name in ("Cloud", "Device", "Random")]
+        over.append(part(totals, f"{ours} {delay:.0f}", _SETTING) / np.min(others, axis=0))
     return _of_sequences(totals, np.max(over, axis=0))
 
 

@@ -1,0 +1,1 @@
+"""GRATING's evidence: scores layer by layer, memory and latency by machine, and its claims."""

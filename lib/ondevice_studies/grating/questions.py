@@ -31,8 +31,8 @@ CLOZE = "inverse cloze"
 RAG, VIDEO, COMMUNITY, CONTEXT = "RAG", "agent video", "agent community", "long context"
 SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",),
           VIDEO: ("validation", "test"), COMMUNITY: ("validation", "test"), CONTEXT: ("test",)}  # fmt: skip
-LONGER = 1024
-LONGEST = 2400  # tokens of a long document: more than the former, at most the latter
+LONGER = 1024  # tokens; a long document has more
+LONGEST = 2400  # tokens of a long document, at most
 EACH = 4  # questions on a long document, at most
 _KINDS = {QUESTIONS: "parameter", CLOZE: "summary"}
 _RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`

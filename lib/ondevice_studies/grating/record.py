@@ -136,9 +136,9 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def shipped(table: pd.DataFrame) -> dict[str, np.ndarray]:
     """The record `probes` as rerankers load it: weights [L - 1, d] and intercepts [L - 1] of each model."""
     arrays: dict[str, np.ndarray] = {}
-    for model, rows in table.sort_values("layer").groupby("model"):
-        arrays[f"{model}.weights"] = np.stack(rows["weights"].to_list())
-        arrays[f"{model}.intercepts"] = rows["intercept"].to_numpy(np.float32)
+    for model, layers in table.sort_values("layer").groupby("model"):
+        arrays[f"{model}.weights"] = np.stack(layers["weights"].to_list())
+        arrays[f"{model}.intercepts"] = layers["intercept"].to_numpy(np.float32)
     return arrays
 
 
@@ -170,7 +170,7 @@ def first_rows(set_: str) -> list[dict[str, Any]]:
 # Seconds and memory at full size
 
 BM25 = "BM25"  # keyword search, the first stage of Figure 1
-SHORT = 128
+SHORT = 128  # tokens of a row
 LONG = 500  # tokens of a row
 ACTIVE = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 60)
 ROUNDS = {(20, SHORT): 4, (60, SHORT): 3, (20, LONG): 2, (1, 32): 5}

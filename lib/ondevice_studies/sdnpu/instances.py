@@ -40,9 +40,9 @@ def paper_like(random: Random) -> Prefill:
 
 def growing(random: Random) -> Prefill:
     """Later chunks take longer, as attention looks back further."""
-    one = heterogeneous(random)
-    factor = 1 + 0.2 * np.arange(one.chunks)[:, None]
-    return Prefill(one.p * factor, one.d * factor, one.s)
+    prefill = heterogeneous(random)
+    factor = 1 + 0.2 * np.arange(prefill.chunks)[:, None]
+    return Prefill(prefill.p * factor, prefill.d * factor, prefill.s)
 
 
 FAMILIES: dict[str, Callable[[Random], Prefill]] = {

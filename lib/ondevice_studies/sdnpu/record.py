@@ -27,8 +27,8 @@ from ondevice_studies.sdnpu.workbench import (
     SETS,
     SMALL,
     Workbench,
-    again,
     requests,
+    run_method,
 )
 
 
@@ -47,16 +47,17 @@ def recorders() -> dict[str, Recorder]:
 def record(model: str) -> None:
     """Record what is missing of a model, a set at a time."""
     bench = Workbench(model)
-    for which in SETS:
+    for request_set in SETS:
         kept = recorders()
-        missing = [one for one in methods(bench.lm.vocabulary) if (model, which, one) not in kept["passes"].done]
+        done = kept["passes"].done
+        missing = [method for method in methods(bench.lm.vocabulary) if (model, request_set, method) not in done]
         if not missing:
             continue
-        asked = requests(bench, which)
-        plain = again(bench, PLAIN, which, asked)
+        chosen = requests(bench, request_set)
+        plain = run_method(bench, PLAIN, request_set, chosen)
         right = plain[0][["margin", "answer_sha"]].to_numpy()
         for method in missing:
-            answers, passes, rejections = plain if method == PLAIN else again(bench, method, which, asked)
+            answers, passes, rejections = plain if method == PLAIN else run_method(bench, method, request_set, chosen)
             answers = answers.assign(margin=right[:, 0].astype(float), identical=answers["answer_sha"] == right[:, 1])
             for name, table in (("answers", answers), ("rejections", rejections), ("passes", passes)):
                 if len(table):
@@ -64,7 +65,7 @@ def record(model: str) -> None:
                     kept[name].checkpoint()
             same = f"{answers['identical'].sum()} of {len(answers)} identical"
             rate = passes["emitted"].mean()
-            print(f"{model} {which} {method}: {rate:.3f} tokens a pass, {same}", flush=True)
+            print(f"{model} {request_set} {method}: {rate:.3f} tokens a pass, {same}", flush=True)
 
 
 def similar(models: Sequence[str]) -> None:
@@ -75,18 +76,18 @@ def similar(models: Sequence[str]) -> None:
         if (model,) not in kept["copied"].done:
             bench = Workbench(model)
             tokenizer = corpus.tokenizer()
-            asked = requests(bench, "tasks")
-            kept["cosines"].add(similarity.of_answers(asked, model, tokenizer))
-            kept["contexts"].add(similarity.of_contexts(asked, model, tokenizer))
-            kept["copied"].add(similarity.copied(asked, model))
+            chosen = requests(bench, "tasks")
+            kept["cosines"].add(similarity.of_answers(chosen, model, tokenizer))
+            kept["contexts"].add(similarity.of_contexts(chosen, model, tokenizer))
+            kept["copied"].add(similarity.copied(chosen, model))
     print(*(recorder.finish() for recorder in kept.values()), sep="\n")
 
 
 def finish() -> None:
     """Write the record once nothing is missing."""
     kept = recorders()
-    known = methods(len(corpus.tokenizer()))
-    if set(product((BASE, SMALL), SETS, known)) <= kept["passes"].done:
+    names = methods(len(corpus.tokenizer()))
+    if set(product((BASE, SMALL), SETS, names)) <= kept["passes"].done:
         print(*(recorder.finish() for recorder in kept.values()), sep="\n")
 
 

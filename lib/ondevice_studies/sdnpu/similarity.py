@@ -39,7 +39,7 @@ def of_answers(
     Raises ValueError where a family has fewer than three answers, there is but one family, or an answer is empty.
     """
     _check(requests)
-    families = [one.task for one in requests]
+    families = [request.task for request in requests]
     for family in dict.fromkeys(families):
         if families.count(family) < 3:
             raise ValueError(
@@ -70,17 +70,17 @@ def of_contexts(
     this, while its section 2.3 calls the same number a distance.
     Raises ValueError where the family has no requests, or an answer is empty.
     """
-    mine = [one for one in requests if one.task == task]
-    if not mine:
+    family = [request for request in requests if request.task == task]
+    if not family:
         raise ValueError(f"There are no requests of {task!r}.")
-    _check(mine)
-    contexts, answers = _vectors(mine, tokenizer, embed)
+    _check(family)
+    contexts, answers = _vectors(family, tokenizer, embed)
     cosines = np.clip((contexts * answers).sum(1), -1, 1)
     special = set(tokenizer.all_special_ids)
     rows = []
-    for one, cosine in zip(mine, cosines, strict=True):
-        far = distance(*([token for token in ids if token not in special] for ids in (one.ids, _answer(one))))
-        rows.append((model, task, one.prompt, float(cosine), 1 - far, far))
+    for request, cosine in zip(family, cosines, strict=True):
+        far = distance(*([token for token in ids if token not in special] for ids in (request.ids, _answer(request))))
+        rows.append((model, task, request.prompt, float(cosine), 1 - far, far))
     return pd.DataFrame(rows, columns=["model", "task", "prompt", "cosine", "overlap", "distance"])
 
 
@@ -91,10 +91,10 @@ def copied(requests: Sequence[Request], model: str) -> pd.DataFrame:
     """
     _check(requests)
     hits: dict[str, list[bool]] = {}
-    for one in requests:
-        context = set(_grams(one.ids))
-        hits.setdefault(one.task, []).extend(gram in context for gram in _grams(_answer(one)))
-    rows = [(model, task, float(np.mean(found)) if found else np.nan, len(found)) for task, found in hits.items()]
+    for request in requests:
+        context = set(_grams(request.ids))
+        hits.setdefault(request.task, []).extend(gram in context for gram in _grams(_answer(request)))
+    rows = [(model, task, float(np.mean(copies)) if copies else np.nan, len(copies)) for task, copies in hits.items()]
     return pd.DataFrame(rows, columns=["model", "task", "copied", "grams"])
 
 
@@ -103,38 +103,38 @@ def distance(first: Sequence[int], second: Sequence[int]) -> float:
     if not first or not second:
         return float(len(first) != len(second))
     tokens = np.asarray(second)
-    places = np.arange(1 + len(second))
-    row = places  # edits from the first i tokens of one text to the first j of the other
+    columns = np.arange(1 + len(second))
+    row = columns  # edits from the first i tokens of one text to the first j of the other
     for i, token in enumerate(first, 1):
         kept = np.minimum(row[:-1] + (tokens != token), row[1:] + 1)
         # The edits also grow by 1 to the right: of all on the left, the least counted from there.
-        row = np.minimum.accumulate(np.concatenate([[i], kept]) - places) + places
+        row = np.minimum.accumulate(np.concatenate([[i], kept]) - columns) + columns
     return float(row[-1]) / max(len(first), len(second))
 
 
 def _check(requests: Sequence[Request]) -> None:
     if not requests:
         raise ValueError("Similarity is measured on at least one request, not 0.")
-    for one in requests:
-        if not _answer(one):
-            raise ValueError(f"The answer to {_named(one)} has no tokens.")
+    for request in requests:
+        if not _answer(request):
+            raise ValueError(f"The answer to {_named(request)} has no tokens.")
 
 
 def _vectors(
     requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase, embed: Embed | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unit vectors [n, d] of the contexts, and of the answers."""
-    rows = [ids for one in requests for ids in (one.ids, _answer(one))]
+    rows = [ids for request in requests for ids in (request.ids, _answer(request))]
     texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in rows]
-    found = (embed or retrieval.embedder())(texts)
-    return found[::2], found[1::2]
+    vectors = (embed or retrieval.embedder())(texts)
+    return vectors[::2], vectors[1::2]
 
 
 def _nearest(cosines: NDArray[np.float32], families: Sequence[str]) -> list[int]:
     """For every request, the other one of its family with the highest cosine, the first of equals."""
     group = np.array(families)
     allowed = (group[:, None] == group) & ~np.eye(len(group), dtype=bool)
-    return [int(place) for place in np.where(allowed, cosines, -np.inf).argmax(1)]
+    return [int(index) for index in np.where(allowed, cosines, -np.inf).argmax(1)]
 
 
 def _answer(request: Request) -> tuple[int, ...]:

@@ -86,8 +86,8 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
             forwards = [static_forward(model, count) for count in rows]
             static = [[_seconds(run) for run in forwards] for _ in range(repeats + 1)][1:]
         else:  # one after the other, as they are large
-            one = (static_forward(model, count) for count in rows)
-            each = [[_seconds(run) for _ in range(repeats + 1)][1:] for run in one]
+            large = (static_forward(model, count) for count in rows)
+            each = [[_seconds(run) for _ in range(repeats + 1)][1:] for run in large]
             static = [list(turn_) for turn_ in zip(*each, strict=True)]
         lm = engine(model, threads=1)
         turn = verifications(lm, CACHED, rows)
@@ -135,20 +135,20 @@ def switch(specs: Sequence[str]) -> None:
             for memory, way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
                 named = {"model": spec, "precision": precision, "cold": cold, "memory": memory, "way": way}
                 if (*named.values(), turn) not in kept.done:
-                    found = apart(switched, compiled, way, memory, cold, profiles[cold])
-                    kept.add([{**named, "tokens": TOKENS, "round": turn, **found}])
+                    times = apart(switched, compiled, way, memory, cold, profiles[cold])
+                    kept.add([{**named, "tokens": TOKENS, "round": turn, **times}])
         kept.checkpoint()
     print(kept.finish())
 
 
 def apart(run: Callable[..., Any], *arguments: Any) -> Any:
     """What a function gives in a process of its own."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, run, arguments))
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(sender, run, arguments))
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        return ours.recv()
+        return receiver.recv()
     except EOFError:
         raise RuntimeError(f"{run.__name__} did not end well in its process.") from None
     finally:
@@ -164,18 +164,18 @@ def profiled(folder: Path, cold: bool) -> switching.Profile:
     return switching.profile(static_graphs.compiled(folder), 5, cold)
 
 
-def switched(folder: Path, way: str, memory: float, cold: bool, known: switching.Profile) -> dict[str, float]:
+def switched(folder: Path, way: str, memory: float, cold: bool, profile: switching.Profile) -> dict[str, float]:
     """One prefill: seconds in all and of loads, and MB of resident memory above what the process began with."""
     began = psutil.Process().memory_info().rss
     built = static_graphs.compiled(folder)
-    session = StaticLM(built, RULES[way], memory, known).start()
+    session = StaticLM(built, RULES[way], memory, profile).start()
     for path in built.small_files:
         if cold:
             static_graphs.drop_from_page_cache(path)
         else:
             path.read_bytes()
     shares = [static_graphs.cached_share(path) for path in built.small_files]
-    session.prefill([1 + place % 999 for place in range(TOKENS)])
+    session.prefill([1 + position % 999 for position in range(TOKENS)])
     timeline = session.lm.timeline
     assert timeline is not None
     loading = float((timeline.load_end - timeline.load_start).sum())
@@ -243,11 +243,11 @@ class Clock(Drafter):
 
 def timed(lm: Any, clock: Clock, request: Request) -> dict[str, float]:
     """A whole request: prefill_s (with switching and calibration), decode_s, and of both draft_s and observe_s."""
-    found = generate(
+    generation = generate(
         lm, clock, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends, choice=clock.choice
     )
     return {
-        "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
+        "prompt_tokens": generation.prompt, "tokens": len(generation.tokens), "passes": len(generation.steps),
         "prefill_s": clock.first - clock.began, "decode_s": clock.ended - clock.first, "draft_s": clock.draft_s,
         "observe_s": clock.observe_s,
     }  # fmt: skip
@@ -259,20 +259,20 @@ def whole(specs: Sequence[str]) -> None:
     for spec, precision in [*((spec, "fp32") for spec in specs), (specs[0], "int8")]:
         bench = Workbench(spec)
         built = static_graphs.compiled(exported(spec, precision))
-        known = switching.profile(built)
-        arms = {arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, known)
+        profile = switching.profile(built)
+        arms = {arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profile)
                 for arm, (_, way) in ARMS.items() if way != "cpu" or precision == "fp32"}  # fmt: skip
-        asked = sample(bench, load("sdnpu", "answers"), number=WHOLE["requests"])
+        requests = sample(bench, load("sdnpu", "answers"), number=WHOLE["requests"])
         for turn, task in product(range(WHOLE["rounds"]), TASKS):
             named = {"model": spec, "precision": precision, "task": task, "round": turn}
             if tuple(named.values()) not in kept.done:
                 clocks = {arm: Clock(methods(bench.lm.vocabulary)[ARMS[arm][0]][0]()) for arm in arms}
                 rows = []
-                for place, request in enumerate(one for one in asked if one.task == task):
-                    order = list(arms)[(place + turn) % len(arms) :] + list(arms)[: (place + turn) % len(arms)]
+                for index, request in enumerate(request for request in requests if request.task == task):
+                    order = list(arms)[(index + turn) % len(arms) :] + list(arms)[: (index + turn) % len(arms)]
                     for arm in order:
-                        found = timed(arms[arm], clocks[arm], request)
-                        rows.append({**named, "request": request.prompt, "arm": arm, **found})
+                        times = timed(arms[arm], clocks[arm], request)
+                        rows.append({**named, "request": request.prompt, "arm": arm, **times})
                 kept.add(rows)
     print(kept.finish())
 
@@ -321,54 +321,56 @@ def costs(specs: Sequence[str], chunk: int = 256, repeats: int = 15) -> None:
     print(kept.finish())
 
 
-def said(specs: Sequence[str]) -> None:
+def identical_ids(specs: Sequence[str]) -> None:
     """The ids of transformers' `generate`, and of static graphs with our drafter and schedule, on all requests."""
     kept = Recorder("sdnpu", "said", ["model", "engine", "task"], {"budget": LMAX - 1}, specs)
     for spec in specs:
         bench = Workbench(spec)
-        asked = sample(Workbench(spec), load("sdnpu", "answers"), number=40)
+        requests = sample(Workbench(spec), load("sdnpu", "answers"), number=40)
         for name in ("transformers", "fp32", "int8"):
             for task in TASKS:
                 if (spec, name, task) not in kept.done:
-                    mine = [one for one in asked if one.task == task]
-                    answers = plain(bench, mine) if name == "transformers" else on_graphs(spec, name, mine)
-                    right = plain(bench, mine) if name != "transformers" else answers
+                    of_task = [request for request in requests if request.task == task]
+                    answers = plain(bench, of_task) if name == "transformers" else on_graphs(spec, name, of_task)
+                    right = plain(bench, of_task) if name != "transformers" else answers
                     kept.add([
-                        {"model": spec, "engine": name, "task": task, "request": one.prompt, "tokens": len(answer),
+                        {"model": spec, "engine": name, "task": task, "request": request.prompt, "tokens": len(answer),
                          "answer_sha": digest(answer), "identical": answer == wanted, "agree": _agree(answer, wanted)}
-                        for one, answer, wanted in zip(mine, answers, right, strict=True)
+                        for request, answer, wanted in zip(of_task, answers, right, strict=True)
                     ])  # fmt: skip
                     kept.checkpoint()
     print(kept.finish())
 
 
-def plain(bench: Workbench, asked: Sequence[Request]) -> list[list[int]]:
+def plain(bench: Workbench, requests: Sequence[Request]) -> list[list[int]]:
     """transformers' own answers, without anything of ours."""
-    found = []
-    for one in asked:
-        ids = torch.tensor([one.ids])
+    answers = []
+    for request in requests:
+        ids = torch.tensor([request.ids])
         out = bench.lm.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=one.limit,
-            eos_token_id=list(one.ends) or None, pad_token_id=0,
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=request.limit,
+            eos_token_id=list(request.ends) or None, pad_token_id=0,
         )  # fmt: skip
-        found.append(out[0, ids.shape[1] :].tolist())
-    return found
+        answers.append(out[0, ids.shape[1] :].tolist())
+    return answers
 
 
-def on_graphs(spec: str, precision: str, asked: Sequence[Request]) -> list[list[int]]:
+def on_graphs(spec: str, precision: str, requests: Sequence[Request]) -> list[list[int]]:
     """The whole system's answers."""
     lm: Any = StaticLM(static_graphs.compiled(exported(spec, precision)), RULES["ours"])
     drafter = methods(lm.vocabulary)["SAM+both"][0]()
-    return [
-        list(generate(lm, drafter, one.ids, one.limit, budget=LMAX - 1, eos_token_ids=one.ends).tokens) for one in asked
-    ]
+    answers = []
+    for request in requests:
+        generation = generate(lm, drafter, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends)
+        answers.append(list(generation.tokens))
+    return answers
 
 
 def _agree(answer: Sequence[int], wanted: Sequence[int]) -> int:
     """Tokens before the first difference."""
-    return next((place for place, (a, b) in enumerate(zip(answer, wanted, strict=False)) if a != b), len(wanted))
+    return next((index for index, (a, b) in enumerate(zip(answer, wanted, strict=False)) if a != b), len(wanted))
 
 
 PARTS: dict[str, Callable[[Sequence[str]], None]] = {
-    "said": said, "curves": curves, "costs": costs, "memory": memory, "whole": whole, "switching": switch,
+    "said": identical_ids, "curves": curves, "costs": costs, "memory": memory, "whole": whole, "switching": switch,
 }  # fmt: skip

@@ -148,7 +148,7 @@ def exposed(switching: pd.DataFrame, rest: Estimate, way: str = "synchronous") -
     seconds = medians(switching)
     added = 100 * (seconds[way] - seconds["keep both"]) / rest.value
     estimate = interval(added, switching["round"].nunique(), "recorded")
-    ends = [end * rest.value / seconds for end in estimate.interval for seconds in rest.interval]
+    ends = [end * rest.value / other for end in estimate.interval for other in rest.interval]
     return replace(estimate, low=min(ends), high=max(ends))
 
 

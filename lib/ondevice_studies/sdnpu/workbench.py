@@ -1,7 +1,7 @@
 """The requests that drafters are recorded on, and a drafter on them: a row an answer, a pass, a rejected draft.
 
 A method begins each set and task with a fresh drafter and answers its requests in order, so that the first of each task
-can be run again alone, exactly: `again`.
+can be run again alone, exactly: `run_method`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SMALL = "pydocs-lm-small"
 # Our families, and the paper's data sets that they stand for.
 TASKS = {"summary": "summary", "rag": "rag", "parameters": "ui", "turns": "tweet"}
 SETS = ("tasks", "long")
-COUNT = 40
-LONGEST = 128  # requests of a task, tokens of an answer
-LONG_PROMPT = (600, 768)
-LONG_ANSWER = (64, 256)  # tokens
+COUNT = 40  # requests of a task
+LONGEST = 128  # tokens of an answer
+LONG_PROMPT = (600, 768)  # tokens, least and most
+LONG_ANSWER = (64, 256)
 LONG_COUNT, LONG_TRIED = 20, {"parameters": 320, "turns": 128}  # requests; prompts, of the tasks with long answers
 PLAIN = "vanilla"
 REQUEST = ["model", "set", "task", "request"]
@@ -58,71 +58,77 @@ class Workbench:
 
     def make(self, method: str) -> tuple[Drafter, int]:
         """A new drafter by its name, and the most nodes of its drafts."""
-        made, budget = methods(self.lm.vocabulary, **self.functions)[method]
-        return made(), budget
+        new, budget = methods(self.lm.vocabulary, **self.functions)[method]
+        return new(), budget
 
 
-def requests(bench: Workbench, which: str) -> list[Request]:
+def requests(bench: Workbench, request_set: str) -> list[Request]:
     """The requests of a set, those of a task together."""
-    found = []
-    for task in TASKS if which == "tasks" else LONG_TRIED:
-        long = which == "long"
+    chosen = []
+    for task in TASKS if request_set == "tasks" else LONG_TRIED:
+        long = request_set == "long"
         room = bench.lm.context - (LONG_ANSWER[1] if long else LONGEST)
-        asked = ((name, ids) for name, ids in prompts(task, lengths=LONG_PROMPT if long else None) if len(ids) <= room)
+        named = prompts(task, lengths=LONG_PROMPT if long else None)
+        candidates = ((name, ids) for name, ids in named if len(ids) <= room)
         if long:
             tried = LONG_TRIED[task]
-            several = answered(task, asked, tried, bench.lm.model, bench.end, LONG_ANSWER[1], tried)
-            found += [one for one in several if one.limit >= LONG_ANSWER[0]][:LONG_COUNT]
+            several = answered(task, candidates, tried, bench.lm.model, bench.end, LONG_ANSWER[1], tried)
+            chosen += [request for request in several if request.limit >= LONG_ANSWER[0]][:LONG_COUNT]
         else:
-            several = answered(task, asked, COUNT, bench.lm.model, bench.end, LONGEST)
-            found += [one for one in several if one.timed]
-    return found
+            several = answered(task, candidates, COUNT, bench.lm.model, bench.end, LONGEST)
+            chosen += [request for request in several if request.timed]
+    return chosen
 
 
-def again(
-    bench: Workbench, method: str, which: str, asked: Iterable[Request]
+def run_method(
+    bench: Workbench, method: str, request_set: str, requests: Iterable[Request]
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """(answers, passes, rejections) of a method on requests, in the record's columns; `identical` is left out."""
     answers, passes, rejections = [], [], []
-    for task, group in groupby(asked, lambda one: one.task):
+    for task, group in groupby(requests, lambda request: request.task):
         drafter, budget = bench.make(method)
         watched = Watched(drafter) if method in ("SAM", "SAM+both") else None
         for request in group:
-            keys = {"model": bench.model, "set": which, "task": task, "request": request.prompt, "method": method}
+            keys = {"model": bench.model, "set": request_set, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []
-            found = bench.generate(
+            generation = bench.generate(
                 bench.lm, watched or drafter, request.ids, request.limit, budget=budget, eos_token_ids=request.ends,
                 choice=noting(margins) if method == PLAIN else greedy,
             )  # fmt: skip
             answers.append({
-                **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(found.tokens),
-                "prompt_tokens": found.prompt, "tokens": len(found.tokens), "passes": len(found.steps),
+                **keys,
+                "document": request.name,
+                "prompt_sha": digest(request.ids),
+                "answer_sha": digest(generation.tokens),
+                "prompt_tokens": generation.prompt,
+                "tokens": len(generation.tokens),
+                "passes": len(generation.steps),
                 "margin": min(margins, default=np.nan),
             })  # fmt: skip
             passes += [
                 {**keys, "step": number, "drafted": step.drafted, "accepted": step.accepted, "emitted": step.emitted,
-                 "cached": step.cached} for number, step in enumerate(found.steps)
+                 "cached": step.cached} for number, step in enumerate(generation.steps)
             ]  # fmt: skip
             if watched is not None:
-                rejections += [{**keys, **one._asdict()} for one in watched.rejections]
+                rejections += [{**keys, **rejection._asdict()} for rejection in watched.rejections]
                 watched.rejections = []
     return pd.DataFrame(answers), pd.DataFrame(passes), pd.DataFrame(rejections)
 
 
-def sample(bench: Workbench, answers: pd.DataFrame, which: str = "tasks", number: int = 1) -> list[Request]:
+def sample(bench: Workbench, answers: pd.DataFrame, request_set: str = "tasks", number: int = 1) -> list[Request]:
     """The first `number` requests of each task, made anew from the corpus and the record of their answers' lengths.
 
     Raises ValueError where a prompt is not the recorded one, as after a change of the corpus.
     """
-    mine = answers[(answers["model"] == bench.model) & (answers["set"] == which) & (answers["method"] == PLAIN)]
-    found: list[Request] = []
+    table = answers[(answers["model"] == bench.model) & (answers["set"] == request_set) & (answers["method"] == PLAIN)]
+    requests: list[Request] = []
     columns = ["request", "document", "prompt_sha", "tokens"]
-    for task, rows in mine.groupby("task", sort=False):
+    for task, rows in table.groupby("task", sort=False):
         rows = rows.sort_values("request").head(number)
-        known = dict(prompts(str(task), set(rows["document"]), LONG_PROMPT if which == "long" else None))
-        for place, document, sha, tokens in rows[columns].to_numpy().tolist():
-            ids = tuple(known.get(document, ()))
+        ids_of = dict(prompts(str(task), set(rows["document"]), LONG_PROMPT if request_set == "long" else None))
+        for index, document, sha, tokens in rows[columns].to_numpy().tolist():
+            ids = tuple(ids_of.get(document, ()))
             if digest(ids) != sha:
                 raise ValueError(f"The prompt on {document} ({task}) is not the recorded one: the corpus changed.")
-            found.append(Request(str(task), place, document, ids, (), tokens, frozenset({bench.end})))
-    return found
+            requests.append(Request(str(task), index, document, ids, (), tokens, frozenset({bench.end})))
+    return requests

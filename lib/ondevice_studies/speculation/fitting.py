@@ -39,7 +39,7 @@ def maximised(chances: NDArray[np.float64], prior: NDArray[np.float64], strength
     """Weights [sources] of the greatest likelihood of chances [n, sources], `strength` tokens of the prior with them.
 
     r_is = w_s p_is / sum_s w_s p_is, then w_s = (sum_i r_is + strength * prior_s) / (n + strength), and again. What no
-    source had takes its part of n too, so that the weights sum to what they explain.
+    source had takes its part of n too, so the weights sum to what they explain.
     """
     weights = prior
     for _ in range(ROUNDS):
@@ -52,12 +52,12 @@ def maximised(chances: NDArray[np.float64], prior: NDArray[np.float64], strength
 
 def fit(classes: NDArray[np.int64], chances: NDArray[np.float64]) -> NDArray[np.float64]:
     """[classes, 1 + ORDERS, sources] weights: of each pair of classes, drawn towards its first, and this to all."""
-    many = chances.shape[1]
-    whole = maximised(chances, np.full(many, 1 / many), 0.0)
-    found = np.empty((*SHAPE, many))
+    count = chances.shape[1]
+    whole = maximised(chances, np.full(count, 1 / count), 0.0)
+    weights = np.empty((*SHAPE, count))
     for kind in range(SHAPE[0]):
-        mine = classes[:, 0] == kind
-        first = maximised(chances[mine], whole, PRIOR)
+        of_kind = classes[:, 0] == kind
+        first = maximised(chances[of_kind], whole, PRIOR)
         for order in range(SHAPE[1]):
-            found[kind, order] = maximised(chances[mine & (classes[:, 1] == order)], first, PRIOR)
-    return found
+            weights[kind, order] = maximised(chances[of_kind & (classes[:, 1] == order)], first, PRIOR)
+    return weights

@@ -25,28 +25,29 @@ def prompts(
     """
     documents = corpus.documents(split)
     tokenizer = corpus.tokenizer()
-    for one in _spread(task, split):
-        if only is None or one.name in only:
-            text = one.prompt if lengths is None else _lengthened(one, documents, tokenizer, lengths[0])
+    for example in tasks_in_order(task, split):
+        if only is None or example.name in only:
+            text = example.prompt if lengths is None else _lengthened(example, documents, tokenizer, lengths[0])
             ids = tokenizer(text, verbose=False)["input_ids"]
             if lengths is None or lengths[0] <= len(ids) <= lengths[1]:
-                yield one.name, ids
+                yield example.name, ids
 
 
 @cache
-def _spread(task: str, split: str) -> list[corpus.Task]:
+def tasks_in_order(task: str, split: str) -> list[corpus.Task]:
+    """All of a split's examples of a task, in the order of `spread`."""
     return spread(corpus.tasks(corpus.documents(split), [task]))
 
 
 def _lengthened(task: corpus.Task, documents: Sequence[corpus.Document], tokenizer: object, least: int) -> str:
     """The task's prompt behind quotations of the documents that follow its own, as many as it takes."""
-    place = next(number for number, document in enumerate(documents) if document.name == task.name)
+    own = next(number for number, document in enumerate(documents) if document.name == task.name)
     passages = list(task.passages)
     for step in range(10, len(documents)):
-        found = replace(task, passages=tuple(passages)).prompt
-        if len(tokenizer(found, verbose=False)["input_ids"]) >= least:  # type: ignore[operator]
-            return found
-        passages.insert(0, quotation(documents[(place + step) % len(documents)]))
+        text = replace(task, passages=tuple(passages)).prompt
+        if len(tokenizer(text, verbose=False)["input_ids"]) >= least:  # type: ignore[operator]
+            return text
+        passages.insert(0, quotation(documents[(own + step) % len(documents)]))
     return task.prompt
 
 

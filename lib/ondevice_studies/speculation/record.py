@@ -27,42 +27,44 @@ PROMPTS = {"train": 500, "validation": 60}  # of a task whose answers are kept
 LONGEST = 128  # tokens of an answer
 BEFORE = 8  # tokens of its prompt that a store keeps before an answer
 KEYS = ["split", "task"]
-TOLD = {"prompts a task": PROMPTS, "tokens": LONGEST, "tokens of a prompt": BEFORE}
+PARAMETERS = {"prompts a task": PROMPTS, "tokens": LONGEST, "tokens of a prompt": BEFORE}
 
 
 def requests(split: str, task: str, model: Any) -> list[Request]:
     """A split's prompts of a task in an order set by hash, answered."""
     tokenizer = corpus.tokenizer()
     tasks = spread(corpus.tasks(corpus.documents(split), [task]))
-    prompts = ((one.name, tokenizer(one.prompt, verbose=False)["input_ids"]) for one in tasks)
+    prompts = ((example.name, tokenizer(example.prompt, verbose=False)["input_ids"]) for example in tasks)
     room = model.config.max_position_embeddings - LONGEST
     fitting_in = (pair for pair in prompts if len(pair[1]) <= room)
     return answered(task, fitting_in, PROMPTS[split], model, tokenizer.eos_token_id, LONGEST)
 
 
-def record(model: Any, kept: evidence.Recorder) -> None:
+def record(model: Any, recorder: evidence.Recorder) -> None:
     """Answer what is missing."""
     for split in PROMPTS:
         for task in corpus.FAMILIES:
-            if (split, task) not in kept.done:
-                found = requests(split, task, model)
+            if (split, task) not in recorder.done:
+                batch = requests(split, task, model)
                 rows = []
-                for one in (one for one in found if one.limit > 1):
-                    prompt = one.ids[-BEFORE:] if split == "train" else one.ids
-                    said = (*one.said, *one.ends)[: one.limit]
-                    rows.append((split, task, one.name, len(prompt), [*prompt, *said]))
-                kept.add(pd.DataFrame(rows, columns=[*KEYS, "document", "prompt_tokens", "tokens"]))
-                kept.checkpoint()
-                print(f"{split} {task}: {len(found)} answers", flush=True)
+                for request in (request for request in batch if request.limit > 1):
+                    prompt = request.ids[-BEFORE:] if split == "train" else request.ids
+                    answer = (*request.said, *request.ends)[: request.limit]
+                    rows.append((split, task, request.name, len(prompt), [*prompt, *answer]))
+                recorder.add(pd.DataFrame(rows, columns=[*KEYS, "document", "prompt_tokens", "tokens"]))
+                recorder.checkpoint()
+                print(f"{split} {task}: {len(batch)} answers", flush=True)
 
 
-def fitted(kept: Sequence[Store]) -> NDArray[np.float64]:
+def fitted(with_stores: Sequence[Store]) -> NDArray[np.float64]:
     """The weights of a mixture with these stores, on the validation answers."""
     table = evidence.load("speculation", "answered")
     seen = []
-    for _, mine in table[table["split"] == "validation"].groupby("task", sort=False):
-        texts = zip(mine["tokens"].map(list), mine["prompt_tokens"], strict=True)
-        seen.append(fitting.observed(Mixture(stores=kept), [(tokens[:end], tokens[end:]) for tokens, end in texts]))
+    for _, rows in table[table["split"] == "validation"].groupby("task", sort=False):
+        texts = zip(rows["tokens"].map(list), rows["prompt_tokens"], strict=True)
+        seen.append(
+            fitting.observed(Mixture(stores=with_stores), [(tokens[:end], tokens[end:]) for tokens, end in texts])
+        )
     return fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))
 
 
@@ -70,20 +72,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command; once all is answered, the weights are fitted."""
     argparse.ArgumentParser(prog="make record PAPER=speculation", description=__doc__).parse_args(argv)
     torch.set_num_threads(1)
-    kept = evidence.Recorder("speculation", "answered", KEYS, TOLD, [MODEL])
-    record(models.load(MODEL).model, kept)
-    print(kept.finish())
+    recorder = evidence.Recorder("speculation", "answered", KEYS, PARAMETERS, [MODEL])
+    record(models.load(MODEL).model, recorder)
+    print(recorder.finish())
     print(refit())
 
 
 def refit() -> Path:
     """Fit the weights, with the stores and without, to the recorded answers."""
     keys = ["stored", "kind", "order", "source"]
-    rows = evidence.Recorder("speculation", "weights", keys, TOLD, [MODEL])
-    for stored, kept in ((True, stores()), (False, ())):
-        found = [(stored, *place, weight) for place, weight in np.ndenumerate(fitted(kept))]
-        rows.add(pd.DataFrame(found, columns=[*keys, "weight"]))
-    path = rows.finish()
+    recorder = evidence.Recorder("speculation", "weights", keys, PARAMETERS, [MODEL])
+    for stored, with_stores in ((True, stores()), (False, ())):
+        rows = [(stored, *index, weight) for index, weight in np.ndenumerate(fitted(with_stores))]
+        recorder.add(pd.DataFrame(rows, columns=[*keys, "weight"]))
+    path = recorder.finish()
     models.save_arrays("mixture", shipped(evidence.load("speculation", "weights")))
     return path
 

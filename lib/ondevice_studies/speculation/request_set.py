@@ -50,9 +50,9 @@ def loop_start(ids: Sequence[int]) -> int | None:
 
     What is before it holds no loop. Occurrences may overlap, so a loop of a short period begins with its second period.
     """
-    places: dict[tuple[int, ...], list[int]] = {}
+    starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(ids) - LOOP + 1):
-        seen = places.setdefault(tuple(ids[start : start + LOOP]), [])
+        seen = starts.setdefault(tuple(ids[start : start + LOOP]), [])
         seen.append(start)
         if len(seen) == TIMES:
             return seen[1]
@@ -80,15 +80,17 @@ def answered(
     end: the id that ends an answer; None: only `longest` does. tried: by default four times as many.
     """
     coming = islice(prompts, tried or _LOOKED_AT * count)
-    found: list[Request] = []
-    while (missing := count - sum(one.timed for one in found)) > 0 and (batch := list(islice(coming, missing))):
+    requests: list[Request] = []
+    while (missing := count - sum(request.timed for request in requests)) > 0 and (
+        batch := list(islice(coming, missing))
+    ):
         outputs = greedy(model, [ids for _, ids in batch], end, longest)
         for (name, ids), output in zip(batch, outputs, strict=True):
             ends = frozenset(() if end is None else (end,))
             start = loop_start(output.ids)
             limit = len(output.ids) + output.ended if start is None else start
-            found.append(Request(task, len(found), name, tuple(ids), output.ids, limit, ends))
-    return found
+            requests.append(Request(task, len(requests), name, tuple(ids), output.ids, limit, ends))
+    return requests
 
 
 def redundancy(prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -96,8 +98,8 @@ def redundancy(prompt: Sequence[int], answer: Sequence[int]) -> float:
     text = [*prompt, *answer]
     grams = [tuple(text[end - _GRAM : end]) for end in range(_GRAM, len(text) + 1)]
     seen = set(grams[: len(prompt)])  # those that begin in the prompt
-    known = []
+    repeated = []
     for gram in grams[len(prompt) :]:
-        known.append(gram in seen)
+        repeated.append(gram in seen)
         seen.add(gram)
-    return sum(known) / len(known) if known else float("nan")
+    return sum(repeated) / len(repeated) if repeated else float("nan")

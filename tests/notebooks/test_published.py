@@ -8,6 +8,7 @@ import pytest
 
 from ondevice.evidence import kind_of
 from ondevice.run import Layout
+from ondevice_studies.claims import CLAIMS
 
 LAYOUT = Layout()
 PAPERS = [paper for paper in LAYOUT.papers() if (LAYOUT.figures / paper / "claims.csv").is_file()]
@@ -18,8 +19,8 @@ def published(paper: str, name: str) -> pd.DataFrame:
 
 
 def typed(paper: str) -> dict[str, str]:
-    """The kind that the notebook's text gives an exhibit (by stem) or a claim, where it gives one."""
-    kinds = {}
+    """The kind that the notebook's text gives an exhibit (by stem) or a claim, or a claim's row has, where one does."""
+    kinds = {claim: row.kind for claim, row in CLAIMS.get(paper, {}).items() if row.kind}
     for cell in nbformat.read(LAYOUT.notebook(paper), as_version=4).cells:
         lines = [line for line in cell.source.splitlines() if not line.startswith(("%", "!"))]
         for node in ast.walk(ast.parse("\n".join(lines))) if cell.cell_type == "code" else ():

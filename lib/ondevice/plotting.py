@@ -224,27 +224,6 @@ def quoted(axis: Axes, x: Any = None, y: Any = None, label: str = "quoted", **st
         (axis.axvline if y is None else axis.axhline)(x if y is None else y, **dashes)
 
 
-# Shared by notebooks
-
-
-def verdict_bars(counts: pd.DataFrame) -> Figure:
-    """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
-    papers = sorted(set(counts["paper"]))
-    ranks = ["measurement", "simulation", "formula", "untested"]
-    basis = counts.assign(basis=counts["kind"].map(basis_of)).sort_values("basis", key=lambda b: b.map(ranks.index))
-    figure, _, parts = facets(basis, across="basis", width=2.4, height=0.9 + 0.45 * len(papers), sharey=True)
-    looks = {verdict: dict(color=COLOURS[colour]) for verdict, colour in VERDICTS.items()}
-    drawn: Any
-    for axis, rows in parts:
-        wide = rows.pivot_table(index="paper", columns="verdict", values="claims", aggfunc="sum", fill_value=0)
-        stacked(axis, wide.reindex(papers, fill_value=0), looks)
-        for drawn in axis.containers:
-            axis.bar_label(drawn, [f"{v:.0f}" if v else "" for v in drawn.datavalues], label_type="center", fontsize=8)
-        axis.set(xlabel="claims of the paper")
-    legend(figure, None, columns=5)
-    return figure
-
-
 def basis_of(kind: str) -> str:
     """What a kind of numbers rests on: measurement, simulation or formula; without one it is untested."""
     if "measured" in kind or "recorded" in kind:

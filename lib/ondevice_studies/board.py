@@ -6,17 +6,34 @@ import html
 import json
 import re
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from ondevice import assets
-from ondevice.evidence.exhibits import scoreboard
+from ondevice import assets, plotting
+from ondevice.evidence.exhibits import write_exhibit, write_result
 from ondevice.evidence.paper_run import read_value, shown
 from ondevice.evidence.rules import Rule, Untested, parts_of
 from ondevice_studies.claims import CLAIMS
 
 _FILLED = re.compile(r"\{(\S+)\s+(\w+)\s*(\d*)\}")
+
+
+def scoreboard() -> pd.DataFrame:
+    """Every paper's published verdicts (figures/<paper>/claims.csv), with a column `paper` in front.
+
+    The paper's own value is in the column `printed`.
+    """
+    tables = {
+        path.parent.name: pd.read_csv(path, keep_default_na=False, dtype=str).rename(columns={"paper": "printed"})
+        for path in sorted((assets.ROOT / "figures").glob("*/claims.csv"))
+    }
+    if not tables:
+        raise FileNotFoundError("No figures/<paper>/claims.csv: run a paper's notebook first.")
+    board = pd.concat(tables, names=["paper"]).reset_index(level="paper").reset_index(drop=True)
+    return board.fillna("")  # remarks of runs before there were any
 
 
 def claims() -> pd.DataFrame:
@@ -97,6 +114,34 @@ def as_html(rows: pd.DataFrame) -> str:
         anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'
         lines += ["<tr>", _cell(anchor), *(_cell(html.escape(text, quote=False)) for text in texts), "</tr>"]
     return "\n".join(["<table>", *lines, "</table>"]) if len(rows) else "<p>No claim is left by the filters.</p>"
+
+
+def verdict_bars(counts: pd.DataFrame) -> Figure:
+    """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
+    papers = sorted(set(counts["paper"]))
+    ranks = ["measurement", "simulation", "formula", "untested"]
+    basis = counts.assign(basis=counts["kind"].map(plotting.basis_of))
+    basis = basis.sort_values("basis", key=lambda b: b.map(ranks.index))
+    figure, _, parts = plotting.facets(basis, across="basis", width=2.4, height=0.9 + 0.45 * len(papers), sharey=True)
+    looks = {verdict: dict(color=plotting.COLOURS[colour]) for verdict, colour in plotting.VERDICTS.items()}
+    drawn: Any
+    for axis, rows in parts:
+        wide = rows.pivot_table(index="paper", columns="verdict", values="claims", aggfunc="sum", fill_value=0)
+        plotting.stacked(axis, wide.reindex(papers, fill_value=0), looks)
+        for drawn in axis.containers:
+            axis.bar_label(drawn, [f"{v:.0f}" if v else "" for v in drawn.datavalues], label_type="center", fontsize=8)
+        axis.set(xlabel="claims of the paper")
+    plotting.legend(figure, None, columns=5)
+    return figure
+
+
+def save_scoreboard(counts: pd.DataFrame, figure: Figure, parameters: Mapping[str, Any]) -> pd.DataFrame:
+    """Write the scoreboard's own exhibit and result record; return its row of exhibit, kind, file and verdict."""
+    record = {"exhibit": "verdicts", "kind": "measured", "parameters": dict(parameters)}
+    file = write_exhibit(assets.figures_folder("scoreboard"), "verdicts", counts, figure, record)
+    summary = pd.DataFrame([{"exhibit": "verdicts", "kind": "all", "file": file, "verdict": "no claim"}])
+    write_result({"paper": "scoreboard", "parameters": dict(parameters), "exhibits": summary.to_dict("records")})
+    return summary
 
 
 def _cell(text: str) -> str:

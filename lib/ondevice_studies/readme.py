@@ -12,17 +12,23 @@ from pathlib import Path
 import pandas as pd
 
 from ondevice import assets, evidence, plotting
+from ondevice_studies.board import scoreboard
 from ondevice_studies.claims import headlines
 
 FOUND, MAP = "found", "map"  # the blocks that are written here, each between two comments
 _BY = "written by python -m ondevice_studies.readme"
 _NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def summary(board: pd.DataFrame) -> str:
-    """Markdown: a headline a paper, and how many claims have which verdict. board: of `evidence.scoreboard`."""
+    """Markdown: a headline a paper, and how many claims have which verdict. board: of `board.scoreboard`."""
     claims = board.set_index("claim")
     lines = ["| what | the paper | here | kind | verdict |", "|---|---|---|---|---|"]
     for claim, words in headlines().items():
@@ -33,10 +39,14 @@ def summary(board: pd.DataFrame) -> str:
     verdicts = _counted(board["verdict"], evidence.VERDICTS)
     bases = _counted(tested["kind"].map(plotting.basis_of), ("measurement", "simulation", "formula"))
     null = int(board["remark"].str.contains("does not discriminate").sum())
-    return "\n".join([
-        *lines, "", f"Of {len(board)} claims: {verdicts}. The {len(tested)} verdicts rest on: {bases}.",
-        f"{null} claims do not discriminate: a trivial method gets the same verdict.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Of {len(board)} claims: {verdicts}. The {len(tested)} verdicts rest on: {bases}.",
+            f"{null} claims do not discriminate: a trivial method gets the same verdict.",
+        ]
+    )
 
 
 def library_map(library: Path) -> str:
@@ -81,7 +91,7 @@ def written(text: str, block: str, name: str = FOUND) -> str:
 def main() -> None:
     """Write README.md where its summary is not that of the published verdicts, or its map not that of the library."""
     path = assets.ROOT / "README.md"
-    text = written(path.read_text(encoding="utf-8"), summary(evidence.scoreboard()))
+    text = written(path.read_text(encoding="utf-8"), summary(scoreboard()))
     assets.write_text(path, written(text, library_map(assets.ROOT / "lib"), MAP))
 
 

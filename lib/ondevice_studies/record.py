@@ -26,16 +26,22 @@ from ondevice.evidence.exhibits import MACHINE_VARIABLE, machine_name
 from ondevice.evidence.records import Recorder, load, machines
 
 _PARTS = {
-    "disco --parts": "policy_times device cold_start", "sdnpu --parts": "costs memory curves switching whole",
-    "grating --only": "memory latency larger", "assistant --only": "memory costs live", "dragon --only": "latency",
-}  # fmt: skip
+    "disco --parts": "policy_times device cold_start",
+    "sdnpu --parts": "costs memory curves switching whole",
+    "grating --only": "memory latency larger",
+    "assistant --only": "memory costs live",
+    "dragon --only": "latency",
+}
 # Files of data/records that a machine decides, and what makes them; what takes longest is last.
 STEPS = {
     "disco/router": "tests/benchmarks/record_disco_router.py",
     "diaa/whole": "-m ondevice_studies.diaa.timing --minutes 33",
-    **{f"{words.split()[0]}/{part}": f"-m ondevice_studies.record {words} {part}"
-       for words, parts in _PARTS.items() for part in parts.split()},
-}  # fmt: skip
+    **{
+        f"{words.split()[0]}/{part}": f"-m ondevice_studies.record {words} {part}"
+        for words, parts in _PARTS.items()
+        for part in parts.split()
+    },
+}
 SHARES: dict[str, Callable[[int], list[list[str]]]] = {  # by paper: what divides its work
     "dragon": lambda n: [["--share", f"{one}/{n}"] for one in range(1, n + 1)],
     "diaa": lambda n: [["--models", name] for name in ("pydocs-lm-base", "pydocs-lm-small")],

@@ -103,3 +103,17 @@ def test_the_first_verdicts_are_those_of_their_commits(claims):
         for one in kept.itertuples():
             (line,) = [text for text in rows if text.startswith(f"{one.claim},")]
             assert f",{one.verdict}," in line
+
+
+def test_verdicts_are_counted_apart_by_what_they_rest_on():
+    counts = pd.DataFrame(
+        [("p", "measured", "reproduced", 3), ("p", "quoted+simulated", "undecided", 2), ("p", "analytic", "trend", 1),
+         ("q", "recorded", "contradicted", 4), ("q", "", "untested", 5)],
+        columns=["paper", "kind", "verdict", "claims"],
+    )  # fmt: skip
+    figure = board.verdict_bars(counts)
+    assert [axis.get_title() for axis in figure.axes] == ["measurement", "simulation", "formula", "untested"]
+    sizes = {(axis.get_title(), bars.get_label()): [patch.get_width() for patch in bars] for axis in figure.axes
+             for bars in axis.containers}  # fmt: skip
+    assert sizes["measurement", "reproduced"] == [3, 0] and sizes["measurement", "contradicted"] == [0, 4]
+    assert sizes["simulation", "undecided"] == [2, 0] and sizes["untested", "untested"] == [0, 5]

@@ -15,8 +15,8 @@ from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.kv_store import KVStore
 from ondevice_papers.dragon.aggregation import Floats, target
+from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_programs.pair.decoder import Decoder, Interrupted, Template, next_together
 
 # The last takes no mask of ours: its documents run one by one.

@@ -18,9 +18,10 @@ import torch
 from tiny import random_model
 
 from ondevice import assets, shapes
-from ondevice.causal_lm import CausalLM, Session, kv_store
+from ondevice.causal_lm import CausalLM, Session
 from ondevice.causal_lm.batch import Batch
-from ondevice.causal_lm.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
+from ondevice_papers.dragon import kv_store
+from ondevice_papers.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
 KINDS = "llama", "qwen2", "opt"
 V, CONTEXT, TEMPLATE = 259, 64, "Context: {document}. Question: {query}"

@@ -121,7 +121,7 @@ def test_answers() -> None:
     assert not answers.hit("one two three", "one two three four six")  # 6 / 8
     assert answers.hit(">>>", ">>>") and not answers.hit("...", ">>>")
     train = ["If True, copy the *array*.", "Other text"]
-    assert answers.standing_in(["copy the array", "array other", "cop"], train) == [True, False, False]
+    assert tasks.standing_in(["copy the array", "array other", "cop"], train) == [True, False, False]
 
 
 def _documents(count: int) -> list[Document]:

@@ -5,18 +5,19 @@ import re
 import pandas as pd
 import pytest
 
-from ondevice import assets, evidence
+from ondevice import assets
 from ondevice_studies import readme
+from ondevice_studies.board import scoreboard
 from ondevice_studies.claims import CLAIMS
 
 
 def test_the_summary_is_that_of_the_published_verdicts():
     text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(text, readme.summary(evidence.scoreboard())) == text, "run python -m ondevice_studies.readme"
+    assert readme.written(text, readme.summary(scoreboard())) == text, "run python -m ondevice_studies.readme"
 
 
 def test_another_verdict_is_another_summary():
-    board = evidence.scoreboard()
+    board = scoreboard()
     headline = next(iter(readme.headlines()))
     changed = board.assign(verdict=board["verdict"].mask(board["claim"] == headline, "untested"))
     assert readme.summary(changed) != readme.summary(board)

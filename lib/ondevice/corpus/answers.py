@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
 
 from ondevice.corpus.prompts import normal
 
@@ -33,9 +32,3 @@ def exact(answer: str, reference: str) -> bool:
 def hit(answer: str, reference: str) -> bool:
     """Whether they have the same words, or nearly (F1 above 0.8), or are the same signs without a word."""
     return f1(answer, reference) > HIT or exact(answer, reference)
-
-
-def standing_in(references: Sequence[str], texts: Iterable[str]) -> list[bool]:
-    """Whether each reference's words stand, in their order, in any of the texts."""
-    everything = "\n".join(f" {' '.join(words(text))} " for text in texts)
-    return [f" {' '.join(words(reference))} " in everything for reference in references]

@@ -42,30 +42,6 @@ def write_result(record: Mapping[str, Any]) -> None:
         assets.write_text(Path(path), as_json({**record, **environment()}))
 
 
-def scoreboard() -> pd.DataFrame:
-    """Every paper's published verdicts (figures/<paper>/claims.csv), with a column `paper` in front.
-
-    The paper's own value is in the column `printed`.
-    """
-    tables = {
-        path.parent.name: pd.read_csv(path, keep_default_na=False, dtype=str).rename(columns={"paper": "printed"})
-        for path in sorted((assets.ROOT / "figures").glob("*/claims.csv"))
-    }
-    if not tables:
-        raise FileNotFoundError("No figures/<paper>/claims.csv: run a paper's notebook first.")
-    board = pd.concat(tables, names=["paper"]).reset_index(level="paper").reset_index(drop=True)
-    return board.fillna("")  # remarks of runs before there were any
-
-
-def save_scoreboard(counts: pd.DataFrame, figure: Figure, parameters: Mapping[str, Any]) -> pd.DataFrame:
-    """Write the scoreboard's own exhibit and result record; return its row of exhibit, kind, file and verdict."""
-    record = {"exhibit": "verdicts", "kind": "measured", "parameters": dict(parameters)}
-    file = write_exhibit(assets.figures_folder("scoreboard"), "verdicts", counts, figure, record)
-    summary = pd.DataFrame([{"exhibit": "verdicts", "kind": "all", "file": file, "verdict": "no claim"}])
-    write_result({"paper": "scoreboard", "parameters": dict(parameters), "exhibits": summary.to_dict("records")})
-    return summary
-
-
 def as_json(record: Any) -> str:
     """Indented JSON with NumPy's scalars and arrays as plain ones."""
     return json.dumps(record, indent=1, default=lambda value: value.tolist()) + "\n"

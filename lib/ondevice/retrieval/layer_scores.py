@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ondevice.corpus.pairs import Row, is_causal, padded, rows
-from ondevice.retrieval.pools import Pool
+from ondevice.corpus.pairs import Row, is_causal, padded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _GROUP = 16  # rows of a forward pass, of like lengths
 
@@ -51,15 +49,3 @@ def scores_of(model: PreTrainedModel, pairs: Sequence[Row], every: bool = True) 
         batch = padded([pairs[index] for index in order[start : start + _GROUP]], pad)
         parts.append(layer_scores(model, {key: value.to(model.device) for key, value in batch.items()}, every))
     return torch.cat(parts, dim=1)[:, torch.tensor(order).argsort()]
-
-
-@torch.inference_mode()
-def pool_scores(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
-) -> list[np.ndarray]:
-    """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
-    scores = []
-    for pool in pools:
-        pairs = rows(tokenizer, pool.query.text, pool.passages)
-        scores.append(scores_of(model, pairs, every).cpu().numpy())
-    return scores

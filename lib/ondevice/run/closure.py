@@ -31,14 +31,6 @@ class Closure:
     strings: frozenset[str]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """imports: dotted names, each a module or an object of one. strings: of constants."""
-
-    imports: frozenset[str]
-    strings: frozenset[str]
-
-
 def closure(library: Path, code: Iterable[str]) -> Closure:
     """The closure of pieces of code, such as a notebook's cells. library: the folder with the packages (lib/).
 
@@ -50,9 +42,9 @@ def closure(library: Path, code: Iterable[str]) -> Closure:
     strings = set[str]()
     sources = [_read(_without_magics(text)) for text in code]
     while sources:
-        source = sources.pop()
-        strings |= source.strings
-        for name in source.imports:
+        names, constants = sources.pop()
+        strings |= constants
+        for name in names:
             files = _files(library, name)
             if not files and not (library / name.partition(".")[0]).is_dir():
                 others.add(name.partition(".")[0])
@@ -65,7 +57,7 @@ def closure(library: Path, code: Iterable[str]) -> Closure:
 
 def imports(code: Iterable[str]) -> frozenset[str]:
     """The dotted names that pieces of code import, each a module or an object of one; raises SyntaxError as above."""
-    return frozenset[str]().union(*(_read(_without_magics(text)).imports for text in code))
+    return frozenset[str]().union(*(_read(_without_magics(text))[0] for text in code))
 
 
 def code_hash(library: Path, modules: Mapping[str, Path]) -> str:
@@ -95,16 +87,10 @@ def _distributions() -> Mapping[str, list[str]]:
 
 def _files(library: Path, name: str) -> dict[str, Path]:
     """The modules that an import of a dotted name runs: its packages, and itself where it is one."""
-    files: dict[str, Path] = {}
     parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        path = library.joinpath(*parts[:end])
-        module = ".".join(parts[:end])
-        if (path / "__init__.py").is_file():
-            files[module] = path / "__init__.py"
-        elif path.with_suffix(".py").is_file():
-            files[module] = path.with_suffix(".py")
-    return files
+    paths = {".".join(parts[:end]): library.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)}
+    files = {name: path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for name, path in paths.items()}
+    return {module: file for module, file in files.items() if file.is_file()}
 
 
 def _without_magics(text: str) -> str:
@@ -112,12 +98,13 @@ def _without_magics(text: str) -> str:
 
 
 @functools.cache
-def _read_file(path: Path, changed: int) -> _Source:
+def _read_file(path: Path, changed: int) -> tuple[set[str], set[str]]:
     """changed: when the file was last written, so that a later text is read anew."""
     return _read(path.read_text(encoding="utf-8"))
 
 
-def _read(text: str) -> _Source:
+def _read(text: str) -> tuple[set[str], set[str]]:
+    """(imported dotted names, each a module or an object of one; strings of constants)."""
     tree = ast.parse(text)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     imports = set[str]()
@@ -127,8 +114,8 @@ def _read(text: str) -> _Source:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             strings.add(node.value)
             if _DOTTED.fullmatch(node.value):
-                imports |= {f"{node.value}", f"{node.value}.__main__"}
-    return _Source(frozenset(imports), frozenset(strings))
+                imports |= {node.value, f"{node.value}.__main__"}
+    return imports, strings
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

@@ -128,9 +128,13 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
 
 
 def _models(layout: Layout, names: Set[str]) -> dict[str, str]:
-    """The checksums of the named bundled models' files."""
+    """The checksums of the named bundled models' files, and of weights that are named."""
     checksums = read_record(layout.data / "models" / "manifest.json") or {}
-    return {file: checksum for file, checksum in checksums.items() if file.partition("/")[0] in names}
+    return {
+        file: checksum
+        for file, checksum in checksums.items()
+        if file.partition("/")[0].removesuffix(".safetensors") in names
+    }
 
 
 def _listing(folder: Path) -> list[tuple[str, int, int]]:

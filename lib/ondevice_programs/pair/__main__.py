@@ -21,8 +21,8 @@ import torch
 
 from ondevice import commands, models
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.kv_store import KVStore
 from ondevice.commands import address, count, existing, positive, seconds, share, writable
+from ondevice_papers.dragon.kv_store import KVStore
 
 with commands.loading("ondevice-pair", "pair"):
     from ondevice_papers.dragon import codec

@@ -97,9 +97,12 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
 
 
 def answered(
-    by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], question: Question, sets: Sequence[tuple[bool, str, str]],
+    by_kind: Nodes,
+    makers: Mapping[str, Callable[..., Any]],
+    question: Question,
+    sets: Sequence[tuple[bool, str, str]],
     **hooks: Callable[..., Any],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rows of answers, rows of steps) of a question by (picked, method, drafter). hooks: of `Ahead`."""
     rows = list[dict[str, Any]]()
     steps = list[dict[str, Any]]()
@@ -111,8 +114,11 @@ def answered(
         row |= {f"{side}_{what}": 0 for side in ("device", "cloud") for what in ("prompt", "work")}
         decoders: dict[str, Any] = {}
         for name in names:
-            node = replace(by_kind[reranked][name], weight_temperature=temperature(reranked),
-                           decodes=partial(Ahead, drafter=makers[drafter], **hooks))  # fmt: skip
+            node = replace(
+                by_kind[reranked][name],
+                weight_temperature=temperature(reranked),
+                decodes=partial(Ahead, drafter=makers[drafter], **hooks),
+            )
             if (reranked, name) not in chosen:
                 places, scores = node.documents.places(question.query, K)
                 work = sum(node.documents.reranker.receipt.active) if reranked else 0  # type: ignore[attr-defined]
@@ -152,8 +158,12 @@ def answered(
     return rows, steps
 
 
-SETS = [(reranked, method, drafter) for reranked in (False, True) for method in ("device", "cloud", "both")
-        for drafter in ("", "L", "S", "LS")]  # fmt: skip
+SETS = [
+    (reranked, method, drafter)
+    for reranked in (False, True)
+    for method in ("device", "cloud", "both")
+    for drafter in ("", "L", "S", "LS")
+]
 
 
 def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: Sequence[Question]) -> Iterator[dict]:

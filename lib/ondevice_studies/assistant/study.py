@@ -78,9 +78,13 @@ class Recorded:
     """
 
     def __init__(
-        self, answers: pd.DataFrame, steps: pd.DataFrame, costs: Costs, ready: Callable[..., float] = ready,
+        self,
+        answers: pd.DataFrame,
+        steps: pd.DataFrame,
+        costs: Costs,
+        ready: Callable[..., float] = ready,
         paces: Callable[..., Floats] = paces,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ready = ready
         self._paces = paces
         self.costs = costs
@@ -105,9 +109,14 @@ class Recorded:
 
 
 def together(
-    recorded: Recorded, name: str, systems: str, delay: float, slower: float, seed: int = 0,
+    recorded: Recorded,
+    name: str,
+    systems: str,
+    delay: float,
+    slower: float,
+    seed: int = 0,
     simulate: Callable[..., Any] = simulate,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """DRAGON's answer: both sides' passes, decisions and links in its simulator."""
     up, down = added(delay)
     steps = recorded.steps[name, "G" in systems, "both", drafter_of(systems), "device"]
@@ -118,16 +127,28 @@ def together(
     world = World(steps[:, 1:].astype(bool), device, cloud, up, down, lookahead=32)
     run = simulate(world, seed=seed)
     answer = recorded.answer(name, "both", systems)
-    return {"ttft": run.seen[0], "last": run.total, "right": answer["right"], "wire": sum(run.sent) + HEADER,
-            "cloud_tokens": answer["cloud_prompt"] + run.drafted[1], "asked": True}  # fmt: skip
+    return {
+        "ttft": run.seen[0],
+        "last": run.total,
+        "right": answer["right"],
+        "wire": sum(run.sent) + HEADER,
+        "cloud_tokens": answer["cloud_prompt"] + run.drafted[1],
+        "asked": True,
+    }
 
 
 def single(recorded: Recorded, name: str, systems: str, slower: float, side: str = "device") -> dict[str, float]:
     """One side's answer, on that side."""
     times = recorded.times(name, side, systems, side, slower)
     answer = recorded.answer(name, side, systems)
-    return {"ttft": times[0], "last": times[-1], "right": answer["right"], "wire": 0, "asked": False,
-            "cloud_tokens": (answer["cloud_prompt"] + len(times)) * (side == "cloud")}  # fmt: skip
+    return {
+        "ttft": times[0],
+        "last": times[-1],
+        "right": answer["right"],
+        "wire": 0,
+        "asked": False,
+        "cloud_tokens": (answer["cloud_prompt"] + len(times)) * (side == "cloud"),
+    }
 
 
 def admitted(lengths: Sequence[int], budget: float, seed: int = 0) -> NDArray[np.bool_]:
@@ -144,8 +165,12 @@ def raced(
     over as soon as the reader would not notice, and goes on with the same text."""
     up, down = added(delay)
     device, cloud = ([single(recorded, name, systems, slower, side) for name in names] for side in ("device", "cloud"))
-    way = np.array([Line(up, seed + i, "up").arrival(0.0, HEADER) + Line(down, seed + i, "down").arrival(0.0, HEADER)
-                    for i in range(len(names))])  # fmt: skip
+    way = np.array(
+        [
+            Line(up, seed + i, "up").arrival(0.0, HEADER) + Line(down, seed + i, "down").arrival(0.0, HEADER)
+            for i in range(len(names))
+        ]
+    )
     first, server = (np.array([one["ttft"] for one in side]) for side in (device, cloud))
     lost = race(0.0 * way, 0.0 * way, first, server + way).device_won
     answers = [recorded.answer(name, "cloud", systems) for name in names]
@@ -155,8 +180,12 @@ def raced(
     gap = np.array([one["last"] - one["ttft"] for one in cloud]) / np.maximum(1, length - 1)
     prefill = slower * float(recorded.costs("prefill"))
     fetch = 2 * way.mean() + size.mean() / down.bandwidth
-    rule = Migration(Prices(1.0, 1.0), Prices(0.0, 0.0), expected_remaining(length, int(length.max())),
-                     lambda tokens: fetch + prefill * tokens)  # fmt: skip
+    rule = Migration(
+        Prices(1.0, 1.0),
+        Prices(0.0, 0.0),
+        expected_remaining(length, int(length.max())),
+        lambda tokens: fetch + prefill * tokens,
+    )
     given = Answers(prompt, length, server + way, gap, slower * gap, np.full(len(names), fetch), prefill)
     told = stream(rule, given)
     took = fetch + prefill * (prompt + told.handover_at)
@@ -186,8 +215,11 @@ def play(
     asks = admitted(lengths, budget, seed) if "C" in systems else np.full(len(lengths), "D" in systems)
     rows = {}
     for i, name in enumerate(recorded.names):
-        rows[name] = (together(recorded, name, systems, delay, slower, seed + i) if asks[i] and "D" in systems
-                      else single(recorded, name, systems, slower))  # fmt: skip
+        rows[name] = (
+            together(recorded, name, systems, delay, slower, seed + i)
+            if asks[i] and "D" in systems
+            else single(recorded, name, systems, slower)
+        )
     if "D" not in systems and asks.any():
         chosen = [name for name, asked in zip(recorded.names, asks, strict=True) if asked]
         rows |= dict(zip(chosen, raced(recorded, chosen, systems, delay, slower, seed), strict=True))

@@ -43,9 +43,14 @@ _SMALL = 1
 
 def _best(quantity: str, model: str, printed: float) -> Rule:
     return Rule(
-        f"{quantity}, {model}", "x", AtLeast(_LEAD), AtLeast(round(1 / _LEAD, 2)), wrong=0.9, null=_LOOKUP,
+        f"{quantity}, {model}",
+        "x",
+        AtLeast(_LEAD),
+        AtLeast(round(1 / _LEAD, 2)),
+        wrong=0.9,
+        null=_LOOKUP,
         note=f"{_LEAD} is the least lead in Table 1, and the trend a tie by it; the paper has {printed:.2f} here",
-    )  # fmt: skip
+    )
 
 
 def _faster(times: float, model: str) -> Rule:
@@ -57,27 +62,40 @@ def _costs(quantity: str, percent: float) -> Rule:
     """Of Table 3; percent: its mean over the tasks, less 1."""
     least = round(1 + percent / 200, 3)
     return Rule(
-        f"(least, mean) over the tasks of {quantity}", "x", Each(Above(1), AtLeast(least)), Each(None, Above(1.01)),
-        wrong=(0.9, 0.95), null="a part that does nothing", null_value=(1.0, 1.0),
+        f"(least, mean) over the tasks of {quantity}",
+        "x",
+        Each(Above(1), AtLeast(least)),
+        Each(None, Above(1.01)),
+        wrong=(0.9, 0.95),
+        null="a part that does nothing",
+        null_value=(1.0, 1.0),
         note=f"the mean has to be half of Table 3's gain of {percent:g} percent",
-    )  # fmt: skip
+    )
 
 
 def _memory(tokens: float, probabilities: float) -> Rule:
     return Rule(
-        "(t-LUT, p-LUT), MB read as MiB", "MiB", Each(Near(tokens, within=0.005), Near(probabilities, within=0.005)),
-        Each(Near(tokens, factor=1.05), Near(probabilities, factor=1.05)), wrong=(tokens / 2, probabilities),
-        null="ids in 32 bits", null_value=(tokens / 2, probabilities),
+        "(t-LUT, p-LUT), MB read as MiB",
+        "MiB",
+        Each(Near(tokens, within=0.005), Near(probabilities, within=0.005)),
+        Each(Near(tokens, factor=1.05), Near(probabilities, factor=1.05)),
+        wrong=(tokens / 2, probabilities),
+        null="ids in 32 bits",
+        null_value=(tokens / 2, probabilities),
         note="to the printed digit; the trend allows what 10^6 bytes a MB would be",
-    )  # fmt: skip
+    )
 
 
 def _time_share(part: str, percent: float, null: str) -> Rule:
     return Rule(
-        f"share of the decoding time in {part}, mean of both models", "percent", AtMost(round(_FACTOR * percent, 3)),
-        AtMost(3 * percent), wrong=20 * percent, null=null,
+        f"share of the decoding time in {part}, mean of both models",
+        "percent",
+        AtMost(round(_FACTOR * percent, 3)),
+        AtMost(3 * percent),
+        wrong=20 * percent,
+        null=null,
         note="the trend allows three times the paper's share, as the models are smaller and the code is Python",
-    )  # fmt: skip
+    )
 
 
 CLAIMS: dict[str, Claim] = {

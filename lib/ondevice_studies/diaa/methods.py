@@ -183,9 +183,13 @@ def _diaa(budget: int = BUDGET, warmed: str = "tasks", sets: RequestSets = ABLAT
 def _mixture(nodes: int = LARGEST, cost: str = "", stored: bool = True, sets: RequestSets = BEYOND) -> Method:
     def make(bench: Workbench) -> Drafter:
         return mixture.Mixture(
-            weights(stored), bench.stores if stored else (), seconds=COSTS[cost] if cost else None, mix=bench.mix,
-            grow=bench.grow_likeliest, size=bench.size,
-        )  # fmt: skip
+            weights(stored),
+            bench.stores if stored else (),
+            seconds=COSTS[cost] if cost else None,
+            mix=bench.mix,
+            grow=bench.grow_likeliest,
+            size=bench.size,
+        )
 
     return Method(make, nodes, sets, replayed=True)
 

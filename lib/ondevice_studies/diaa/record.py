@@ -90,9 +90,14 @@ def run_method(
             keys = {"model": bench.model, "set": request_set, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []
             generation = bench.generate(
-                lm, drafter, request.ids, request.limit, budget=budget, eos_token_ids=request.ends,
+                lm,
+                drafter,
+                request.ids,
+                request.limit,
+                budget=budget,
+                eos_token_ids=request.ends,
                 choice=noting(margins) if method == PLAIN else greedy,
-            )  # fmt: skip
+            )
             tokens = generation.tokens
             answers.append({
                 **keys, "document": request.name, "prompt_sha": digest(request.ids), "answer_sha": digest(tokens),
@@ -141,10 +146,16 @@ def sample(bench: Workbench, answers: pd.DataFrame, request_set: str = "tasks", 
 def recorders() -> dict[str, Recorder]:
     """Of answers and of passes; a method on a set is the unit, and goes into both."""
     parameters = {
-        "requests a task": COUNT, "of many": MANY, "tokens": LONGEST, "tokens of long prompts": LONG_PROMPT,
-        "threads": 1, "dtype": "float32", "nodes": BUDGET, "warm-up tokens": TOKENS,
+        "requests a task": COUNT,
+        "of many": MANY,
+        "tokens": LONGEST,
+        "tokens of long prompts": LONG_PROMPT,
+        "threads": 1,
+        "dtype": "float32",
+        "nodes": BUDGET,
+        "warm-up tokens": TOKENS,
         "costs": {name: cost[[0, 8, 16, 32]].round(3).tolist() for name, cost in COSTS.items()},
-    }  # fmt: skip
+    }
     return {
         name: Recorder("diaa", name, ["model", "set", "method"], parameters, [BASE, SMALL])
         for name in ("answers", "passes")

@@ -96,9 +96,13 @@ def machines(answers: pd.DataFrame) -> dict[str, Machine]:
 
 
 def timed(
-    answers: pd.DataFrame, passes: pd.DataFrame, machine: Machine, dtype: str, drafts: Mapping[str, str],
+    answers: pd.DataFrame,
+    passes: pd.DataFrame,
+    machine: Machine,
+    dtype: str,
+    drafts: Mapping[str, str],
     shape: str = "",
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """The recorded answers with what they take on a machine, which is predicted, not run.
 
     drafts: by method the curve of the forwards of one row that draft, {model} in its name. shape: a model whose T
@@ -121,11 +125,17 @@ def timed(
         sums = spent.groupby(_ANSWER)[["drafted", "accepted", *TIMES]].sum()
         prefill = machine.prefill(timed_as, method, group["prompt_tokens"])
         parts.append(group.join(sums, on=_ANSWER).assign(prefill=prefill))
-    table = pd.concat(parts).sort_index().assign(
-        decoded=lambda t: t["tokens"] - 1, seconds=lambda t: t[TIMES].sum(axis=1),
-        goodput=lambda t: t["decoded"] / t["seconds"], latency=lambda t: 1e3 * t["seconds"] / t["decoded"],
-        end_to_end=lambda t: 1e3 * (t["seconds"] + t["prefill"]) / t["tokens"],
-    )  # fmt: skip
+    table = (
+        pd.concat(parts)
+        .sort_index()
+        .assign(
+            decoded=lambda t: t["tokens"] - 1,
+            seconds=lambda t: t[TIMES].sum(axis=1),
+            goodput=lambda t: t["decoded"] / t["seconds"],
+            latency=lambda t: 1e3 * t["seconds"] / t["decoded"],
+            end_to_end=lambda t: 1e3 * (t["seconds"] + t["prefill"]) / t["tokens"],
+        )
+    )
     return derived(table[table["decoded"] > 0], answers, passes, machine.curves)
 
 

@@ -227,9 +227,13 @@ def answer(
 
 
 def whole(
-    bench: Workbench, requests: Sequence[Request], methods: Sequence[str], until: float, beside: Sequence[Curve] = (),
+    bench: Workbench,
+    requests: Sequence[Request],
+    methods: Sequence[str],
+    until: float,
+    beside: Sequence[Curve] = (),
     shape: str = "",
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Every request by every method, in an order that rotates; a row each, with the columns of `answer`.
 
     A method begins each task with a fresh drafter, as in the record, so that its passes are the recorded ones. Curves

@@ -230,17 +230,26 @@ def _saving(percent: float) -> Rule:
 
 def _paced(side: Side) -> Claim:
     rule = Rule(
-        "share of migrated streams with a gap that exceeds the pace by over 0.5 s", "", AtMost(0.01), AtMost(0.05), 0.7,
+        "share of migrated streams with a gap that exceeds the pace by over 0.5 s",
+        "",
+        AtMost(0.01),
+        AtMost(0.05),
+        0.7,
         "a target that takes three times as long as planned",
         note="the paper prints a P99 of all gaps, which stays at the pace while nearly every stream freezes once; "
         "under a server constraint the target takes just as long as planned",
-    )  # fmt: skip
+    )
     return Claim(_READER, rule, partial(study.stalled, side=side), lambda late: study.stalled(late, side))
 
 
 def _policy_time(policy: str, samples: int, paper_ms: float) -> Claim:
-    rule = Rule("time from raw lists of log-normal samples at b = 0.5, on this processor", "ms", AtMost(paper_ms),
-                AtMost(3 * paper_ms), 10 * paper_ms)  # fmt: skip
+    rule = Rule(
+        "time from raw lists of log-normal samples at b = 0.5, on this processor",
+        "ms",
+        AtMost(paper_ms),
+        AtMost(3 * paper_ms),
+        10 * paper_ms,
+    )
     return Claim("4.8 The scheduler's own time (Figure 9)", rule, partial(policy_time, policy=policy, samples=samples))
 
 

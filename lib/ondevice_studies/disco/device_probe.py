@@ -83,8 +83,12 @@ def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
         medians = pd.Series(y[rows]).groupby(x[rows]).median()
         slope, constant = np.polyfit(medians.index, medians, 1)
         left = medians - (slope * medians.index + constant)
-        return {"tokens_per_s": 1 / slope, "overhead_s": constant, "r2": 1 - left.var() / medians.var(),
-                "pearson_r": np.corrcoef(x[rows], y[rows])[0, 1]}  # fmt: skip
+        return {
+            "tokens_per_s": 1 / slope,
+            "overhead_s": constant,
+            "r2": 1 - left.var() / medians.var(),
+            "pearson_r": np.corrcoef(x[rows], y[rows])[0, 1],
+        }
 
     return _each(fitted, len(x), kind)
 
@@ -95,8 +99,12 @@ def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
 
     def found(rows: np.ndarray) -> dict[str, float]:
         p10, p50, p90, p99 = np.quantile(values[rows], [0.1, 0.5, 0.9, 0.99])
-        return {"median_s": p50, "spread": (p90 - p10) / p50, "cv": values[rows].std() / values[rows].mean(),
-                "p99_over_p50": p99 / p50}  # fmt: skip
+        return {
+            "median_s": p50,
+            "spread": (p90 - p10) / p50,
+            "cv": values[rows].std() / values[rows].mean(),
+            "p99_over_p50": p99 / p50,
+        }
 
     return _each(found, len(values), kind)
 

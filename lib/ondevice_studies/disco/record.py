@@ -68,8 +68,13 @@ def again(
 
 def record_quality() -> Path:
     """quality.parquet; a family is checkpointed every few prompts."""
-    parameters = {"prompts of a family": PROMPTS, "tokens": LIMIT, "hand-overs": HANDOVERS,
-                  "threads": 1, "dtype": "float32"}  # fmt: skip
+    parameters = {
+        "prompts of a family": PROMPTS,
+        "tokens": LIMIT,
+        "hand-overs": HANDOVERS,
+        "threads": 1,
+        "dtype": "float32",
+    }
     kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
     pair = {name: models.load(name) for name in (DEVICE, SERVER)}
     done = {unit[:2] for unit in kept.done}
@@ -99,8 +104,12 @@ def record_device() -> Path:
     rng = np.random.default_rng(0)
     grid = rng.permutation(np.repeat([32, 64, 128, 256, 480, 720, 960], 3))
     parts = {"same": (np.full(10, round(alpaca.mean)), 32), "lengths": (grid, 1), "alpaca": (alpaca.sample(40, rng), 1)}
-    parameters = {"turns": TURNS["device"], "threads": 1, "seed": 0,
-                  "parts": {part: [lengths.tolist(), tokens] for part, (lengths, tokens) in parts.items()}}  # fmt: skip
+    parameters = {
+        "turns": TURNS["device"],
+        "threads": 1,
+        "seed": 0,
+        "parts": {part: [lengths.tolist(), tokens] for part, (lengths, tokens) in parts.items()},
+    }
     kept = _of_this_machine("device", ["model", "part", "turn"], parameters, PROBED)
     probed = {spec: device_probe.load(spec).model for spec in PROBED}
     for turn in range(TURNS["device"]):

@@ -40,10 +40,14 @@ STALL = 0.5  # seconds by which a gap exceeds the pace
 
 
 def policies(
-    lengths: Lengths, alpha: float = ALPHA, names: Sequence[str] = ("DiSCo", "Stoch", "race", "mean-optimal"), *,
-    device_constrained: Any = dispatch.device_constrained, server_constrained: Any = dispatch.server_constrained,
+    lengths: Lengths,
+    alpha: float = ALPHA,
+    names: Sequence[str] = ("DiSCo", "Stoch", "race", "mean-optimal"),
+    *,
+    device_constrained: Any = dispatch.device_constrained,
+    server_constrained: Any = dispatch.server_constrained,
     mean_optimal: Any = optimal.mean_optimal,
-) -> Policies:  # fmt: skip
+) -> Policies:
     """DiSCo, the paper's baseline, racing at random and the optimum, or some of them, for a setting and budget."""
     disco: dict[Side, Any] = {
         "device": lambda server, b: device_constrained(lengths, server, b, alpha),
@@ -59,9 +63,15 @@ def policies(
 
 
 def sweep(
-    services: Iterable[str], devices: Iterable[Device], budgets: Iterable[float], policies: Policies, play: Play,
-    lengths: Lengths, shape: tuple[int, int], seed: int,
-) -> pd.DataFrame:  # fmt: skip
+    services: Iterable[str],
+    devices: Iterable[Device],
+    budgets: Iterable[float],
+    policies: Policies,
+    play: Play,
+    lengths: Lengths,
+    shape: tuple[int, int],
+    seed: int,
+) -> pd.DataFrame:
     """Every policy over services, devices, constraints and budgets; shape: (runs, requests a run).
 
     Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s, use.
@@ -75,18 +85,26 @@ def sweep(
                 for b in budgets:
                     for name, policy in policies(constrained, server, device, b).items():
                         found = _by_run(play(policy, drawn, device), drawn, constrained)
-                        rows.append(found.assign(service=service, device=device.name, constrained=constrained,
-                                                 budget=b, policy=name))  # fmt: skip
+                        rows.append(
+                            found.assign(
+                                service=service, device=device.name, constrained=constrained, budget=b, policy=name
+                            )
+                        )
     return born(pd.concat(rows, ignore_index=True), "simulated")
 
 
 def _by_run(raced: Raced, drawn: Requests, constrained: Side) -> pd.DataFrame:
     tokens = np.where(raced.ran(constrained), drawn.prompt, 0).sum(axis=1)
     p99 = np.quantile(raced.ttft, 0.99, axis=1, method="inverted_cdf")
-    return pd.DataFrame({
-        "run": np.arange(len(tokens)), "mean_s": raced.ttft.mean(axis=1), "p99_s": p99,
-        "std_s": raced.ttft.std(axis=1), "use": tokens / drawn.prompt.sum(axis=1),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "run": np.arange(len(tokens)),
+            "mean_s": raced.ttft.mean(axis=1),
+            "p99_s": p99,
+            "std_s": raced.ttft.std(axis=1),
+            "use": tokens / drawn.prompt.sum(axis=1),
+        }
+    )
 
 
 def averaged(table: pd.DataFrame, value: str, by: Sequence[str]) -> pd.DataFrame:
@@ -156,9 +174,15 @@ def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> f
 
 
 def beyond_the_tail(
-    services: Iterable[str], lengths: Lengths, budgets: Iterable[float], device: Device, policies: Policies, play: Play,
-    requests: int, seed: int,
-) -> pd.DataFrame:  # fmt: skip
+    services: Iterable[str],
+    lengths: Lengths,
+    budgets: Iterable[float],
+    device: Device,
+    policies: Policies,
+    play: Play,
+    requests: int,
+    seed: int,
+) -> pd.DataFrame:
     """DiSCo-D's TTFTs beside w_tail, its longest wait: service, budget, w_tail_s, over (share of TTFTs beyond w_tail),
     beyond (share of them beyond w_tail + D(l)), requests."""
     rows = []
@@ -223,8 +247,11 @@ def users(
                 for b in budgets:
                     for name, policy in policies(constrained, server, device, b).items():
                         found = _by_run(play(policy, drawn, device), drawn, constrained)[["run", "mean_s"]]
-                        rows.append(found.assign(user=user, gap_s=gap, service=service, constrained=constrained,
-                                                 budget=b, policy=name))  # fmt: skip
+                        rows.append(
+                            found.assign(
+                                user=user, gap_s=gap, service=service, constrained=constrained, budget=b, policy=name
+                            )
+                        )
     return born(pd.concat(rows, ignore_index=True), "simulated")
 
 
@@ -387,10 +414,15 @@ def _seen(found: Streams, rule: Migration) -> pd.DataFrame:
     """What the readers of streams see for which the target was asked."""
     rows = found.handover_at > 0
     longest = np.nan_to_num(np.diff(found.delivered[rows], axis=1)).max(axis=1, initial=0)
-    return pd.DataFrame({
-        "asked": found.handover_at[rows], "buffered": found.unread[rows], "migrated": found.migrated[rows],
-        "stalled": longest > 1 / rule.pace + STALL, "longest_gap_s": longest,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "asked": found.handover_at[rows],
+            "buffered": found.unread[rows],
+            "migrated": found.migrated[rows],
+            "stalled": longest > 1 / rule.pace + STALL,
+            "longest_gap_s": longest,
+        }
+    )
 
 
 # The scheduler's time

@@ -70,9 +70,15 @@ class _Recorder(_Simulation):
         begin = time - self.paces[side][what.position] if decode else self.now
         ends = (SIDES[side], "") if decode else (SIDES[1 - side], SIDES[side])
         bar = dict(
-            what=type(what).__name__.lower(), side=ends[0], to=ends[1], position=what.position, epoch=what.epoch,
-            begin_s=begin, end_s=time, outcome="",
-        )  # fmt: skip
+            what=type(what).__name__.lower(),
+            side=ends[0],
+            to=ends[1],
+            position=what.position,
+            epoch=what.epoch,
+            begin_s=begin,
+            end_s=time,
+            outcome="",
+        )
         if decode:
             self._stop(side, begin)
             self.running[side] = bar
@@ -87,9 +93,12 @@ class _Recorder(_Simulation):
 
 
 def timeline(
-    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0,
+    world: World,
+    aggregator: int = DEVICE,
+    schedulers: tuple[Scheduler, Scheduler] | None = None,
+    seed: int = 0,
     rules: Rules | None = None,
-) -> tuple[Run, pd.DataFrame]:  # fmt: skip
+) -> tuple[Run, pd.DataFrame]:
     """A simulated run and its bars: what (decode, draft, target, switch), side, to, position, begin_s, end_s, outcome.
 
     to: the receiver of a message, empty for a decode. outcome, of decodes: accepted, rejected, void (of a rejected
@@ -123,8 +132,14 @@ def draw(axis: Axes, bars: pd.DataFrame) -> None:
         else:
             colour, line, width = _MESSAGES[bar["what"]]
             inward = (lanes[1] - lanes[0]) * _BAR / 2
-            axis.plot([bar["begin_s"], bar["end_s"]], [lanes[0] + inward, lanes[1] - inward], color=COLOURS[colour],
-                      ls=line, lw=width, alpha=0.8)  # fmt: skip
+            axis.plot(
+                [bar["begin_s"], bar["end_s"]],
+                [lanes[0] + inward, lanes[1] - inward],
+                color=COLOURS[colour],
+                ls=line,
+                lw=width,
+                alpha=0.8,
+            )
     axis.set_yticks([*_LANES.values()], [*_LANES])
     axis.set_ylim(-0.3, 1.3)
     axis.grid(axis="y", visible=False)
@@ -134,19 +149,29 @@ def handles(bars: pd.DataFrame) -> list[Any]:
     """What a legend of `draw` says."""
     outcomes = set(bars.loc[bars["what"] == "decode", "outcome"])
     sent = set(bars["what"])
-    patches = [Patch(color=COLOURS[colour], alpha=0.9 if outcome else 0.25, label=f"decode, {outcome or 'not given'}")
-               for outcome, colour in _OUTCOMES.items() if outcome in outcomes]  # fmt: skip
-    lines = [Line2D([], [], color=COLOURS[colour], ls=line, lw=width, label=f"{what} sent")
-             for what, (colour, line, width) in _MESSAGES.items() if what in sent]  # fmt: skip
+    patches = [
+        Patch(color=COLOURS[colour], alpha=0.9 if outcome else 0.25, label=f"decode, {outcome or 'not given'}")
+        for outcome, colour in _OUTCOMES.items()
+        if outcome in outcomes
+    ]
+    lines = [
+        Line2D([], [], color=COLOURS[colour], ls=line, lw=width, label=f"{what} sent")
+        for what, (colour, line, width) in _MESSAGES.items()
+        if what in sent
+    ]
     return [*patches, *lines]
 
 
 def world_of(costs: Costs, accepted: Bools, *, token_wise: bool = False) -> World:
     """The simulator's world of these costs, device local, without a bound on how far a side drafts ahead."""
     return World(
-        accepted, costs.decode_local, costs.decode_remote, Link(costs.send_local), Link(costs.send_remote),
+        accepted,
+        costs.decode_local,
+        costs.decode_remote,
+        Link(costs.send_local),
+        Link(costs.send_remote),
         1 if token_wise else len(accepted),
-    )  # fmt: skip
+    )
 
 
 def at_rates(tokens: int, device: float, cloud: float, seed: int = 0) -> Bools:
@@ -169,10 +194,16 @@ def time_per_token(costs: Costs, accepted: Bools, aggregator: int = DEVICE, *, t
 
 
 def difference_curves(
-    decode_local: Sequence[float], pairs: Iterable[tuple[float, float]] = PAIRS, decode_remote: float = 0.5,
-    rtt: float = 0.3, *, every: int = 1, tokens: int = 400, seed: int = 0,
+    decode_local: Sequence[float],
+    pairs: Iterable[tuple[float, float]] = PAIRS,
+    decode_remote: float = 0.5,
+    rtt: float = 0.3,
+    *,
+    every: int = 1,
+    tokens: int = 400,
+    seed: int = 0,
     difference: Callable[..., float] = latency_difference,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Figure 3: decode_local, alpha_l, alpha_r, delta_z (all seconds or rates), kind (analytic, simulated).
 
     analytic: Eq. 8. simulated: time per token with the local side aggregating less that with the remote side, at every
@@ -242,10 +273,14 @@ def speedups(
 
 
 def waiting_times(
-    costs: Costs = EXAMPLE, rates: tuple[float, float] = (0.7, 0.7), tokens: int = 2000, seed: int = 0,
-    times: Callable[..., list[float]] = aggregation_times, latency: Callable[..., float] = latency_per_token,
+    costs: Costs = EXAMPLE,
+    rates: tuple[float, float] = (0.7, 0.7),
+    tokens: int = 2000,
+    seed: int = 0,
+    times: Callable[..., list[float]] = aggregation_times,
+    latency: Callable[..., float] = latency_per_token,
     rules: Rules | None = None,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Table 1, a row a case: local, remote (accepted, rejected), formula, steady_form, cases, and seconds:
 
     steady_s, simulated_steady_s: the case again and again, by Eq. 7's form and simulated. formula_s, simulated_s: mean

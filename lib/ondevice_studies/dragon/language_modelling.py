@@ -91,10 +91,16 @@ def live(read: Read, count: int, temperature: float, cap: int = codec.CAP) -> fl
 
 
 def methods(
-    model: PreTrainedModel, fronts: Fronts, one: Retrieved, temperature: float, counts: Sequence[int] = COUNTS,
-    caps: Sequence[int] = (codec.CAP,), live: Callable[..., float] = live,
-    token_wise: Callable[..., float] = token_wise, sequence_wise: Callable[..., float] = sequence_wise,
-) -> Iterator[tuple[str, int, int, float, int]]:  # fmt: skip
+    model: PreTrainedModel,
+    fronts: Fronts,
+    one: Retrieved,
+    temperature: float,
+    counts: Sequence[int] = COUNTS,
+    caps: Sequence[int] = (codec.CAP,),
+    live: Callable[..., float] = live,
+    token_wise: Callable[..., float] = token_wise,
+    sequence_wise: Callable[..., float] = sequence_wise,
+) -> Iterator[tuple[str, int, int, float, int]]:
     """Every method on a window: (method, documents, bytes of the cap or 0, nats, tokens that the model read).
 
     caps: of `DRAGON` at the greatest count; at the others it has the system's. live, token_wise, sequence_wise: the

@@ -20,9 +20,9 @@ import torch
 
 from ondevice import models
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.kv_store import KVStore
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay
+from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_programs.pair import library
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking

@@ -40,8 +40,10 @@ def alone(model: str = OPT) -> tuple[float, ...]:
     Of the first token, the device's is with stored documents and the cloud's from text. No delay is added.
     """
     sides = ["CRCG/Device", "CRCG/Cloud"]
-    both = [_table(stem).query(f"model == {model!r} and extra_network_latency_ms == 0").set_index("method")
-            for stem in ("fig_07_per_token_latency", "fig_08_ttft")]  # fmt: skip
+    both = [
+        _table(stem).query(f"model == {model!r} and extra_network_latency_ms == 0").set_index("method")
+        for stem in ("fig_07_per_token_latency", "fig_08_ttft")
+    ]
     return *both[0].loc[sides, "latency_ms_per_token"] / 1000, *both[1].loc[sides, "ttft_s"]
 
 

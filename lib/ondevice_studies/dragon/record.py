@@ -183,9 +183,13 @@ PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIR
 
 
 def latencies(
-    device: pair.Device, relay: pair.Relay, question: Question, pace: str, delays: Sequence[int] = DELAYS,
+    device: pair.Device,
+    relay: pair.Relay,
+    question: Question,
+    pace: str,
+    delays: Sequence[int] = DELAYS,
     only: Sequence[str] = (),
-) -> list[dict[str, object]]:  # fmt: skip
+) -> list[dict[str, object]]:
     """A question by each method at each delay, in turn: rows of the record.
 
     The device alone does not depend on the delay: it answers at the first and the last one. DRAGON answers twice in the
@@ -223,12 +227,16 @@ def account(answer: Answer) -> dict[str, object]:
     letters = {(True, True): "b", (True, False): "d", (False, True): "c", (False, False): "n"}
     decisions = answer.decisions
     return {
-        "tokens": len(answer.tokens), "alone": answer.alone_from is not None,
-        "prefilled": _ms([answer.prefilled or 0.0]), "times": _ms(answer.times),
+        "tokens": len(answer.tokens),
+        "alone": answer.alone_from is not None,
+        "prefilled": _ms([answer.prefilled or 0.0]),
+        "times": _ms(answer.times),
         "decided": "".join(letters[one[1], one[2]] for one in decisions),
-        "device": _ms([one[3] for one in decisions]), "cloud": _ms([one[4] for one in decisions]), "sent": answer.sent,
+        "device": _ms([one[3] for one in decisions]),
+        "cloud": _ms([one[4] for one in decisions]),
+        "sent": answer.sent,
         "received": answer.received,
-    }  # fmt: skip
+    }
 
 
 def _ms(seconds: Sequence[float]) -> str:
@@ -276,8 +284,11 @@ def record_questions(which: int, of: int, split: str, name: str) -> bool:
                 kept[name].add(weighed(nodes, question, split))
     for one in kept.values():
         one.checkpoint()
-    units = {(one.name,) for one in asked} if name == "relevance" else {
-        (one.name, method) for one in asked for method in lockstep.METHODS}  # fmt: skip
+    units = (
+        {(one.name,) for one in asked}
+        if name == "relevance"
+        else {(one.name, method) for one in asked for method in lockstep.METHODS}
+    )
     return units <= recorder(name).done
 
 
@@ -353,9 +364,13 @@ def record_latency(which: int, of: int, paces: Sequence[str]) -> bool:
 
 
 RECORDS: dict[str, list[str]] = {
-    "relevance": ["relevance"], "answers": ["answers", "lockstep"], "windows": ["found", "temperatures", "windows"],
-    "schedules": ["schedules"], "membership": ["membership"], "latency": ["latency"],
-}  # fmt: skip
+    "relevance": ["relevance"],
+    "answers": ["answers", "lockstep"],
+    "windows": ["found", "temperatures", "windows"],
+    "schedules": ["schedules"],
+    "membership": ["membership"],
+    "latency": ["latency"],
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -95,9 +95,12 @@ def recorded(count: int = SEQUENCES, tokens: int = TOKENS) -> list[Bools]:
 
 
 def changing(
-    count: int = SEQUENCES, tokens: int = TOKENS, seed: int = 0, rates: Sequence[tuple[float, float]] = SWAPPING,
+    count: int = SEQUENCES,
+    tokens: int = TOKENS,
+    seed: int = 0,
+    rates: Sequence[tuple[float, float]] = SWAPPING,
     length: float = 40,
-) -> list[Bools]:  # fmt: skip
+) -> list[Bools]:
     """Regimes of acceptance, `length` tokens in the mean; half of the sequences begin with each pair of rates."""
     turned = [list(rates)[i % len(rates) :] + list(rates)[: i % len(rates)] for i in range(count)]
     return [regimes(tokens, turned[i], length, seed + 2 * i) for i in range(count)]
@@ -138,9 +141,13 @@ def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str,
 
 
 def totals(
-    flags: Bools, paces: printed.Recording, number: int, delays_ms: Iterable[float] = DELAYS,
-    rules: Rules | None = None, oracle: Callable[..., Oracle] = oracle,
-) -> list[Row]:  # fmt: skip
+    flags: Bools,
+    paces: printed.Recording,
+    number: int,
+    delays_ms: Iterable[float] = DELAYS,
+    rules: Rules | None = None,
+    oracle: Callable[..., Oracle] = oracle,
+) -> list[Row]:
     """Every strategy on one sequence at each delay: strategy, delay_ms, total_s, moves, on_device.
 
     flags: [tokens, 2]. number: the seed of the jitter; all strategies meet the same. on_device: share of the decisions.

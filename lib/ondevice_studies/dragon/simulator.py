@@ -138,9 +138,12 @@ class Run:
 
 
 def simulate(
-    world: World, aggregator: int = DEVICE, schedulers: tuple[Scheduler, Scheduler] | None = None, seed: int = 0,
+    world: World,
+    aggregator: int = DEVICE,
+    schedulers: tuple[Scheduler, Scheduler] | None = None,
+    seed: int = 0,
     rules: Rules | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Run one session.
 
     aggregator: the side that aggregates first. schedulers: the device's and the cloud's, new ones for each session;
@@ -156,9 +159,13 @@ class _Simulation:
     """The event loop. An event is (time, number, side, what happens there); numbers keep equal times in order."""
 
     def __init__(
-        self, world: World, aggregator: int, schedulers: tuple[Scheduler, Scheduler], seed: int,
+        self,
+        world: World,
+        aggregator: int,
+        schedulers: tuple[Scheduler, Scheduler],
+        seed: int,
         rules: Rules | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         accepted = np.asarray(world.accepted, bool)
         self.drafts = (2 * np.arange(len(accepted))[:, None] + ~accepted).tolist()
         self.paces = world.paces()

@@ -127,9 +127,13 @@ def latencies(rows: pd.DataFrame) -> pd.DataFrame:
     times = [np.array(str(text).split(), float) for text in rows["times"]]
     last, first = (np.array([one[place] for one in times]) for place in (-1, 0))
     table = rows.assign(
-        task=rows["holder"], request=rows["question"], ttft_ms=first, between_ms=last - first,
-        total_ms=last - rows["prefilled"].astype(float), steps=np.maximum(1, rows["tokens"] - 1),
-    )  # fmt: skip
+        task=rows["holder"],
+        request=rows["question"],
+        ttft_ms=first,
+        between_ms=last - first,
+        total_ms=last - rows["prefilled"].astype(float),
+        steps=np.maximum(1, rows["tokens"] - 1),
+    )
     table["method"] = rows["method"] + " " + rows["delay_ms"].astype(str)
     return derived(table, rows)
 

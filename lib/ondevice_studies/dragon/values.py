@@ -258,9 +258,13 @@ def exchanged_on_the_cloud(exchanged: replays.Snapshot) -> Estimate:
 
 
 def chi_square(
-    pairs: int = 50, draws: int = 100_000, vocabulary: int = 24, seed: int = 0, wrong: float = 0.0,
+    pairs: int = 50,
+    draws: int = 100_000,
+    vocabulary: int = 24,
+    seed: int = 0,
+    wrong: float = 0.0,
     aggregate: Callable[..., Aggregation] = aggregate,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), apart (TV).
 
     wrong: by how much the aggregator's log odds of the sides' weights are off, as a control. aggregate: the function of

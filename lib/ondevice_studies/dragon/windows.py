@@ -46,9 +46,13 @@ class Index(Protocol):
 
 
 def windows(
-    documents: Iterable[corpus.Document], tokenizer: PreTrainedTokenizerBase, count: int | None = None,
-    *, query: int = 32, scored: int = 64,
-) -> list[Window]:  # fmt: skip
+    documents: Iterable[corpus.Document],
+    tokenizer: PreTrainedTokenizerBase,
+    count: int | None = None,
+    *,
+    query: int = 32,
+    scored: int = 64,
+) -> list[Window]:
     """The first `count` windows, or all, in an order set by a hash of the document's name and the place.
 
     In each the first `query` ids are given and the next `scored` are predicted (section 6.1: the first 1/8 of 512 or

@@ -97,8 +97,13 @@ def network(folder: Path, **options: Any) -> Any:
 def offloaded(folder: Path) -> Any:
     """accelerate's offload: before a layer runs its weights are read from the files, after it they are dropped."""
     kept = tempfile.TemporaryDirectory(prefix="offload-")
-    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu",
-              "model.layers": "disk"}  # fmt: skip
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+        "model.layers": "disk",
+    }
     made = network(folder, device_map=places, offload_folder=kept.name)
     made.offload_folder_of_this_run = kept  # removed with the model
     return made
@@ -189,9 +194,12 @@ def memory(job: Job) -> dict[str, float]:
     command = [sys.executable, "-m", "ondevice_studies.grating.full_size", "measure", json.dumps(asdict(job))]
     found = sample(command, environment=environment)
     return {
-        "rss_mb": found.peak("resident") / MB, "anon_mb": found.peak("anonymous", "shared") / MB,
-        "mean_mb": found.mean("resident") / MB, "cached_mb": cached_bytes(files) / MB, "seconds": found.result,
-    }  # fmt: skip
+        "rss_mb": found.peak("resident") / MB,
+        "anon_mb": found.peak("anonymous", "shared") / MB,
+        "mean_mb": found.mean("resident") / MB,
+        "cached_mb": cached_bytes(files) / MB,
+        "seconds": found.result,
+    }
 
 
 def _measure(job: Job) -> None:

@@ -27,9 +27,13 @@ from ondevice_studies.grating.questions import QUESTIONS, pools
 
 @contextlib.contextmanager
 def opened(
-    name: str, window: Callable[..., Window] = Window, cache: Callable[..., EmbeddingCache] = EmbeddingCache,
-    states: States = Resident, run_layer: RunLayer = run_layer, select: Select = select,
-) -> Any:  # fmt: skip
+    name: str,
+    window: Callable[..., Window] = Window,
+    cache: Callable[..., EmbeddingCache] = EmbeddingCache,
+    states: States = Resident,
+    run_layer: RunLayer = run_layer,
+    select: Select = select,
+) -> Any:
     """(engine, tokenizer) of a reranker with an own head."""
     folder = prepare(name)
     of = Architecture(loading.configuration(name, folder))

@@ -64,8 +64,13 @@ def pools(set_: str, split: str) -> list[Asked]:
         there = "; ".join(f"{name} ({', '.join(splits)})" for name, splits in SPLITS.items())
         raise ValueError(f"There are no pools of {set_!r} on the {split} split; there are {there}.")
     makers: dict[str, Callable[[str, str], Iterator[Asked]]] = {
-        QUESTIONS: evaluated, CLOZE: evaluated, RAG: answerable, VIDEO: performed, COMMUNITY: performed, CONTEXT: held,
-    }  # fmt: skip
+        QUESTIONS: evaluated,
+        CLOZE: evaluated,
+        RAG: answerable,
+        VIDEO: performed,
+        COMMUNITY: performed,
+        CONTEXT: held,
+    }
     return list(makers[set_](set_, split))
 
 
@@ -91,8 +96,11 @@ def answerable(set_: str, split: str) -> Iterator[Asked]:
     module_of = modules_of_all()
     collection = Collection.from_documents(documents, corpus.tokenizer())
     tasks = sorted(corpus.tasks(documents, ["rag"]), key=lambda task: pick(task.name, "grating rag", 2**62))
-    queries = [Query("parameter", task.turns[-1][0], task.name, task.answer)
-               for task in tasks if held_out(module_of[task.name])]  # fmt: skip
+    queries = [
+        Query("parameter", task.turns[-1][0], task.name, task.answer)
+        for task in tasks
+        if held_out(module_of[task.name])
+    ]
     queries = [query for query in queries if collection.relevant(query)]
     for query, places in zip(queries, searched(collection.texts, [one.text for one in queries]), strict=True):
         texts = tuple(collection.texts[place] for place in places)

@@ -107,9 +107,13 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     loaded = models.load(name)
     probed = name in DECODERS
     fitting = [(number, asked) for of in FITTED for number, asked in enumerate(pools(*of))]
-    others = [(number, asked) for set_, splits in SPLITS.items() for split in splits
-              if (set_, split) not in FITTED and asks(name, set_)
-              for number, asked in enumerate(pools(set_, split))]  # fmt: skip
+    others = [
+        (number, asked)
+        for set_, splits in SPLITS.items()
+        for split in splits
+        if (set_, split) not in FITTED and asks(name, set_)
+        for number, asked in enumerate(pools(set_, split))
+    ]
     first = [read(loaded, asked) for _, asked in tqdm(fitting, f"{name}, validation")]
     empty, fitted, crossed = np.empty(0, np.float32), None, None
     if probed:
@@ -154,9 +158,12 @@ def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]
     """Of `curves`: documentation questions of the test split at every threshold."""
     pools_ = study.pools_of(scores, model, QUESTIONS)
     found = thresholds.curve(pools_, k)
-    return [{"model": model, "k": k, "threshold": threshold, "pool": number} |
-            {name: float(values[place, number]) for name, values in found.items()}
-            for place, threshold in enumerate(thresholds.THRESHOLDS) for number in range(len(pools_))]  # fmt: skip
+    return [
+        {"model": model, "k": k, "threshold": threshold, "pool": number}
+        | {name: float(values[place, number]) for name, values in found.items()}
+        for place, threshold in enumerate(thresholds.THRESHOLDS)
+        for number in range(len(pools_))
+    ]
 
 
 def first_rows(set_: str) -> list[dict[str, Any]]:
@@ -334,13 +341,16 @@ def recorder(name: str) -> Recorder:
         "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
         "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
         "firsts": (["set"], {}, ()),
-        "answers": (["set", "pool", "model", "way"], {"k": answers.KEPT, "tokens": answers.TOKENS},
-                    [answers.WRITER, *DECODERS]),
+        "answers": (
+            ["set", "pool", "model", "way"],
+            {"k": answers.KEPT, "tokens": answers.TOKENS},
+            [answers.WRITER, *DECODERS],
+        ),
         "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
         "layers": (["tokens", "round", "active"], fast, ()),
         "memory": (["method", "documents", "tokens", "run"], small, ()),
         "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
-    }  # fmt: skip
+    }
     of_machine = name in ("latency", "layers", "memory", "larger")
     return Recorder("grating", name, *known[name], machine=evidence.machine_name() if of_machine else "")
 
@@ -392,11 +402,14 @@ def record_answers(kept: Recorder) -> None:
 
 
 RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
-    "scores": (record_scores, ["scores", "probes"]), "rules": (record_rules, ["calibrated", "curves"]),
-    "firsts": (record_firsts, ["firsts"]), "answers": (record_answers, ["answers"]),
-    "latency": (record_latency, ["latency", "layers"]), "memory": (record_memory, ["memory"]),
+    "scores": (record_scores, ["scores", "probes"]),
+    "rules": (record_rules, ["calibrated", "curves"]),
+    "firsts": (record_firsts, ["firsts"]),
+    "answers": (record_answers, ["answers"]),
+    "latency": (record_latency, ["latency", "layers"]),
+    "memory": (record_memory, ["memory"]),
     "larger": (record_larger, ["larger"]),
-}  # fmt: skip
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

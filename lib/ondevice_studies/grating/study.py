@@ -183,8 +183,12 @@ def timed(found: pd.DataFrame, cost: Costs) -> pd.DataFrame:
 
 def means(found: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> Resampled:
     """Means over pools of several columns, drawn together: of one model, set, K and rule. columns: name -> column."""
-    parts = [pd.DataFrame({"task": found["set"], "request": found["pool"], "method": name,
-                           "value": found[column].astype(float)}) for name, column in columns.items()]  # fmt: skip
+    parts = [
+        pd.DataFrame(
+            {"task": found["set"], "request": found["pool"], "method": name, "value": found[column].astype(float)}
+        )
+        for name, column in columns.items()
+    ]
     return resample(derived(pd.concat(parts), found), "value", seed)
 
 

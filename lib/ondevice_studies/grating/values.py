@@ -182,8 +182,13 @@ def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate,
     gains = []
     for set_ in (QUESTIONS, CLOZE):
         embedder = firsts.loc[firsts["set"] == set_].sort_values("pool")["relevant"].to_numpy(float)
-        ours = np.mean([[pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
-                        for model in study.MODELS], axis=0)  # fmt: skip
+        ours = np.mean(
+            [
+                [pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
+                for model in study.MODELS
+            ],
+            axis=0,
+        )
 
         def gain(drawn: NDArray[np.int64], ours: Floats = ours, embedder: Floats = embedder) -> float:
             return float(100 * (ours[drawn].mean() / embedder[drawn].mean() - 1))
@@ -222,8 +227,10 @@ def right_answers(answers: pd.DataFrame) -> tuple[Estimate, ...]:
         means = wide.iloc[drawn].mean()
         return float(100 * (np.mean([means[f"{model} {way}"] for model in DECODERS]) - means[without].max()))
 
-    return tuple(resampled(lambda drawn, way=way: gain(drawn, way), len(wide), answers)  # type: ignore[misc]
-                 for way in ("full", HIGH))  # fmt: skip
+    return tuple(
+        resampled(lambda drawn, way=way: gain(drawn, way), len(wide), answers)  # type: ignore[misc]
+        for way in ("full", HIGH)
+    )
 
 
 def last_share(stages: pd.DataFrame, column: str) -> Estimate:

@@ -60,9 +60,12 @@ FAMILIES: dict[str, Callable[[Random], Prefill]] = {
 
 
 def ratios(
-    families: Mapping[str, Callable[[Random], Prefill]], count: int, seed: int = 0,
-    rules: Mapping[str, Callable[[Prefill], list[Load]]] = RULES, execute: Callable[..., Timeline] = execute,
-) -> pd.DataFrame:  # fmt: skip
+    families: Mapping[str, Callable[[Random], Prefill]],
+    count: int,
+    seed: int = 0,
+    rules: Mapping[str, Callable[[Prefill], list[Load]]] = RULES,
+    execute: Callable[..., Timeline] = execute,
+) -> pd.DataFrame:
     """Every rule's latency over the exact optimum's, on `count` instances of each family: family, rule, ratio.
 
     keep both is left out: it switches nothing.

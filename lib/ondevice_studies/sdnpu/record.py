@@ -35,9 +35,14 @@ from ondevice_studies.sdnpu.workbench import (
 def recorders() -> dict[str, Recorder]:
     """A method on a set is the unit, and goes into all."""
     parameters = {
-        "requests a task": COUNT, "tokens": LONGEST, "long prompts": LONG_PROMPT, "long answers": LONG_ANSWER,
-        "long requests a task": LONG_COUNT, "threads": 1, "dtype": "float32",
-    }  # fmt: skip
+        "requests a task": COUNT,
+        "tokens": LONGEST,
+        "long prompts": LONG_PROMPT,
+        "long answers": LONG_ANSWER,
+        "long requests a task": LONG_COUNT,
+        "threads": 1,
+        "dtype": "float32",
+    }
     return {
         name: Recorder("sdnpu", name, ["model", "set", "method"], parameters, [BASE, SMALL])
         for name in ("answers", "passes", "rejections")

@@ -59,9 +59,12 @@ def of_answers(
 
 
 def of_contexts(
-    requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase, task: str = "summary",
+    requests: Sequence[Request],
+    model: str,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str = "summary",
     embed: Embed | None = None,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Figure 3b: how alike a family's answers and their contexts are: model, task, prompt, cosine, overlap, distance.
 
     cosine: of their embeddings, as in `of_answers`. A context is the whole prompt, the few words that ask included.

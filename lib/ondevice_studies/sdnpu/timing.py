@@ -93,8 +93,12 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
         turn = verifications(lm, CACHED, rows)
         for part, times in {"static": static, "any": [turn() for _ in range(repeats)]}.items():
             named = {"model": spec, "part": part, "precision": "fp32"}
-            kept.add([{**named, "rows": count, **summary(spent)}
-                      for count, spent in zip(rows, zip(*times, strict=True), strict=True)])  # fmt: skip
+            kept.add(
+                [
+                    {**named, "rows": count, **summary(spent)}
+                    for count, spent in zip(rows, zip(*times, strict=True), strict=True)
+                ]
+            )
         kept.checkpoint()
     print(kept.finish())
 
@@ -180,8 +184,12 @@ def switched(folder: Path, way: str, memory: float, cold: bool, profile: switchi
     assert timeline is not None
     loading = float((timeline.load_end - timeline.load_start).sum())
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began
-    return {"total_s": timeline.latency / 1e3, "loading_s": loading / 1e3, "peak_mb": peak / 1e6,
-            "cached_share": float(np.mean(shares))}  # fmt: skip
+    return {
+        "total_s": timeline.latency / 1e3,
+        "loading_s": loading / 1e3,
+        "peak_mb": peak / 1e6,
+        "cached_share": float(np.mean(shares)),
+    }
 
 
 # Whole requests
@@ -247,10 +255,14 @@ def timed(lm: Any, clock: Clock, request: Request) -> dict[str, float]:
         lm, clock, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends, choice=clock.choice
     )
     return {
-        "prompt_tokens": generation.prompt, "tokens": len(generation.tokens), "passes": len(generation.steps),
-        "prefill_s": clock.first - clock.began, "decode_s": clock.ended - clock.first, "draft_s": clock.draft_s,
+        "prompt_tokens": generation.prompt,
+        "tokens": len(generation.tokens),
+        "passes": len(generation.steps),
+        "prefill_s": clock.first - clock.began,
+        "decode_s": clock.ended - clock.first,
+        "draft_s": clock.draft_s,
         "observe_s": clock.observe_s,
-    }  # fmt: skip
+    }
 
 
 def whole(specs: Sequence[str]) -> None:
@@ -260,8 +272,11 @@ def whole(specs: Sequence[str]) -> None:
         bench = Workbench(spec)
         built = static_graphs.compiled(exported(spec, precision))
         profile = switching.profile(built)
-        arms = {arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profile)
-                for arm, (_, way) in ARMS.items() if way != "cpu" or precision == "fp32"}  # fmt: skip
+        arms = {
+            arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profile)
+            for arm, (_, way) in ARMS.items()
+            if way != "cpu" or precision == "fp32"
+        }
         requests = sample(bench, load("sdnpu", "answers"), number=WHOLE["requests"])
         for turn, task in product(range(WHOLE["rounds"]), TASKS):
             named = {"model": spec, "precision": precision, "task": task, "round": turn}
@@ -348,9 +363,13 @@ def plain(bench: Workbench, requests: Sequence[Request]) -> list[list[int]]:
     for request in requests:
         ids = torch.tensor([request.ids])
         out = bench.lm.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=request.limit,
-            eos_token_id=list(request.ends) or None, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=request.limit,
+            eos_token_id=list(request.ends) or None,
+            pad_token_id=0,
+        )
         answers.append(out[0, ids.shape[1] :].tolist())
     return answers
 
@@ -372,5 +391,10 @@ def _agree(answer: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 PARTS: dict[str, Callable[[Sequence[str]], None]] = {
-    "said": identical_ids, "curves": curves, "costs": costs, "memory": memory, "whole": whole, "switching": switch,
-}  # fmt: skip
+    "said": identical_ids,
+    "curves": curves,
+    "costs": costs,
+    "memory": memory,
+    "whole": whole,
+    "switching": switch,
+}

@@ -92,19 +92,26 @@ def run_method(
             keys = {"model": bench.model, "set": request_set, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []
             generation = bench.generate(
-                bench.lm, watched or drafter, request.ids, request.limit, budget=budget, eos_token_ids=request.ends,
+                bench.lm,
+                watched or drafter,
+                request.ids,
+                request.limit,
+                budget=budget,
+                eos_token_ids=request.ends,
                 choice=noting(margins) if method == PLAIN else greedy,
-            )  # fmt: skip
-            answers.append({
-                **keys,
-                "document": request.name,
-                "prompt_sha": digest(request.ids),
-                "answer_sha": digest(generation.tokens),
-                "prompt_tokens": generation.prompt,
-                "tokens": len(generation.tokens),
-                "passes": len(generation.steps),
-                "margin": min(margins, default=np.nan),
-            })  # fmt: skip
+            )
+            answers.append(
+                {
+                    **keys,
+                    "document": request.name,
+                    "prompt_sha": digest(request.ids),
+                    "answer_sha": digest(generation.tokens),
+                    "prompt_tokens": generation.prompt,
+                    "tokens": len(generation.tokens),
+                    "passes": len(generation.steps),
+                    "margin": min(margins, default=np.nan),
+                }
+            )
             passes += [
                 {**keys, "step": number, "drafted": step.drafted, "accepted": step.accepted, "emitted": step.emitted,
                  "cached": step.cached} for number, step in enumerate(generation.steps)

@@ -72,9 +72,14 @@ def spread(tasks: Iterable[corpus.Task]) -> list[corpus.Task]:
 
 
 def answered(
-    task: str, prompts: Iterable[tuple[str, Sequence[int]]], count: int, model: PreTrainedModel, end: int | None,
-    longest: int = LONGEST, tried: int | None = None,
-) -> list[Request]:  # fmt: skip
+    task: str,
+    prompts: Iterable[tuple[str, Sequence[int]]],
+    count: int,
+    model: PreTrainedModel,
+    end: int | None,
+    longest: int = LONGEST,
+    tried: int | None = None,
+) -> list[Request]:
     """Requests from (name, ids) of prompts, until `count` are long enough to be timed or `tried` prompts were.
 
     end: the id that ends an answer; None: only `longest` does. tried: by default four times as many.

@@ -75,7 +75,7 @@ def answer(
     references = [tokenizer(task.answer + END, verbose=False)["input_ids"] for task in tasks]
     outputs = greedy(model, prompts, tokenizer.eos_token_id)
     said = [str(tokenizer.decode(list(output.ids))) for output in outputs]
-    seen = answers.standing_in([task.answer for task in tasks], train())
+    seen = standing_in([task.answer for task in tasks], train())
     scored = score(model, prompts, references)
     return [
         Judged(
@@ -160,3 +160,9 @@ def _repetition(rows: Sequence[Sequence[int]]) -> dict[str, Any] | None:
     # A resample may hold no 4-gram at all where most answers are short; it then has no repeated one either.
     table = np.array(counts, float)
     return estimates.bootstrap(table, lambda means: means[..., 0] / np.maximum(means[..., 1], 1e-9)).as_json()
+
+
+def standing_in(references: Sequence[str], texts: Iterable[str]) -> list[bool]:
+    """Whether each reference's words stand, in their order, in any of the texts."""
+    everything = "\n".join(f" {' '.join(answers.words(text))} " for text in texts)
+    return [f" {' '.join(answers.words(reference))} " in everything for reference in references]

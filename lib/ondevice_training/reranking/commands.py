@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 import transformers
 
 from ondevice import assets, models
 from ondevice.commands import count, positive, writable
-from ondevice.corpus.pairs import is_causal
+from ondevice.corpus.pairs import is_causal, rows
 from ondevice.precision import mixed_precision
-from ondevice.retrieval.layer_scores import pool_scores
-from ondevice.retrieval.pools import for_evaluation
+from ondevice.retrieval.layer_scores import scores_of
+from ondevice.retrieval.pools import Pool, for_evaluation
 from ondevice_training.reranking import examples, learning
 from ondevice_training.reranking.evaluation import mean_ndcg, report
 from ondevice_training.reranking.lists import Lists
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _VALIDATED = 48  # pools for the log's nDCG
 _MATRIX_RATES = {True: 0.005, False: 1e-4}  # Muon's for a decoder, AdamW's for an encoder
@@ -86,3 +88,15 @@ def _prepare(threads: int | None) -> None:
     if threads:
         torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
+
+
+@torch.inference_mode()
+def pool_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
+) -> list[np.ndarray]:
+    """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
+    scores = []
+    for pool in pools:
+        pairs = rows(tokenizer, pool.query.text, pool.passages)
+        scores.append(scores_of(model, pairs, every).cpu().numpy())
+    return scores

@@ -204,8 +204,8 @@ def test_what_a_page_shows_runs(path, page, capsys):
         page.block(kind, body)
     said, names = capsys.readouterr().out, page.names
     if path.name in ("README.md", "drafters.md"):
-        plain = names["found"].model.generate(names["ids"], max_new_tokens=60, do_sample=False)
-        assert said.count(names["found"].tokenizer.decode(plain[0])) >= 2
+        plain = names["loaded"].model.generate(names["ids"], max_new_tokens=60, do_sample=False)
+        assert said.count(names["loaded"].tokenizer.decode(plain[0])) >= 2
     if path.name in ("README.md", "reranker.md"):
         assert len(names["best"]) == (2 if path.name == "README.md" else 5)
 

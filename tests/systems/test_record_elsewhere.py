@@ -37,9 +37,9 @@ PAPER = """
 """
 SITE = """
     from pathlib import Path
-    import ondevice
+    import ondevice_studies
     from ondevice import assets
-    ondevice.__path__.insert(0, HOME)
+    ondevice_studies.__path__.insert(0, HOME)
     real = assets.data
     assets.data = lambda *parts: Path(HOME, *parts) if parts[0] == "records" else real(*parts)
 """

@@ -18,8 +18,8 @@ import pytest
 
 from ondevice.run import Layout, ParameterError, execute, plan, progress, run_all, schedule
 from ondevice.run.__main__ import main
-from ondevice.run.closure import closure
 from ondevice.run.execute import Outcome, _locked
+from ondevice.run.job import dependencies
 
 PARAMETERS = """
 seed: int = 0  # seed of the random numbers
@@ -231,11 +231,7 @@ DEPEND = {  # whose runs a change of a module may invalidate
 
 @pytest.mark.parametrize("module", DEPEND)
 def test_a_module_is_part_of_the_runs_that_use_it_and_of_no_others(module):
-    library, using = Layout().library, set()
-    for paper in Layout().papers():
-        cells = nbformat.read(Layout().notebook(paper), as_version=4).cells
-        if module in closure(library, [cell.source for cell in cells if cell.cell_type == "code"]).modules:
-            using.add(paper)
+    using = {paper for paper in Layout().papers() if module in dependencies(Layout(), paper).modules}
     assert using <= DEPEND[module]
     own = re.match(r"ondevice_papers\.(\w+)", module)
     assert not own or own[1] in using

@@ -31,11 +31,11 @@ class Closure:
     strings: frozenset[str]
 
 
-def closure(library: Path, code: Iterable[str]) -> Closure:
+def closure(library: Path, code: Iterable[str], leaves: str = "") -> Closure:
     """The closure of pieces of code, such as a notebook's cells. library: the folder with the packages (lib/).
 
-    IPython's lines (% and !) are left out. The runner's own modules do not count. Raises SyntaxError for what is no
-    Python.
+    leaves: a pattern of modules whose text counts, but not what they import. IPython's lines (% and !) do not. The
+    runner's own modules do not count. Raises SyntaxError for what is no Python.
     """
     modules: dict[str, Path] = {}
     others = set[str]()
@@ -51,7 +51,8 @@ def closure(library: Path, code: Iterable[str]) -> Closure:
             for module, path in files.items():
                 if module not in modules and not f"{module}.".startswith(f"{RUNNER}."):
                     modules[module] = path
-                    sources.append(_read_file(path, path.stat().st_mtime_ns))
+                    if not re.fullmatch(leaves, module):
+                        sources.append(_read_file(path, path.stat().st_mtime_ns))
     return Closure(modules, frozenset(others), frozenset(strings))
 
 

@@ -103,16 +103,13 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
     files. Prose, stored outputs and the runner itself do not count. For the scoreboard the published verdicts do, and
     the notebooks, to whose sections it links.
     """
-    cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
-    code = [("".join(c["source"]), c["metadata"].get("tags", [])) for c in cells if c["cell_type"] == "code"]
-    uses = closure.closure(layout.library, [text for text, _ in code])
+    code = _code(layout, paper)
+    uses = dependencies(layout, paper)
     values = [value for value in _flat(list((parameters or {}).values())) if isinstance(value, str)]
     names = {*uses.strings, *values}
     folders = [layout.data / name for name in ("paper", "traces", "records", "prompts")]
-    named = [
-        *(layout.data / "paper").glob("*.csv"),
-        *(path for folder in folders for path in closure.named(folder, names)),
-    ]
+    named = [path for folder in folders for path in closure.named(folder, names)]
+    named += (layout.data / "paper").glob("*.csv")
     files = {file for path in named for file in (path.rglob("*") if path.is_dir() else [path])}
     if paper == SCOREBOARD:
         files |= {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
@@ -125,6 +122,18 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
     for path in sorted(filter(Path.is_file, files)):
         digest.update(f"\0{path.relative_to(layout.root).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def dependencies(layout: Layout, paper: str) -> closure.Closure:
+    """What a paper's code cells depend on. The scoreboard reads claims' rules, not what their values are made from."""
+    leaves = r"ondevice_studies\.\w+\.claims" if paper == SCOREBOARD else ""
+    return closure.closure(layout.library, [text for text, _ in _code(layout, paper)], leaves)
+
+
+def _code(layout: Layout, paper: str) -> list[tuple[str, list[str]]]:
+    """(text, tags) of a notebook's code cells."""
+    cells = json.loads(layout.notebook(paper).read_text(encoding="utf-8"))["cells"]
+    return [("".join(c["source"]), c["metadata"].get("tags", [])) for c in cells if c["cell_type"] == "code"]
 
 
 def _models(layout: Layout, names: Set[str]) -> dict[str, str]:

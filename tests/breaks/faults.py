@@ -150,7 +150,7 @@ DISCO = [
     ),
     Break(
         "a rule's bound, which no verdict shows", "disco", "lib/ondevice_studies/disco/claims.py",
-        "        AtMost(0.01),\n        AtMost(0.05),\n        0.7,", "        AtMost(0.02),\n        AtMost(0.05),\n        0.7,",
+        "AtMost(0.01),\n        AtMost(0.05),\n        0.7", "AtMost(0.02),\n        AtMost(0.05),\n        0.7",
         rules("disco"),
     ),
     Break(

@@ -111,8 +111,9 @@ def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
 
 
 def test_a_claim_is_shown_beside_the_paper(run):
-    line = run.judge("tiny-c01", Estimate(1.23456, 1.1, 1.35, 72, "recorded"))
-    assert line == ("trend        tiny-c01  it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72, recorded")
+    line = run.judge("tiny-c01", Estimate(1.23456, 1.1, 1.35, 72, "recorded", "users"))
+    words = "trend tiny-c01 it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72 users, recorded"
+    assert " ".join(line.split()) == words
     with pytest.raises(ValueError, match=r"tiny-c02.*no price list"):
         run.judge("tiny-c02", 80, kind="measured")
 
@@ -138,6 +139,22 @@ def test_a_null_with_the_same_verdict_does_not_discriminate(run, null, same):
     line = run.judge("tiny-c01", exact(1.5, "simulated"), null=null)
     assert ("does not discriminate: no cache has 1.41 times" in line) == same
     assert bool(run.verdict_table()["remark"][0]) == same
+
+
+@pytest.mark.parametrize(
+    ("value", "null", "flagged"),
+    [(1.2, 1.5, True), (1.5, 1.2, False), (0.5, 1.2, True), (0.5, 0.4, True)],
+    ids=["better", "worse", "supported where ours is not", "equal"],
+)
+def test_a_null_that_does_better_is_flagged_too(run, value, null, flagged):
+    run.judge("tiny-c01", exact(value, "simulated"), null=null)
+    assert ("does not discriminate" in run.verdicts["tiny-c01"]["remark"]) == flagged
+
+
+def test_a_null_without_a_value_is_refused(run):
+    run.rules = {"tiny-c01": Rule("speed-up", "times", AtLeast(1.4), None, wrong=0.5, null="no cache")}
+    with pytest.raises(ValueError, match="tiny-c01 names a null, no cache, but no value"):
+        run.judge("tiny-c01", 1.5, kind="measured")
 
 
 def test_kinds_come_with_the_data_and_are_not_overruled(run, folder):

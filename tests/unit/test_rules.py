@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from ondevice import evidence
 from ondevice.evidence import (
@@ -34,10 +35,13 @@ from ondevice.evidence import (
     ratio,
     resampled,
     share,
+    spread,
 )
 from ondevice.evidence.resampling import interval
+from ondevice.evidence.rules import Possibly
 
 TABLE = pd.DataFrame({"x": [1, 2, 3]})
+SIX = Estimate(3, 3, 3, 6, "measured", "prompts")
 
 
 def within(low, value, high, n=50):
@@ -74,43 +78,77 @@ def test_there_are_six_kinds():
 
 
 def test_a_mean_weighs_groups_the_same_and_its_interval_covers_95_percent():
-    assert mean([1, 1, 1, 1, 5, 5], "measured", groups=list("aaaabb")) == Estimate(3, 3, 3, 6, "measured")
+    assert mean([1, 1, 1, 1, 5, 5], "measured", groups=list("aaaabb"), drawn="prompts") == SIX
     generator = np.random.default_rng(0)
-    samples = [mean(generator.normal(size=40), "measured", groups=[0, 1] * 20, seed=k) for k in range(100)]
+    samples = [
+        mean(generator.normal(size=40), "measured", groups=[0, 1] * 20, seed=k, drawn="prompts") for k in range(100)
+    ]
     assert 0.9 <= np.mean([x.low <= 0 <= x.high for x in samples]) <= 0.98
     assert np.mean([x.high - x.low for x in samples]) == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.1)
 
 
 def test_few_samples_have_wide_intervals():
-    samples = [mean(np.random.default_rng(k).normal(size=6), "measured") for k in range(100)]
+    samples = [mean(np.random.default_rng(k).normal(size=6), "measured", drawn="prompts") for k in range(100)]
     assert 0.9 <= np.mean([x.low <= 0 <= x.high for x in samples]) <= 0.98
+
+
+def test_an_interval_of_few_samples_is_wider_than_the_percentiles_of_its_draws():
+    data = np.arange(5.0)
+    narrow, wide = (stats.norm.sf(x) for x in (1.96, math.sqrt(5 / 4) * stats.t.isf(0.025, 4)))
+    generator = np.random.default_rng(0)
+    draws = [data[generator.integers(5, size=5)].mean() for _ in range(2000)]
+    low, high = np.quantile(draws, [wide, 1 - wide])
+    estimate = mean(data, "measured", drawn="prompts")
+    assert estimate.interval == (low, high)
+    assert low < np.quantile(draws, narrow) and high > np.quantile(draws, 1 - narrow)
+
+
+def test_repeated_measurements_of_a_prompt_are_no_further_prompts():
+    values = np.random.default_rng(0).normal(size=12)
+    turns, prompts = np.repeat(values, 5), np.repeat(np.arange(12), 5)
+    nested = mean(turns, "measured", drawn="prompts", clusters=prompts.tolist())
+    alone = mean(values, "measured", drawn="prompts")
+    assert (nested.n, nested.drawn) == (12, "prompts")
+    assert nested.interval == pytest.approx(alone.interval)
+    assert mean(turns, "measured", drawn="turns").high < nested.high
+    tasks = np.repeat(["a", "b"], 30)
+    assert mean(turns, "measured", tasks.tolist(), drawn="prompts", clusters=prompts.tolist()).n == 12
+
+
+def test_the_ends_of_a_few_runs_are_a_range():
+    runs = spread([9.4, 9.8, 9.95], "recorded", drawn="runs")
+    assert (runs.value, runs.interval, runs.n, runs.ends) == (9.8, (9.4, 9.95), 3, "range")
+    assert f"{runs}" == "9.8 (range 9.4 to 9.95)"
+    assert runs.scaled(0.5).ends == "range"
 
 
 def test_a_ratio_is_paired_by_prompt():
     slow = np.array([1.0, 10.0, 100.0, 1000.0])
-    paired = ratio(2 * slow, slow, "recorded")
+    paired = ratio(2 * slow, slow, "recorded", drawn="prompts")
     assert (paired.value, paired.low, paired.high) == pytest.approx((2, 2, 2))
-    assert ratio([1, 4], [1, 1], "recorded").value == pytest.approx(2)
+    assert ratio([1, 4], [1, 1], "recorded", drawn="prompts").value == pytest.approx(2)
     with pytest.raises(ValueError, match="0"):
-        ratio([0, 1], [1, 1], "recorded")
+        ratio([0, 1], [1, 1], "recorded", drawn="prompts")
 
 
 def test_a_share_has_wilsons_interval():
-    none = share(0, 59, "recorded")
+    none = share(0, 59, "recorded", drawn="prompts")
     assert (none.value, none.low, none.n) == (0, pytest.approx(0, abs=1e-12), 59) and 0.05 < none.high < 0.07
 
 
 def test_one_sample_has_no_interval():
-    lonely = mean([2.0, 3.0, 4.0], "measured", groups=list("aab"))
+    lonely = mean([2.0, 3.0, 4.0], "measured", groups=list("aab"), drawn="prompts")
     assert (lonely.low, lonely.high) == (-math.inf, math.inf)
     assert Rule("x", "", AtLeast(0), None, -1).verdict(lonely) == "undecided"
     with pytest.raises(ValueError, match="0 samples"):
-        mean([], "measured")
+        mean([], "measured", drawn="prompts")
 
 
 def test_a_statistic_of_ones_own_is_drawn_anew_by_its_seed():
     data = np.arange(20.0)
-    runs = [resampled(lambda rows: float(data[rows].std()), 20, "measured", seed=seed) for seed in (0, 0, 1)]
+    runs = [
+        resampled(lambda rows: float(data[rows].std()), 20, "measured", seed=seed, drawn="runs") for seed in (0, 0, 1)
+    ]
     assert runs[0] == runs[1] != runs[2] and runs[0].low < runs[0].value < runs[0].high
 
 
@@ -129,6 +167,7 @@ def test_a_statistic_of_ones_own_is_drawn_anew_by_its_seed():
         (Below(1), [0.99], [1, 2]),
         (Equal(1), [1], [0.999, 1.001]),
         (Never("no reason"), [], [0, 1]),
+        (Possibly(AtLeast(1)), [1, within(0.5, 0.8, 1.2)], [0.9, within(0.5, 0.8, 0.9)]),
     ],
 )
 def test_the_ends_of_a_region(test, inside, outside):
@@ -205,6 +244,19 @@ def test_a_verdict_needs_the_whole_interval(value, verdict):
     assert FASTER.verdict(value) == verdict
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"null": "prompt lookup"}, "null: prompt lookup"),
+        ({"no_null": "an identity"}, "no null possible: an identity"),
+        ({"null_pending": "the larger model"}, "null pending: the larger model"),
+    ],
+)
+def test_a_rule_says_what_its_null_is_or_why_there_is_none(line, words):
+    rule = Rule("x", "", Above(1), None, wrong=0, **line)
+    assert rule.null_words == words and rule.words.endswith(f"; {words}")
+
+
 def test_a_rule_has_no_trend_unless_it_says_so():
     assert Rule("x", "", Above(1), None, wrong=0).verdict(0.9) == "contradicted"
 
@@ -259,6 +311,7 @@ def test_a_claim_takes_tables_that_have_all_that_its_value_needs():
     [
         (Estimate(1.23456, 1.1, 1.4, 9, "measured"), "", "1.23 [1.1, 1.4]"),
         (Estimate(1.23456, 1.1, 1.4, 9, "measured"), ".1f", "1.2 [1.1, 1.4]"),
+        (Estimate(1.23456, 1.1, 1.4, 3, "measured", "runs", "range"), ".1f", "1.2 (range 1.1 to 1.4)"),
         (Estimate(0.5, -math.inf, math.inf, 1, "measured"), ".0%", "50% [-inf%, inf%]"),
         (exact(1234.5, "analytic"), "", "1.23e+03"),
         (exact(1234.5, "analytic"), ",.1f", "1,234.5"),
@@ -276,7 +329,7 @@ def test_an_interval_is_low_and_high():
 
 def test_the_interval_of_draws_holds_95_percent_of_them_and_the_value():
     draws = np.concatenate([[50.0], np.arange(101.0), [np.nan]])
-    estimate = interval(draws, 7, "recorded")
+    estimate = interval(draws, 7, "recorded", "rounds")
     assert (estimate.value, estimate.low, estimate.high) == (50, 2.5, 97.5)
-    assert (estimate.n, estimate.kind) == (7, "recorded")
-    assert interval(np.concatenate([[200.0], np.arange(101.0)]), 7, "recorded").interval == (2.5, 200)
+    assert (estimate.n, estimate.kind, estimate.drawn) == (7, "recorded", "rounds")
+    assert interval(np.concatenate([[200.0], np.arange(101.0)]), 7, "recorded", "rounds").interval == (2.5, 200)

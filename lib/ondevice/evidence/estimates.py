@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,9 @@ def kind_of(source: Any) -> str:
 class Estimate:
     """A number with its 95 % interval and its kind.
 
-    low, high: the interval's ends; both equal the value where it is exact. n: samples, None where unknown.
+    low, high: the interval's ends; both equal the value where it is exact. n: independent units that were drawn, None
+    where unknown. drawn: what these units are, in the plural: "prompts", "pools", "runs". ends: "interval", or "range"
+    where low and high are the least and the greatest of a few runs.
     """
 
     value: float
@@ -56,6 +58,8 @@ class Estimate:
     high: float
     n: int | None
     kind: str
+    drawn: str = ""
+    ends: str = "interval"
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -63,17 +67,26 @@ class Estimate:
         return self.low, self.high
 
     def __format__(self, spec: str) -> str:
-        """`value [low, high]`, the value alone where it is exact. spec: of each number, by default three digits."""
+        """`value [low, high]`, or `value (range low to high)`; the value alone where it is exact.
+
+        spec: of each number, by default three digits.
+        """
         low, value, high = (format(number, spec or ".3g") for number in (self.low, self.value, self.high))
-        return f"{value} [{low}, {high}]" if self.low < self.high else value
+        return value + self.between(low, high)
 
     def __str__(self) -> str:
         return format(self)
 
+    def between(self, low: str, high: str) -> str:
+        """The two ends as text behind the value: ` [low, high]` or ` (range low to high)`; empty where it is exact."""
+        if self.low == self.high:
+            return ""
+        return f" (range {low} to {high})" if self.ends == "range" else f" [{low}, {high}]"
+
     def scaled(self, scale: float) -> Estimate:
         """The same value with an interval of `scale` times the width."""
         low, high = (self.value + scale * (end - self.value) for end in (self.low, self.high))
-        return Estimate(self.value, low, high, self.n, self.kind)
+        return replace(self, low=low, high=high)
 
 
 Value = float | Estimate | Sequence[float | Estimate]
@@ -85,51 +98,109 @@ def exact(value: float, kind: Any) -> Estimate:
 
 
 def resampled(
-    statistic: Callable[[np.ndarray], float], n: int, kind: Any, groups: Sequence[Any] | None = None, seed: int = 0
+    statistic: Callable[[np.ndarray], float],
+    n: int,
+    kind: Any,
+    groups: Sequence[Any] | None = None,
+    seed: int = 0,
+    *,
+    drawn: str,
+    clusters: Sequence[Any] | None = None,
 ) -> Estimate:
     """A statistic of n samples with its bootstrap interval (percentiles of 2,000 seeded draws, widened for few samples:
     Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3).
 
     statistic: of the positions drawn, [n] integers. groups: one label for each sample; draws keep each group's size.
-    With a group of one sample the interval has no ends.
+    drawn: what is drawn, in the plural. clusters: one label for each sample, such as its prompt; a draw takes whole
+    clusters, and the estimate's n is their number. With a group of one cluster the interval has no ends.
     """
-    strata = _strata(groups, n)
-    value = float(statistic(np.concatenate(strata)))
+    strata = [_members(rows, clusters) for rows in _strata(groups, n)]
+    units = sum(map(len, strata))
+    value = float(statistic(np.concatenate([_picked(members, np.arange(len(members))) for members in strata])))
     least = min(map(len, strata))
     if least < 2:
-        return Estimate(value, -math.inf, math.inf, n, kind_of(kind))
+        return Estimate(value, -math.inf, math.inf, units, kind_of(kind), drawn)
     generator = np.random.default_rng(seed)
-    drawn = [statistic(np.concatenate([generator.choice(rows, len(rows)) for rows in strata])) for _ in range(DRAWS)]
-    tail = stats.norm.sf(math.sqrt(least / (least - 1)) * stats.t.isf((1 - LEVEL) / 2, n - len(strata)))
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return Estimate(value, float(low), float(high), n, kind_of(kind))
+
+    def draw() -> np.ndarray:
+        places = (generator.integers(len(members), size=len(members)) for members in strata)
+        return np.concatenate(list(map(_picked, strata, places)))
+
+    values = [statistic(draw()) for _ in range(DRAWS)]
+    tail = stats.norm.sf(math.sqrt(least / (least - 1)) * stats.t.isf((1 - LEVEL) / 2, units - len(strata)))
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return Estimate(value, float(low), float(high), units, kind_of(kind), drawn)
 
 
-def mean(values: Sequence[float], kind: Any, groups: Sequence[Any] | None = None, seed: int = 0) -> Estimate:
-    """The mean of the groups' means. values: one a prompt; groups: its task."""
+def mean(
+    values: Sequence[float],
+    kind: Any,
+    groups: Sequence[Any] | None = None,
+    seed: int = 0,
+    *,
+    drawn: str,
+    clusters: Sequence[Any] | None = None,
+) -> Estimate:
+    """The mean of the groups' means. values: one a sample; groups: its task; drawn, clusters: as in `resampled`."""
     sample = np.asarray(values, dtype=float)
-    weights = np.empty(len(values))
     strata = _strata(groups, len(sample))
-    for rows in strata:
-        weights[rows] = 1 / (len(strata) * len(rows))
-    return resampled(lambda rows: float(sample[rows] @ weights[rows]), len(sample), kind, groups, seed)
+    group = np.empty(len(sample), dtype=int)
+    for label, rows in enumerate(strata):
+        group[rows] = label
+
+    def mean_of_means(rows: np.ndarray) -> float:
+        sums = np.bincount(group[rows], sample[rows], len(strata))
+        return float(np.mean(sums / np.bincount(group[rows], minlength=len(strata))))
+
+    return resampled(mean_of_means, len(sample), kind, groups, seed, drawn=drawn, clusters=clusters)
 
 
 def ratio(
-    values: Sequence[float], over: Sequence[float], kind: Any, groups: Sequence[Any] | None = None, seed: int = 0
+    values: Sequence[float],
+    over: Sequence[float],
+    kind: Any,
+    groups: Sequence[Any] | None = None,
+    seed: int = 0,
+    *,
+    drawn: str,
+    clusters: Sequence[Any] | None = None,
 ) -> Estimate:
-    """Geometric mean of values over their partners, paired by prompt; groups weigh the same."""
+    """Geometric mean of values over their partners, paired by sample; groups weigh the same."""
     pairs = np.asarray(values, dtype=float), np.asarray(over, dtype=float)
     if min(part.min() for part in pairs) <= 0:
         raise ValueError("A ratio needs values above 0.")
-    logs = mean(np.log(pairs[0] / pairs[1]), kind, groups, seed)
-    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, logs.kind)
+    logs = mean(np.log(pairs[0] / pairs[1]).tolist(), kind, groups, seed, drawn=drawn, clusters=clusters)
+    return replace(logs, value=math.exp(logs.value), low=math.exp(logs.low), high=math.exp(logs.high))
 
 
-def share(k: int, n: int, kind: Any) -> Estimate:
-    """The share k of n, with Wilson's interval."""
+def share(k: int, n: int, kind: Any, *, drawn: str) -> Estimate:
+    """The share k of n independent units, with Wilson's interval."""
     ends = stats.binomtest(int(k), int(n)).proportion_ci(LEVEL, method="wilson")
-    return Estimate(k / n, float(ends.low), float(ends.high), int(n), kind_of(kind))
+    return Estimate(k / n, float(ends.low), float(ends.high), int(n), kind_of(kind), drawn)
+
+
+def spread(values: Sequence[float], kind: Any, *, drawn: str) -> Estimate:
+    """The median of a few runs with the least and the greatest of them, which are a range and no interval."""
+    sample = np.asarray(values, dtype=float)
+    least, middle, most = np.quantile(sample, [0, 0.5, 1])
+    return Estimate(float(middle), float(least), float(most), len(sample), kind_of(kind), drawn, "range")
+
+
+def _members(rows: np.ndarray, clusters: Sequence[Any] | None) -> np.ndarray | list[np.ndarray]:
+    """The positions of each cluster among these; the positions themselves where there are no clusters."""
+    if clusters is None:
+        return rows
+    members: dict[Any, list[int]] = {}
+    for row in rows:
+        members.setdefault(clusters[row], []).append(int(row))
+    return [np.array(positions) for positions in members.values()]
+
+
+def _picked(members: np.ndarray | list[np.ndarray], places: np.ndarray) -> np.ndarray:
+    """The positions of the members at these places, some of them repeatedly."""
+    if isinstance(members, np.ndarray):
+        return members[places]
+    return np.concatenate([members[place] for place in places])
 
 
 def _strata(groups: Sequence[Any] | None, n: int) -> list[np.ndarray]:

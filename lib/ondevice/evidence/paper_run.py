@@ -24,7 +24,7 @@ from ondevice.evidence.rules import VERDICTS, Claim, Rule, Untested, parts_of
 
 _WIDTH = 110
 _MANY = 4  # values, above which their range is shown
-_STORED = ("value", "low", "high", "n")  # of a value with an interval
+_STORED = ("value", "low", "high", "n", "drawn", "ends")  # of a value with an interval
 
 
 @dataclass
@@ -52,22 +52,26 @@ class PaperRun:
 
     def save(
         self, stem: str, table: pd.DataFrame, figure: Figure | None = None, *, kind: str | None = None,
-        inputs: Sequence[str] = (), note: str = "",
+        inputs: Sequence[str] = (), note: str = "", timed: Sequence[str] = (),
     ) -> str:  # fmt: skip
         """Write <stem>.csv, <stem>.json and, for a figure, <stem>.png; return one line that says so.
 
         stem: the paper's name of the exhibit, then words: fig_06_mean_ttft. kind: only for a table that carries none.
-        inputs: names of the traces, models or tables used. seconds counts from the previous exhibit.
+        inputs: names of the traces, models or tables used. timed: columns with times or memory of this very run, which
+        no other run repeats. seconds counts from the previous exhibit.
         """
         exhibit = self._exhibit_of(stem)
         kind = _kind(table, kind, f"Exhibit {stem}")
         if table.empty:
             raise ValueError(f"Exhibit {stem} has no numbers.")
+        if timed and not ({*timed} <= {*table} and "measured" in kind):
+            raise ValueError(f"Exhibit {stem} is {kind}; {', '.join(timed)} are no columns that were measured here.")
         now = time.perf_counter()
         title = self.paper_exhibits[exhibit].title if exhibit in self.paper_exhibits else stem
         record = dict(
             exhibit=exhibit, title=title, kind=kind,
-            inputs=list(inputs), note=note, parameters=dict(self.parameters), seconds=round(now - self._last, 2),
+            inputs=list(inputs), note=note, timed=list(timed), parameters=dict(self.parameters),
+            seconds=round(now - self._last, 2),
         )  # fmt: skip
         file = write_exhibit(assets.figures_folder(self.paper), stem, table, figure, record)
         self._last = now
@@ -86,7 +90,7 @@ class PaperRun:
         """Apply the claim's rule to our value; return a line with the verdict, the paper's value and ours.
 
         null: what the trivial method gets, where the rule does not know it beforehand. kind: only for plain numbers.
-        note: what to say beside the rule.
+        note: what to say beside the rule. Raises ValueError where the rule names a null that has no value.
         """
         rule = self.rules[claim_id]
         if isinstance(rule, Untested):
@@ -95,19 +99,24 @@ class PaperRun:
         claim = self.claims[claim_id]
         verdict = rule.verdict(value)
         null = rule.null_value if null is None else null
+        if rule.null and null is None:
+            raise ValueError(f"{claim_id} names a null, {rule.null}, but no value of it.")
         needed = rule.needs(value) if verdict == "undecided" else None
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
-        if null is not None and rule.verdict(null) == verdict != "undecided":
+        if null is not None and _at_least_as_good(rule.verdict(null), verdict):
             remarks.append(f"does not discriminate: {rule.null or 'the null'} has {shown(null, rule.unit)}")
         ours = ", ".join(filter(None, [shown(value, rule.unit), about]))
         n = _samples(value)
+        drawn = " and ".join(dict.fromkeys(x.drawn for x in parts_of(value) if x.drawn))
         self.verdicts[claim_id] = dict(
-            ours=ours, n=n, kind=kind, verdict=verdict, remark="; ".join(remarks),
-            note=f"{note}. Rule: {rule.words}" if note else rule.words, value=json.dumps(_stored(value)),
+            ours=ours, n=n, drawn=drawn, kind=kind, verdict=verdict,
+            null=rule.null_words if null is None else f"{shown(null, rule.unit)}: {rule.verdict(null)}",
+            remark="; ".join(remarks), note=f"{note}. Rule: {rule.words}" if note else rule.words,
+            value=json.dumps(_stored(value)),
         )  # fmt: skip
         head = f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)},"
-        tail = ", ".join([f"ours {ours}", *([f"n {n}"] if n else []), kind, *remarks])
+        tail = ", ".join([f"ours {ours}", *([f"n {n} {drawn}".strip()] if n else []), kind, *remarks])
         if len(head) + 1 + len(tail) <= _WIDTH:
             return f"{head} {tail}"
         first = textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 13)
@@ -199,7 +208,7 @@ def read_value(text: str) -> Value:
 
 
 def _stored(value: Value) -> Any:
-    """Plain numbers where they are exact, else value, low, high and n."""
+    """Plain numbers where they are exact, else what `_STORED` names."""
     parts = [x.value if x.low == x.high else {key: getattr(x, key) for key in _STORED} for x in parts_of(value)]
     return parts if hasattr(value, "__len__") else parts[0]
 
@@ -217,8 +226,14 @@ def _kind(source: Any, given: str | None, name: str) -> str:
     return own
 
 
+def _at_least_as_good(null: str, verdict: str) -> bool:
+    """Whether a null's verdict is the same or a better one. Two that are undecided are not compared."""
+    return VERDICTS.index(null) <= VERDICTS.index(verdict) and not null == verdict == "undecided"
+
+
 def _untested(why: str) -> dict[str, str]:
-    return {"ours": "", "n": "", "kind": "", "verdict": "untested", "remark": "", "note": why, "value": ""}
+    empty = dict.fromkeys(("ours", "n", "drawn", "kind", "verdict", "null", "remark", "note", "value"), "")
+    return {**empty, "verdict": "untested", "note": why}
 
 
 def _samples(value: Value) -> str:
@@ -234,7 +249,7 @@ def shown(value: Value, unit: str) -> str:
     if len(parts) > _MANY:
         ends = [_short(end(x.value for x in parts)) for end in (min, max)]
         return f"{' to '.join(ends)}{unit} ({len(parts)} values)"
-    ranges = [f" [{_short(x.low)}, {_short(x.high)}]" if x.low < x.high else "" for x in parts]
+    ranges = [x.between(_short(x.low), _short(x.high)) for x in parts]
     if len(parts) == 1:
         return f"{_short(parts[0].value)}{unit}{ranges[0]}"
     return ", ".join(_short(x.value) + ends for x, ends in zip(parts, ranges, strict=True)) + unit

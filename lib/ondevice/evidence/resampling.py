@@ -19,10 +19,13 @@ def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) ->
     return (x * y).sum(axis=1) / np.sqrt(np.maximum((x**2).sum(axis=1) * (y**2).sum(axis=1), 1e-9))
 
 
-def interval(draws: NDArray[np.float64], n: int, kind: str) -> Estimate:
-    """The first of draws [1 + DRAWS], with the interval that holds 95 % of the others that are numbers."""
+def interval(draws: NDArray[np.float64], n: int, kind: str, drawn: str) -> Estimate:
+    """The first of draws [1 + DRAWS], with the interval that holds 95 % of the others that are numbers.
+
+    n, drawn: how many independent units were drawn, and what they are.
+    """
     low, high = np.nanquantile(draws[1:], [0.025, 0.975])
-    return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), n, kind)
+    return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), n, kind, drawn)
 
 
 def median_interval(samples: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -45,7 +48,8 @@ class Resampled:
     values: NDArray[np.float64]
     n: int
     kind: str
-    fewest: int = 2  # prompts of a task; of one nothing can be drawn, so that intervals have no ends
+    fewest: int = 2  # prompts of a task; of one nothing can be drawn, so intervals have no ends
+    drawn: str = "prompts"
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The means of one name: [1 + DRAWS, tasks]."""
@@ -67,7 +71,8 @@ class Resampled:
     def estimate(self, draws: NDArray[np.float64]) -> Estimate:
         """The first of draws [1 + DRAWS], with the interval that holds 95 % of the others."""
         low, high = np.quantile(draws[1:], [0.025, 0.975]) if self.fewest > 1 else (-np.inf, np.inf)
-        return Estimate(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])), self.n, self.kind)
+        ends = float(min(low, draws[0])), float(max(high, draws[0]))
+        return Estimate(float(draws[0]), *ends, self.n, self.kind, self.drawn)
 
     def table(self, column: str) -> pd.DataFrame:
         """The means as a table: name, task, `column`, low, high; the task `average` is the mean over the tasks."""
@@ -87,15 +92,22 @@ class Resampled:
         return derived(labelled.join(averages, how="inner").reset_index(drop=True), self.kind)
 
 
-def resample(table: pd.DataFrame, column: str, seed: int = 0, names: Collection[str] = ()) -> Resampled:
-    """`column` of a table with task, request and method; prompts that lack one of the names (all) are left out."""
+def resample(
+    table: pd.DataFrame, column: str, seed: int = 0, names: Collection[str] = (), drawn: str = "prompts"
+) -> Resampled:
+    """`column` of a table with task, request and method; prompts that lack one of the names (all) are left out.
+
+    drawn: what a request is, in the plural. A request's rows of one method count as their mean.
+    """
     table = table[table["method"].isin(names)] if names else table
     wide = table.pivot_table(index=["task", "request"], columns="method", values=column, sort=False).dropna()
     random = np.random.default_rng(seed)
     groups = {str(task): prompts.to_numpy() for task, prompts in wide.groupby("task", sort=False)}
     means = []
     for values in groups.values():
-        drawn = random.multinomial(len(values), np.full(len(values), 1 / len(values)), DRAWS) / len(values)
-        means.append(np.concatenate([values.mean(axis=0, keepdims=True), drawn @ values]))
+        weights = random.multinomial(len(values), np.full(len(values), 1 / len(values)), DRAWS) / len(values)
+        means.append(np.concatenate([values.mean(axis=0, keepdims=True), weights @ values]))
     fewest = min(map(len, groups.values()))
-    return Resampled(list(groups), list(wide.columns), np.stack(means, axis=1), len(wide), kind_of(table), fewest)
+    return Resampled(
+        list(groups), list(wide.columns), np.stack(means, axis=1), len(wide), kind_of(table), fewest, drawn
+    )

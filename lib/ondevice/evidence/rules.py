@@ -6,11 +6,12 @@ whole interval lies in the test's region, or out of it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,15 +20,36 @@ from ondevice.evidence.estimates import Estimate, Value, exact
 VERDICTS = ("reproduced", "trend", "undecided", "contradicted", "untested")
 _NARROWEST = 1e-3  # of the interval, below which no number of samples is named
 _Parts = tuple[Estimate, ...]
+_Arguments = typing.ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True)
 class Test:
-    """A region of one quantity or of several. words: of a unit."""
+    """A region of one quantity or of several. words: of a unit. form: the call that makes it, as `AtLeast(0.5)`."""
 
     __test__: typing.ClassVar[bool] = False  # no test of pytest's
     holds: Callable[[_Parts], bool | None]
     words: Callable[[str], str]
+    form: str = ""
+
+
+def _formed(constructor: Callable[_Arguments, Test]) -> Callable[_Arguments, Test]:
+    """A constructor whose tests know their form: numbers as floats, so a bound has one form only."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def build(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Test:
+        bound = signature.bind(*args, **kwargs)
+        texts = [*map(_argument, bound.args), *(f"{name}={_argument(x)}" for name, x in bound.kwargs.items())]
+        return replace(constructor(*args, **kwargs), form=f"{constructor.__name__}({', '.join(texts)})")
+
+    return build
+
+
+def _argument(x: typing.Any) -> str:
+    if isinstance(x, Test):
+        return x.form
+    return repr(x) if x is None or isinstance(x, str) else repr(float(x)).removesuffix(".0")
 
 
 def _region(text: str, low: float = -math.inf, high: float = math.inf, strict: bool = False) -> Test:
@@ -42,6 +64,7 @@ def _region(text: str, low: float = -math.inf, high: float = math.inf, strict: b
     return Test(holds, lambda unit: text.replace("@", f" {unit}" if unit else ""))
 
 
+@_formed
 def Near(size: float, *, factor: float = 0.0, within: float = 0.0) -> Test:
     """A positive size within a factor, or any within a distance."""
     if factor:
@@ -49,41 +72,49 @@ def Near(size: float, *, factor: float = 0.0, within: float = 0.0) -> Test:
     return _region(f"{size:g}@ within {within:g}", size - within, size + within)
 
 
+@_formed
 def AtLeast(x: float) -> Test:
     """A value from x on."""
     return _region(f"at least {x:g}@", low=x)
 
 
+@_formed
 def AtMost(x: float) -> Test:
     """A value up to x."""
     return _region(f"at most {x:g}@", high=x)
 
 
+@_formed
 def Between(low: float, high: float) -> Test:
     """A value from low to high."""
     return _region(f"{low:g} to {high:g}@", low, high)
 
 
+@_formed
 def Above(x: float) -> Test:
     """A value greater than x."""
     return _region(f"above {x:g}@", low=x, strict=True)
 
 
+@_formed
 def Below(x: float) -> Test:
     """A value less than x."""
     return _region(f"below {x:g}@", high=x, strict=True)
 
 
+@_formed
 def Equal(x: float) -> Test:
     """The value x itself."""
     return _region(f"exactly {x:g}@", x, x)
 
 
+@_formed
 def Never(why: str) -> Test:
     """A test that no value passes, and why."""
     return Test(lambda parts: False, lambda unit: f"never, as {why}")
 
 
+@_formed
 def Each(*tests: Test | None) -> Test:
     """A test for each of several quantities, None where one does not matter."""
     return Test(
@@ -92,26 +123,37 @@ def Each(*tests: Test | None) -> Test:
     )
 
 
+@_formed
 def All(test: Test) -> Test:
     """One test for all of several quantities."""
     return Test(lambda parts: _and(test.holds((x,)) for x in parts), lambda unit: f"each {test.words(unit)}")
 
 
+@_formed
 def Any(test: Test) -> Test:
     """One test for at least one of several quantities."""
     return Test(lambda parts: _or(test.holds((x,)) for x in parts), lambda unit: f"one of them {test.words(unit)}")
 
 
+@_formed
 def Both(*tests: Test) -> Test:
     """Tests of the same quantities that must all hold."""
     return Test(lambda parts: _and(t.holds(parts) for t in tests), lambda u: " and ".join(t.words(u) for t in tests))
 
 
+@_formed
 def Either(*tests: Test) -> Test:
     """Tests of the same quantities of which one must hold."""
     return Test(lambda parts: _or(t.holds(parts) for t in tests), lambda u: " or ".join(t.words(u) for t in tests))
 
 
+@_formed
+def Possibly(test: Test) -> Test:
+    """A test that is not surely failed: of a quantity that stands beside the judged one and may not contradict it."""
+    return Test(lambda parts: test.holds(parts) is not False, lambda unit: f"possibly {test.words(unit)}")
+
+
+@_formed
 def Over(first: int, second: int, test: Test) -> Test:
     """A test of one quantity over another one (their places, from 0), which must be told from 0."""
 
@@ -121,11 +163,12 @@ def Over(first: int, second: int, test: Test) -> Test:
         if b.low <= 0 <= b.high:
             return None
         ends = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
-        return test.holds((Estimate(a.value / b.value, min(ends), max(ends), a.n, a.kind),))
+        return test.holds((replace(a, value=a.value / b.value, low=min(ends), high=max(ends)),))
 
     return Test(holds, lambda unit: f"value {first + 1} over value {second + 1} {test.words('')}")
 
 
+@_formed
 def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
     """A test of one quantity less some times another one (their places, from 0), which times = -1 adds."""
 
@@ -133,7 +176,7 @@ def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
         a = parts[first]
         b = parts[second]
         low, high = sorted((times * b.low, times * b.high))
-        return test.holds((Estimate(a.value - times * b.value, a.low - high, a.high - low, a.n, a.kind),))
+        return test.holds((replace(a, value=a.value - times * b.value, low=a.low - high, high=a.high - low),))
 
     sign = ("less " if times > 0 else "plus ") + (f"{abs(times):g} times " if abs(times) != 1 else "")
     return Test(holds, lambda unit: f"value {first + 1} {sign}value {second + 1} {test.words(unit)}")
@@ -144,7 +187,9 @@ class Rule:
     """When a value reproduces a claim, and when it shows the claim's trend.
 
     quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
-    it gets, where that is known beforehand. note: what a reader has to know beside the numbers.
+    it gets, where that holds by definition, such as a saving of 0 over itself. no_null: why there is no trivial method;
+    null_pending: what will judge the claim anew, and with which one. Exactly one of null, no_null and null_pending is
+    given. note: what a reader has to know beside the numbers.
     """
 
     quantity: str
@@ -155,12 +200,20 @@ class Rule:
     null: str = ""
     null_value: Value | None = None
     note: str = ""
+    no_null: str = ""
+    null_pending: str = ""
+
+    @property
+    def null_words(self) -> str:
+        """`null: the trivial method`, or why there is none, or what will bring one; empty where nothing is said."""
+        lines = {"null": self.null, "no null possible": self.no_null, "null pending": self.null_pending}
+        return "; ".join(f"{name}: {words}" for name, words in lines.items() if words)
 
     @property
     def words(self) -> str:
         """The rule as a sentence, from its numbers."""
         trend = f"; trend: {self.trend.words(self.unit)}" if self.trend else ""
-        null = f"; null: {self.null}" if self.null else ""
+        null = f"; {self.null_words}" if self.null_words else ""
         note = f". {self.note}" if self.note else ""
         return f"{self.quantity}: {self.reproduced.words(self.unit)}{trend}{null}{note}"
 

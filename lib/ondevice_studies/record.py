@@ -3,6 +3,9 @@
 `machine` in a paper's place (`make record MACHINE=name`) makes what the machine decides, of all papers in turn.
 Behind a paper and its arguments, `--executor local|dask|ADDRESS --shares n` has processes share the work: of this
 machine, of Dask workers started here, or of a Dask cluster at that address. They have the user's cache in common.
+
+All of it runs in a clean worktree of a commit (`ondevice_studies.worktree`), so that files can be edited meanwhile.
+`--commit` names the commit; without it, the checkout as it is now becomes one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from unittest.mock import patch
 import ondevice_studies
 from ondevice import assets, commands
 from ondevice.evidence.exhibits import MACHINE_VARIABLE, machine_name
-from ondevice.evidence.records import Recorder, load, machines
+from ondevice.evidence.records import UNKNOWN, Recorder, load, machines
+from ondevice_studies import worktree
 
 _PARTS = {
     "disco --parts": "policy_times device cold_start",
@@ -67,7 +71,7 @@ def duration(step: str) -> str:
     """The most that a step took on a machine so far, by the sidecars, in words."""
     paper, name = step.split("/")
     made = [load(paper, f"{name}.{machine}") for machine in machines(paper, name)]
-    minutes = max((table.attrs["sidecar"]["minutes"] for table in made), default=-1.0)
+    minutes = max((spent for table in made if (spent := table.attrs["sidecar"]["minutes"]) != UNKNOWN), default=-1.0)
     return "never recorded so far" if minutes < 0 else f"{minutes:.0f} minutes at most, elsewhere"
 
 
@@ -161,26 +165,37 @@ def workers(kind: str, count: int) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
+def here(arguments: Sequence[str]) -> int:
+    """Call what the first word names with the others, with the code of this checkout."""
+    first, rest = arguments[0], arguments[1:]
+    if first == "machine":
+        return of_machine(rest)
+    if first == "share":
+        with patch.object(Recorder, "finish", kept):
+            return recording(rest[0], rest[1:])
+    parser = commands.Parser(f"make record PAPER={first}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--executor")
+    parser.add_argument("--shares", type=commands.count, default=2)
+    options, rest = parser.parse_known_args(rest)
+    if options.executor:
+        with workers(options.executor, options.shares) as executor:
+            return shared(first, rest, executor, options.shares)
+    return recording(first, rest)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Call what the first word names with the others; exit code 2 on a paper without records."""
-    first, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    """`here`, in a worktree where something is recorded; exit code 2 on a paper without records."""
+    first = arguments[0] if arguments else ""
     with commands.refusing(f"python -m ondevice_studies.record {first}".strip()):
-        if first == "machine":
-            return of_machine(rest)
-        if first == "share" and rest:
-            with patch.object(Recorder, "finish", kept):
-                return recording(rest[0], rest[1:])
-        if first not in papers():
+        if first not in (*papers(), "machine") and not (first == "share" and arguments[1:]):
             print(f"Which paper? There are records of: {', '.join(papers()) or 'none'}.", file=sys.stderr)
             return commands.REFUSED
         parser = commands.Parser(f"make record PAPER={first}", add_help=False, allow_abbrev=False)
-        parser.add_argument("--executor")
-        parser.add_argument("--shares", type=commands.count, default=2)
-        options, rest = parser.parse_known_args(rest)
-        if options.executor:
-            with workers(options.executor, options.shares) as executor:
-                return shared(first, rest, executor, options.shares)
-        return recording(first, rest)
+        parser.add_argument("--commit", default="")
+        options, rest = parser.parse_known_args(arguments)
+        if first == "share" or worktree.inside() or {"-h", "--help", "--plan"} & set(rest):
+            return here(rest)
+        return worktree.run(["-m", __spec__.name, *rest], options.commit)
 
 
 if __name__ == "__main__":

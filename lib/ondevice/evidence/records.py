@@ -1,18 +1,18 @@
 """What a long run recorded: data/records/<paper>/<name>.parquet, or <name>.<machine>.csv for times.
 
 Beside each file stands a sidecar of the same name (.json: how it was made), and manifest.json holds the checksum and
-number of rows of every one. A record is loaded whole and right or not at all.
+number of rows of every one; of a file without rows, such as a calibration, the checksum. A record is loaded whole and
+right or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,12 @@ from typing import Any
 import pandas as pd
 
 from ondevice import assets
+from ondevice.evidence import sidecars
 from ondevice.evidence.estimates import born
 from ondevice.evidence.exhibits import as_json, machine_name
+from ondevice.evidence.sidecars import UNKNOWN, digest, sha256
+
+WIDTH = 110  # of a printed line
 
 
 class RecordError(ValueError):
@@ -40,33 +44,82 @@ def load(paper: str, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     columns: those that it must have.
     """
     path = _path(paper, name)
+    origin = sidecar(paper, name)
+    table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
+    label, command = f"data/records/{paper}/{path.name}", f"make record PAPER={paper}"
+    if missing := [column for column in [*origin["keys"], *columns] if column not in table]:
+        raise RecordError(f"{label} does not fit this version, as it lacks {', '.join(missing)}: {command}.")
+    if (len(table), _units(table, origin["keys"])) != (origin["rows"], origin["units"]):
+        raise RecordError(f"{label} has not the rows and units that its sidecar counts: git checkout restores it.")
+    table.attrs = {"sidecar": origin}
+    return born(table, "recorded")
+
+
+def sidecar(paper: str, name: str) -> dict[str, Any]:
+    """How a record was made; raises RecordError unless record, sidecar and line in the manifest belong together."""
+    path = _path(paper, name)
     label = f"data/records/{paper}/{path.name}"
     command = f"make record PAPER={paper}"
     if not path.is_file():
         others = ", ".join(machines(paper, name.split(".")[0]))
         raise RecordError(f"{label} is missing ({f'there are of {others}; ' if others else ''}{command} makes it).")
-    sidecar = path.with_suffix(".json")
+    beside = path.with_suffix(".json")
     entry = _manifest().get(f"{paper}/{path.name}")
-    if entry is None or not sidecar.is_file():
+    if entry is None or not beside.is_file():
         raise RecordError(f"{label} is half-written, as its sidecar or its line in the manifest is missing: {command}.")
-    if {"sha256": _sha256(path), "sidecar": _sha256(sidecar), "rows": entry["rows"]} != entry:
+    if {"sha256": sha256(path), "sidecar": sha256(beside), "rows": entry.get("rows")} != entry:
         raise RecordError(f"{label} or its sidecar has not the checksum of the manifest: git checkout restores it.")
-    table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
-    if missing := [column for column in columns if column not in table]:
-        raise RecordError(f"{label} does not fit this version, as it lacks {', '.join(missing)}: {command}.")
-    table.attrs = {"sidecar": json.loads(sidecar.read_text(encoding="utf-8"))}
-    return born(table, "recorded")
+    origin = json.loads(beside.read_text(encoding="utf-8"))
+    if missing := [field for field in sidecars.FIELDS if field not in origin]:
+        cure = f"{command} makes it anew, python -m ondevice_studies.provenance completes that of an older version"
+        raise RecordError(f"data/records/{paper}/{beside.name} lacks {', '.join(missing)}: {cure}.")
+    if origin["seal"] != sidecars.seal(origin, path) or origin["rows"] != entry["rows"]:
+        raise RecordError(f"{label} or its sidecar was edited since it was made, as its seal shows: git checkout.")
+    return origin
 
 
-def stale(paper: str, name: str) -> list[str]:
-    """What changed since a record was made: one sentence for each change."""
-    sidecar = load(paper, name).attrs["sidecar"]
-    label = f"data/records/{paper}/{name}"
-    others = [model for model, now in model_checksums(sidecar["models"]).items() if sidecar["models"][model] != now]
-    changed = [f"{model} is not the model that {label} was made with: make record PAPER={paper}." for model in others]
-    if sidecar["corpus"] != corpus_checksum():
-        changed.append(f"The corpus is of other package versions than {label}: only equal prompts can be compared.")
-    return changed
+def listed(paper: str, file: str) -> Path:
+    """A file without rows, such as a calibration; raises RecordError unless its checksum is that of the manifest."""
+    path = folder() / paper / file
+    if not path.is_file() or _manifest().get(f"{paper}/{file}") != {"sha256": sha256(path)}:
+        command = f"git checkout restores it, make record PAPER={paper} makes it anew"
+        raise RecordError(f"data/records/{paper}/{file} is missing or has not the checksum of the manifest: {command}.")
+    return path
+
+
+def enter(path: Path, **facts: Any) -> None:
+    """Write a file's line in the manifest: its checksum, and facts."""
+    lines = {**_manifest(), path.relative_to(folder()).as_posix(): {"sha256": sha256(path), **facts}}
+    assets.write_text(folder() / "manifest.json", as_json(dict(sorted(lines.items()))))
+
+
+def stale(paper: str) -> list[str]:
+    """What speaks against a paper's records, a line for each kind with the names of those that it holds for.
+
+    Other models or package versions of the corpus than today's, other code or none that is known, a commit that is
+    not in the history, uncommitted changes, edits by hand.
+    """
+    files = [Path(file) for file, entry in _manifest().items() if file.startswith(f"{paper}/") and "rows" in entry]
+    origins = {file.stem: sidecar(paper, file.stem) for file in files}
+    today = model_checksums({model for origin in origins.values() for model in origin["models"]})
+    corpora = {"", corpus_checksum()}  # a record without one reads no corpus
+    tests = {
+        "made with other models": lambda origin: any(today[model] != sha for model, sha in origin["models"].items()),
+        "of other corpus packages": lambda origin: origin["corpus"] not in corpora,
+        "made by unknown code": lambda origin: origin["code"] == UNKNOWN,
+        "made by other code than today's": lambda origin: (
+            origin["code"] not in (UNKNOWN, sidecars.code(origin["program"]))
+        ),
+        "of no commit in the history": lambda origin: origin["commit"] == UNKNOWN,
+        "made with uncommitted changes": lambda origin: origin["dirty"],
+        "edited by hand": lambda origin: "edited" in origin,
+    }
+    lines = []
+    for words, holds in tests.items():
+        if names := [name for name, origin in origins.items() if holds(origin)]:
+            line = f"{len(names)} of {len(origins)} records {words}: {', '.join(names)}"
+            lines.append(textwrap.shorten(line, WIDTH, placeholder=" ...", break_on_hyphens=False))
+    return lines or [f"All {len(origins)} records of {paper}: a known commit, today's code, models and corpus."]
 
 
 def model_checksums(models: Iterable[str]) -> dict[str, str]:
@@ -74,14 +127,14 @@ def model_checksums(models: Iterable[str]) -> dict[str, str]:
     manifest = json.loads(assets.data("models", "manifest.json").read_text(encoding="utf-8"))
     weights = sorted((file, checksum) for file, checksum in manifest.items() if file.endswith(".safetensors"))
     files = {model: [part for part in weights if part[0].startswith(f"{model}/")] for model in models}
-    return {model: _digest(parts) if parts else model for model, parts in files.items()}
+    return {model: digest(parts) if parts else model for model, parts in files.items()}
 
 
 def corpus_checksum() -> str:
     """SHA-256 over the versions of the packages that the corpus is read from."""
     from ondevice.corpus.reading import versions
 
-    return _digest(versions())
+    return digest(versions())
 
 
 def machines(paper: str, name: str) -> list[str]:
@@ -104,31 +157,41 @@ class Recorder:
     """Collects the rows of a long run, keeps them on disk as it goes, and picks up where a killed one stopped.
 
     keys: columns that name a unit of work (a model, a request, a method), whose rows are added at once. parameters,
-    models and corpus decide which unfinished run is gone on with; several processes may share one, each with units of
-    its own. machine: for times, whose record is that machine's. every: seconds between checkpoints.
+    models, corpus, code and versions decide which unfinished run is gone on with; several processes may share one, each
+    with units of its own. machine: for times, whose record is that machine's. every: seconds between checkpoints.
+    began: by time.monotonic(), where the work began before. Raises RecordError in a checkout with uncommitted changes
+    whose data/records it would write to.
     """
 
     def __init__(
         self, paper: str, name: str, keys: Sequence[str], parameters: Mapping[str, Any], models: Sequence[str] = (),
-        *, machine: str = "", every: float = 120.0,
+        *, machine: str = "", every: float = 120.0, began: float | None = None,
     ) -> None:  # fmt: skip
         self.paper = paper
         self.name = f"{name}.{machine}" if machine else name
         self.keys = list(keys)
         self.every = every
+        self.commit, self.dirty = sidecars.checkout()
+        if self.dirty and folder().is_relative_to(assets.ROOT):
+            command = f"make record PAPER={paper} records from a worktree of them"
+            raise RecordError(f"data/records/{paper} cannot be of a checkout with uncommitted changes: {command}.")
         self.sidecar = {
             "command": shlex.join(["python", *sys.orig_argv[1:]]),
             "parameters": dict(parameters),
             "models": model_checksums(models),
             "corpus": corpus_checksum(),
             "machine": machine or machine_name(),
+            **sidecars.made_by(sys._getframe(1).f_globals),
         }
-        identity = _digest([self.keys, *(value for key, value in self.sidecar.items() if key != "command")])
+        identity = digest([self.keys, *(value for key, value in self.sidecar.items() if key != "command")])
         self.parts = assets.cache_folder("records") / paper / f"{self.name}-{identity[:12]}"
         self.parts.mkdir(parents=True, exist_ok=True)
         self.fresh: list[pd.DataFrame] = []
         self.done = {unit for part in self._stored() for unit in _rows(part, self.keys)}
-        self._last = time.monotonic()
+        self._last = time.monotonic() if began is None else began
+        start = time.gmtime(time.time() - time.monotonic() + self._last)
+        self._start = time.strftime("%Y-%m-%dT%H:%M:%SZ", start)
+        self._beside = sidecars.busy()
 
     def add(self, rows: pd.DataFrame | list[dict[str, Any]]) -> None:
         """Add all rows of one or several units; those of units that are done already are left out."""
@@ -149,7 +212,8 @@ class Recorder:
         """Write what was added since the last one; after kill -9, no more than that is lost."""
         if self.fresh:
             part = pd.concat(self.fresh, ignore_index=True)
-            part.attrs = {"commit": _commit(), "minutes": (time.monotonic() - self._last) / 60}
+            spent = (time.monotonic() - self._last) / 60
+            part.attrs = {"start": self._start, "process": os.getpid(), "minutes": spent, "beside": self._beside}
             with assets.writing(self.parts / f"{time.time_ns()}-{os.getpid()}.parquet") as path:
                 part.to_parquet(path, index=False)
             self.fresh = []
@@ -161,21 +225,30 @@ class Recorder:
         parts = self._stored()
         if not parts:
             raise RecordError(f"Nothing was recorded for {self.paper}/{self.name}.")
-        commits = {part.attrs["commit"] for part in parts}
-        minutes = sum(part.attrs["minutes"] for part in parts)
         table = pd.concat(parts, ignore_index=True).sort_values(self.keys, kind="stable", ignore_index=True)
+        processes: dict[tuple[str, int], dict[str, Any]] = {}
+        for about in (part.attrs for part in parts):
+            first = {"start": about["start"], "minutes": 0.0, "beside": about["beside"]}
+            processes.setdefault((about["start"], about["process"]), first)["minutes"] += about["minutes"]
+        shares = [{**share, "minutes": round(share["minutes"], 2)} for _, share in sorted(processes.items())]
         table.attrs, path = {}, _path(self.paper, self.name)
         with assets.writing(path) as temporary:
             if path.suffix == ".parquet":
                 table.to_parquet(temporary, index=False, compression="zstd")
             else:
                 table.to_csv(temporary, index=False, float_format="%.6g")
-        sidecar = path.with_suffix(".json")
-        effort = {"keys": self.keys, "commits": sorted(commits), "minutes": round(minutes, 1)}
-        assets.write_text(sidecar, as_json({**self.sidecar, **effort}))
-        line = {"sha256": _sha256(path), "sidecar": _sha256(sidecar), "rows": len(table)}
-        manifest = {**_manifest(), f"{self.paper}/{path.name}": line}
-        assets.write_text(folder() / "manifest.json", as_json(dict(sorted(manifest.items()))))
+        effort = {
+            "commit": self.commit,
+            "dirty": self.dirty,
+            "keys": self.keys,
+            "minutes": round(sum(share["minutes"] for share in shares), 2),
+            "parts": shares,
+            "beside": sidecars.busy(),
+            "rows": len(table),
+            "units": _units(table, self.keys),
+        }
+        beside = sidecars.write(path, {**self.sidecar, **effort})
+        enter(path, sidecar=sha256(beside), rows=len(table))
         shutil.rmtree(self.parts)
         return path
 
@@ -230,6 +303,11 @@ def _rows(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(table[list(columns)].itertuples(index=False, name=None))
 
 
+def _units(table: pd.DataFrame, keys: Sequence[str]) -> int:
+    """How many units of work the rows are of."""
+    return len(table[list(keys)].drop_duplicates())
+
+
 def _path(paper: str, name: str) -> Path:
     return folder() / paper / f"{name}.{'csv' if '.' in name else 'parquet'}"
 
@@ -237,17 +315,3 @@ def _path(paper: str, name: str) -> Path:
 def _manifest() -> dict[str, Any]:
     path = folder() / "manifest.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _commit() -> str:
-    """The checkout's commit, with -dirty where files differ from it; empty outside of one."""
-    words = ["git", "-C", str(assets.ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()

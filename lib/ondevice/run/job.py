@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ondevice
-from ondevice import assets
-from ondevice.run import closure
+from ondevice import assets, closure
 
 SCOREBOARD = "scoreboard"  # the notebook that reads what the others published
 

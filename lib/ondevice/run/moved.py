@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ondevice.run.closure import imports
+from ondevice.closure import imports
 
 HOMES = {  # packages in which an old one's modules are now, looked through in this order; the longest name counts
     "ondevice.assistant": ("ondevice_programs.assistant", "ondevice_studies.assistant"),

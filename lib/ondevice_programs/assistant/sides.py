@@ -9,7 +9,7 @@ import numpy as np
 
 from ondevice import assets, models
 from ondevice.causal_lm import CausalLM
-from ondevice.evidence.records import folder, model_checksums
+from ondevice.evidence.records import folder, listed, model_checksums
 from ondevice.retrieval import embedder, embeddings
 from ondevice_papers.diaa.tables import Tables
 from ondevice_papers.diaa.warmup import warm_up, warm_up_text
@@ -40,8 +40,9 @@ def warm_tables(lm: CausalLM, end: int) -> Tables:
 
 
 def reranker(memory: float | None = BUDGET_MB) -> Reranker:
-    """GRATING's, within so many MB, pruning as certified."""
-    return Reranker(RERANKER, memory_budget=memory, calibration=calibration(), mode="order")
+    """GRATING's, within so many MB, pruning as certified. Raises RecordError where the calibration is not intact."""
+    certified = listed(calibration().parent.name, calibration().name)
+    return Reranker(RERANKER, memory_budget=memory, calibration=certified, mode="order")
 
 
 class Sides:

@@ -1,0 +1,215 @@
+"""The records in data/records: whole grids, sidecars that history and file names bear out, nothing unlisted.
+
+A seal can be computed anew by who edits a record; these hold against that.
+"""
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ondevice import assets
+from ondevice.evidence import records
+from ondevice.evidence.sidecars import UNKNOWN
+from ondevice_papers.sdnpu.drafter import methods
+from ondevice_studies import provenance
+from ondevice_studies.diaa import record as diaa
+from ondevice_studies.disco import record as disco
+from ondevice_studies.dragon import lockstep
+from ondevice_studies.grating import record as grating
+
+MANIFEST = json.loads((records.folder() / "manifest.json").read_text(encoding="utf-8"))
+NAMES = [file.rpartition(".")[0] for file, entry in MANIFEST.items() if "rows" in entry]
+REQUEST = ["task", "request"]
+# (within, groups, values): where the first columns are equal, all groups of the next ones have the same values.
+GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "assistant/answers": (["drafter"], ["picked", "method"], ["question"]),
+    "assistant/costs": ([], ["name", "size"], ["round"]),
+    "assistant/live": ([], ["systems", "delay"], ["question"]),
+    "assistant/memory": ([], ["systems"], ["run"]),
+    "assistant/relevance": ([], ["question"], ["picked", "temperature"]),
+    "diaa/answers": (["model", "set"], ["method"], REQUEST),
+    "diaa/whole": (["model"], ["method"], REQUEST),
+    "disco/cold_start": ([], ["turn"], ["model", "page_cache"]),
+    "disco/device": (["part"], ["model"], ["turn", "request", "token"]),
+    "disco/policy_times": ([], ["n", "policy", "what"], ["turn"]),
+    "disco/quality": ([], ["direction", "handover"], ["family", "document"]),
+    "dragon/answers": ([], ["method"], ["question"]),
+    "dragon/found": ([], ["split", "window"], ["rank"]),
+    "dragon/latency": ([], ["pace", "delay_ms", "method"], ["question"]),
+    "dragon/membership": ([], ["candidates", "mode", "cap", "with_query"], ["question"]),
+    "dragon/relevance": ([], ["question"], ["side", "rank"]),
+    "dragon/schedules": (["setting"], ["strategy", "delay_ms"], ["sequence"]),
+    "dragon/lockstep": (["question"], ["side"], ["position"]),
+    "dragon/temperatures": (["model"], ["temperature"], ["split", "window"]),
+    "dragon/windows": ([], ["model", "method", "documents", "cap"], ["window"]),
+    "grating/answers": ([], ["model", "way"], ["pool"]),
+    "grating/calibrated": (["model"], ["set", "k"], ["rule"]),
+    "grating/curves": ([], ["model", "k"], ["threshold", "pool"]),
+    "grating/larger": ([], ["method", "rule", "k"], ["round"]),
+    "grating/latency": (["documents", "tokens"], ["method", "rule", "k"], ["round"]),
+    "grating/layers": ([], ["tokens", "round"], ["active"]),
+    "grating/probes": ([], ["model"], ["layer"]),
+    "grating/scores": (["set", "split"], ["model"], ["pool"]),
+    "sdnpu/answers": (["model", "set"], ["method"], REQUEST),
+    "sdnpu/copied": ([], ["model"], ["task"]),
+    "sdnpu/costs": ([], ["rule"], ["vocabulary"]),
+    "sdnpu/curves": (["model"], ["part"], ["rows"]),
+    "sdnpu/memory": ([], ["model", "context"], ["arm"]),
+    "sdnpu/switching": ([], ["precision", "cold", "memory", "way"], ["round"]),
+    "sdnpu/whole": (["model", "precision", "round"], ["arm"], REQUEST),
+    "speculation/weights": (["stored"], ["kind", "order"], ["source"]),
+}
+# Passes of an answer: as many as the answer counts, and each emits what the answer has.
+PASSES = ("diaa/passes", "sdnpu/passes")
+ASKED = ["model", "set", "method", *REQUEST]
+# Rows of records that are no grid, or one whose size no parameter tells.
+ROWS = {
+    "assistant/costs.zen4-2c": 640,
+    "assistant/steps": 45550,
+    "diaa/curves.zen3-2c": 246,
+    "diaa/curves.zen5-2c": 312,
+    "dragon/schedules": 9900,
+    "grating/answers": 880,
+    "grating/firsts": 373,
+    "grating/memory.xeon-avx512-2c": 17,
+    "grating/memory.zen5-2c": 42,
+    "scoreboard/first": 244,
+    "sdnpu/contexts": 80,
+    "sdnpu/cosines": 25419,
+    "sdnpu/curves.zen4-2c": 68,
+    "sdnpu/rejections": 6454,
+    "sdnpu/said": 960,
+    "speculation/answered": 5217,
+}
+HOLDERS = 4  # of documents, who are asked as many questions each
+UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's parameters
+    "assistant/answers": lambda given: HOLDERS * given["each"],
+    "assistant/steps": lambda given: HOLDERS * given["each"],
+    "assistant/relevance": lambda given: HOLDERS * given["each"],
+    "diaa/answers": lambda given: len(diaa.units()),
+    "diaa/passes": lambda given: len(diaa.units()),
+    "disco/cold_start": lambda given: given["turns"],
+    "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(disco.PROBED),
+    "dragon/answers": lambda given: HOLDERS * given["questions of a holder"] * len(lockstep.METHODS),
+    "dragon/lockstep": lambda given: HOLDERS * given["questions of a holder"],
+    "dragon/membership": lambda given: 2 * HOLDERS * given["questions of a holder"],
+    "dragon/relevance": lambda given: HOLDERS * given["questions of a holder"],
+    "dragon/found": lambda given: sum(given["windows"]),
+    "dragon/temperatures": lambda given: 2 * given["windows"],
+    "dragon/windows": lambda given: 2 * given["windows"],
+    "grating/calibrated": lambda given: len(grating.CALIBRATED),
+    "sdnpu/answers": lambda given: 2 * 2 * len(methods(8192)),
+    "sdnpu/passes": lambda given: 2 * 2 * len(methods(8192)),
+}
+
+
+PARTS = ("within", "group", "value")
+
+
+def cumulated(kind: str) -> tuple[list[Any], list[Any], list[Any]]:
+    """The columns that number a grid, its groups, and their values."""
+    within, groups, values = GRIDS[kind]
+    return within or [lambda row: 0], within + groups, within + values
+
+
+def problems(name: str, table: pd.DataFrame, parameters: dict[str, Any]) -> list[str]:
+    """What a record lacks of its grid, in words. name: paper/record, with the machine where it is one's."""
+    kind = name.partition(".")[0]
+    keys = json.loads((records.folder() / f"{name}.json").read_text(encoding="utf-8"))["keys"]
+    lacking = []
+    if name in ROWS and len(table) != ROWS[name]:
+        lacking.append(f"{len(table)} rows, not {ROWS[name]}")
+    if kind in UNITS and (units := len(table[keys].drop_duplicates())) != UNITS[kind](parameters):
+        lacking.append(f"{units} units, not {UNITS[kind](parameters)}")
+    if kind in PASSES:
+        answers = records.load(*kind.replace("passes", "answers").split("/")).set_index(ASKED)
+        counted = table.groupby(ASKED)["emitted"].agg(["size", "sum"]).reindex(answers.index, fill_value=0)
+        wrong = (counted["size"] != answers["passes"]) | (counted["sum"] + 1 != answers["tokens"])
+        lacking += [f"passes of {wrong.sum()} answers"] if wrong.any() else []
+    if kind in GRIDS:
+        number = {part: table.groupby(columns).ngroup() for part, columns in zip(PARTS, cumulated(kind), strict=True)}
+        cells = pd.DataFrame(number).value_counts().reset_index(name="rows")
+        sizes = cells.groupby("within").agg({"group": "nunique", "value": "nunique", "rows": "size"})
+        whole = sizes["group"] * sizes["value"] == sizes["rows"]
+        if not whole.all() or cells.groupby("value")["rows"].nunique().max() > 1:
+            lacking.append(f"{(~whole).sum()} of {len(whole)} grids have gaps")
+    return lacking
+
+
+@pytest.fixture(scope="module")
+def load() -> Callable[[str], pd.DataFrame]:
+    return functools.cache(lambda name: records.load(*name.split("/")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_is_its_whole_grid(name, load):
+    table = load(name)
+    assert name in ROWS or name.partition(".")[0] in {**GRIDS, **UNITS}
+    assert problems(name, table, table.attrs["sidecar"]["parameters"]) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_without_a_tenth_of_its_rows_is_noticed(name, load):
+    table = load(name)
+    parameters = table.attrs["sidecar"]["parameters"]
+    tenth = max(1, len(table) // 10)
+    assert problems(name, table[:-tenth], parameters)
+    assert problems(name, table.drop(index=table.sample(tenth, random_state=0).index), parameters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sidecar_says_what_its_file_and_the_history_bear_out(name):
+    made = records.sidecar(*name.split("/"))
+    if "." in name:
+        assert made["machine"] == name.partition(".")[2]
+    assert made["minutes"] == UNKNOWN or made["minutes"] >= 0
+    if made["parts"] != UNKNOWN:
+        assert made["minutes"] == pytest.approx(sum(part["minutes"] for part in made["parts"]), abs=0.01)
+    if made["cores"] != UNKNOWN:
+        assert made["machine"].endswith(f"-{made['cores']}c")
+    commits = [made["commit"]] if isinstance(made["commit"], str) else made["commit"]
+    assert commits and all(re.fullmatch("[0-9a-f]{40}|unknown", commit) for commit in commits)
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("a shallow clone has not the history")
+    kept = git("for-each-ref", "refs/records", "--format=%(objectname)").split()
+    for commit in set(commits) - {UNKNOWN, *kept}:
+        assert provenance.ancestor(commit) == commit, "python -m ondevice_studies.provenance writes that it is unknown"
+    if made["code"] != UNKNOWN and len(commits) == 1 and commits[0] != UNKNOWN and not made["dirty"]:
+        assert made["code"] == provenance.code_at(commits[0], made["program"])
+
+
+def test_every_file_is_in_the_manifest():
+    files = {path.relative_to(records.folder()).as_posix() for path in records.folder().glob("*/*.*")}
+    recorded = {f"{name}.json" for name in NAMES}
+    assert files == set(MANIFEST) | recorded
+    for file in set(MANIFEST) - {file for file, entry in MANIFEST.items() if "rows" in entry}:
+        assert records.listed(*file.split("/")).is_file()
+
+
+def test_completing_the_sidecars_again_changes_nothing_and_seals_no_edit(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    monkeypatch.setattr(provenance, "folder", lambda: tmp_path)
+    for file in ("dragon/schedules.parquet", "grating/memory.zen5-2c.csv", "assistant/grating.calibration.json"):
+        (tmp_path / file).parent.mkdir()
+        shutil.copy(assets.data("records", file), tmp_path / file)
+        if "calibration" not in file:
+            shutil.copy(assets.data("records", file).with_suffix(".json"), tmp_path / file.split("/")[0])
+    provenance.main()
+    lines = json.loads((tmp_path / "manifest.json").read_text())
+    assert len(lines) == 3 and all(MANIFEST[file] == entry for file, entry in lines.items())
+    sidecar = tmp_path / "grating" / "memory.zen5-2c.json"
+    sidecar.write_text(sidecar.read_text().replace("zen5-2c", "zen9-2c"))
+    with pytest.raises(records.RecordError, match=r"grating/memory.zen5-2c was edited since it was sealed"):
+        provenance.main()
+
+
+def git(*words: str) -> str:
+    run = subprocess.run(["git", "-C", assets.ROOT, *words], capture_output=True, text=True, check=False)
+    return run.stdout.strip()

@@ -1,0 +1,100 @@
+"""Where times are taken several times, one slow turn changes nothing: their median counts, not their mean."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ondevice.evidence import born
+from ondevice.evidence.resampling import median_interval
+from ondevice_programs.graphs import static_graphs, switching
+from ondevice_studies.diaa import timing as diaa
+from ondevice_studies.disco import cold_start, device_probe
+from ondevice_studies.grating import record as grating
+from ondevice_studies.sdnpu import timing as sdnpu
+
+SLOW = 1000.0
+
+
+def test_the_interval_of_a_median():
+    median, low, high = median_interval([[1.0, 2.0]] * 24 + [[SLOW, SLOW]])
+    assert (median.tolist(), low.tolist(), high.tolist()) == ([1, 2], [1, 2], [1, 2])
+
+
+def test_sdnpu_s_times():
+    assert sdnpu.summary([1.0] * 14 + [SLOW]) == {"seconds": 1, "low": 1, "high": 1, "n": 15}
+
+
+def test_diaa_s_curves(monkeypatch):
+    turns = iter([[1.0, 2.0]] * 14 + [[SLOW, SLOW]])
+    monkeypatch.setattr(diaa, "verifications", lambda *given: lambda: next(turns))
+    curve = diaa.Curve(None, 64, (1, 8), {"model": "m"})
+    for _ in range(15):
+        curve.turn()
+    assert curve.table()["seconds"].tolist() == [1, 2] and curve.table()["mean"].min() > 60
+
+
+def test_a_layer_s_seconds_of_grating(monkeypatch):
+    """The first layer of a pass does not count, and a slow one is not the layer's time."""
+    done = SimpleNamespace(seconds=np.array([SLOW, 1.0, 1.0, SLOW]))
+
+    class Methods:
+        shape = None
+
+        def __init__(self, folder):
+            pass
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *error: None  # noqa: E731
+        run = lambda self, way, given, runs: (SLOW, done)  # noqa: E731
+
+    for name, fake in (("Methods", Methods), ("ROUNDS", {}), ("decided", lambda: None), ("ACTIVE", (1, 20)),
+                       ("prepare", lambda *given: None)):  # fmt: skip
+        monkeypatch.setattr(grating, name, fake)
+    monkeypatch.setattr(grating.full_size, "rows", lambda *given: None)
+    rows = []
+    layers = SimpleNamespace(done=set(), add=rows.extend, checkpoint=lambda: None)
+    grating.record_latency(SimpleNamespace(), layers)
+    assert len(rows) == 8 and {row["seconds"] for row in rows} == {1.0}
+
+
+def test_the_profile_of_sdnpu_s_graphs(monkeypatch, tmp_path):
+    """Loads and runs of a block: one of five is slow."""
+    counted = dict.fromkeys(("run", "load"), 0)
+
+    def seconds(act, *given):
+        kind = "load" if act is static_graphs.load else "run"
+        counted[kind] += 1
+        return SLOW if counted[kind] % 5 == 0 else 1.0
+
+    (tmp_path / "graph").write_bytes(b"12")
+    monkeypatch.setattr(switching, "_seconds", seconds)
+    monkeypatch.setattr(static_graphs, "load", lambda path: None)
+    files = [tmp_path / "graph"]
+    built = SimpleNamespace(
+        large_files=files, small_files=files, large=4, small=2, facts={"hidden": 8}, caches=lambda: [None]
+    )
+    profile = switching.profile(built, 5)
+    assert (profile.p.tolist(), profile.d.tolist(), profile.s.tolist()) == ([1], [1], [1])
+
+
+def test_disco_s_line_through_lengths():
+    lengths = np.repeat([32, 64, 128, 256], 5)
+    seconds = lengths / 1000 + 0.5
+    seconds[[4, 9, 14]] += SLOW
+    line = device_probe.line(lengths, seconds, "recorded")
+    assert line["tokens_per_s"].value == pytest.approx(1000) and line["overhead_s"].value == pytest.approx(0.5)
+
+
+def test_disco_s_steadiness():
+    steady = device_probe.steadiness([1.0] * 40 + [SLOW], "recorded")
+    assert (steady["median_s"].value, steady["spread"].value) == (1, 0)
+
+
+def test_how_disco_s_load_times_grow():
+    table = pd.DataFrame([
+        {"turn": turn, "page_cache": "cold", "parameters": size, "load_s": size / 1e6 * (SLOW if turn == size else 1)}
+        for turn in range(9) for size in (4, 8, 1000)
+    ])  # fmt: skip
+    assert cold_start.exponents(born(table, "recorded"))["cold"].value == pytest.approx(1)

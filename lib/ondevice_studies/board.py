@@ -52,6 +52,28 @@ def claims() -> pd.DataFrame:
     )
 
 
+GROUPS = {  # of reproduced claims: what the verdict is worth, the strongest first, and README's words
+    "against a null": "by a measurement against a null",
+    "without a possible null": "by a measurement without a possible null",
+    "formula": "by a formula",
+    "simulation": "by a simulation",
+    "as its null is": "by a measurement in which the null gets the same verdict",
+    "null pending": "by a measurement whose null is pending",
+}
+
+
+def group(kind: str, null: str, remark: str) -> str:
+    """One of GROUPS, of a claim that is reproduced. kind, null, remark: its columns in claims.csv."""
+    basis = plotting.basis_of(kind)
+    if basis != "measurement":
+        return basis
+    if null.startswith("null pending"):
+        return "null pending"
+    if null.startswith("no null possible"):
+        return "without a possible null"
+    return "as its null is" if "does not discriminate" in remark else "against a null"
+
+
 def link(paper: str, heading: str) -> str:
     """The address of a section, as JupyterLab and nbconvert name it, from a notebook beside its own."""
     return f"{paper}.ipynb#{heading.replace('`', '').replace(' ', '-')}"
@@ -95,7 +117,7 @@ def wrapped(text: str) -> str:
 
 def as_html(rows: pd.DataFrame) -> str:
     """A table of claims in words, each with a link to the section that judges it. rows: of `claims`, and `basis`."""
-    head = ("claim, section", "in words", "the paper", "here [95 %]", "n", "rests on", "verdict")
+    head = ("claim, section", "in words", "the paper", "here [95 %]", "n", "null", "rests on", "verdict")
     lines = ["<tr>", *(_cell(f"<b>{name}</b>") for name in head), "</tr>"]
     row: Any
     for row in rows.itertuples():
@@ -107,13 +129,21 @@ def as_html(rows: pd.DataFrame) -> str:
             f"{row.statement} ({row.conditions})" if row.conditions else row.statement,
             row.printed,
             row.ours or f"Not tested: {row.note}",
-            row.n,
+            f"{row.n} {row.drawn}".strip(),
+            row.null,
             row.basis + (f" ({source})" if source else "") if row.kind else "",
             f"{row.verdict}; {remark}" if remark else row.verdict,
         ]
         anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'
         lines += ["<tr>", _cell(anchor), *(_cell(html.escape(text, quote=False)) for text in texts), "</tr>"]
     return "\n".join(["<table>", *lines, "</table>"]) if len(rows) else "<p>No claim is left by the filters.</p>"
+
+
+def text_table(rows: pd.DataFrame) -> str:
+    """A table of texts as HTML, its columns' names in bold."""
+    lines = [[f"<b>{name}</b>" for name in rows]]
+    lines += [[html.escape(str(text), quote=False) for text in row] for row in rows.itertuples(index=False)]
+    return "\n".join(["<table>", *("\n".join(["<tr>", *map(_cell, line), "</tr>"]) for line in lines), "</table>"])
 
 
 def verdict_bars(counts: pd.DataFrame) -> Figure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import tokenize
 from pathlib import Path
@@ -12,10 +11,16 @@ from pathlib import Path
 import pandas as pd
 
 from ondevice import assets, evidence, plotting
-from ondevice_studies.board import scoreboard
-from ondevice_studies.claims import headlines
+from ondevice.evidence.paper_run import read_value
+from ondevice.evidence.rules import Rule, parts_of
+from ondevice_studies.board import GROUPS, group, scoreboard, wrapped
+from ondevice_studies.claims import CLAIMS, headlines
 
-FOUND, MAP = "found", "map"  # the blocks that are written here, each between two comments
+# The blocks that are written here, each between two comments
+SUMMARY = "summary"
+MAP = "map"
+WORKED = "example"
+EXAMPLE = "diaa"  # the paper whose first headline docs/verdicts.md works out
 _BY = "written by python -m ondevice_studies.readme"
 _NO_CODE = {
     tokenize.COMMENT,
@@ -28,24 +33,46 @@ _NO_CODE = {
 
 
 def summary(board: pd.DataFrame) -> str:
-    """Markdown: a headline a paper, and how many claims have which verdict. board: of `board.scoreboard`."""
+    """Markdown: the numbers of the papers' abstracts beside ours, and how many claims have which verdict.
+
+    board: of `board.scoreboard`.
+    """
     claims = board.set_index("claim")
-    lines = ["| what | the paper | here | kind | verdict |", "|---|---|---|---|---|"]
+    lines = ["| what | the paper | here | n | rests on | null | verdict |", "|---|---|---|---|---|---|---|"]
     for claim, words in headlines().items():
         row = claims.loc[claim]
-        here = _first(str(row["value"]))
-        lines.append(f"| {words} | {row['printed']} | {here} | {row['kind']} | {row['verdict']} |")
-    tested = board[board["verdict"] != "untested"]
-    verdicts = _counted(board["verdict"], evidence.VERDICTS)
-    bases = _counted(tested["kind"].map(plotting.basis_of), ("measurement", "simulation", "formula"))
-    null = int(board["remark"].str.contains("does not discriminate").sum())
+        units = f"{row['n']} {row['drawn']}".strip()
+        cells = [words, row["printed"], _value(str(row["value"])), units, row["kind"], row["null"], row["verdict"]]
+        lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
+    judged = board[board["verdict"] != "untested"]
+    verdicts = counted(board["verdict"], evidence.VERDICTS)
+    bases = counted(judged["kind"].map(plotting.basis_of), ("measurement", "simulation", "formula"))
+    reproduced = board[board["verdict"] == "reproduced"]
+    groups = reproduced.apply(lambda row: group(row["kind"], row["null"], row["remark"]), axis=1)
+    worth = ", ".join(f"{(groups == name).sum()} {words}" for name, words in GROUPS.items())
     return "\n".join(
         [
             *lines,
             "",
-            f"Of {len(board)} claims: {verdicts}. The {len(tested)} verdicts rest on: {bases}.",
-            f"{null} claims do not discriminate: a trivial method gets the same verdict.",
+            f"Of {len(board)} claims: {verdicts}. The {len(judged)} verdicts rest on: {bases}.",
+            f"Of the {len(reproduced)} that are reproduced: {worth}.",
         ]
+    )
+
+
+def example(board: pd.DataFrame) -> str:
+    """Markdown: how the verdict of one claim came about, from its published row. board: of `board.scoreboard`."""
+    claim = next(claim for claim in headlines() if claim in CLAIMS[EXAMPLE])
+    row = board.set_index("claim").loc[claim]
+    rule = CLAIMS[EXAMPLE][claim].rule
+    assert isinstance(rule, Rule)
+    trend = f" A *trend* is {rule.trend.words(rule.unit)}." if rule.trend else ""
+    return wrapped(
+        f"Claim `{claim}`: {row['statement']}. The paper has {row['printed']}.\n\n"
+        f"1. The rule measures {rule.quantity}. *Reproduced* is {rule.reproduced.words(rule.unit)}.{trend}\n\n"
+        f"2. The value here is {row['ours']}. It is {row['kind']}, and {row['n']} {row['drawn']} were drawn.\n\n"
+        f"3. The null, {rule.null}, has {row['null']}.\n\n"
+        f"4. The verdict is **{row['verdict']}**{': it ' if row['remark'] else ''}{row['remark'].partition(':')[0]}."
     )
 
 
@@ -76,37 +103,44 @@ def code_lines(text: str) -> int:
     return len(code)
 
 
-def written(text: str, block: str, name: str = FOUND) -> str:
-    """The README's text with a block in its place. Raises ValueError where it has none."""
+def written(text: str, block: str, name: str) -> str:
+    """A page's text with a block in its place. Raises ValueError where it has none."""
     first = f"<!-- {name}: {_BY} -->"
     last = "<!-- end -->"
     new, count = re.subn(
         f"{re.escape(first)}.*?{re.escape(last)}", lambda _: f"{first}\n{block}\n{last}", text, flags=re.S
     )
     if count != 1:
-        raise ValueError(f"README.md has {count} places for the block {name!r}, not one.")
+        raise ValueError(f"The page has {count} places for the block {name!r}, not one.")
     return new
 
 
+def pages() -> dict[Path, str]:
+    """The pages that have such blocks, with the text that they should have."""
+    board = scoreboard()
+    front = assets.ROOT / "README.md"
+    verdicts = assets.ROOT / "docs" / "verdicts.md"
+    text = written(front.read_text(encoding="utf-8"), summary(board), SUMMARY)
+    return {
+        front: written(text, library_map(assets.ROOT / "lib"), MAP),
+        verdicts: written(verdicts.read_text(encoding="utf-8"), example(board), WORKED),
+    }
+
+
 def main() -> None:
-    """Write README.md where its summary is not that of the published verdicts, or its map not that of the library."""
-    path = assets.ROOT / "README.md"
-    text = written(path.read_text(encoding="utf-8"), summary(scoreboard()))
-    assets.write_text(path, written(text, library_map(assets.ROOT / "lib"), MAP))
+    """Write README.md and docs/verdicts.md where a block is not that of the published verdicts or of the library."""
+    for path, text in pages().items():
+        assets.write_text(path, text)
 
 
-def _first(value: str) -> str:
-    """A claim's first value with its interval."""
-    found = json.loads(value)
-    one = found[0] if isinstance(found, list) else found
-    if not isinstance(one, dict):
-        return f"{one:.3g}"
-    low = f"{one['low']:.3g}"
-    high = f"{one['high']:.3g}"
-    return f"{one['value']:.3g}" + ("" if low == high else f" [{low}, {high}]")
+def _value(text: str) -> str:
+    """A claim's value with its interval, of more than two parts the first; empty where there is none."""
+    parts = parts_of(read_value(text)) if text else ()
+    return ", ".join(f"{part}" for part in (parts if len(parts) <= 2 else parts[:1]))
 
 
-def _counted(values: pd.Series, order: tuple[str, ...]) -> str:
+def counted(values: pd.Series, order: tuple[str, ...]) -> str:
+    """`3 reproduced, 1 trend`: how often each of the words in order occurs, those that do."""
     counts = values.value_counts()
     return ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
 

@@ -6,42 +6,74 @@ import pandas as pd
 import pytest
 
 from ondevice import assets
-from ondevice_studies import readme
+from ondevice.evidence.estimates import LEVEL
+from ondevice_studies import board, readme
 from ondevice_studies.board import scoreboard
 from ondevice_studies.claims import CLAIMS
 
 
-def test_the_summary_is_that_of_the_published_verdicts():
-    text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(text, readme.summary(scoreboard())) == text, "run python -m ondevice_studies.readme"
+@pytest.mark.parametrize("page", ["README.md", "docs/verdicts.md"])
+def test_a_page_is_that_of_the_published_verdicts(page):
+    path = assets.ROOT / page
+    assert readme.pages()[path] == path.read_text(encoding="utf-8"), "run python -m ondevice_studies.readme"
 
 
 def test_another_verdict_is_another_summary():
-    board = scoreboard()
+    rows = scoreboard()
     headline = next(iter(readme.headlines()))
-    changed = board.assign(verdict=board["verdict"].mask(board["claim"] == headline, "untested"))
-    assert readme.summary(changed) != readme.summary(board)
+    changed = rows.assign(verdict=rows["verdict"].mask(rows["claim"] == headline, "untested"))
+    assert readme.summary(changed) != readme.summary(rows)
+
+
+COLUMNS = ["claim", "printed", "value", "n", "drawn", "kind", "null", "verdict", "remark"]
 
 
 def test_a_summary_of_two_claims_by_hand(monkeypatch):
     monkeypatch.setattr(readme, "headlines", lambda: {"a-c01": "A: seconds"})
-    rows = [("a-c01", "2 s", '{"value": 1.234, "low": 1, "high": 2}', "recorded", "trend", "does not discriminate: x"),
-            ("a-c02", "-", "", "", "untested", "")]  # fmt: skip
-    board = pd.DataFrame(rows, columns=["claim", "printed", "value", "kind", "verdict", "remark"])
-    assert readme.summary(board).splitlines()[2:] == [
-        "| A: seconds | 2 s | 1.23 [1, 2] | recorded | trend |", "",
-        "Of 2 claims: 1 trend, 1 untested. The 1 verdicts rest on: 1 measurement.",
-        "1 claims do not discriminate: a trivial method gets the same verdict.",
-    ]  # fmt: skip
+    value = '{"value": 1.234, "low": 1, "high": 2, "n": 7, "drawn": "prompts", "ends": "interval"}'
+    rows = [
+        ("a-c01", "2 s", value, "7", "prompts", "recorded", "1 s: trend", "trend", "does not discriminate: x"),
+        ("a-c02", "-", "", "", "", "", "", "untested", ""),
+        ("a-c03", "-", "1", "7", "prompts", "recorded", "1 s: contradicted", "reproduced", ""),
+    ]
+    assert readme.summary(pd.DataFrame(rows, columns=COLUMNS)).splitlines()[2:] == [
+        "| A: seconds | 2 s | 1.23 [1, 2] | 7 prompts | recorded | 1 s: trend | trend |",
+        "",
+        "Of 3 claims: 1 reproduced, 1 trend, 1 untested. The 2 verdicts rest on: 2 measurement.",
+        "Of the 1 that are reproduced: 1 by a measurement against a null, 0 by a measurement without a possible null, "
+        "0 by a formula, 0 by a simulation, 0 by a measurement in which the null gets the same verdict, "
+        "0 by a measurement whose null is pending.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "null", "remark", "group"),
+    [
+        ("recorded", "1 x: contradicted", "", "against a null"),
+        ("measured+quoted", "no null possible: an identity", "", "without a possible null"),
+        ("recorded", "1 x: reproduced", "does not discriminate: vanilla has 1 x", "as its null is"),
+        ("recorded", "null pending: the larger model", "", "null pending"),
+        ("analytic", "1 x: contradicted", "", "formula"),
+        ("simulated", "1 x: contradicted", "", "simulation"),
+    ],
+)
+def test_what_is_reproduced_is_counted_by_what_it_is_worth(kind, null, remark, group):
+    assert board.group(kind, null, remark) == group and group in board.GROUPS
 
 
 def test_a_readme_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places"):
-        readme.written("nothing", "block")
+        readme.written("nothing", "block", readme.MAP)
 
 
-def test_each_paper_has_one_headline_in_the_readmes_order():
-    assert [claim.partition("-")[0] for claim in readme.headlines()] == list(CLAIMS)
+def test_the_headlines_are_the_numbers_of_the_abstracts():
+    claims = pd.concat(assets.paper_list("claims", paper) for paper in CLAIMS)
+    printed = claims[["value_low", "value_high"]].notna().any(axis=1)
+    abstract = claims["conditions"].fillna("").str.startswith("abstract") & printed
+    assert set(readme.headlines()) == set(claims.loc[abstract, "claim_id"])
+    assert [claim.partition("-")[0] for claim in readme.headlines()] == sorted(
+        (claim.partition("-")[0] for claim in readme.headlines()), key=list(CLAIMS).index
+    )
 
 
 def test_the_map_names_every_folder_and_its_lines_to_a_tenth():
@@ -63,3 +95,46 @@ def test_the_map_of_a_small_library(tmp_path):
         "| **`kit/`** | The kit | 10 |", "| `kit/room/` | A room | 0 |",
     ]  # fmt: skip
     assert readme.code_lines((tmp_path / "kit" / "more.py").read_text()) == 12
+
+
+WORDS = "half|quarter|third|two|three|four|five|six|seven|eight|nine|ten|twice|double"
+NUMBER = re.compile(rf"\d[\d.,]*\d|\d|\b(?:{WORDS})\b")
+# Every number of README's own text, in its order; a block that is written by a program has its own tests.
+PROSE = {
+    "whole 95 % interval": "95",
+    "two cores": "two",
+    "set-up takes two minutes": "two",
+    "a quarter of an hour": "quarter",
+    "tests half an hour": "half",
+    "Python (3.11": "3.11",
+    "or 3.12": "3.12",
+    "2.3 GB of disk": "2.3",
+    "ACL 2025": "2025",
+    "MobiHoc 2025": "2025",
+    "Execution](https://arxiv.org/abs/2510.15312)*, 2025": "2025",
+    "AAAI 2026": "2026",
+    "Device](https://arxiv.org/abs/2510.15620)*, 2025": "2025",
+    "All five in one assistant": "five",
+    "library in five packages": "five",
+    "machines with two cores": "two",
+    "Apache-2.0": "2.0",
+}
+COMMENTS = ["four hours", "two cores", "half an hour", "dragon takes four hours", "grating two"]
+
+
+def own_prose(text: str) -> str:
+    """README without what programs write, code, and addresses."""
+    for part in (r"<!-- \w+: written by.*?<!-- end -->", r"^```.*?^```", r"`[^`]*`", r"(?<=\])\([^)]*\)"):
+        text = re.sub(part, "", text, flags=re.S | re.M)
+    return text
+
+
+def test_the_readmes_own_text_has_no_other_number():
+    text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
+    assert NUMBER.findall(own_prose(text)) == list(PROSE.values())
+    assert [words for words in PROSE if words not in text.replace("\n", " ")] == []
+    assert f"{round(100 * LEVEL)} % interval" in text and len(CLAIMS) == 5
+    packages = [path for path in (assets.ROOT / "lib").iterdir() if (path / "__init__.py").is_file()]
+    assert len(packages) == 5
+    comments = " ".join(re.findall(r"  # (.*)", text))
+    assert NUMBER.findall(comments) == [word for words in COMMENTS for word in NUMBER.findall(words)]

@@ -5,7 +5,8 @@
 #                     PyTorch's index of CPU builds answers within seconds; elsewhere the default package index, whose
 #                     build may be CUDA's, of gigabytes; the set-up says which)
 # JOBS=2              notebooks that run at a time (default 1)
-# PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder
+# PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder; it runs in a worktree of the files
+#                     as they are, so they can be edited meanwhile (ARGS="--commit REV": of that commit)
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
@@ -16,14 +17,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 SCOREBOARD := notebooks/scoreboard.ipynb
 NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcard $(SCOREBOARD))
+STATIC := $(addprefix tests/notebooks/test_,hygiene.py published.py source_cells.py)
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce publish test lint lab notebooks record bench site clean
+.PHONY: help reproduce publish check-figures check test lint lab notebooks record bench site clean
 
 help:
 	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
 	@echo "make publish     put the exhibits of the finished quick runs into figures/"
+	@echo "make check-figures  compare figures/ with the finished quick runs; those that are missing are made"
+	@echo "make check       style, layers and unit tests, in a few minutes"
 	@echo "make test        lint, unit, property, system and notebook tests"
 	@echo "make lint        ruff, import layers, types"
 	@echo "make lab         open copies of the notebooks in JupyterLab (runs/lab/; IN_PLACE=1: the notebooks themselves)"
@@ -47,6 +51,10 @@ publish: $(READY)
 	@$(BIN)/python -m ondevice.run publish $(PAPER)
 	@$(BIN)/python -m ondevice_studies.readme
 
+# In make test, nbval's run of each notebook is compared in the same way.
+check-figures: $(READY)
+	@$(BIN)/python -m ondevice_studies.published $(PAPER)
+
 lint: $(READY)
 	@echo "== Style (ruff)"
 	@$(BIN)/ruff check lib tests notebooks
@@ -54,6 +62,11 @@ lint: $(READY)
 	@$(BIN)/lint-imports
 	@echo "== Types (mypy)"
 	@$(BIN)/mypy
+
+check: $(READY)
+	@$(BIN)/ruff check -q lib tests notebooks
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit $(STATIC)
 
 test: lint
 	@echo "== Unit and property tests (pytest), in two processes of one thread each"

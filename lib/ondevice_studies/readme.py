@@ -38,11 +38,12 @@ def summary(board: pd.DataFrame) -> str:
     board: of `board.scoreboard`.
     """
     claims = board.set_index("claim")
-    lines = ["| what | the paper | here | n | rests on | null | verdict |", "|---|---|---|---|---|---|---|"]
+    lines = ["| what | the paper | here | n | rests on | verdict | its null |", "|---|---|---|---|---|---|---|"]
     for claim, words in headlines().items():
         row = claims.loc[claim]
         units = f"{row['n']} {row['drawn']}".strip()
-        cells = [words, row["printed"], _value(str(row["value"])), units, row["kind"], row["null"], row["verdict"]]
+        null = row["null"].rpartition(": ")[2]
+        cells = [words, row["printed"], _value(str(row["value"])), units, row["kind"], row["verdict"], null]
         lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
     judged = board[board["verdict"] != "untested"]
     verdicts = counted(board["verdict"], evidence.VERDICTS)
@@ -67,12 +68,15 @@ def example(board: pd.DataFrame) -> str:
     rule = CLAIMS[EXAMPLE][claim].rule
     assert isinstance(rule, Rule)
     trend = f" A *trend* is {rule.trend.words(rule.unit)}." if rule.trend else ""
+    remark = (
+        " That is as good or better, so the claim does not discriminate." if "not discriminate" in row["remark"] else ""
+    )
     return wrapped(
         f"Claim `{claim}`: {row['statement']}. The paper has {row['printed']}.\n\n"
         f"1. The rule measures {rule.quantity}. *Reproduced* is {rule.reproduced.words(rule.unit)}.{trend}\n\n"
-        f"2. The value here is {row['ours']}. It is {row['kind']}, and {row['n']} {row['drawn']} were drawn.\n\n"
-        f"3. The null, {rule.null}, has {row['null']}.\n\n"
-        f"4. The verdict is **{row['verdict']}**{': it ' if row['remark'] else ''}{row['remark'].partition(':')[0]}."
+        f"2. The value here is {_value(row['value'])}. It is {row['kind']}, and {row['n']} {row['drawn']} were drawn.\n\n"
+        f"3. The verdict is **{row['verdict']}**.\n\n"
+        f"4. The null is {rule.null}. It has {row['null']}.{remark}"
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("lib", "notebooks", "tests")
+COPIED = ("lib", "notebooks", "tests", "docs", "README.md")
 LINKED = ("data", "figures", "pyproject.toml")
 SECONDS = 120  # of one break's checks; they take a few
 FORKED = multiprocessing.get_context("forkserver")  # PyTorch and its like are imported once, for all
@@ -51,7 +51,11 @@ class Break:
 def copy(folder: Path) -> Path:
     """The repository below `folder`: what may be broken as a copy, the rest as links."""
     for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, folder / name)
+        else:
+            unwanted = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+            shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder

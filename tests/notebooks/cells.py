@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import io
 import json
 from typing import Any
 
 import matplotlib.pyplot as plt
+from sources import assigned, free_names
 
 from ondevice.run import Layout
 
@@ -44,6 +47,16 @@ class Notebook:
         names = list(self.texts)
         return names[names.index(first) : names.index(last) + 1]
 
+    def needed(self, cell):
+        """The cells that a cell's names come from, in their order, and the cell itself."""
+        names, wanted = [], set()
+        for name in reversed(self.span(next(iter(self.texts)), cell)):
+            reads, binds = names_of(self.texts[name])
+            if name == cell or wanted & binds:
+                names.append(name)
+                wanted = wanted - binds | reads
+        return names[::-1]
+
     def leave(self, kept):
         """Of the cells, so many; the others do nothing."""
         self.texts = {name: text if name in kept else "pass" for name, text in self.texts.items()}
@@ -60,3 +73,18 @@ class Notebook:
         assert self.texts[cell].count(old) == 1
         wrong = self.texts | {cell: self.texts[cell].replace(old, new)}
         return self.run(self.span(cell, shown), dict(self.before[cell]), wrong)
+
+
+@functools.cache
+def names_of(text):
+    """The names that a cell reads from earlier ones, and those that it binds."""
+    reads, binds = set(), set()
+    lines = [line for line in text.splitlines() if not line.startswith(("%", "!"))]
+    for statement in ast.parse("\n".join(lines)).body:
+        code = ast.unparse(statement)
+        nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Import | ast.ImportFrom)]
+        own = assigned(code) | {alias.asname or alias.name.partition(".")[0] for node in nodes for alias in node.names}
+        first = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr)  # what it reads is older
+        reads |= free_names(code) - binds - (set() if first else own)
+        binds |= own
+    return reads, binds

@@ -28,11 +28,12 @@ def nbval(tmp_path: Path) -> Callable[[Path], Validation]:
 
 @pytest.fixture
 def unless_unchanged(request: pytest.FixtureRequest):
-    """Skips a test of a notebook that passed with the same notebook, code, data and package versions; else notes it."""
+    """Skips a test of a notebook that passed with the same text, exhibits, code, data and packages; else notes it."""
     paper = request.getfixturevalue("notebook").stem
     key = f"ondevice/{request.node.originalname}/{paper}"
     check = LAYOUT.parameter_file(paper, "check")
     files = [LAYOUT.notebook(paper), SANITIZE, *([check] if check.is_file() else [])]
+    files += sorted((LAYOUT.figures / paper).glob("[!.]*"))
     state = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     state.update(json.dumps([fingerprint(LAYOUT, paper), environment()]).encode())
     if request.config.cache.get(key, None) == state.hexdigest() and not os.environ.get(RECHECK):

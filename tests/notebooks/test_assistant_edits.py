@@ -15,7 +15,7 @@ EDITS = {
     "raced": ("raced", "server + way).device_won", "server + 99 * way).device_won", "one-at-a-time"),
     "play": ("play", 'if asks[i] and "D" in systems', 'if "D" in systems', "one-at-a-time"),
 }  # fmt: skip
-SHORT = {"threads": 1, "questions_again": 1}
+SHORT = {"threads": 1, "sample": 2}
 KEPT = {"parameters", "checked", "imports", "setup", "played", "again", "one-at-a-time"}
 FEW = """
 answers = answers[answers["question"].isin(sorted(set(answers.loc[answers["drafter"] != "", "question"]))[:8])]
@@ -26,15 +26,16 @@ LINKS = (delay,)
 
 @pytest.fixture(scope="module")
 def assistant(exhibits_elsewhere):
-    """One link, eight questions; of the sample two answers with drafters, whose models are loaded once."""
+    """One link, eight questions; a sample of two answers with drafters, whose models are loaded once."""
     book = Notebook("assistant", SHORT)
     book.leave({*KEPT, *book.sources})
-    models, sample = book.texts["again"].split("chosen = ")
-    asked = "asked = " + sample.split("asked = ")[1]
+    models, sample = book.texts["again"].split("units = answers[")
+    assert "drawn = " in sample
+    long = "units = units[(units['drafter'] == 'L') & ~units['picked'] & (units['tokens'] > 20)]\ndrawn = "
+    sample = sample.replace("drawn = ", long)
     book.texts["setup"] += "\nfull = answers, steps" + FEW
     book.texts["again"] = (
-        f'chosen = [(False, "both", "LS"), (False, "device", "L")]\nfew, (answers, steps) = (answers, steps), full\n'
-        f"{asked}\nanswers, steps = few"
+        f"few, (answers, steps) = (answers, steps), full\nunits = answers[{sample}\nanswers, steps = few"
     )
     book.texts = {
         name: text

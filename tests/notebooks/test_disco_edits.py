@@ -24,7 +24,7 @@ EDITS = {
 FIGURES = {
     "race": "table-2", "device-constrained": "table-2", "mean-optimal": "optimum", "stream": "table-3",
 }  # fmt: skip
-SHORT = {"runs": 2, "requests": 60, "budget_step": 0.1, "threads": 1}
+SHORT = {"runs": 2, "requests": 60, "budget_step": 0.1, "threads": 1, "sample": 2}
 LEFT_OUT = {
     "router", "router-check", "figure-2", "figure-2-claim", "figure-3", "figure-3-claim", "table-1", "own-device",
     "table-5", "table-5-save", "figure-6", "mean-claims", "table-2-claims", "tail-bound", "figure-5-queue",

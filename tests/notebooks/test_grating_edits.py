@@ -23,10 +23,10 @@ EDITS = {
     "costs": ("self.embedding * len(runs) +", "", "whole-runs"),
     "agents": ("(0 if replayed else calls * call)", "0", "applications"),
 }
-SHORT = {"pools_again": 1, "replayed_again": 1, "timed_pools": 1, "threads": 1}
+SHORT = {"sample": 12, "timed_pools": 1, "threads": 1}
 SHOWN = {shown for _, _, shown in EDITS.values()}
 SET_UP = {"parameters", "checked", "imports", "setup", "figure-1"}
-CHOSEN = "chosen = study.outcomes(scores, settings, study.MODELS, [QUESTIONS], [1, 5], some=slice(replayed_again))"
+CHOSEN = "chosen = study.outcomes(scores, settings, study.MODELS, [QUESTIONS], [1, 5], some=[3, 40])"
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,9 @@ def grating(exhibits_elsewhere):
     book = Notebook("grating", SHORT)
     book.leave({*SET_UP, *SHOWN, *book.sources})
     book.texts["five-rows"] = CHOSEN
-    assert "for name in study.MODELS:" in book.texts["live-again"]
-    book.texts["live-again"] = book.texts["live-again"].replace("in study.MODELS:", "in [study.BASE]:")
+    assert 'units["rule"] != study.PROBED]' in book.texts["live-again"]
+    few = "units['rule'].isin(['low', 'margin']) & (units['model'] == study.BASE) & (units['k'] == 5)]"
+    book.texts["live-again"] = book.texts["live-again"].replace('units["rule"] != study.PROBED]', few)
     return book.begin(max(SHOWN, key=list(book.texts).index))
 
 

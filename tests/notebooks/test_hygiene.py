@@ -37,7 +37,7 @@ def problems(path: Path) -> list[str]:
         return [f"invalid: {error}"]
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     found = [*of_file(path, notebook), *of_parameters(path, code), *of_metadata(notebook), *of_imports(code),
-             *of_code(code)]  # fmt: skip
+             *of_code(code), *of_records(path.stem, code)]  # fmt: skip
     return found + [f"{cell.get('id')}: {text}" for cell in notebook.cells for text in of_cell(cell)]
 
 
@@ -128,6 +128,13 @@ def of_code(code):
         yield f"its median code cell has {lengths[len(lengths) // 2]} lines"
 
 
+def of_records(name, code):
+    """Near the top it is printed what speaks against its records; the lines follow installed versions and code."""
+    printed = [cell for cell in code[:6] if f'print(*evidence.stale("{name}"), ' in cell.source]
+    if len(printed) != 1 or printed[0].metadata.get("tags"):
+        yield f'does not print evidence.stale("{name}") in one of its first cells, without a tag'
+
+
 def of_cell(cell):
     tags = set(cell.metadata.get("tags", []))
     if not READABLE_ID.fullmatch(cell.get("id", "")):
@@ -215,6 +222,7 @@ def good_notebook():
             outputs=[new.new_output("stream", text="1\n")],
         ),
         new.new_markdown_cell("Words about a/tmp/path and https://a.b/usr/c.", id="words"),
+        new.new_code_cell('print(*evidence.stale("good"), sep="\\n")', id="records", execution_count=5),
     ]
     return new.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "language_info": dict.fromkeys(LANGUAGE, "")})
 
@@ -248,9 +256,11 @@ DEFECTS = {
     "does not begin with its parameters": source(1, "parameters = dict(seed=seed)"),
     "is no parameter, which is name: type = literal": source(0, "seed: int = 6 * 7"),
     "has papermill metadata": lambda n: n.metadata.update(papermill={}),
-    "numbered [1, 2, 3, None]": lambda n: n.cells[3].update(execution_count=None),
-    "numbered [1, 2, 3, 5]": lambda n: n.cells[3].update(execution_count=5),
+    "numbered [1, 2, 3, None, 5]": lambda n: n.cells[3].update(execution_count=None),
+    "numbered [1, 2, 3, 6, 5]": lambda n: n.cells[3].update(execution_count=6),
     "median code cell has 9 lines": lambda n: [cell.update(source="\n".join(["1"] * 9)) for cell in n.cells[1:4]],
+    "does not print evidence.stale": source(5, 'evidence.stale("good")'),
+    "in one of its first cells, without": lambda n: n.cells[5].metadata.update(tags=["nbval-check-output"]),
     "its id does not read": lambda n: n.cells[3].update(id="0f3a9c1e"),
     "is tagged ['raises-exception']": lambda n: n.cells[3].metadata.tags.append("raises-exception"),
     "has run metadata": lambda n: n.cells[3].metadata.update(execution={"iopub.execute_input": "2026"}),

@@ -47,7 +47,9 @@ LEFT_OUT = {
 def sdnpu(exhibits_elsewhere):
     book = Notebook("sdnpu", SHORT)
     book.leave(set(book.texts) - LEFT_OUT)
-    book.texts["again"] = book.texts["again"].replace("for name in (BASE, SMALL):", "for name in (SMALL,):")
+    few = 'answers[(answers["model"] == SMALL) & (answers["set"] == "tasks") & (answers["request"] < 2)]'
+    drafters = '[lambda rows: rows["method"].isin(["SAM+both", "PLD+both", "SAM+both, printed"])]'
+    book.texts["again"] = book.texts["again"].replace("workbench.drawn(answers, seed, sample)", few + drafters)
     return book.begin("figure-10")
 
 

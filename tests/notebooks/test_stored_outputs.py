@@ -1,16 +1,22 @@
-"""What the nbval-check-output cells of the committed notebooks print is what is stored."""
+"""What the nbval-check-output cells of the committed notebooks print is what is stored, what they save is published."""
 
 import pytest
 from nbval.plugin import get_sanitize_patterns
 from validation import SANITIZE
 
+from ondevice.run import Layout
+from ondevice_studies import published
+
 
 @pytest.mark.slow  # runs the whole notebook
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unless_unchanged")
-def test_a_fresh_run_gives_the_stored_outputs(notebook, nbval):
+def test_a_fresh_run_gives_the_stored_outputs_and_the_published_exhibits(notebook, nbval):
     result = nbval(notebook)
     assert result.passed > 0 and result.failed == 0, result.output
+    folder = Layout().figures / notebook.stem
+    assert published.surplus([path.name for path in result.exhibits.iterdir()], folder) == []
+    assert list(published.differences(result.exhibits, folder)) == []
 
 
 def test_nbval_reads_every_sanitize_rule():

@@ -14,11 +14,12 @@ SANITIZE = Path(__file__).with_name("sanitize.cfg")
 
 @dataclass(frozen=True)
 class Validation:
-    """What nbval said of a notebook: numbers of cells, and its output."""
+    """What nbval said of a notebook: numbers of cells, and its output. exhibits: the folder that it saved them in."""
 
     passed: int
     failed: int
     output: str
+    exhibits: Path
 
 
 def validate(notebook: Path, scratch: Path) -> Validation:
@@ -47,4 +48,4 @@ def validate(notebook: Path, scratch: Path) -> Validation:
     summary = output.strip().splitlines()[-1] if output.strip() else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|xfailed)\b", summary)}
     passed = counts.pop("passed", 0)
-    return Validation(passed, sum(counts.values()), output)
+    return Validation(passed, sum(counts.values()), output, scratch / "figures" / notebook.stem)

@@ -39,7 +39,7 @@ WRONG = [
     (RUN, ["disco", "--set", "seed=-1"], "seed of disco is in [0 to 1e9], and -1 is not"),
     (RUN, ["disco", "--set", "runs=many"], "runs of disco is int, and 'many' is str"),
     (RUN, ["sdnpu", "--set", "threads=0"], "threads of sdnpu is in [1 to 256], and 0 is not"),
-    (RUN, ["sdnpu", "--set", "sample=41"], "sample of sdnpu is in [1 to 40], and 41 is not"),
+    (RUN, ["sdnpu", "--set", "sample=301"], "sample of sdnpu is in [0 to 300], and 301 is not"),
     (RUN, ["disco", "--set", "seed=1", "--set", "seed=2"], "--set names seed twice"),
     (RUN, ["disco", "--params", "best"], "There is no parameter file notebooks/params/disco.best.yaml"),
     (RUN, ["disco", "--params", "nowhere.yaml"], "There is no parameter file nowhere.yaml"),

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ondevice import assets
+from ondevice import assets, evidence
 from ondevice.evidence import born
 from ondevice_studies.diaa import study
+from ondevice_studies.diaa.claims import CLAIMS
 from ondevice_studies.diaa.methods import BASE, SMALL
 
 TASKS = ["doctest", "rag"]
@@ -89,15 +90,47 @@ def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
 
 
 def test_claims_and_a_null_are_the_same_code(timed):
-    tables = dict(zip(("goodput", "latency", "redundancy"), study.by_model(timed, METHODS), strict=True))
+    goodput, latency = (study.by_model(timed, column, METHODS) for column in ("goodput", "latency"))
     speed = 8 * (1 + 4e-3) / (4 * (1.3 + 4e-3))
-    assert study.average_speedup(tables["latency"], 0).value == pytest.approx(speed)
+    assert study.average_speedup(latency, 0).value == pytest.approx(speed)
     best = (1 / (1.4 + 4e-3) + 1 / (1.5 + 4e-3)) / 2
-    assert study.goodput_lead(tables["goodput"], 0).value == pytest.approx(1 / (1.3 + 4e-3) / best)
-    cells = study.first_or_second(tables["goodput"])
-    assert cells.value == 1 and cells.n == 12
-    assert study.average_speedup(tables["latency"], 0, ours="vanilla").value == 1
-    assert study.goodput_lead(tables["goodput"], 0, ours="vanilla").value < 1
+    assert study.goodput_lead(goodput, 0).value == pytest.approx(1 / (1.3 + 4e-3) / best)
+    cells = study.first_or_second(goodput)
+    assert cells.value == 1 and cells.n == 6  # both models have the same prompts
+    assert study.lead_on_rag(goodput)[0].n == 3
+    assert study.average_speedup(latency, 0, ours="vanilla").value == 1
+    assert study.goodput_lead(goodput, 0, ours="vanilla").value < 1
+
+
+def test_whole_runs_are_judged_by_the_prompt_and_overheads_as_sums_over_sums():
+    seconds = {"vanilla": 1.0, "DIAA": 0.5, study.LOOKUP: 0.8}
+    rows = [{"model": model, "task": task, "prompt_sha": f"{task}{request}", "method": method, "tokens": 5,
+             "decode_s": spent * (1 + request), "observe_s": 0.1}
+            for model in (BASE, SMALL, study.LARGEST) for task in TASKS for request in range(3)
+            for method, spent in seconds.items() for _ in range(2)]  # fmt: skip
+    whole = born(pd.DataFrame(rows), "recorded")
+    speed = study.average_speedup(study.ran(whole), 1)
+    assert (speed.value, speed.n) == (2, 6)
+    share = study.percent_of_time(whole, ["observe_s"])
+    assert (share.value, share.n) == (pytest.approx(100 * 0.1 / (0.5 * 2)), 6)
+
+
+def test_answers_and_their_null_are_compared_alike(record):
+    answers, _ = record
+    assert [part.value for part in study.differing(answers)] == [0, 12]
+    assert [part.value for part in study.differing(answers, "vanilla", by_itself=False)] == [100, 12]
+
+
+def test_the_regimes_that_the_rules_name_are_the_recorded_ones():
+    curves = evidence.load("diaa", "curves.zen5-2c").query("dtype == 'float32' and cached == 256")
+    mean = curves.set_index(["model", "rows"])["mean"]
+    larger, small = (f"{mean[model, 33] / mean[model, 1]:.1f}" for model in (BASE, SMALL))
+    notes = [row.rule.note.rpartition("Regime: ")[2] for row in CLAIMS.values() if row.value]
+    assert {note for note in notes if "T(33)" in note} == {
+        f"float32 on zen5-2c, 17.5M parameters, T(33)/T(1) {larger}",
+        f"float32 on zen5-2c, 6.9M parameters, T(33)/T(1) {small}",
+        f"float32 on zen5-2c, T(33)/T(1) {larger} with 17.5M parameters and {small} with 6.9M",
+    }
 
 
 def test_the_baselines_are_those_of_table_1():

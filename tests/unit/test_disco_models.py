@@ -60,6 +60,19 @@ def test_the_line_is_through_the_medians():
     assert line["pearson_r"].low < 0 < line["pearson_r"].high and line["pearson_r"].n == 27
 
 
+def test_a_prompt_that_is_asked_in_every_turn_counts_once():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 60, 12)
+    seconds = 0.01 * lengths + rng.normal(0, 0.15, 12)
+    once = device_probe.line(lengths, seconds, "simulated")["pearson_r"]
+    x, y, prompts = (np.tile(each, 6) for each in (lengths, seconds, np.arange(12)))
+    found = device_probe.line(x, y, "simulated", prompts.tolist())["pearson_r"]
+    assert (found.n, found.drawn) == (once.n, once.drawn) == (12, "prompts")
+    assert found.interval == pytest.approx(once.interval)
+    steady = device_probe.steadiness(y, "simulated", prompts.tolist())["spread"]
+    assert (steady.n, steady.drawn) == (12, "turns")
+
+
 def test_the_spread_takes_no_notice_of_one_hiccup():
     calm = device_probe.steadiness([1.0] * 50, "simulated")
     assert calm["spread"].value == calm["spread"].high == calm["cv"].value == 0 and calm["p99_over_p50"].value == 1
@@ -82,10 +95,12 @@ def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
 
 def test_the_exponent_is_fitted_through_all_sizes():
     sizes, hiccup = np.repeat([1e6, 1e8, 1e9], 5), np.tile([1.0, 1.0, 1.0, 1.0, 30.0], 3)
-    cold = pd.DataFrame({"page_cache": "cold", "parameters": sizes, "load_s": 1e-9 * sizes * hiccup})
+    turns = np.concatenate([np.roll(range(5), shift) for shift in range(3)])  # a hiccup meets each size in another turn
+    cold = pd.DataFrame({"page_cache": "cold", "turn": turns, "parameters": sizes, "load_s": 1e-9 * sizes * hiccup})
     warm = cold.assign(page_cache="warm", load_s=np.repeat([1.0, 10.0, 1.0], 5))
     found = cold_start.exponents(born(pd.concat([cold, warm]), "simulated"))
     assert found["cold"].value == pytest.approx(1) and found["cold"].low < 1 < found["cold"].high
+    assert (found["cold"].n, found["cold"].drawn) == (5, "turns")
     x, y = np.log10([1e6, 1e8, 1e9]), np.array([0, 1, 0])  # the ends alone would say 0
     assert found["warm"].value == pytest.approx(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum())
     assert found["warm"].low == pytest.approx(found["warm"].high)
@@ -169,6 +184,15 @@ def test_the_bound_measures_how_far_a_mean_lies_outside():
     assert found.loc[4, "outside_low"] < 0.2 < found.loc[4, "outside_high"]
     assert found["changed"].to_dict() == {2: 1.0, 4: 1.0, 6: 0.0}  # the first model alone says 5 tokens and 6
     assert found["first"].eq(0.4).all() and found["second"].eq(0.6).all() and found["n"].eq(2).all()
+
+
+def test_prompts_on_one_document_are_drawn_together():
+    alone = by_hand({0: [0.1, 0.6, 0.9], 4: [0.5, 0.7, 0.2], 8: [0.4, 0.3, 0.8]})
+    twice = born(pd.concat([alone, alone.assign(family="turns")]), "simulated")
+    one, two = (quality.means(table, ["right"]) for table in (alone, twice))
+    assert one["n"].eq(3).all() and two["n"].eq(3).all()
+    assert two[["mean", "low", "high"]].to_numpy() == pytest.approx(one[["mean", "low", "high"]].to_numpy())
+    assert quality.extreme(quality.bound(twice, "right", "small"), "outside", max).drawn == "documents"
 
 
 @pytest.mark.parametrize("strong", [0.9, 0.3], ids=["of unlike models", "of equal models"])

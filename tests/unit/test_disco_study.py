@@ -12,6 +12,7 @@ from ondevice import evidence
 from ondevice_papers.disco.distributions import DEVICES
 from ondevice_papers.disco.race import Requests, play
 from ondevice_studies.disco import study, traces
+from ondevice_studies.disco.claims import CLAIMS
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,37 @@ def test_an_interval_over_runs_shrinks_with_them():
     few, many = (evidence.born(pd.DataFrame(rng.normal(size=(3, n))), "simulated") for n in (5, 80))
     widths = [found.high - found.low for found in (study.over_runs(np.mean, table) for table in (few, many))]
     assert widths[1] < widths[0] / 2
+
+
+@pytest.mark.parametrize("every", [10, 1000])
+def test_the_streams_of_a_request_are_drawn_together(every):
+    """Each of 50 requests has 20 streams: where they stall together, 50 are counted, not 1,000."""
+    request = np.repeat(range(50), 20)
+    streams = {"service": "GPT", "constrained": "device", "request": request, "stalled": request % every == every - 1}
+    bill = study.Bill(pd.DataFrame(), np.zeros(0), np.zeros(0), evidence.born(pd.DataFrame(streams), "simulated"))
+    share = study.stalled(bill, "device")
+    assert (share.value, share.n, share.drawn) == (0.1 if every == 10 else 0.0, 50, "requests")
+    assert share.low <= 0.04 and share.high > (0.16 if every == 10 else 0.05)
+
+
+def test_the_correlation_is_over_prompts_and_its_null_has_the_lengths_of_others():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 60, 30)
+    rows = {"request": np.tile(range(30), 4), "length": np.tile(lengths, 4), "ttft_s": 0.01 * np.tile(lengths, 4)}
+    alpaca = evidence.born(pd.DataFrame(rows), "recorded")
+    alpaca["ttft_s"] += np.tile(rng.normal(0, 0.05, 30), 4)
+    ours, null = CLAIMS["disco-c19"].values({"alpaca": alpaca})
+    assert (ours.n, ours.drawn) == (null.n, null.drawn) == (30, "prompts")
+    assert ours.value > 0.9 and abs(null.value) < 0.4
+    alone = evidence.derived(alpaca.iloc[:30], alpaca)
+    assert ours.interval == pytest.approx(CLAIMS["disco-c19"].values({"alpaca": alone})[0].interval)
+
+
+def test_hand_overs_are_judged_by_bill_and_the_null_is_another_one():
+    bills = {}
+    for name, stalled in {"as planned": False, "by an uneven device": False, "at once": True}.items():
+        streams = {"service": "GPT", "constrained": "device", "request": range(400), "stalled": stalled}
+        born = evidence.born(pd.DataFrame(streams), "simulated")
+        bills[name] = study.Bill(pd.DataFrame(), np.zeros(0), np.zeros(0), born)
+    claim = CLAIMS["disco-c17"]
+    assert [claim.rule.verdict(value) for value in claim.values({"bills": bills})] == ["reproduced", "contradicted"]

@@ -15,7 +15,7 @@ from tiny import random_model
 from ondevice import assets, corpus, shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import passages
-from ondevice.evidence import born
+from ondevice.evidence import born, sidecars
 from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.decoder import Template
@@ -180,6 +180,7 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
 
 def test_every_record_has_a_recorder_whose_keys_its_rows_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sidecars, "checkout", lambda: (sidecars.UNKNOWN, False))
     names = [name for made in record.RECORDS.values() for name in made]
     assert len(names) == len(set(names)) == 9
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,8 @@ import pandas as pd
 import pytest
 from scipy.stats import sem
 
-from ondevice.evidence import born
+from ondevice import assets
+from ondevice.evidence import born, derived, load
 from ondevice_studies.dragon import lockstep, pair, study
 from ondevice_studies.dragon.simulator import World, simulate
 from ondevice_studies.dragon.study import MIX, part
@@ -97,21 +99,49 @@ def windows(nats: Mapping[str, Any], tokens: int = 64) -> pd.DataFrame:
     return recorded(rows)
 
 
+def texts(names: list[str]) -> pd.DataFrame:
+    """The document of each window, by the record `found`."""
+    return recorded([{"split": "test", "window": window, "name": name} for window, name in enumerate(names)])
+
+
 def test_differences_of_perplexities_are_paired():
     """Windows differ far more than methods: each interval holds the other's value, that of the difference is narrow."""
     rng = np.random.default_rng(0)
     hardness = 64 * rng.normal(2.5, 0.5, 80)
     worse = hardness + 64 * rng.normal(0.02, 0.02, 80)
-    found = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), seed=1)
-    ours, theirs = (found.estimate(found[name][:, 0]) for name in ("DRAGON 2", "DRCG 2"))
+    alone = texts([str(window) for window in range(80)])  # a window of each document
+    sampled = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), alone, seed=1)
+    ours, theirs = (sampled.estimate(sampled[name][:, 0]) for name in ("DRAGON 2", "DRCG 2"))
     assert ours.value == pytest.approx(np.exp(hardness.sum() / (64 * 80)))
     assert ours.low < theirs.value < ours.high and theirs.low < ours.value < theirs.high
-    difference = found.estimate((found["DRCG 2"] - found["DRAGON 2"])[:, 0])
+    difference = sampled.estimate((sampled["DRCG 2"] - sampled["DRAGON 2"])[:, 0])
     assert 0 < difference.low < difference.value < difference.high < 1
     spread = ours.value * sem(hardness / 64)  # the delta method
     assert (ours.high - ours.low) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
-    same = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), seed=1)
-    assert (same.values == found.values).all()
+    same = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), alone, seed=1)
+    assert (same.values == sampled.values).all() and (ours.n, ours.drawn) == (80, "documents")
+
+
+def test_windows_of_a_document_are_drawn_together_and_both_models_have_the_same():
+    """Four windows of a document are as good as one of it, and a second model with the same windows as good as none."""
+    nats = 64 * np.repeat([2.0, 3.0, 2.5, 2.2, 2.7, 3.1], 4)
+    one = windows({"DRAGON #2": nats})
+    both = derived(pd.concat([one, one.assign(model="another")]), one)
+    documents = texts([f"document {window // 4}" for window in range(24)])
+    sampled = study.perplexities(both, documents)
+    single = study.perplexities(windows({"DRAGON #2": nats[::4]}), texts([str(window) for window in range(6)]))
+    assert sampled.tasks == ["m", "another"] and sampled.n == single.n == 6
+    assert (sampled["DRAGON 2"][:, 0] == sampled["DRAGON 2"][:, 1]).all()
+    together, alone = (each.estimate(each["DRAGON 2"].mean(axis=1)) for each in (sampled, single))
+    assert together.interval == pytest.approx(alone.interval)
+
+
+def test_times_at_the_papers_paces_say_that_these_are_quoted():
+    table = by_holder({holder: [[100, 110]] * 2 for holder in HOLDERS}, prefilled=100.0)
+    assert study.per_token(table, "imposed").kind == "recorded+quoted"
+    unpaced = derived(table.assign(pace="unpaced"), table)
+    assert study.per_token(unpaced, "unpaced").kind == study.first_token(unpaced, "unpaced").kind == "recorded"
+    assert study.first_token(unpaced, "unpaced").drawn == "questions"
 
 
 # Latency
@@ -126,6 +156,24 @@ def test_time_a_token_is_sums_over_sums_by_holder_and_the_whole_mix_their_mean()
     assert part(found, "DRAGON 100")[0] == pytest.approx(np.mean(list(each.values())))
     first = study.first_token(table.assign(ttft_ms=range(6)), "imposed")
     assert part(first, "DRAGON 100", "device")[0] == 0.5 and part(first, "DRAGON 100")[0] == pytest.approx(2.5)
+
+
+def test_the_wait_for_the_first_token_counts_from_the_devices_first_distribution():
+    table = by_holder({holder: [[300, 340, 390]] for holder in HOLDERS}, prefilled=100.0)
+    assert table[["ttft_ms", "between_ms", "total_ms"]].to_numpy().tolist() == [[300, 90, 290]] * 4
+    assert part(study.per_token(table, "imposed"), "DRAGON 100")[0] == pytest.approx(290 / 2)
+    assert part(study.first_token(table, "imposed"), "DRAGON 100")[0] == 300
+
+
+def test_figure_7_as_published_is_the_records_time_a_token_with_the_first_wait():
+    stem = assets.ROOT / "figures" / "dragon" / "fig_07_per_token_latency"
+    published = pd.read_csv(stem.with_suffix(".csv"))
+    machine = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["parameters"]["machine"]
+    timed = study.latencies(load("dragon", f"latency.{machine}"))
+    recomputed = {pace: study.per_token(timed, pace) for pace in ("imposed", "unpaced")}
+    for row in published.itertuples():
+        ours = part(recomputed[row.pace], f"{row.method} {row.delay_ms}", row.task)[0]
+        assert ours == pytest.approx(row.per_token_ms, rel=1e-4), row
 
 
 def test_costs_are_medians_after_the_first_draft():

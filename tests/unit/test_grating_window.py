@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,6 +19,7 @@ from ondevice_papers.grating.checkpoint import SINGLE, Checkpoint, Reader
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Streamed
 from ondevice_papers.grating.window import Unit, Window
+from ondevice_studies.grating import live
 
 LAYERS, WIDTH, V = 5, 64, 50
 CUTS = {"by part": BY_PART, "by layer": BY_LAYER}
@@ -181,6 +183,23 @@ def table(folder: Path) -> Iterator[Callable[[int], EmbeddingCache]]:
     reader = Reader(found.files)
     yield lambda capacity: EmbeddingCache(found.groups.table, capacity, reader)
     reader.close()
+
+
+def test_what_a_cache_has_to_find_is_counted_by_hand():
+    assert live.due([{1, 2}, {3}, {1}], 3) == 1
+    assert live.due([{1, 2}, {3}, {1}], 2) == 0  # three rows were asked since, and it holds two
+    assert live.due([{1, 2}, {1, 2, 3}, {3}], 3) == 2 + 1
+
+
+def test_a_cache_finds_what_is_due_unless_it_forgets(table: Callable[[int], EmbeddingCache]):
+    kept, forgetful = table(6), table(6)
+    requests = [np.unique(np.random.default_rng(seed).integers(0, 8, 4)) for seed in range(30)]
+    for wanted in requests:
+        kept.fetch(wanted)
+        forgetful.fetch(wanted)
+        forgetful.slot[:], forgetful.id[:] = -1, -1
+    due = live.due([set(wanted.tolist()) for wanted in requests], 6)
+    assert kept.hits >= due > 20 and forgetful.hits == 0
 
 
 def rows(cache: EmbeddingCache, ids: list[int]) -> bool:

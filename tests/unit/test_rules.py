@@ -287,16 +287,21 @@ def speed_up(times, method, scale=1):
     [
         (None, None),
         ({"method": "null"}, 1.0),  # the value's own function, with other parameters
-        (lambda times: times["null"] / times["vanilla"], 1.0),
-        (lambda: 0.5, 0.5),
     ],
-    ids=["none", "parameters", "function", "constant"],
+    ids=["none", "parameters"],
 )
 def test_a_claims_values_are_made_of_tables_by_name(null, value):
     claim = Claim("Speed", FASTER, speed_up, null)
     tables = {"times": {"vanilla": 6.0, "ours": 2.0, "null": 6.0}, "method": "ours", "unused": None}
     assert claim.values(tables) == (3.0, value)
     assert claim.values(tables | {"scale": 2})[0] == 6.0
+
+
+def test_a_null_of_another_function_or_of_other_parameters_is_refused():
+    with pytest.raises(TypeError, match="own function"):
+        Claim("Speed", FASTER, speed_up, lambda: 0.5)
+    with pytest.raises(ValueError, match="changes way, which"):
+        Claim("Speed", FASTER, speed_up, {"way": "null"})
 
 
 def test_a_claim_takes_tables_that_have_all_that_its_value_needs():

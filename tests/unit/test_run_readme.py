@@ -37,7 +37,7 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
         ("a-c03", "-", "1", "7", "prompts", "recorded", "1 s: contradicted", "reproduced", ""),
     ]
     assert readme.summary(pd.DataFrame(rows, columns=COLUMNS)).splitlines()[2:] == [
-        "| A: seconds | 2 s | 1.23 [1, 2] | 7 prompts | recorded | 1 s: trend | trend |",
+        "| A: seconds | 2 s | 1.23 [1, 2] | 7 prompts | recorded | trend | trend |",
         "",
         "Of 3 claims: 1 reproduced, 1 trend, 1 untested. The 2 verdicts rest on: 2 measurement.",
         "Of the 1 that are reproduced: 1 by a measurement against a null, 0 by a measurement without a possible null, "

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ondevice import evidence
 from ondevice.evidence import born
 from ondevice.evidence.resampling import interval
-from ondevice_studies.sdnpu import study, values
+from ondevice_studies.sdnpu import printed, study, values
+from ondevice_studies.sdnpu.claims import CLAIMS
 
 METHODS = [f"{base}{part}" for base in study.BASES for part in ("", "+calibration", "+reuse", "+both")]
 METHODS += [f"{base}+{part}, printed" for base in study.BASES for part in ("calibration", "reuse", "both")]
@@ -55,7 +57,7 @@ def test_a_larger_graph_that_is_faster_serves_smaller_rows():
 
 
 def test_an_interval_is_of_95_percent():
-    estimate = interval(np.r_[0.5, np.linspace(0, 1, 2001)], 9, "recorded")
+    estimate = interval(np.r_[0.5, np.linspace(0, 1, 2001)], 9, "recorded", "rounds")
     assert estimate.interval == pytest.approx((0.025, 0.975))
 
 
@@ -79,8 +81,68 @@ def test_measured_claims_and_their_nulls():
     assert values.over_sam(requests).value == pytest.approx(1.5)
     assert [estimate.value for estimate in values.sam_on_cpu(requests)] == pytest.approx([1.2 / 0.7] * 2)
     prefill = study.prefills(whole())
-    first = [values.first_token(prefill, arm).value for arm in ("printed", "NPU +G naive")]
-    assert first == pytest.approx([0.5, 0.4])
+    first = [values.first_token(prefill, arm) for arm in ("printed", "NPU +G naive")]
+    assert [estimate.value for estimate in first] == pytest.approx([0.5, 0.4])
+    assert {estimate.n for estimate in first} == {3}  # prompts of summaries, once for all rounds
+    assert gains[0].n == 6  # and of both tasks, once for both models
+    steps = values.drafting_and_reuse(whole())
+    assert (steps.value, steps.n) == (pytest.approx(3.0), 6)
+
+
+def simulated() -> pd.DataFrame:
+    """Two models' answers: vanilla takes 1 ms per token of the prompt, 9 per token of the answer."""
+    rows = [{"model": model, "task": task, "request": request, "arm": arm, "tokens": 10, "prompt_tokens": 30,
+             "decode": 90.0, "total": 120.0} for model, task, request, arm in itertools.product(
+                 *CELLS, range(3), ("NPU vanilla", "CPU vanilla"))]  # fmt: skip
+    return born(pd.DataFrame(rows), "simulated")
+
+
+def test_where_all_tokens_take_as_long_decoding_has_their_share():
+    assert values.decoding_mean(simulated()).value == pytest.approx(75)
+    assert values.decoding_mean(simulated(), flat=True).value == pytest.approx(25)
+    assert [part.value for part in values.decoding_range(simulated(), flat=True)] == pytest.approx([25, 25])
+
+
+def test_a_rejection_counts_with_its_prompt():
+    rows = [(model, "tasks", "rag", request, "SAM", "missing" if request else "redundant")
+            for model in "ab" for request in (0, 1, 1, 1)]  # fmt: skip
+    table = born(pd.DataFrame(rows, columns=["model", "set", "task", "request", "method", "case"]), "recorded")
+    share = values.reusable(table)
+    assert (share.value, share.n, share.drawn) == (75, 2, "prompts")
+    assert values.reusable(table, cases=["redundant"]).value == 25
+
+
+def test_forwards_and_their_null():
+    curve = pd.DataFrame({"rows": [1, 8, 32], "seconds": [1.0, 1.5, 4.0], "n": 25})
+    curve = born(curve.assign(low=curve["seconds"] - 0.1, high=curve["seconds"] + 0.1), "recorded")
+    alone = values.row_alone(curve)
+    assert (alone.value, alone.low, alone.high) == pytest.approx((8.0, 32 * 0.9 / 4.1, 32 * 1.1 / 3.9))
+    assert values.row_alone(curve, flat=True).value == pytest.approx(32)
+    assert [part.value for part in values.size_correlations(curve, flat=True)] == pytest.approx([-1, 0])
+
+
+def test_of_pairs_that_are_dealt_at_random_no_relation_is_nearer():
+    random = np.random.default_rng(0)
+    pairs = [(pair, f"{pair}{i}", f"{pair}{i + 1}", mean + random.normal(0, 0.1))
+             for pair, mean in {"task": 0.7, "group": 0.5, "across": 0.2}.items() for i in range(200)]  # fmt: skip
+    table = born(pd.DataFrame(pairs, columns=["pair", "first", "second", "cosine"]), "recorded")
+    rule = next(row.rule for row in CLAIMS.values() if row.value is values.similarities)
+    assert rule.verdict(values.similarities(table)) == "reproduced"
+    assert rule.verdict(values.similarities(table, shuffled=True)) == "undecided"
+
+
+def test_weights_in_fewer_bits_and_answers_that_are_always_yes():
+    weights = printed.weights()
+    assert values.weights_gb(weights, bits=8) == pytest.approx(values.weights_gb(weights) / 2)
+    assert values.draft_models_gb(weights, bits=8) == pytest.approx(printed.weights(8)["draft_gb"].agg(["min", "max"]))
+    assert [values.agreement(answer, [True, False]) for answer in (True, [True, False])] == [0.5, 1.0]
+
+
+def test_the_regime_that_the_rules_name_is_the_recorded_one():
+    curves = evidence.load("sdnpu", "curves.zen4-2c").query("part == 'static' and model == 'pydocs-lm-base'")
+    seconds = curves.set_index("rows")["seconds"]
+    notes = {row.rule.note for row in CLAIMS.values() if row.value} - {""}
+    assert notes and all(f"{seconds[32] / seconds[1]:.1f} times one of a single row" in note for note in notes)
 
 
 def test_pairs_are_not_independent():

@@ -15,9 +15,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ondevice import __version__, assets
+from ondevice.evidence.drawn import hashes
 
 _PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "torch", "transformers", "scikit-learn", "xgboost-cpu")
 MACHINE_VARIABLE = "ONDEVICE_MACHINE"  # a name in the place of the one from stable facts
+DRAWN = "Drawn"  # in a PNG's metadata: the hash of what was drawn
+_NAMING = ("vendor_id", "cpu family", "model name")  # beside matrix units, what a name is made from
 _CPUINFO = Path("/proc/cpuinfo")
 _ZEN = {"23": "zen2", "26": "zen5"}  # by family; 25 is Zen 3, or Zen 4 where it has AVX-512
 
@@ -25,13 +28,19 @@ _ZEN = {"23": "zen2", "26": "zen5"}  # by family; 25 is Zen 3, or Zen 4 where it
 def write_exhibit(
     folder: Path, stem: str, table: pd.DataFrame, figure: Figure | None, record: Mapping[str, Any]
 ) -> str:
-    """Numbers, picture and provenance, in this order; returns the name of the file to look at."""
+    """Numbers, picture and provenance, in this order; returns the name of the file to look at.
+
+    The JSON holds the hashes of the CSV, of what was drawn, of its structure and of the PNG, whose metadata name the
+    second, too.
+    """
     numbers = table.to_csv(index=False, float_format="%.6g")
     record = {**record, **environment(), "csv_sha256": hashlib.sha256(numbers.encode()).hexdigest()}
     assets.write_text(folder / f"{stem}.csv", numbers)
     if figure is not None:
+        record["drawn_sha256"], record["structure_sha256"] = hashes(figure)
         with assets.writing(folder / f"{stem}.png") as path:
-            figure.savefig(path, dpi=150)
+            figure.savefig(path, dpi=150, metadata={DRAWN: record["drawn_sha256"]})
+            record["png_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     assets.write_text(folder / f"{stem}.json", as_json(record))
     return f"{stem}.png" if figure is not None else f"{stem}.csv"
 
@@ -67,10 +76,13 @@ def name_of(facts: dict[str, str], architecture: str, cores: int) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What produced a result: library, package versions, Python, processor and its core count."""
+    """What produced a result: library, package versions, Python, the machine with the facts that give its name."""
     versions = {name: metadata.version(name) for name in _PACKAGES}
     processor = _facts().get("model name") or platform.processor() or platform.machine()
-    machine = {"system": platform.system(), "processor": processor, "cores": os.cpu_count(), "name": machine_name()}
+    facts = {name: _facts()[name] for name in _NAMING if name in _facts()}
+    facts["flags"] = " ".join(sorted({"amx_tile", "avx512f"} & set(_facts().get("flags", "").split())))
+    machine = {"system": platform.system(), "processor": processor, "cores": os.cpu_count(), "name": machine_name(),
+               "architecture": platform.machine(), "facts": facts}  # fmt: skip
     return {"library": __version__, "versions": versions, "python": platform.python_version(), "machine": machine}
 
 

@@ -260,18 +260,26 @@ class Untested:
 class Claim:
     """A row of a paper's table of claims: the heading of the notebook's section that shows it, its rule, its value.
 
-    value: a function whose parameters are named tables and options; None where the claim is untested. null: what the
-    trivial method gets, as the parameters that change for it, or as a function of its own; None where the rule has the
-    null's value or there is none. kind: of a value that is plain numbers. headline: README's words for the paper's main
-    number.
+    value: a function whose parameters are named tables and options; None where the claim is untested. null: the
+    parameters of that function that change for the trivial method; None where the rule has the null's value or there is
+    none. kind: of a value that is plain numbers. headline: README's words for a number of the paper's abstract.
+    Raises ValueError for a null of other parameters, and TypeError for one that is a function of its own.
     """
 
     section: str
     rule: Rule | Untested
     value: Callable[..., Value] | None = None
-    null: Mapping[str, typing.Any] | Callable[..., Value] | None = None
+    null: Mapping[str, typing.Any] | None = None
     kind: str | None = None
     headline: str = ""
+
+    def __post_init__(self) -> None:
+        if self.null is None or self.value is None:
+            return
+        if not isinstance(self.null, Mapping):
+            raise TypeError("A null is computed by its claim's own function: give the parameters that change.")
+        if unknown := set(self.null) - set(inspect.signature(self.value).parameters):
+            raise ValueError(f"A null changes {', '.join(sorted(unknown))}, which its claim's function does not take.")
 
     def takes(self, tables: Mapping[str, typing.Any]) -> bool:
         """Whether the value can be made of these."""
@@ -281,9 +289,7 @@ class Claim:
         """(ours, the trivial method's or None), from tables by name; those that nothing asks for are left out."""
         assert self.value is not None
         value = _call(self.value, tables)
-        if isinstance(self.null, Mapping):
-            return value, _call(self.value, {**tables, **self.null})
-        return value, None if self.null is None else _call(self.null, tables)
+        return value, None if self.null is None else _call(self.value, {**tables, **self.null})
 
 
 def needed_by(function: Callable[..., Value]) -> set[str]:

@@ -72,7 +72,7 @@ class Answers:
     """R answers as an endpoint gives them and another takes them over, all [R].
 
     prompt, length: tokens. ttft: seconds. source_gap, target_gap: seconds between tokens. target_ttft: seconds that the
-    target really takes until its first token, beside its prefill of `prefill` seconds a token.
+    target really takes until its first token, beside its prefill of `prefill` seconds per token (one number or [R]).
     """
 
     prompt: NDArray[np.int64]
@@ -81,7 +81,7 @@ class Answers:
     source_gap: NDArray[np.float64]
     target_gap: NDArray[np.float64]
     target_ttft: NDArray[np.float64]
-    prefill: float = 0.0
+    prefill: float | NDArray[np.float64] = 0.0
 
 
 @dataclass(frozen=True)

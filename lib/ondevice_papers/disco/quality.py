@@ -121,17 +121,17 @@ def changed(table: pd.DataFrame) -> pd.Series:
 
 
 def means(table: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS), seed: int = 0) -> pd.DataFrame:
-    """Mean of each metric by direction and hand-over with its bootstrapped 95 % interval over prompts.
+    """Mean of each metric by direction and hand-over with its bootstrapped 95 % interval over documents.
 
     table: a row a family, document, direction and hand-over. Families weigh the same.
-    Columns: metric, direction, handover, mean, low, high, n (prompts).
+    Columns: metric, direction, handover, mean, low, high, n (documents).
     """
     rows = []
     for metric in metrics:
         for direction, part in table.groupby("direction", sort=False):
             handovers, mean, drawn = _resampled(part, metric, seed)
             low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-            n = len(part) // len(handovers)
+            n = part["document"].nunique()
             rows += [(metric, direction, *row, n) for row in zip(handovers, mean, low, high, strict=True)]
     columns = ["metric", "direction", "handover", "mean", "low", "high", "n"]
     return derived(pd.DataFrame(rows, columns=columns), table)
@@ -144,16 +144,16 @@ def bound(
 
     device: the label of the model that stands for the device; the other is the server's. by: what makes a cell beside
     the hand-over; with the family, each is judged alone.
-    Columns: by, handover, first, second (alone), migrated, n, changed (share of answers that changed hands), and with
-    their intervals (_low, _high) over_device, over_server, over_weaker (the mean less theirs) and outside (negative
-    inside the bound). All intervals of a table hold together, at 95 %: they are as wide as the bootstrap's greatest
-    studentised difference from any model alone.
+    Columns: by, handover, first, second (alone), migrated, n (documents), changed (share of answers that changed
+    hands), and with their intervals (_low, _high) over_device, over_server, over_weaker (the mean less theirs) and
+    outside (negative inside the bound). All intervals of a table hold together, at 95 %: they are as wide as the
+    bootstrap's greatest studentised difference from any model alone.
     """
     cells, values, draws = [], [], []
     for keys, part in table.groupby(list(by), sort=False):
         handovers, mean, drawn = _resampled(part, metric, seed)
         alone = [-1, 0] if str(part["direction"].iloc[0]).startswith(f"{device} to ") else [0, -1]
-        n = len(part) // len(handovers)
+        n = part["document"].nunique()
         share = changed(part).groupby(part["handover"]).mean()
         for index, handover in list(enumerate(handovers))[1:-1]:
             cells.append((*keys, handover, mean[-1], mean[0], mean[index], n, share[handover]))
@@ -179,14 +179,20 @@ def bound(
 def extreme(bounds: pd.DataFrame, column: str, worst: Callable[[pd.Series], float] = min) -> Estimate:
     """A difference in its worst cell of `bound`, with its interval. worst: min, or max for the greatest."""
     value, low, high = (float(worst(bounds[f"{column}{suffix}"])) for suffix in ("", "_low", "_high"))
-    return Estimate(value, low, high, int(bounds["n"].min()), kind_of(bounds))
+    return Estimate(value, low, high, int(bounds["n"].min()), kind_of(bounds), "documents")
 
 
 def _resampled(part: pd.DataFrame, metric: str, seed: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Hand-overs [h], a metric's means [h], and means [draws, h] over prompts drawn anew, the same in each."""
+    """Hand-overs [h], a metric's means [h], and means [draws, h] over documents drawn anew, the same in each.
+
+    Families ask about the same documents, so a draw takes all prompts on a document.
+    """
     wide = part.pivot(index=["family", "document"], columns="handover", values=metric).astype(float)
-    rng = np.random.default_rng(seed)
-    sizes = wide.groupby(level="family").size().tolist()
-    weights = np.hstack([rng.multinomial(n, np.full(n, 1 / n), DRAWS) / n for n in sizes]) / len(sizes)
-    exact = np.repeat(1 / np.array(sizes), sizes) / len(sizes)
-    return [int(handover) for handover in wide.columns], exact @ wide.to_numpy(), weights @ wide.to_numpy()
+    family, document = (pd.factorize(wide.index.get_level_values(level))[0] for level in ("family", "document"))
+    n = int(document.max()) + 1
+    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), DRAWS)
+    counts = np.vstack([np.ones(n), times])[:, document]  # [1 + draws, prompts]
+    sizes = counts @ np.eye(int(family.max()) + 1)[family]  # of each family
+    weights = counts / sizes[:, family] / sizes.shape[1]
+    drawn = weights @ wide.to_numpy()
+    return [int(handover) for handover in wide.columns], drawn[0], drawn[1:]

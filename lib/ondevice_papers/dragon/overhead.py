@@ -17,14 +17,13 @@ WIFI = 100e6 / 8  # bytes a second: the paper's 100 Mbps
 QWEN_SHAPE = (28, 1536, 8960, 256, QWEN_VOCABULARY)
 
 
-def operations(vocabulary: int = QWEN_VOCABULARY) -> int:
-    """Multiplications, additions and comparisons of one aggregation in which both drafts are resampled.
+def operations(vocabulary: int = QWEN_VOCABULARY, resamples: int = 2) -> int:
+    """Multiplications, additions and comparisons of one aggregation in which so many drafts are resampled.
 
     For each: the target less the draft's distribution, the maximum with 0, the sum, and the search in the running sum;
     and the mixture itself once, two products and a sum.
     """
-    resample = 4 * vocabulary
-    return 2 * resample + 3 * vocabulary
+    return (4 * resamples + 3) * vocabulary
 
 
 def decode_macs(shape: tuple[int, int, int, int, int] = QWEN_SHAPE) -> int:

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from ondevice.causal_lm.scoring import score
 from ondevice.corpus.answers import hit
 from ondevice.evidence import Recorder, machine_name
+from ondevice.evidence.records import enter
 from ondevice.meters import memory
 from ondevice.network.relay import Relay
 from ondevice.retrieval import SparseIndex, embeddings
@@ -73,6 +74,7 @@ def calibrated(ranker: Reranker, told: World) -> None:
             found = node.documents.hybrid.search([question.query], CANDIDATES)[1][0]  # type: ignore[attr-defined]
             pools.append([node.documents.texts[place] for place in found])
     ranker.calibrate(queries, pools, K, save=calibration())
+    enter(calibration())
 
 
 def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:

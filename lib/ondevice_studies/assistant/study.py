@@ -230,11 +230,12 @@ def play(
 
 def gain(played: Mapping[str, pd.DataFrame], quantity: str, systems: str, before: str = "") -> evidence.Estimate:
     """How many times less a set takes than another one, in the geometric mean over questions. played: by set."""
-    return evidence.ratio(played[before][quantity].tolist(), played[systems][quantity].tolist(), played[systems])
+    longer, shorter = (played[part][quantity].tolist() for part in (before, systems))
+    return evidence.ratio(longer, shorter, played[systems], drawn="questions")
 
 
 def synergy(played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str) -> evidence.Estimate:
     """A pair's gain over the product of its parts' gains alone: 1 where they multiply, below 1 where they cancel."""
     pair = "".join(letter for letter in SYSTEMS if letter in one + other)
     plain, first, second, both = (played[systems][quantity] for systems in ("", one, other, pair))
-    return evidence.ratio((first * second).tolist(), (plain * both).tolist(), played[pair])
+    return evidence.ratio((first * second).tolist(), (plain * both).tolist(), played[pair], drawn="questions")

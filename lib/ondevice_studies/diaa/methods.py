@@ -46,6 +46,7 @@ PLAIN = "vanilla"
 DIAA = "DIAA"
 READS = "DIAA, prompt read"
 MIXTURE = "mixture"
+FORGETFUL = (PLAIN, "PLD", "SAM-D", "LogitSpec")  # so begin the names of what keeps nothing from request to request
 SETS = ("tasks", "long_prompts", "long_answers", "many")  # of requests; "many" is for what lies beyond the paper
 # By model, the sets that record a method: the paper's and its baselines, one part of them left out, beyond the paper.
 RequestSets = Mapping[str, tuple[str, ...]]

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
 from ondevice import evidence
-from ondevice.evidence import Estimate, derived, kind_of
+from ondevice.evidence import Estimate, derived, exact, kind_of
 from ondevice.evidence.resampling import DRAWS, Resampled, rank_correlation, resample
 from ondevice_studies.diaa.methods import BASE, SMALL
+from ondevice_studies.speculation.nested import OfPrompts, distinct, resample_models
 
 VANILLA = "vanilla"
 OURS = "DIAA"
@@ -29,7 +30,8 @@ PAPERS = ("vanilla", "SpS", "SWIFT", "SAM-D", "TR")  # the paper's baselines
 STALE = "one step stale"  # DIAA with overlap: its tables are updated beside the next forward
 PARTS = ("draft", "choose", "keep", "observe")  # of a pass, the code's own
 TIMES = ["forward", "drafting", *PARTS]
-SHAPES = ((BASE, ""), (SMALL, ""), (BASE, "random:qwen2.5-0.5b"), (BASE, "random:qwen2.5-1.5b"))  # passes, T
+LARGEST = "random:qwen2.5-0.5b"  # the largest shape whose whole answers were run
+SHAPES = ((BASE, ""), (SMALL, ""), (BASE, LARGEST), (BASE, "random:qwen2.5-1.5b"))  # passes, T
 STATIC = tuple(f"static {nodes}" for nodes in (8, 16, 32, 64))
 DYNAMIC = ("dynamic 8", "dynamic 16", OURS, "dynamic 64")  # trees by the nodes of their budget
 WARMED = (OURS, "tables: documents", "tables: other model", "tables: bigrams")
@@ -85,12 +87,13 @@ class Machine:
 
 def machines(answers: pd.DataFrame) -> dict[str, Machine]:
     """The machines with recorded times."""
-    lengths = answers[answers["set"] == "tasks"].drop_duplicates(_REQUEST).set_index(_REQUEST)["prompt_tokens"]
+    prompts = answers[answers["set"] == "tasks"].drop_duplicates(_REQUEST)
+    prompts = prompts.set_index(_REQUEST)[["prompt_tokens", "prompt_sha"]]
     timed_machines = {}
     for name in evidence.machines("diaa", "curves"):
         whole = evidence.load("diaa", f"whole.{name}")
         own = whole["model"].where(whole["model"] == SMALL, BASE)  # a shape has BASE's prompts
-        whole = whole.assign(own=own).join(lengths, on=["own", *_REQUEST[1:]])
+        whole = whole.assign(own=own).join(prompts, on=["own", *_REQUEST[1:]])
         timed_machines[name] = Machine(name, evidence.load("diaa", f"curves.{name}"), derived(whole, "recorded"))
     return timed_machines
 
@@ -159,32 +162,35 @@ def checked(predicted: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
 # Estimates
 
 
-def by_model(timed: pd.DataFrame, methods: Collection[str], seed: int = 0) -> list[list[Resampled]]:
-    """goodput and latency of the methods, redundancy of plain answers: of each a sample a model, the larger first."""
-    parts = [timed[timed["model"] == model] for model in (BASE, SMALL)]
-    columns = {"goodput": methods, "latency": methods, "redundancy": [VANILLA]}
-    return [[resample(part, column, seed=seed, names=names) for part in parts] for column, names in columns.items()]
+def by_model(table: pd.DataFrame, column: str, methods: Collection[str] = (), seed: int = 0) -> list[OfPrompts]:
+    """A sample of `column` per model, the larger one first, as `nested` draws them. methods: all of the table's."""
+    samples = resample_models(table, column, seed, methods, "prompt_sha")
+    return [samples[model] for model in (BASE, SMALL)]
 
 
-def pooled(samples: Sequence[Resampled], draws: NDArray[np.float64]) -> Estimate:
-    """The estimate of `draws` [1 + DRAWS], which are made of all samples; n counts the prompts of all."""
-    return replace(samples[0], n=sum(sample.n for sample in samples)).estimate(draws)
+def ran(whole: pd.DataFrame, seed: int = 0) -> list[OfPrompts]:
+    """ms per token of decoding, of whole answers that were run on a machine, as `by_model`; of rounds the median."""
+    keys = ["model", "task", "prompt_sha", "method"]
+    runs = whole[whole["model"].isin([BASE, SMALL]) & (whole["tokens"] > 1)]
+    runs = runs.assign(latency=1e3 * runs["decode_s"] / (runs["tokens"] - 1))
+    runs = runs.groupby(keys, sort=False)["latency"].median().reset_index()
+    return by_model(derived(runs, whole), "latency", (VANILLA, OURS, LOOKUP), seed)
+
+
+def pooled(samples: Sequence[OfPrompts], draws: NDArray[np.float64]) -> Estimate:
+    """The estimate of `draws` [1 + DRAWS], which are made of all samples; n counts a prompt of two models once."""
+    return replace(samples[0], n=distinct([labels for s in samples for labels in s.prompts])).estimate(draws)
 
 
 # Values of claims
 #
-# goodput, latency, redundancy: of `by_model`, the larger model's sample first. A null is the same value with another
-# method in a place: `ours`, `searcher` and the like are its parameters.
+# goodput, latency, whole_runs: of `by_model` and `ran`, the larger model's sample first. A null is the same value with
+# another method in a place: `ours`, `searcher` and the like are its parameters.
 
 
 def _average(sample: Resampled, names: Collection[str]) -> NDArray[np.float64]:
     """[names, 1 + DRAWS] means over the tasks, of the names that the sample has."""
     return np.stack([sample[name].mean(axis=1) for name in names if name in sample.names])
-
-
-def _gains(latency: Sequence[Resampled], method: str) -> list[NDArray[np.float64]]:
-    """Of each model the speed-ups [1 + DRAWS, tasks] over plain decoding."""
-    return [sample[VANILLA] / sample[method] for sample in latency]
 
 
 def goodput_lead(goodput: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
@@ -199,32 +205,22 @@ def latency_lead(latency: Sequence[Resampled], model: int, ours: str = OURS) -> 
     return sample.estimate(_average(sample, PAPERS).min(axis=0) / sample[ours].mean(axis=1))
 
 
-def average_speedup(latency: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
-    """Speed-up over plain decoding, the mean over the tasks. model: its index in `latency`."""
-    return latency[model].estimate(_gains(latency, ours)[model].mean(axis=1))
+def average_speedup(whole_runs: Sequence[Resampled], model: int, ours: str = OURS) -> Estimate:
+    """Speed-up over plain decoding, the mean over the tasks. model: its index in `whole_runs`."""
+    sample = whole_runs[model]
+    return sample.estimate((sample[VANILLA] / sample[ours]).mean(axis=1))
 
 
-def first_or_second(goodput: Sequence[Resampled], ours: str = OURS) -> Estimate:
+def first_or_second(goodput: Sequence[OfPrompts], ours: str = OURS) -> Estimate:
     """Share of cells (model, task) in which at most one baseline has more goodput."""
     ahead = [np.sum([s[name] > s[ours] for name in PAPERS if name in s.names], axis=0) for s in goodput]
     return pooled(goodput, np.mean([(number <= 1).mean(axis=1) for number in ahead], axis=0))
 
 
-def lead_on_rag(goodput: Sequence[Resampled], searcher: str = "SAM-D") -> tuple[Estimate, ...]:
+def lead_on_rag(goodput: Sequence[OfPrompts], searcher: str = "SAM-D") -> tuple[Estimate, ...]:
     """Of each model a searching drafter's goodput over DIAA's on rag."""
-    rag = goodput[0].tasks.index("rag")
-    return tuple(sample.estimate((sample[searcher] / sample[OURS])[:, rag]) for sample in goodput)
-
-
-def gain_by_redundancy(
-    latency: Sequence[Resampled], redundancy: Sequence[Resampled], ours: str = OURS
-) -> tuple[Estimate, Estimate]:
-    """(rank correlation over the tasks of speed-up and redundancy; doctest's rank by speed-up), of both models."""
-    doctest = latency[0].tasks.index("doctest")
-    gains = _gains(latency, ours)
-    correlations = [rank_correlation(gain, text.values[:, :, 0]) for gain, text in zip(gains, redundancy, strict=True)]
-    ranks = [(gain >= gain[:, [doctest]]).sum(axis=1) for gain in gains]
-    return pooled(latency, np.mean(correlations, axis=0)), pooled(latency, np.mean(ranks, axis=0))
+    rag = [sample.only([list(sample.tasks).index("rag")]) for sample in goodput]
+    return tuple(sample.estimate((sample[searcher] / sample[OURS])[:, 0]) for sample in rag)
 
 
 def relative_spread(goodput: Sequence[Resampled], ours: str = OURS) -> tuple[Estimate, ...]:
@@ -236,7 +232,7 @@ def relative_spread(goodput: Sequence[Resampled], ours: str = OURS) -> tuple[Est
     return tuple(sample.estimate(spread(sample, ours) / spread(sample, "SAM-D")) for sample in goodput)
 
 
-def extreme_speedups(latency: Sequence[Resampled], methods: Sequence[str]) -> tuple[Estimate, Estimate]:
+def extreme_speedups(latency: Sequence[OfPrompts], methods: Sequence[str]) -> tuple[Estimate, Estimate]:
     """(least, greatest) average speed-up over plain decoding of methods on all models that have them."""
     speedups = [(s[VANILLA] / s[name]).mean(axis=1) for s in latency for name in methods if name in s.names]
     return pooled(latency, np.min(speedups, axis=0)), pooled(latency, np.max(speedups, axis=0))
@@ -270,35 +266,38 @@ def best_size(speed: Resampled, names: Sequence[str] = DYNAMIC) -> tuple[Estimat
     return speed.estimate(means.argmax(axis=0).astype(float)), speed.estimate(means.max(axis=0) / means[-1])
 
 
-def relative_range(first_tables: Sequence[Resampled], names: Sequence[str] = WARMED) -> Estimate:
+def relative_range(first_tables: Sequence[OfPrompts], names: Sequence[str] = WARMED) -> Estimate:
     """Largest over smallest average of the names, less 1, the greater of both models' samples."""
     means = [_average(sample, names) for sample in first_tables]
     return pooled(first_tables, np.max([mean.max(axis=0) / mean.min(axis=0) - 1 for mean in means], axis=0))
 
 
-def percent_of_time(
-    timed: pd.DataFrame, part: str, method: str = OURS, models: Sequence[str] = (BASE, SMALL)
-) -> Estimate:
-    """A part's share of a method's decoding time, in percent, the mean of the models that have it."""
-    samples = []
-    for _, rows in timed[(timed["method"] == method) & timed["model"].isin(models)].groupby("model"):
-        samples.append(resample(rows.assign(percent=100 * rows[part]), "percent").over(resample(rows, "seconds")))
-    return pooled(samples, np.mean([sample.values.mean(axis=(1, 2)) for sample in samples], axis=0))
+def percent_of_time(whole: pd.DataFrame, parts: Sequence[str], method: str = OURS, model: str = LARGEST) -> Estimate:
+    """Percent of the decoding time that parts of whole answers take, sums over sums. parts: columns of seconds."""
+    runs = whole[(whole["model"] == model) & (whole["method"] == method)]
+    part = runs[list(parts)].sum(axis=1).to_numpy()
+    decode = runs["decode_s"].to_numpy()
+    return evidence.resampled(
+        lambda rows: float(100 * part[rows].sum() / decode[rows].sum()),
+        len(runs),
+        kind_of(whole),
+        runs["task"].tolist(),
+        drawn="prompts",
+        clusters=runs["prompt_sha"].tolist(),
+    )
 
 
-def table_sizes(mebibytes: Mapping[int, tuple[float, float]], vocabulary: int) -> tuple[float, float]:
-    """(t-LUT, p-LUT) in MiB. mebibytes: by the size of the vocabulary."""
-    return mebibytes[vocabulary]
+def table_sizes(
+    mebibytes: Mapping[int, tuple[float, float]], vocabulary: int, id_bytes: int = 8
+) -> tuple[float, float]:
+    """(t-LUT, p-LUT) in MiB. mebibytes: by the size of the vocabulary, with ids of 8 bytes."""
+    tokens, probabilities = mebibytes[vocabulary]
+    return tokens * id_bytes / 8, probabilities
 
 
-def draft_model_gb(counted: pd.DataFrame) -> float:
-    """The weights of the last model counted, which is the paper's draft model."""
-    return float(counted["weights_gb"].iloc[-1])
-
-
-def its_tables_gb(counted: pd.DataFrame) -> float:
-    """What both tables take for the draft model's vocabulary."""
-    return float(counted["tables_mib"].iloc[-1]) * 2**20 / 1e9
+def draft_model_gb(counted: pd.DataFrame, column: str = "weights_gb") -> float:
+    """Of the last model counted, the paper's draft model. column: its weights, or its tables."""
+    return float(counted[column].iloc[-1])
 
 
 def greatest_percent(counted: pd.DataFrame, column: str = "tables_percent") -> float:
@@ -306,22 +305,16 @@ def greatest_percent(counted: pd.DataFrame, column: str = "tables_percent") -> f
     return float(counted[column].iloc[:-1].max())
 
 
-def differing(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """(DIAA's answers that are not plain decoding's, in percent; answers), of all that were recorded."""
-    return _unequal(answers.loc[answers["method"] == OURS, "identical"], kind_of(answers))
+def differing(answers: pd.DataFrame, method: str = OURS, by_itself: bool = True) -> tuple[Estimate, Estimate]:
+    """(The method's answers that are not plain decoding's to the same prompts, in percent; answers).
 
-
-def of_another_model(answers: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """(Plain answers of one model that are not the other one's, in percent; answers), to the same prompts."""
+    by_itself: whether the same model decodes plainly, or the other one. All that were recorded, so without an interval.
+    """
     plain = answers[answers["method"] == VANILLA]
-    both = plain.merge(plain, on=["set", "prompt_sha"])
-    return _unequal((both["answer_sha_x"] == both["answer_sha_y"])[both["model_x"] < both["model_y"]], kind_of(answers))
-
-
-def _unequal(same: pd.Series, kind: str) -> tuple[Estimate, Estimate]:
-    share = 100 * float(1 - same.mean())
-    n = len(same)
-    return Estimate(share, share, share, n, kind), Estimate(n, n, n, n, kind)
+    both = answers[answers["method"] == method].merge(plain, on=["set", "task", "prompt_sha"], suffixes=("", "_plain"))
+    both = both[(both["model"] == both["model_plain"]) == by_itself]
+    kind = kind_of(answers)
+    return exact(100 * (both["answer_sha"] != both["answer_sha_plain"]).mean(), kind), exact(len(both), kind)
 
 
 def confidence_rank_correlation(nodes: pd.DataFrame, by: str = "said", bins: int = 10) -> Estimate:

@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = defaultdict[str, list[pd.DataFrame]](list)
     for name, table in parts(options.minutes, began + 60 * options.minutes, options.shapes):
         tables[name].append(table)
-        recorder = Recorder("diaa", name, KEYS[name], made, [BASE, SMALL], machine=machine_name())
+        recorder = Recorder("diaa", name, KEYS[name], made, [BASE, SMALL], machine=machine_name(), began=began)
         recorder.add(pd.concat(tables[name], ignore_index=True))
         recorder.finish()
         spent = time.monotonic() - began

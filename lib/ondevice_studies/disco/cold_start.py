@@ -68,7 +68,10 @@ def loads(of: Mapping[str, str], turn: int) -> pd.DataFrame:
 
 
 def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
-    """How load time grows with size, by page_cache: 1 is linear. Slope through all sizes' medians, in logarithms."""
+    """How load time grows with size, by page_cache: 1 is linear. Slope through all sizes' medians, in logarithms.
+
+    Intervals are over turns, each of which loads every size.
+    """
 
     found = {}
     for cache, rows in table.groupby("page_cache"):
@@ -79,7 +82,7 @@ def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
             medians = pd.Series(seconds[drawn]).groupby(size[drawn]).median()
             return float(np.polyfit(medians.index, medians, 1)[0])
 
-        found[str(cache)] = resampled(slope, len(rows), table, size.tolist())
+        found[str(cache)] = resampled(slope, len(rows), table, drawn="turns", clusters=rows["turn"].tolist())
     return found
 
 

@@ -70,11 +70,11 @@ def requests(timings: pd.DataFrame) -> pd.DataFrame:
     return derived(seconds.agg(ttft_s="first", tbt_s=lambda gaps: gaps.iloc[1:].mean()).reset_index(), timings)
 
 
-def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
-    """Straight line through the median TTFT of every length, and r over all requests, their intervals over requests.
+def line(lengths: Any, seconds: Any, kind: Any, prompts: Sequence[Any] | None = None) -> dict[str, Estimate]:
+    """Straight line through the median TTFT of every length, and r over all requests, their intervals over prompts.
 
     tokens_per_s and overhead_s: r_p and c of D(l) = l / r_p + c. r2: of the medians. pearson_r: of the requests.
-    kind: whatever `evidence.kind_of` takes.
+    kind: whatever `evidence.kind_of` takes. prompts: a label for each request; those of one prompt are drawn together.
     """
     x = np.asarray(lengths, dtype=float)
     y = np.asarray(seconds, dtype=float)
@@ -90,11 +90,14 @@ def line(lengths: Any, seconds: Any, kind: Any) -> dict[str, Estimate]:
             "pearson_r": np.corrcoef(x[rows], y[rows])[0, 1],
         }
 
-    return _each(fitted, len(x), kind)
+    return _each(fitted, len(x), kind, "prompts", prompts)
 
 
-def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
-    """How steady a time is: spread is (P90 - P10) / P50, which one hiccup does not move; cv and P99 / P50 feel it."""
+def steadiness(seconds: Any, kind: Any, turns: Sequence[Any] | None = None) -> dict[str, Estimate]:
+    """How steady a time is: spread is (P90 - P10) / P50, which one hiccup does not move; cv and P99 / P50 feel it.
+
+    turns: a label for each request; those of one turn are drawn together.
+    """
     values = np.asarray(seconds, dtype=float)
 
     def found(rows: np.ndarray) -> dict[str, float]:
@@ -106,13 +109,17 @@ def steadiness(seconds: Any, kind: Any) -> dict[str, Estimate]:
             "p99_over_p50": p99 / p50,
         }
 
-    return _each(found, len(values), kind)
+    return _each(found, len(values), kind, "requests" if turns is None else "turns", turns)
 
 
-def _each(statistics: Callable[[np.ndarray], dict[str, float]], n: int, kind: Any) -> dict[str, Estimate]:
+def _each(
+    statistics: Callable[[np.ndarray], dict[str, float]], n: int, kind: Any, drawn: str, clusters: Sequence[Any] | None
+) -> dict[str, Estimate]:
     """Every statistic of n samples with its interval, all from the same draws."""
-    known = functools.cache(lambda drawn: statistics(np.frombuffer(drawn, dtype=np.intp)))
-    return {
-        name: resampled(lambda rows, name=name: float(known(rows.tobytes())[name]), n, kind)  # type: ignore[misc]
-        for name in statistics(np.arange(n))
-    }
+    known = functools.cache(lambda rows: statistics(np.frombuffer(rows, dtype=np.intp)))
+
+    def estimate(name: str) -> Estimate:
+        of_rows = lambda rows: float(known(rows.tobytes())[name])  # noqa: E731
+        return resampled(of_rows, n, kind, drawn=drawn, clusters=clusters)
+
+    return {name: estimate(name) for name in statistics(np.arange(n))}

@@ -18,7 +18,7 @@ import torch
 from ondevice import corpus, models
 from ondevice.causal_lm.lean import engine
 from ondevice.corpus.prompts import Task
-from ondevice.evidence import Recorder, born, machine_name
+from ondevice.evidence import Recorder, born, machine_name, sampled
 from ondevice_papers.disco import quality
 from ondevice_papers.disco.quality import HANDOVERS, LIMIT, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
@@ -36,6 +36,19 @@ POLICY_REPEATS = 15
 
 
 # Quality
+
+
+def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[Task]:
+    """The tasks of `number` recorded prompts that the seed draws, by family and by the length of the longest answer."""
+    units = recorded.groupby(["family", "document"])["tokens"].max().reset_index()
+    chosen = sampled(units, seed, number, strata=["family"], length="tokens", name="document")
+    documents = corpus.documents("test")
+    return [
+        task
+        for family, names in chosen.groupby("family")["document"]
+        for task in corpus.tasks(documents, [str(family)])
+        if task.name in set(names)
+    ]
 
 
 def again(

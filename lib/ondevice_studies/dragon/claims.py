@@ -3,19 +3,21 @@
 What is judged is the system that runs: 512 bytes a distribution, filled in by the receiver. The larger bundled model
 stands for Qwen2.5-1.5B, the small one for OPT-1.3B. Latency is the whole mix's of questions, by who holds the answer, a
 fourth each. Where the paper gives a size, `reproduced` allows a factor of 1.5 on it, unless the rule says otherwise. A
-null is what a trivial method gets in DRAGON's place: the cloud alone or the device alone.
+null is what a trivial method gets in DRAGON's place, by the same function: the cloud alone or the device alone, a side
+drawn at random, another configuration, a formula without one of its terms.
 
-Bounds are those of the runs before there were records. What changed is that the whole interval has to lie within them;
-c01 is at 16 documents for DRAGON and baseline alike, so that it does not repeat c02 or c03; these three lost a second
-condition, an interval above 1, that their own bounds contain now.
+Bounds are those of the runs before there were records; data/paper/rules.lock.csv says what changed since, and why.
+c01 is at 16 documents for DRAGON and baseline alike, so it does not repeat c02 or c03.
 """
 
 from __future__ import annotations
 
+from ondevice.corpus.prompts import pick
 from ondevice.evidence import Claim, Rule, Test, Untested
 from ondevice.evidence.rules import Above, All, AtLeast, AtMost, Below, Between, Both, Each, Equal, Less, Near, Over
-from ondevice_studies.dragon import values
-from ondevice_studies.dragon.language_modelling import CLOUD_OUTPUT
+from ondevice_papers.dragon import overhead
+from ondevice_studies.dragon import printed, values
+from ondevice_studies.dragon.language_modelling import CLOUD_OUTPUT, UNCUT
 from ondevice_studies.dragon.pair import CRCG
 
 _ALGORITHM = "3.1 Algorithm 1"
@@ -32,9 +34,14 @@ _VERDICTS = "7. Ours beside the paper's"
 _ALONE = "the device alone"
 _CLOUD = "the cloud alone, mixing the outputs of its half"
 _DEVICE = "always aggregating on the device"
+_RANDOM = "a side drawn at random"
+_TOKEN_WISE = "token-wise aggregation"
 _ZERO = Near(0, within=1e-9)
 _CLOUD_ALONE = {"ours": CLOUD_OUTPUT}
 _DEVICE_ALONE = {"ours": CRCG}
+_DEVICE_TWICE = {"methods": (CRCG, CRCG)}
+_NO_SPEEDUP = {"speedup": lambda costs, acceptance: 1.0}
+_HALF_A_BILLION = (24, 896, 4864, 128, overhead.QWEN_VOCABULARY)  # Qwen2.5-0.5B's shape, as `overhead.QWEN_SHAPE`
 _PACED = "the paper's paces imposed"
 
 
@@ -52,22 +59,23 @@ def _lower(percent: float, than: str) -> Rule:
     return Rule(quantity, "percent", AtLeast(percent - 10), AtLeast(10), -5.0, _ALONE)
 
 
-def _size(model: str, megabytes: float, wrong: float) -> Rule:
+def _size(model: str, other: str, megabytes: float, wrong: float) -> Rule:
     return Rule(
         f"keys and values of 2 documents of 64 tokens from {model}'s configuration in float32",
         "MB",
         Near(megabytes, factor=1.05),
         _near(megabytes),
         wrong,
+        f"{other}'s configuration",
     )
 
 
-def _on_grid(what: str) -> Rule:
-    return Rule(f"share on which {what}", "of the grid", Equal(1), AtLeast(0.9), 0.5)
+def _on_grid(what: str, null: str) -> Rule:
+    return Rule(f"share on which {what}", "of the grid", Equal(1), AtLeast(0.9), 0.5, null)
 
 
-def _steady(seconds: float, wrong: float) -> Rule:
-    return Rule("simulated steady time a token", "s", Near(seconds, factor=1.01), _near(seconds), wrong)
+def _steady(seconds: float, wrong: float, null: str) -> Rule:
+    return Rule("simulated steady time a token", "s", Near(seconds, factor=1.01), _near(seconds), wrong, null)
 
 
 CLAIMS: dict[str, Claim] = {
@@ -76,6 +84,7 @@ CLAIMS: dict[str, Claim] = {
         _gain(1.9, "the best baseline's with 16, the model with the larger ratio"),
         values.gain_at_most_documents,
         _CLOUD_ALONE,
+        headline="DRAGON: gain over no documents, times that of the best central retrieval",
     ),
     "dragon-c02": Claim(
         _QUALITY,
@@ -126,8 +135,10 @@ CLAIMS: dict[str, Claim] = {
             Each(AtLeast(1.02), Below(1.005)),
             Each(Above(1), None),
             (0.98, 1.0),
+            _CLOUD,
         ),
         values.one_side_alone,
+        _CLOUD_ALONE,
     ),
     "dragon-c07": Claim(
         _QUALITY,
@@ -137,8 +148,10 @@ CLAIMS: dict[str, Claim] = {
             Each(Near(0, within=1), Below(-1)),
             Over(0, 1, Near(0, within=1 / 3)),
             (-8.0, -5.0),
+            "the same documents without a budget",
         ),
         values.drcg_saturates,
+        {"method": UNCUT},
     ),
     "dragon-c08": Claim(
         _QUALITY,
@@ -148,31 +161,36 @@ CLAIMS: dict[str, Claim] = {
             All(Above(1.002)),
             Less(0, 1, Above(2), times=-1),
             (0.99, 0.99),
+            _CLOUD,
             note="Two models: their mean is above 1",
         ),
         values.drcg_at_fewest_documents,
+        _CLOUD_ALONE,
     ),
     "dragon-c09": Claim(
         _QUALITY,
         Rule(
-            "perplexity at 16 documents, mean of the models, (token-wise, 1 by definition; sequence-wise, "
-            "as RAG-Sequence of Lewis et al.)",
+            "perplexity of sequence-wise DRDG, as RAG-Sequence of Lewis et al., at 16 documents, mean of the models",
             "x DRAGON's",
-            All(Near(1, within=0.001)),
-            All(Near(1, within=0.02)),
-            (1.0, 1.2),
+            Near(1, within=0.001),
+            Near(1, within=0.02),
+            1.2,
+            _CLOUD,
+            note="Token-wise DRDG's is DRAGON's by definition",
         ),
-        values.variants_over_ours,
+        values.variant_over_ours,
+        {"variant": CLOUD_OUTPUT},
     ),
     "dragon-c10": Claim(
-        _PER_TOKEN, _lower(49.5, "sequence-wise DRDG's"), values.saved_over_sequence_wise, _DEVICE_ALONE
+        _PER_TOKEN, _lower(49.5, "sequence-wise DRDG's"), values.saved_over_sequence_wise, _DEVICE_ALONE,
+        headline="DRAGON: time per token below waiting once per sequence, 300 ms away, paces imposed",
     ),
     "dragon-c11": Claim(
         _PER_TOKEN,
         _lower(42.4, "token-wise DRDG's"),
         values.saved_over_token_wise,
         _DEVICE_ALONE,
-        headline="DRAGON: time a token below waiting for the network at each one, 300 ms away",
+        headline="DRAGON: time per token below waiting at each token, 300 ms away, paces imposed",
     ),
     # The printed series have 1.11 and 1.08, token-wise DRDG's 1.86 and 1.20.
     "dragon-c12": Claim(
@@ -189,8 +207,10 @@ CLAIMS: dict[str, Claim] = {
             All(AtLeast(1.5)),
             All(AtLeast(1.15)),
             (1.0, 1.0),
+            _ALONE,
         ),
         values.drdg_growth_with_delay,
+        _DEVICE_TWICE,
     ),
     "dragon-c14": Claim(
         _PER_TOKEN,
@@ -200,8 +220,10 @@ CLAIMS: dict[str, Claim] = {
             Less(0, 1, Above(0)),
             None,
             (10.0, 150.0),
+            _ALONE,
         ),
         values.drdg_slowed_by_delay,
+        _DEVICE_TWICE,
     ),
     "dragon-c15": Claim(
         _FIRST_TOKEN,
@@ -212,8 +234,10 @@ CLAIMS: dict[str, Claim] = {
             Near(1, within=0.05),
             Near(1, within=0.15),
             1.4,
+            "the device alone, with its own half of the documents",
         ),
         values.rows_per_token,
+        {"method": CRCG},
     ),
     "dragon-c16": Claim(
         _PER_TOKEN,
@@ -231,15 +255,15 @@ CLAIMS: dict[str, Claim] = {
     "dragon-c17": Claim(
         _FIRST_TOKEN,
         Rule(
-            f"DRAGON's TTFT, largest over delays, {_PACED}",
+            "DRAGON's TTFT by the paper's times to both sides' first distributions, OPT-1.3B's, 300 ms added",
             "x the device's alone",
             AtMost(1.05),
             AtMost(1.25),
             2.0,
-            _ALONE,
+            "the cloud asked after the device's own prefill",
         ),
         values.first_token_over_the_device,
-        _DEVICE_ALONE,
+        {"overlapped": False},
     ),
     "dragon-c18": Claim(
         _FIRST_TOKEN,
@@ -261,7 +285,11 @@ CLAIMS: dict[str, Claim] = {
         _DEVICE_ALONE,
     ),
     "dragon-c20": Claim(
-        _FIRST_TOKEN, Untested("it compares two of the authors' models; ours differ in depth and width otherwise")
+        _FIRST_TOKEN,
+        Untested(
+            "it compares two of the authors' models, and ours differ in depth and width otherwise; needs models of "
+            "their two shapes, timed on one machine"
+        ),
     ),
     # Bytes decide its TTFT where the link is slow.
     "dragon-c21": Claim(
@@ -272,12 +300,20 @@ CLAIMS: dict[str, Claim] = {
             Above(1),
             None,
             0.5,
+            "Qwen2.5-1.5B with keys and values of each head's own",
         ),
         values.opt_bytes_over_qwens,
+        {"heads_that_share": 1},
     ),
-    "dragon-c22": Claim(_FIRST_TOKEN, _size("OPT-1.3B", 114, 25.0), values.opt_megabytes),
-    "dragon-c23": Claim(_FIRST_TOKEN, _size("Qwen2.5-1.5B", 16, 3.0), values.qwen_megabytes),
-    "dragon-c24": Claim(_VERDICTS, Untested("retrieval from 21 million passages on a MacBook")),
+    "dragon-c22": Claim(
+        _FIRST_TOKEN, _size(printed.OPT, printed.QWEN, 114, 25.0), values.opt_megabytes, {"model": printed.QWEN}
+    ),
+    "dragon-c23": Claim(
+        _FIRST_TOKEN, _size(printed.QWEN, printed.OPT, 16, 3.0), values.qwen_megabytes, {"model": printed.OPT}
+    ),
+    "dragon-c24": Claim(
+        _VERDICTS, Untested("retrieval from 21 million passages on a MacBook; needs the paper's index and a laptop")
+    ),
     "dragon-c25": Claim(
         _FIRST_TOKEN,
         Rule(
@@ -286,8 +322,10 @@ CLAIMS: dict[str, Claim] = {
             Less(1, 0, Between(300, 750)),
             Less(1, 0, AtLeast(150)),
             (10.0, 60.0),
+            "the device alone, to its first token",
         ),
         values.text_fetched,
+        _DEVICE_ALONE,
     ),
     "dragon-c26": Claim(
         _SCHEDULES,
@@ -310,7 +348,7 @@ CLAIMS: dict[str, Claim] = {
             Less(1, 0, AtLeast(3)),
             Less(1, 0, Above(0)),
             (5.0, 4.0),
-            "a side drawn at random",
+            _RANDOM,
         ),
         values.saved_over_device,
         {"ours": "Random"},
@@ -334,11 +372,13 @@ CLAIMS: dict[str, Claim] = {
             "saved by the paper's greedy rule over the better static side at the largest delay where "
             "acceptance changes, (equal paces, the authors' 10 to 1)",
             "percent",
-            Less(0, 1, AtLeast(0), times=1.5),
-            Less(0, 1, Above(0)),
+            Both(Less(0, 1, AtLeast(0), times=1.5), Each(Above(0), None)),
+            Both(Less(0, 1, Above(0)), Each(Above(0), None)),
             (10.0, 30.0),
+            _RANDOM,
         ),
         values.saved_where_acceptance_changes,
+        {"ours": "Random"},
     ),
     "dragon-c30": Claim(
         _SCHEDULES,
@@ -362,16 +402,19 @@ CLAIMS: dict[str, Claim] = {
             AtMost(1e-12),
             None,
             0.2,
+            "Eq. 8 without the decoding times",
         ),
         values.faster_sides_gain,
+        {"difference": lambda costs, local, remote: (local - remote) * costs.round_trip},
     ),
     "dragon-c32": Claim(
         _COST_MODEL,
         _on_grid(
-            "raising a side's acceptance never makes its own aggregation better, by Eq. 8, gap smaller than the "
-            "round trip"
+            "raising a side's acceptance makes its own aggregation worse, by Eq. 8, gap smaller than the round trip",
+            "Eq. 8 without acceptance",
         ),
         values.acceptance_moves_away,
+        {"difference": lambda costs, local, remote: costs.decode_local - costs.decode_remote},
     ),
     "dragon-c33": Claim(
         _ALGORITHM,
@@ -382,8 +425,10 @@ CLAIMS: dict[str, Claim] = {
             Above(0.01),
             None,
             1e-6,
+            "the local side's drafts as they are",
         ),
         values.least_p_value,
+        {"ours": "drafts"},
     ),
     "dragon-c34": Claim(
         _ACCEPTANCE,
@@ -394,8 +439,10 @@ CLAIMS: dict[str, Claim] = {
             All(AtLeast(0.99)),
             All(AtLeast(0.8)),
             (0.2, 0.2),
+            "drafts that count only where both sides drew the same token",
         ),
         values.overlap,
+        {"expected_acceptance": lambda p, q, eta: float(p @ q)},
     ),
     "dragon-c35": Claim(
         _COST_MODEL,
@@ -406,8 +453,10 @@ CLAIMS: dict[str, Claim] = {
             Each(Above(0.999), Near(1, within=0.001), AtLeast(1.05)),
             Each(Above(0.999), None, None),
             (0.7, 0.9, 1.0),
+            _TOKEN_WISE,
         ),
         values.largest_speedup,
+        _NO_SPEEDUP,
     ),
     "dragon-c36": Claim(
         _COST_MODEL,
@@ -417,22 +466,50 @@ CLAIMS: dict[str, Claim] = {
             _ZERO,
             None,
             0.3,
+            _TOKEN_WISE,
         ),
         values.speedup_of_the_slower,
+        _NO_SPEEDUP,
     ),
     "dragon-c37": Claim(
         _COST_MODEL,
-        _on_grid("the speed-up does not fall when the round trip grows"),
+        _on_grid(
+            "the speed-up grows with the round trip, some drafts accepted and the paces less than it apart",
+            _TOKEN_WISE,
+        ),
         values.speedup_grows_with_the_trip,
+        _NO_SPEEDUP,
     ),
     "dragon-c38": Claim(
         _COST_MODEL,
-        _on_grid("the speed-up does not fall when the remote acceptance grows"),
+        _on_grid(
+            "the speed-up grows with the remote acceptance, the paces less than the round trip apart", _TOKEN_WISE
+        ),
         values.speedup_grows_with_acceptance,
+        _NO_SPEEDUP,
     ),
-    "dragon-c39": Claim(_SIDE, _steady(2, 4.3), values.steady_accepted),
-    "dragon-c40": Claim(_SIDE, _steady(4.3, 2.0), values.steady_rejected),
-    "dragon-c41": Claim(_SIDE, Rule("largest difference", "s", _ZERO, None, 0.1), values.worst_over_token_wise),
+    "dragon-c39": Claim(
+        _SIDE,
+        _steady(2, 4.3, "every draft rejected, as token-wise aggregation"),
+        values.steady_accepted,
+        {"case": "all rejected"},
+    ),
+    "dragon-c40": Claim(
+        _SIDE, _steady(4.3, 2.0, "no draft rejected"), values.steady_rejected, {"case": "all accepted"}
+    ),
+    "dragon-c41": Claim(
+        _COST_MODEL,
+        Rule(
+            "Eq. 7's time per token with no draft accepted less token-wise aggregation's by Table 1, Figure 4's costs",
+            "s",
+            _ZERO,
+            None,
+            0.1,
+            "all drafts accepted",
+        ),
+        values.worst_over_token_wise,
+        {"accepted": 1.0},
+    ),
     "dragon-c42": Claim(
         _ANSWERS,
         Rule(
@@ -442,9 +519,11 @@ CLAIMS: dict[str, Claim] = {
             Below(3e5),
             Below(1e7),
             1e9,
+            "the mixture alone, as token-wise aggregation",
             note="Trend: the number is wrong, but negligible, one hundredth of a decode",
         ),
         values.operations,
+        {"resamples": 0},
     ),
     "dragon-c43": Claim(
         _ANSWERS,
@@ -454,14 +533,24 @@ CLAIMS: dict[str, Claim] = {
             AtMost(10),
             AtMost(2170),
             50_000.0,
+            "the mixture alone, as token-wise aggregation",
             note="Trend: the number is wrong, but negligible, 1 percent of the paper's device token",
         ),
         values.aggregation_time,
+        {"step": "mixture"},
     ),
     "dragon-c44": Claim(
         _ANSWERS,
-        Rule("a token's, from Qwen2.5-1.5B's configuration", "MACs", Above(1e9), Above(5e8), 1e8),
+        Rule(
+            "a token's, from Qwen2.5-1.5B's configuration",
+            "MACs",
+            Above(1e9),
+            Above(5e8),
+            1e8,
+            "Qwen2.5-0.5B's configuration",
+        ),
         values.decode_macs,
+        {"shape": _HALF_A_BILLION},
     ),
     "dragon-c45": Claim(
         _ANSWERS,
@@ -471,13 +560,23 @@ CLAIMS: dict[str, Claim] = {
             Each(AtMost(0.5), AtMost(0.01)),
             Each(AtMost(0.5), None),
             (608.0, 0.0),
+            "nothing sent, and the receiver's own distribution in its place",
         ),
         values.distribution_sizes,
+        {"sent": False},
     ),
     "dragon-c46": Claim(
         _ANSWERS,
-        Rule("that the cap's bytes take at 100 Mbps", "us", AtMost(40), AtMost(80), 50_000.0),
+        Rule(
+            "that the cap's bytes take at 100 Mbps",
+            "us",
+            AtMost(40),
+            AtMost(80),
+            50_000.0,
+            "the whole distribution in float32, Qwen2.5-1.5B's vocabulary",
+        ),
         values.sending_time,
+        {"size": 4 * overhead.QWEN_VOCABULARY},
     ),
     "dragon-c47": Claim(
         _ANSWERS,
@@ -488,7 +587,9 @@ CLAIMS: dict[str, Claim] = {
             Less(0, 1, AtLeast(0.05)),
             Less(0, 1, Above(0)),
             (0.7, 0.9),
+            "a random half of the vocabulary for the function words",
         ),
         values.acceptance_by_word,
+        {"function_word": lambda word: pick(word, "dragon words", 2) == 0},
     ),
 }

@@ -1,9 +1,10 @@
 """The value of each claim, from records, replays and formulas; `claims` says which rule judges it.
 
-What a null gets is computed by the same functions: the cloud alone or the device alone in DRAGON's place, as `ours`.
-Tables have the same names throughout: `perplexity` of `study.perplexities`, the larger model first; `imposed` of
-`study.per_token` with the paper's paces; `unpaced` and `paced` of `study.first_token`, `between` the ms between tokens,
-unpaced; `totals` and `on_device` of `study.schedules`. task: one holder, or the whole mix.
+What a null gets is computed by the same functions: a trivial method in the place of the one that is judged, another
+configuration or formula, by parameters with defaults. Tables have the same names throughout: `perplexity` of
+`study.perplexities`, the larger model first; `imposed` of `study.per_token` with the paper's paces; `unpaced` of
+`study.first_token`, `between` the ms between tokens, unpaced; `totals` and `on_device` of `study.schedules`. task: one
+holder, or the whole mix.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from scipy.stats import chisquare, spearmanr
 
 from ondevice.evidence import Estimate, Value, derived, exact, resampled
 from ondevice.evidence.resampling import Resampled
-from ondevice_papers.dragon import overhead
+from ondevice_papers.dragon import codec, overhead
 from ondevice_papers.dragon.aggregation import target
-from ondevice_papers.dragon.cost import Costs, latency_difference, speedup
+from ondevice_papers.dragon.cost import Costs, latency_difference, latency_per_token, speedup, waiting_time
 from ondevice_papers.dragon.speculative_aggregation import Aggregation, aggregate, expected_acceptance, sample
-from ondevice_studies.dragon import analysis, language_modelling, printed, replays, study
+from ondevice_studies.dragon import analysis, language_modelling, lockstep, printed, replays, study
 from ondevice_studies.dragon.language_modelling import (
     CLOUD,
     CLOUD_OUTPUT,
@@ -85,37 +86,37 @@ def gap_to_the_best(perplexity: Resampled, ours: str = language_modelling.DRAGON
     return tuple(perplexity.estimate(gaps[index].mean(axis=1)) for index in (0, -1))
 
 
-def one_side_alone(perplexity: Resampled) -> Value:
-    """Perplexity, means: (CRCG's over DRAGON's, CRCG/Cloud's by one context over the same by output aggregation)."""
-    ours = _by_count(perplexity, language_modelling.DRAGON)
+def one_side_alone(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Value:
+    """Perplexity, means: (CRCG's over ours, CRCG/Cloud's by one context over the same by output aggregation)."""
+    all_documents = _by_count(perplexity, ours)
     cloud = _by_count(perplexity, CLOUD)
-    over_ours = np.mean([cloud / ours, _by_count(perplexity, DEVICE) / ours], axis=(0, 1, 3))
+    over_ours = np.mean([cloud / all_documents, _by_count(perplexity, DEVICE) / all_documents], axis=(0, 1, 3))
     return (
         perplexity.estimate(over_ours),
         perplexity.estimate((cloud / _by_count(perplexity, CLOUD_OUTPUT)).mean(axis=(0, 2))),
     )
 
 
-def drcg_saturates(perplexity: Resampled) -> Value:
-    """Change of DRCG's perplexity in percent, mean of the models, by documents: (4 to 16, 0 to 4)."""
-    drcg = _by_count(perplexity, DRCG)
+def drcg_saturates(perplexity: Resampled, method: str = DRCG) -> Value:
+    """Change of a method's perplexity in percent, mean of the models, by documents: (4 to 16, 0 to 4)."""
+    drcg = _by_count(perplexity, method)
     four = list(COUNTS).index(4)
     changes = drcg[-1] / drcg[four] - 1, drcg[four] / perplexity[f"{NONE} 0"] - 1
     return tuple(perplexity.estimate(100 * change.mean(axis=1)) for change in changes)
 
 
-def drcg_at_fewest_documents(perplexity: Resampled) -> Value:
-    """DRCG's perplexity over DRAGON's with the fewest documents, by model."""
+def drcg_at_fewest_documents(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Value:
+    """DRCG's perplexity over ours with the fewest documents, by model."""
     fewest = COUNTS[0]
-    ratios = perplexity[f"{DRCG} {fewest}"] / perplexity[f"{language_modelling.DRAGON} {fewest}"]
+    ratios = perplexity[f"{DRCG} {fewest}"] / perplexity[f"{ours} {fewest}"]
     return tuple(perplexity.estimate(ratio) for ratio in ratios.T)
 
 
-def variants_over_ours(perplexity: Resampled) -> Value:
-    """Perplexity with most documents over DRAGON's, mean of the models: (token-wise, which is 1; sequence-wise)."""
+def variant_over_ours(perplexity: Resampled, variant: str = SEQUENCE) -> Estimate:
+    """A variant's perplexity with most documents over DRAGON's, mean of the models."""
     most = COUNTS[-1]
-    sequence = perplexity[f"{SEQUENCE} {most}"] / perplexity[f"{language_modelling.DRAGON} {most}"]
-    return exact(1.0, perplexity.kind), perplexity.estimate(sequence.mean(axis=1))
+    ratios = perplexity[f"{variant} {most}"] / perplexity[f"{language_modelling.DRAGON} {most}"]
+    return perplexity.estimate(ratios.mean(axis=1))
 
 
 # Figure 7
@@ -136,15 +137,16 @@ def growth_with_delay(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -
     return imposed.estimate(part(imposed, f"{ours} 300", task) / part(imposed, f"{ours} 0", task))
 
 
-def drdg_growth_with_delay(imposed: Resampled, task: str = MIX) -> Value:
-    """DRDG's time per token at 300 ms over that at 0 ms: (token-wise, sequence-wise)."""
-    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in (TW, SW)]
+def drdg_growth_with_delay(imposed: Resampled, task: str = MIX, methods: Sequence[str] = (TW, SW)) -> Value:
+    """Each method's time per token at 300 ms over that at 0 ms, by default DRDG's: (token-wise, sequence-wise)."""
+    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in methods]
     return tuple(imposed.estimate(last / first) for first, last in ends)
 
 
-def drdg_slowed_by_delay(imposed: Resampled, task: str = MIX) -> Value:
-    """Milliseconds of DRDG's time per token from 0 to 300 ms: (sequence-wise, token-wise)."""
-    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in (SW, TW)]
+def drdg_slowed_by_delay(imposed: Resampled, task: str = MIX, methods: Sequence[str] = (SW, TW)) -> Value:
+    """Milliseconds that a method's time per token grows from 0 to 300 ms, by default DRDG's: (sequence-wise,
+    token-wise)."""
+    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in methods]
     return tuple(imposed.estimate(last - first) for first, last in ends)
 
 
@@ -159,16 +161,19 @@ def above_the_device(imposed: Resampled, ours: str = DRAGON, task: str = MIX) ->
 # Figure 8
 
 
-def rows_per_token(between: Resampled, task: str = MIX) -> Estimate:
-    """DRCG/KV's time per token over the device's with as many documents of its own."""
-    return between.estimate(part(between, f"{ROWS} 0", task) / part(between, f"{AS_MANY} 0", task))
+def rows_per_token(between: Resampled, method: str = ROWS, task: str = MIX) -> Estimate:
+    """A method's time per token over the device's with as many documents of its own, by default DRCG/KV's."""
+    return between.estimate(part(between, f"{method} 0", task) / part(between, f"{AS_MANY} 0", task))
 
 
-def first_token_over_the_device(paced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Our time to the first token over the device's, largest over the delays."""
-    delays = [int(name.rpartition(" ")[2]) for name in paced.names if name.startswith(f"{ours} ")]
-    ratios = [part(paced, f"{ours} {delay}", task) / part(paced, f"{CRCG} {delay}", task) for delay in delays]
-    return paced.estimate(np.max(ratios, axis=0))
+def first_token_over_the_device(model: str = printed.OPT, *, overlapped: bool = True) -> Estimate:
+    """Time to DRAGON's first token over that to the device's, by the paper's times and its largest added delay.
+
+    overlapped: the device's own first distribution is computed while the cloud's is on its way.
+    """
+    *_, device, cloud = printed.alone(model)
+    arrives = cloud + 0.3
+    return exact((max(device, arrives) if overlapped else device + arrives) / device, "analytic")
 
 
 def text_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
@@ -183,24 +188,29 @@ def rows_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> E
     return unpaced.estimate(part(unpaced, f"{ROWS} 300", task) / part(unpaced, f"{ours} 300", task))
 
 
-def opt_bytes_over_qwens() -> Estimate:
-    """Keys and values of the same documents."""
-    return exact(printed.kv_megabytes(printed.OPT) / printed.kv_megabytes(printed.QWEN), "analytic")
+def opt_bytes_over_qwens(heads_that_share: int = 6) -> Estimate:
+    """Keys and values of the same documents. heads_that_share: keys and values, of Qwen2.5-1.5B's 12 heads."""
+    qwen = printed.kv_megabytes(printed.QWEN) * 6 / heads_that_share
+    return exact(printed.kv_megabytes(printed.OPT) / qwen, "analytic")
 
 
-def opt_megabytes() -> Estimate:
+def opt_megabytes(model: str = printed.OPT) -> Estimate:
     """Keys and values of two documents of 64 tokens, float32."""
-    return exact(printed.kv_megabytes(printed.OPT), "analytic")
+    return exact(printed.kv_megabytes(model), "analytic")
 
 
-def qwen_megabytes() -> Estimate:
+def qwen_megabytes(model: str = printed.QWEN) -> Estimate:
     """Keys and values of two documents of 64 tokens, float32."""
-    return exact(printed.kv_megabytes(printed.QWEN), "analytic")
+    return exact(printed.kv_megabytes(model), "analytic")
 
 
-def text_fetched(fetched: Resampled) -> Value:
-    """Milliseconds to fetch two documents as text, at (0, 300 ms). fetched: of `study.first_token`, for `FETCH`."""
-    return tuple(fetched.estimate(part(fetched, f"{FETCHED} {delay}")) for delay in (0, 300))
+def text_fetched(fetched: Resampled, unpaced: Resampled, ours: str = FETCHED) -> Value:
+    """Milliseconds to fetch two documents as text, at (0, 300 ms); or to the first token of another method, `ours`.
+
+    fetched: of `study.first_token`, for `FETCH`.
+    """
+    sample = fetched if ours == FETCHED else unpaced
+    return tuple(sample.estimate(part(sample, f"{ours} {delay}")) for delay in (0, 300))
 
 
 # Figures 9 and 10
@@ -265,10 +275,10 @@ def chi_square(
     wrong: float = 0.0,
     aggregate: Callable[..., Aggregation] = aggregate,
 ) -> pd.DataFrame:
-    """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), apart (TV).
+    """Theorem 1: target tokens against the mixture: pair, gamma_remote, p (of the chi-square test), drafts, apart (TV).
 
-    wrong: by how much the aggregator's log odds of the sides' weights are off, as a control. aggregate: the function of
-    `speculative_aggregation`, or an experiment's.
+    drafts: the p of the local side's drafts, taken as they are. wrong: by how much the aggregator's log odds of the
+    sides' weights are off, as a control. aggregate: the function of `speculative_aggregation`, or an experiment's.
     """
     random = np.random.default_rng(seed)
     rows = []
@@ -282,9 +292,9 @@ def chi_square(
             numbers = random.random((7, draws))
             drafts = sample(p, numbers[5]), sample(q, numbers[6])
             tokens = aggregate(*drafts, p, q, decided, numbers[:5], gamma).token
-            counts = np.bincount(tokens, minlength=vocabulary)
-            rows.append((number, gamma, float(_pooled(counts, draws * mixed)), 0.5 * np.abs(p - q).sum()))
-    return pd.DataFrame(rows, columns=["pair", "gamma_remote", "p", "apart"])
+            p_values = [_pooled(np.bincount(t, minlength=vocabulary), draws * mixed) for t in (tokens, drafts[0])]
+            rows.append((number, gamma, *p_values, 0.5 * np.abs(p - q).sum()))
+    return pd.DataFrame(rows, columns=["pair", "gamma_remote", "p", "drafts", "apart"])
 
 
 def _pooled(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -296,9 +306,9 @@ def _pooled(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
 
 
-def least_p_value(tested: pd.DataFrame) -> Estimate:
-    """Times the number of tests (Bonferroni). tested: of `chi_square`."""
-    return exact(float(tested["p"].min() * len(tested)), "simulated")
+def least_p_value(tested: pd.DataFrame, ours: str = "p") -> Estimate:
+    """Times the number of tests (Bonferroni). tested: of `chi_square`; ours: its column."""
+    return exact(float(tested[ours].min() * len(tested)), "simulated")
 
 
 def overlap(
@@ -357,9 +367,9 @@ def faster_sides_gain(difference: Callable[..., float] = latency_difference) -> 
 
 
 def acceptance_moves_away(difference: Callable[..., float] = latency_difference) -> Estimate:
-    """Share on which more acceptance of a side's drafts makes its own aggregation (Z^l of Delta Z) no better."""
+    """Share on which more acceptance of a side's drafts makes its own aggregation (Z^l of Delta Z) worse."""
     rising = [
-        difference(_costs(pace), high, remote) >= difference(_costs(pace), low, remote) - 1e-12
+        difference(_costs(pace), high, remote) > difference(_costs(pace), low, remote) + 1e-12
         for pace in _NEAR
         for remote in _RATES
         for low, high in pairwise(_RATES)
@@ -383,23 +393,25 @@ def speedup_of_the_slower(speedup: Callable[..., float] = speedup) -> Estimate:
 
 
 def speedup_grows_with_the_trip(speedup: Callable[..., float] = speedup) -> Estimate:
-    """Share on which it does not fall as the round trip grows."""
+    """Share on which it grows with the round trip, some drafts accepted and the paces less than it apart."""
     rising = [
-        speedup(_costs(local, high), rate) >= speedup(_costs(local, low), rate) - 1e-12
+        speedup(_costs(local, high), rate) > speedup(_costs(local, low), rate) + 1e-12
         for local in _LOCAL
-        for rate in _RATES
+        for rate in _RATES[1:]
         for low, high in pairwise(_TRIPS)
+        if local - _PACE < high
     ]
     return exact(float(np.mean(rising)), "analytic")
 
 
 def speedup_grows_with_acceptance(speedup: Callable[..., float] = speedup) -> Estimate:
-    """Share on which it does not fall as the remote acceptance grows."""
+    """Share on which it grows with the remote acceptance, the paces less than the round trip apart."""
     rising = [
-        speedup(_costs(local, trip), high) >= speedup(_costs(local, trip), low) - 1e-12
+        speedup(_costs(local, trip), high) > speedup(_costs(local, trip), low) + 1e-12
         for local in _LOCAL
-        for trip in _TRIPS
+        for trip in _TRIPS[1:]
         for low, high in pairwise(_RATES)
+        if local - _PACE < trip
     ]
     return exact(float(np.mean(rising)), "analytic")
 
@@ -416,52 +428,59 @@ def _simulated(seconds: float) -> Estimate:
     return exact(round(float(seconds), 9), "simulated")
 
 
-def steady_accepted(pipelines: pd.DataFrame) -> Estimate:
+def steady_accepted(pipelines: pd.DataFrame, case: str = "all accepted") -> Estimate:
     """Seconds per token where every draft is accepted."""
-    return _steady(pipelines, "all accepted")
+    return _steady(pipelines, case)
 
 
-def steady_rejected(pipelines: pd.DataFrame) -> Estimate:
+def steady_rejected(pipelines: pd.DataFrame, case: str = "all rejected") -> Estimate:
     """Seconds per token where every draft is rejected."""
-    return _steady(pipelines, "all rejected")
+    return _steady(pipelines, case)
 
 
-def worst_over_token_wise() -> Estimate:
-    """Seconds per token where every draft is rejected, less token-wise aggregation's."""
-    none = np.zeros((50, 2), bool)
-    token_wise = analysis.time_per_token(analysis.EXAMPLE, none, token_wise=True)
-    return _simulated(analysis.time_per_token(analysis.EXAMPLE, none) - token_wise)
+def worst_over_token_wise(latency: Callable[..., float] = latency_per_token, accepted: float = 0.0) -> Estimate:
+    """Seconds per token by Eq. 7 with this share of drafts accepted, less token-wise aggregation's (Table 1).
+
+    latency: Eq. 7's, or an experiment's. Token-wise aggregation waits as after two drafts that are rejected.
+    """
+    token_wise = waiting_time(analysis.EXAMPLE, accepted_local=False, accepted_remote=False)
+    return exact(latency(analysis.EXAMPLE, accepted) - token_wise, "analytic")
 
 
-def operations() -> Estimate:
-    """Of one aggregation."""
-    return exact(overhead.operations(), "analytic")
+def operations(resamples: int = 2) -> Estimate:
+    """Of one aggregation in which so many drafts are resampled."""
+    return exact(overhead.operations(resamples=resamples), "analytic")
 
 
-def aggregation_time(seconds: Mapping[str, list[float]]) -> Estimate:
-    """Median microseconds of one aggregation on this machine. seconds: of `overhead.times`."""
-    micro = 1e6 * np.array(seconds["aggregate"])
-    return resampled(lambda rows: float(np.median(micro[rows])), len(micro), "measured")
+def aggregation_time(seconds: Mapping[str, list[float]], step: str = "aggregate") -> Estimate:
+    """Median microseconds of a step, by default one aggregation, on this machine. seconds: of `overhead.times`."""
+    micro = 1e6 * np.array(seconds[step])
+    return resampled(lambda rows: float(np.median(micro[rows])), len(micro), "measured", drawn="runs")
 
 
-def decode_macs() -> Estimate:
-    """Multiply-accumulates of one token of Qwen2.5-1.5B."""
-    return exact(overhead.decode_macs(), "analytic")
+def decode_macs(shape: tuple[int, int, int, int, int] = overhead.QWEN_SHAPE) -> Estimate:
+    """Multiply-accumulates of one token, by default of Qwen2.5-1.5B. shape: as of `overhead.decode_macs`."""
+    return exact(overhead.decode_macs(shape), "analytic")
 
 
-def distribution_sizes(tokens: pd.DataFrame) -> Value:
-    """(Largest KB of a distribution, mean total variation that the cap costs). tokens: the record `lockstep`."""
-    means = tokens.groupby(["holder", "question"], as_index=False)["lost"].mean().assign(part="lost")
-    lost = study.shares(derived(means, tokens), "lost", "part")
-    return exact(float(tokens["bytes"].max()) / 1024, "recorded"), lost.estimate(part(lost, "lost"))
+def distribution_sizes(tokens: pd.DataFrame, *, sent: bool = True) -> Value:
+    """(Largest KB of a distribution, mean total variation that the cap costs). tokens: the record `lockstep`.
+
+    sent: else the receiver takes its own distribution for the other side's.
+    """
+    column = "lost" if sent else "tv"
+    means = tokens.groupby(["holder", "question"], as_index=False)[column].mean().assign(part="all")
+    lost = study.shares(derived(means, tokens), column, "part")
+    largest = float(tokens["bytes"].max()) / 1024 if sent else 0.0
+    return exact(largest, "recorded"), lost.estimate(part(lost, "all"))
 
 
-def sending_time(tokens: pd.DataFrame) -> Estimate:
-    """Microseconds of the largest distribution on the paper's Wi-Fi. tokens: the record `lockstep`."""
-    return exact(1e6 * float(tokens["bytes"].max()) / overhead.WIFI, "recorded")
+def sending_time(size: int = codec.CAP) -> Estimate:
+    """Microseconds of so many bytes on the paper's Wi-Fi."""
+    return exact(1e6 * size / overhead.WIFI, "analytic")
 
 
-def acceptance_by_word(tokens: pd.DataFrame) -> Value:
+def acceptance_by_word(tokens: pd.DataFrame, function_word: Callable[[str], bool] = lockstep.function_word) -> Value:
     """Mean acceptance of (function words, other tokens). tokens: the record `lockstep`."""
-    words = study.by_word(tokens)
+    words = study.by_word(tokens, function_word=function_word)
     return tuple(words.estimate(part(words, name)) for name in ("function words", "other"))

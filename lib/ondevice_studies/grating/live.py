@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ondevice.evidence import born
 from ondevice.models import quiet
+from ondevice.retrieval.texts import digest
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
@@ -42,24 +45,67 @@ def opened(
         yield made, loading.tokenizer(name, folder)
 
 
-def outcomes(
-    name: str, rules: dict[tuple[int, str], Rule | None], numbers: Iterable[int], **mechanisms: Any
-) -> pd.DataFrame:
-    """Documentation questions of the test split by a live engine: model, set, k, rule, pool, layer, kept, scores (of
-    all layers), hits and misses of the row cache. rules: by K and name. mechanisms: as of `opened`."""
+def units(scores: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `study.outcomes` that a sample may have, with a name, `unit`, and the `characters` of a pool.
+
+    scores: the record. With other versions of the corpus's packages a pool's candidates may differ from the recorded
+    ones, and no sample has it.
+    """
+    test = scores[scores["split"] == "test"]
+    recorded = set(zip(test["set"], test["pool"], test["candidates_sha"], strict=True))
+    rows = [
+        (set_, number, sum(map(len, asked.documents)))
+        for set_ in found["set"].unique()
+        for number, asked in enumerate(pools(set_, "test"))
+        if (set_, number, digest(asked.documents)[:12]) in recorded
+    ]
+    table = found.merge(pd.DataFrame(rows, columns=["set", "pool", "characters"]), on=["set", "pool"])
+    return table.assign(unit=table["set"] + ", K = " + table["k"].astype(str) + ", pool " + table["pool"].astype(str))
+
+
+def outcomes(name: str, runs: pd.DataFrame, rules: Sequence[Rule | None], **mechanisms: Any) -> pd.DataFrame:
+    """Test pools ranked one after the other by one live engine: model, set, k, rule, pool, layer, kept, history.
+
+    runs: set, k, rule and pool of each. rules: their rules. mechanisms: as of `opened`. history: scores after all
+    layers. hits, misses: of the cache of embedding rows, which lasts from pool to pool, up to this one. due: hits that
+    it has at least, if it forgets no row (`due`).
+    """
     rows = []
-    asked = pools(QUESTIONS, "test")
+    requests = list[set[int]]()
     with opened(name, **mechanisms) as (engine, tokenizer):
-        for number in numbers:
-            texts = asked[number].documents
-            given = encode(engine.architecture, tokenizer, [asked[number].query] * len(texts), texts).rows
-            for (k, rule), made in rules.items():
-                outcome = engine.score(given, k, made).outcome
-                kept = engine.weights.embeddings
-                rows.append({"model": name, "set": QUESTIONS, "k": k, "rule": rule, "pool": number,
-                             "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
-                             "hits": kept.hits, "misses": kept.misses})  # fmt: skip
+        embeddings = engine.weights.embeddings
+        fetch = embeddings.fetch
+
+        def noted(wanted: NDArray[np.int64]) -> None:
+            requests.append(set(wanted.tolist()))
+            fetch(wanted)
+
+        embeddings.fetch = noted
+        run: Any
+        for run, rule in zip(runs.itertuples(), rules, strict=True):
+            asked = pools(run.set, "test")[run.pool]
+            given = encode(engine.architecture, tokenizer, [asked.query] * len(asked.documents), asked.documents).rows
+            outcome = engine.score(given, run.k, rule).outcome
+            rows.append({"model": name, "set": run.set, "k": run.k, "rule": run.rule, "pool": run.pool,
+                         "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
+                         "hits": embeddings.hits, "misses": embeddings.misses,
+                         "due": due(requests, embeddings.capacity)})  # fmt: skip
     return born(pd.DataFrame(rows), "measured")
+
+
+def due(requests: Sequence[set[int]], capacity: int) -> int:
+    """Rows that a cache has to find: those for which, since their last request, no more were asked than it holds."""
+    total = 0
+    for number, wanted in enumerate(requests):
+        left = set(wanted)
+        since = set[int]()
+        for earlier in reversed(requests[:number]):
+            since |= earlier
+            if len(since) > capacity:
+                break
+            total += len(left & earlier)
+            left -= earlier
+    return total
 
 
 def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.DataFrame:

@@ -37,7 +37,8 @@ AGENTS = (VIDEO, COMMUNITY)
 CALIBRATED_ON = {RAG: QUESTIONS, CONTEXT: QUESTIONS}  # the other sets on their own validation pools
 FULL_LAYERS = 28  # of Qwen3-Reranker-0.6B
 OURS_NAME = "GRATING"
-NO_RERANKER = "no reranker"
+UNPRUNED = "GRATING without pruning"
+NO_RERANKER, FIRST = "no reranker", "the first ones, unranked"
 
 
 def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", probed: bool = False) -> list[Pool]:
@@ -49,7 +50,7 @@ def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", p
         history = np.asarray(row.scores, np.float64).reshape(row.layers, row.n)
         if probed:
             history = np.concatenate([np.asarray(row.probed, np.float64).reshape(row.layers - 1, row.n), history[-1:]])
-        found.append(Pool(row.name, split, history, np.asarray(row.relevant, bool)))
+        found.append(Pool(row.name, row.split, history, np.asarray(row.relevant, bool)))
     return found
 
 
@@ -121,17 +122,21 @@ def rule_of(
 
 def outcomes(
     scores: pd.DataFrame, settings: pd.DataFrame, models: Iterable[str], sets: Iterable[str], ks: Iterable[int],
-    rules: Iterable[str] = RULES, split: str = "test", how: Mechanism = OURS, some: slice = slice(None),
+    rules: Iterable[str] = RULES, how: Mechanism = OURS, some: Sequence[int] = (),
 ) -> pd.DataFrame:  # fmt: skip
-    """What calibrated rules do: model, set, k, rule, pool, name, saved, precision, full, overlap, layers (L), layer
-    ([N] layers run) and kept ([N]). On agents' tasks in exact order, as a cut-off is of final scores. some: pools.
+    """What calibrated rules do to test pools: model, set, k, rule, pool, name, saved, precision, full, overlap, layers
+    (L), layer ([N] layers run) and kept ([N]). On agents' tasks in exact order, as a cut-off is of final scores.
+
+    some: numbers of pools; none for all.
     """
     rows = []
     for model, set_, k, rule in ((m, s, k, r) for m in models for s in sets for k in ks for r in rules):
         if rule == PROBED and model not in DECODERS:
             continue
         made = rule_of(scores, settings, model, set_, k, rule, how)
-        for number, pool in list(enumerate(pools_of(scores, model, set_, split, rule == PROBED)))[some]:
+        recorded = pools_of(scores, model, set_, "test", rule == PROBED)
+        for number in some or range(len(recorded)):
+            pool = recorded[number]
             outcome = replay(pool, k, made if k < len(pool.relevant) else None, set_ in AGENTS, how.select)
             found = measured(pool, k, outcome)
             rows.append({
@@ -173,23 +178,28 @@ def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int
 
 
 def timed(found: pd.DataFrame, cost: Costs) -> pd.DataFrame:
-    """`outcomes` with seconds at full size in the columns GRATING, HF and HF Offload."""
+    """`outcomes` with seconds at full size in columns: GRATING, the same without pruning, HF and HF Offload."""
     deep = zip(found["layer"], found["layers"], strict=True)
     ours = [cost.seconds(depths(layer, int(layers), FULL_LAYERS)) for layer, layers in deep]
     counts = found["layer"].map(len)
     whole = {method: counts * cost.whole[method] for method in ("HF", "HF Offload")}
+    whole[UNPRUNED] = counts.map({count: cost.seconds(np.full(count, FULL_LAYERS)) for count in counts.unique()})
     return derived(found.assign(GRATING=ours, **whole), found, "recorded")
 
 
 def means(found: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> Resampled:
-    """Means over pools of several columns, drawn together: of one model, set, K and rule. columns: name -> column."""
+    """Means over pools of several columns, drawn together: of one model, set, K and rule. columns: name -> column.
+
+    Several questions on one long document are one draw, their mean.
+    """
+    shared = found["name"].duplicated().any()
     parts = [
         pd.DataFrame(
-            {"task": found["set"], "request": found["pool"], "method": name, "value": found[column].astype(float)}
+            {"task": found["set"], "request": found["name"], "method": name, "value": found[column].astype(float)}
         )
         for name, column in columns.items()
     ]
-    return resample(derived(pd.concat(parts), found), "value", seed)
+    return resample(derived(pd.concat(parts), found), "value", seed, drawn="documents" if shared else "pools")
 
 
 # Applications
@@ -198,13 +208,15 @@ def means(found: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> Res
 def end_to_end(found: pd.DataFrame, before: float, reading: Callable[[int], float] | None = None) -> pd.DataFrame:
     """`timed` with what comes before ranking, and with what a language model takes to read so many candidates.
 
-    before: seconds of the searches. reading: seconds by candidates; then also NO_RERANKER, which reads all of them.
+    before: seconds of the searches. reading: seconds by candidates; then also NO_RERANKER, which reads all of them, and
+    FIRST, which reads the first K.
     """
     counts = found["layer"].map(len)
     read = found["k"].map(reading) if reading else 0.0
-    made = found.assign(**{method: before + found[method] + read for method in (OURS_NAME, "HF")})
+    made = found.assign(**{method: before + found[method] + read for method in (OURS_NAME, UNPRUNED, "HF")})
     if reading:
         made[NO_RERANKER] = before + counts.map(reading)
+        made[FIRST] = before + read
     return derived(made, found, "simulated") if reading else made
 
 

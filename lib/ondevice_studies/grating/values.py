@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -16,64 +18,83 @@ from ondevice.evidence.estimates import DRAWS
 from ondevice.evidence.resampling import Resampled, interval, rank_correlation
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import kendall
+from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
-from ondevice_studies.grating.answers import KEPT
-from ondevice_studies.grating.full_size import BASELINE, HF, OFFLOAD, OURS, SHAPE, STEPS
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS
-from ondevice_studies.grating.study import DECODERS, DEEP, HIGH, LOW
+from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
+from ondevice_studies.grating.questions import CLOZE, CONTEXT, QUESTIONS
+from ondevice_studies.grating.study import DECODERS, DEEP, FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
 
 PAPER_RULES = (LOW, HIGH)
 Pair = tuple[Estimate, Estimate]
 _LOSSLESS = 1.0  # points
+RESIDENT, ANONYMOUS = "rss_mb", "anon_mb"
 
 
 @dataclass(frozen=True)
 class Cell:
     """One model, query set, K and rule: draws [1 + DRAWS] of means over pools, the first of the recorded ones.
 
-    saved: percent of each method's latency. loss: of Precision@K, in points. means: what both were made from.
+    seconds: of each method. loss: of Precision@K, in points. means: what both were made from. ours: the method that is
+    judged; of another one than GRATING nothing is lost.
     """
 
     key: tuple[str, str, int, str]
-    saved: Mapping[str, Floats]
+    seconds: Mapping[str, Floats]
     loss: Floats
     means: Resampled
+    ours: str = OURS
+
+    def saved(self, against: str) -> Floats:
+        """Percent of a method's latency."""
+        return (100 * (1 - self.seconds[self.ours] / self.seconds[against])).round(9)  # equal draws are equal
 
     def pair(self, against: str) -> Pair:
         """(saved, loss)."""
-        return self.means.estimate(self.saved[against]), self.lost
+        return self.means.estimate(self.saved(against)), self.lost
 
     @property
     def lost(self) -> Estimate:
         """The loss. Where no pool lost anything, its interval ends where 95 of 100 draws of so many would show some."""
+        if self.ours != OURS:
+            return exact(0, self.means.kind)
         loss = self.means.estimate(self.loss)
         return loss if self.loss.any() or not loss.n else replace(loss, high=100 * (1 - 0.05 ** (1 / loss.n)))
 
+    def by(self, ours: str) -> Cell:
+        """The cell with another method in GRATING's place."""
+        return self if ours == OURS else replace(self, ours=ours, loss=0 * self.loss)
 
-def cells(outcomes: pd.DataFrame, against: Sequence[str] = (HF, OFFLOAD), seed: int = 0) -> list[Cell]:
-    """outcomes: of `study.timed`, with a column of seconds for each method."""
+
+def cells(outcomes: pd.DataFrame, seed: int = 0) -> list[Cell]:
+    """outcomes: of `study.timed` or `study.end_to_end`, with a column of seconds for each method."""
+    methods = [name for name in (OURS, UNPRUNED, HF, OFFLOAD, NO_RERANKER, FIRST) if name in outcomes]
     made = []
     for key, rows in outcomes.groupby(["model", "set", "k", "rule"], sort=False):
-        columns = {name: name for name in ("precision", "full", OURS, *against)}
+        columns = {name: name for name in ("precision", "full", *methods)}
         means = study.means(derived(rows, outcomes), columns, seed)
         draws = {name: means[name][:, 0] for name in columns}
-        saved = {method: 100 * (1 - draws[OURS] / draws[method]) for method in against}
-        made.append(Cell(cast(Any, key), saved, 100 * (draws["full"] - draws["precision"]), means))
+        seconds = {method: draws[method] for method in methods}
+        made.append(Cell(cast(Any, key), seconds, 100 * (draws["full"] - draws["precision"]), means))
     return made
 
 
 # Latency and precision of cells (Figure 8)
 
 
-def of_paper(cells: Sequence[Cell], k: int = 0) -> list[Cell]:
-    """Those of the paper's two rules. k: of one K only."""
-    return [cell for cell in cells if cell.key[3] in PAPER_RULES and k in (0, cell.key[2])]
+def of_paper(cells: Sequence[Cell], k: int = 0, ours: str = OURS) -> list[Cell]:
+    """Those of the paper's two rules. k: of one K only. ours: the method that is judged."""
+    return [cell.by(ours) for cell in cells if cell.key[3] in PAPER_RULES and k in (0, cell.key[2])]
 
 
 def best(cells: Sequence[Cell], against: str) -> Cell:
     """The one that saves most of those that lose at most a point; of all where none does."""
     lossless = [cell for cell in cells if cell.loss[0] <= _LOSSLESS]
-    return max(lossless or cells, key=lambda cell: cell.saved[against][0])
+    return max(lossless or cells, key=lambda cell: cell.saved(against)[0])
+
+
+def largest(cells: Sequence[Cell], against: str, k: int = 0, ours: str = OURS) -> Pair:
+    """(saved, loss) of the best of the paper's two rules, over models, query sets and K."""
+    return best(of_paper(cells, k, ours), against).pair(against)
 
 
 def grouped(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -89,32 +110,26 @@ def greatest_loss(cells: Sequence[Cell]) -> Estimate:
     return max(of_paper(cells), key=lambda cell: cell.loss[0]).lost
 
 
-def hardest(cells: Sequence[Cell], k: int) -> Pair:
+def hardest(cells: Sequence[Cell], k: int, ours: str = OURS) -> Pair:
     """(saved, loss) against HF Offload where least is saved by the faster of the rules that lose at most a point."""
-    fastest = [best(group, OFFLOAD) for group in grouped(of_paper(cells, k))]
-    return min(fastest, key=lambda cell: cell.saved[OFFLOAD][0]).pair(OFFLOAD)
+    fastest = [best(group, OFFLOAD) for group in grouped(of_paper(cells, k, ours))]
+    return min(fastest, key=lambda cell: cell.saved(OFFLOAD)[0]).pair(OFFLOAD)
 
 
-def fastest_share(cells: Sequence[Cell]) -> Estimate:
+def fastest_share(cells: Sequence[Cell], ours: str = OURS) -> Estimate:
     """Share of models, query sets and K in which the faster rule has the lowest latency of all methods."""
-    fastest = [max(group, key=lambda cell: cell.saved[HF][0]) for group in grouped(of_paper(cells))]
-    lowest = sum(bool(min(cell.saved[HF][0], cell.saved[OFFLOAD][0]) > 0) for cell in fastest)
+    fastest = [max(group, key=lambda cell: cell.saved(HF)[0]) for group in grouped(of_paper(cells, ours=ours))]
+    lowest = sum(bool(min(cell.saved(HF)[0], cell.saved(OFFLOAD)[0]) > 0) for cell in fastest)
     return exact(lowest / len(fastest), cells[0].means.kind)
 
 
-def fastest_unpruned(latency: pd.DataFrame) -> Estimate:
-    """The same share without pruning: 1 where unpruned ranking is faster than transformers, else 0."""
-    whole = latency.query("rule == '' and documents == 20 and tokens == 128").groupby("method")["seconds"].median()
-    return exact(float(whole[OURS] < whole[HF]), latency)
-
-
-def higher_threshold(cells: Sequence[Cell], settings: pd.DataFrame) -> Pair:
+def higher_threshold(cells: Sequence[Cell], settings: pd.DataFrame, ours: str = OURS) -> Pair:
     """Shares of cells with two thresholds in which the higher one (is not less precise, saves less latency)."""
     thresholds = settings.set_index(["model", "set", "k", "rule"])["setting"]
-    ordered = [sorted(group, key=lambda cell: thresholds[cell.key]) for group in grouped(of_paper(cells))]
+    ordered = [sorted(group, key=lambda cell: thresholds[cell.key]) for group in grouped(of_paper(cells, ours=ours))]
     two = [(low, high) for low, high in ordered if thresholds[low.key] < thresholds[high.key]]
     precise = sum(bool(high.loss[0] <= low.loss[0] + 1e-9) for low, high in two)
-    slower = sum(bool(high.saved[HF][0] < low.saved[HF][0]) for low, high in two)
+    slower = sum(bool(high.saved(HF)[0] < low.saved(HF)[0]) for low, high in two)
     kind = cells[0].means.kind
     return exact(precise / max(1, len(two)), kind), exact(slower / max(1, len(two)), kind)
 
@@ -127,12 +142,29 @@ def driving(cells: Sequence[Cell], rule: str) -> Cell:
 # Scores (Figures 2 and 10)
 
 
-def trade_off(curves: pd.DataFrame, seed: int = 0) -> tuple[Estimate, ...]:
+def exits(scores: pd.DataFrame, models: Sequence[str], ks: Sequence[int]) -> pd.DataFrame:
+    """What a fixed exit does to test questions: all candidates leave after a layer, whatever their scores.
+
+    The columns of `curves`, the layer in the threshold's place.
+    """
+    rows = []
+    for model, k in product(models, ks):
+        for number, pool in enumerate(study.pools_of(scores, model, QUESTIONS)):
+            most = min(k, int(pool.relevant.sum()))
+            for layer, values in enumerate(pool.scores, 1):
+                precision = pool.relevant[ranking(values)[:k]].sum() / most
+                rows.append((model, k, layer, number, 1 - layer / len(pool.scores), precision))
+    columns = ["model", "k", "threshold", "pool", "saved", "precision"]
+    return derived(pd.DataFrame(rows, columns=columns), scores)
+
+
+def trade_off(curves: pd.DataFrame, fixed: pd.DataFrame, ours: bool = True, seed: int = 0) -> tuple[Estimate, ...]:
     """Least rank correlation of the threshold with (computed layer-candidates, precision), over models and K.
 
     curves: model, k, threshold, pool, saved, precision; thresholds that never prune left out. A curve that is constant
-    has no order, and is left out.
+    has no order, and is left out. fixed: of `exits`, which are judged where ours is False.
     """
+    curves = curves if ours else fixed
     pools = curves["pool"].nunique()
     drawn = np.random.default_rng(seed).multinomial(pools, np.full(pools, 1 / pools), DRAWS)
     weights = np.concatenate([np.ones((1, pools)), drawn]) / pools
@@ -145,20 +177,24 @@ def trade_off(curves: pd.DataFrame, seed: int = 0) -> tuple[Estimate, ...]:
             if np.ptp(means[:, 0]):
                 order = np.arange(len(means), dtype=np.float64)[None]
                 correlations.append(rank_correlation(order, (-means if column == "saved" else means).T))
-        least.append(interval(np.min(correlations, axis=0), pools, kind_of(curves)))
+        least.append(interval(np.min(correlations, axis=0), pools, kind_of(curves), "pools"))
     return tuple(least)
 
 
 def agreement(scores: pd.DataFrame, models: Sequence[str], sets: Sequence[str]) -> pd.DataFrame:
-    """Figure 2: model, layer, kendall, low, high: tau-b of a layer's order with the last one's, means over pools."""
+    """Figure 2: model, layer, kendall, low, high: tau-b of a layer's order with the last one's, means over pools.
+
+    No document has two pools.
+    """
     rows = []
     for model in models:
         pools = np.stack([pool.scores for set_ in sets for pool in study.pools_of(scores, model, set_)])
         for layer in range(pools.shape[1]):
             tau = kendall(pools[:, layer], pools[:, -1])
-            average = resampled(lambda drawn, tau=tau: float(tau[drawn].mean()), len(tau), scores)  # type: ignore[misc]
-            rows.append((model, layer + 1, average.value, *average.interval, pools.shape[1]))
-    return derived(pd.DataFrame(rows, columns=["model", "layer", "kendall", "low", "high", "layers"]), scores)
+            average = resampled(lambda drawn, tau=tau: float(tau[drawn].mean()), len(tau), scores, drawn="pools")  # type: ignore[misc]
+            rows.append((model, layer + 1, average.value, *average.interval, *pools.shape[1::-1]))
+    columns = ["model", "layer", "kendall", "low", "high", "layers", "pools"]
+    return derived(pd.DataFrame(rows, columns=columns), scores)
 
 
 def settled(agreement: pd.DataFrame, level: float = 0.8) -> Estimate:
@@ -171,7 +207,7 @@ def settled(agreement: pd.DataFrame, level: float = 0.8) -> Estimate:
             depths.append((0 if pd.isna(below) else below) + 1)
             depths[-1] /= rows["layers"].iloc[0]
         ends.append(float(np.mean(depths)))
-    return Estimate(ends[0], min(ends), max(ends), None, kind_of(agreement))
+    return Estimate(ends[0], min(ends), max(ends), int(agreement["pools"].min()), kind_of(agreement), "pools")
 
 
 def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate, ...]:
@@ -193,7 +229,7 @@ def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate,
         def gain(drawn: NDArray[np.int64], ours: Floats = ours, embedder: Floats = embedder) -> float:
             return float(100 * (ours[drawn].mean() / embedder[drawn].mean() - 1))
 
-        gains.append(resampled(gain, len(embedder), scores))
+        gains.append(resampled(gain, len(embedder), scores, drawn="pools"))
     return tuple(gains)
 
 
@@ -205,22 +241,20 @@ def high(cells: Sequence[Cell], model: str) -> Cell:
     return next(cell for cell in cells if cell.key[0] == model and cell.key[3] == HIGH)
 
 
-def least_and_greatest(rag: Sequence[Cell], context: Sequence[Cell]) -> Pair:
-    """Savings against HF, of RAG with both decoders and of long contexts."""
-    savings = [high(rag, DEEP).pair(HF)[0], high(rag, study.BASE).pair(HF)[0], high(context, study.BASE).pair(HF)[0]]
-    ordered = sorted(savings, key=lambda saving: saving.value)
-    return ordered[0], ordered[-1]
+def read_less(context: Sequence[Cell], ours: str = OURS) -> Estimate:
+    """Percent of the end-to-end latency without a reranker that selection saves on long contexts, with `BASE`."""
+    return high(context, study.BASE).by(ours).pair(NO_RERANKER)[0]
 
 
-def first_segments(segments: pd.DataFrame) -> Estimate:
-    """Percent saved by reading the first K segments, unranked. segments: of `study.outcomes`, of long contexts."""
-    return exact(100 * (1 - KEPT / segments["layer"].map(len).mean()), "simulated")
+def right_answers(answers: pd.DataFrame, scores: pd.DataFrame) -> tuple[Estimate, ...]:
+    """Points gained over the best way without a reranker, by (HF, GRATING), intervals over documents.
 
-
-def right_answers(answers: pd.DataFrame) -> tuple[Estimate, ...]:
-    """Points gained over the best way without a reranker, by (HF, GRATING). answers: the record."""
+    answers, scores: the records; the latter knows a pool's document.
+    """
     ways = answers["model"] + " " + answers["way"]
     wide = answers.assign(way=ways).pivot_table(index="pool", columns="way", values="right")
+    names = [pool.name for pool in study.pools_of(scores, study.BASE, CONTEXT)]
+    documents = [names[pool] for pool in wide.index]
     without = [way for way in map(str, wide) if way.startswith(" ")]
 
     def gain(drawn: NDArray[np.int64], way: str) -> float:
@@ -228,51 +262,75 @@ def right_answers(answers: pd.DataFrame) -> tuple[Estimate, ...]:
         return float(100 * (np.mean([means[f"{model} {way}"] for model in DECODERS]) - means[without].max()))
 
     return tuple(
-        resampled(lambda drawn, way=way: gain(drawn, way), len(wide), answers)  # type: ignore[misc]
+        resampled(partial(gain, way=way), len(wide), answers, drawn="documents", clusters=documents)
         for way in ("full", HIGH)
     )
 
 
-def last_share(stages: pd.DataFrame, column: str) -> Estimate:
-    """Percent of the pipeline's sum that is the reranker's, its last stage."""
-    return exact(100 * stages[column].iloc[-1] / stages[column].sum(), stages)
+def share_of_stage(stages: pd.DataFrame, column: str, index: int = -1) -> Estimate:
+    """Percent of the pipeline's sum that is one stage's; the last stage is the reranker."""
+    return exact(100 * stages[column].iloc[index] / stages[column].sum(), stages)
 
 
 # Memory at full size: of 20 candidates, the ablation's steps of 60
 
 
 def of_runs(values: Floats, memory: pd.DataFrame) -> Estimate:
-    """values: [3], of the runs' median and of both ends."""
+    """A range, not an interval. values: [3], of the runs' median and of both ends."""
     runs = int(memory.groupby(["method", "documents", "tokens"]).size().min())
-    return Estimate(float(values[0]), float(values.min()), float(values.max()), runs, kind_of(memory))
+    ends = float(values.min()), float(values.max())
+    return Estimate(float(values[0]), *ends, runs, kind_of(memory), "runs", "range")
 
 
-def peak(memory: pd.DataFrame, method: str, tokens: int = 500, column: str = "rss_mb") -> Floats:
+def both(values: Callable[[str], Floats], memory: pd.DataFrame, column: str = RESIDENT) -> Pair:
+    """(of resident memory, of anonymous memory). values: [3] by column, as for `of_runs`. column: the first one's."""
+    return of_runs(values(column), memory), of_runs(values(ANONYMOUS), memory)
+
+
+def peak(memory: pd.DataFrame, method: str, tokens: int = 500, column: str = RESIDENT) -> Floats:
     """(median, least, greatest) of the runs, in MB."""
     documents = 60 if method in STEPS else 20
     rows = memory[(memory["method"] == method) & (memory["documents"] == documents) & (memory["tokens"] == tokens)]
     return np.asarray(rows[column].quantile([0.5, 0, 1]), np.float64)
 
 
-def peak_ratio(memory: pd.DataFrame, over: str, under: str = OURS) -> Estimate:
-    """A method's peak memory over another one's."""
-    return of_runs(peak(memory, over) / peak(memory, under)[[0, 2, 1]], memory)
+def over(memory: pd.DataFrame, method: str, other: str, tokens: int = 500, column: str = RESIDENT) -> Floats:
+    """A method's peak memory over another one's: (of medians, least, greatest)."""
+    return peak(memory, method, tokens, column) / peak(memory, other, tokens, column)[[0, 2, 1]]
 
 
-def peak_less(memory: pd.DataFrame, method: str, less: str, unit: float = 1e6) -> Estimate:
-    """A method's peak memory less another one's. unit: bytes."""
-    return of_runs((peak(memory, method) - peak(memory, less)[[0, 2, 1]]) * (1e6 / unit), memory)
+def peak_ratio(memory: pd.DataFrame, method: str, under: str = OURS) -> Pair:
+    """A method's peak memory over another one's, (resident, anonymous)."""
+    return both(lambda column: over(memory, method, under, column=column), memory)
 
 
-def memory_saved(memory: pd.DataFrame, method: str, tokens: int = 500, column: str = "rss_mb") -> Estimate:
-    """Percent of transformers' memory that a method saves."""
-    whole = peak(memory, HF, tokens, column)
-    return of_runs(100 * (1 - peak(memory, method, tokens, column) / whole[[0, 2, 1]]), memory)
+def peak_less(memory: pd.DataFrame, method: str, less: str, unit: float = 1e6) -> Pair:
+    """A method's peak memory less another one's, (resident, anonymous). unit: bytes."""
+
+    def difference(column: str) -> Floats:
+        return (peak(memory, method, column=column) - peak(memory, less, column=column)[[0, 2, 1]]) * (1e6 / unit)
+
+    return both(difference, memory)
+
+
+def peak_mib(memory: pd.DataFrame, method: str) -> Estimate:
+    """A method's peak of resident memory, MiB."""
+    return of_runs(peak(memory, method) * 1e6 / 2**20, memory)
+
+
+def memory_saved(memory: pd.DataFrame, method: str, tokens: int = 500, column: str = RESIDENT) -> Pair:
+    """Percent of transformers' memory that a method saves, (of a column, of the peaks of anonymous memory)."""
+    return both(lambda name: 100 * (1 - over(memory, method, HF, tokens, name)), memory, column)
 
 
 def memory_added(memory: pd.DataFrame, method: str) -> Estimate:
-    """Percent of transformers' memory by which a method takes more."""
-    return of_runs(100 * (peak(memory, method) / peak(memory, HF)[[0, 2, 1]] - 1), memory)
+    """Percent of transformers' resident memory by which a method takes more."""
+    return of_runs(100 * (over(memory, method, HF) - 1), memory)
+
+
+def overheads(memory: pd.DataFrame, chunks: str = CHUNKS) -> Pair:
+    """(of one batch, of chunks): percent above the memory of the ablation's baseline."""
+    return memory_added(memory, ONE_BATCH), memory_added(memory, chunks)
 
 
 # Seconds of whole runs
@@ -286,9 +344,9 @@ def seconds(latency: pd.DataFrame, method: str, documents: int, rule: str = "") 
 
 def ablation_saved(latency: pd.DataFrame, cells: Sequence[Cell], method: str) -> Pair:
     """(percent of the ablation's baseline that a step saves, loss of precision in points), at the lower threshold."""
-    part = ratio(seconds(latency, method, 60, LOW), seconds(latency, BASELINE, 60), latency)
+    part = ratio(seconds(latency, method, 60, LOW), seconds(latency, BASELINE, 60), latency, drawn="rounds")
     value, highest, lowest = (100 * (1 - end) for end in (part.value, *part.interval))
-    return Estimate(value, lowest, highest, part.n, part.kind), driving(cells, LOW).lost
+    return replace(part, value=value, low=lowest, high=highest), driving(cells, LOW).lost
 
 
 def latency_added(latency: pd.DataFrame, method: str, before: str, rule: str = LOW) -> Estimate:
@@ -297,29 +355,36 @@ def latency_added(latency: pd.DataFrame, method: str, before: str, rule: str = L
     base = seconds(latency, BASELINE, 60) if method in STEPS else seconds(latency, before, 20, rule)
     ours = seconds(latency, method, documents, rule)
     rounds = zip(ours, seconds(latency, before, documents, rule), base, strict=True)
-    return mean([100 * (after - first) / whole for after, first, whole in rounds], latency)
+    return mean([100 * (after - first) / whole for after, first, whole in rounds], latency, drawn="rounds")
 
 
-def lowest_at_once(latency: pd.DataFrame, memory: pd.DataFrame, cells: Sequence[Cell]) -> tuple[Estimate, ...]:
-    """(GRATING's peak over the least other one's, its latency over HF's, HF Offload's latency over HF's)."""
-    ours, hf, offload = (float(peak(memory, method)[0]) for method in (OURS, HF, OFFLOAD))
-    saved = driving(cells, HIGH).pair(HF)[0]
-    return (
-        exact(ours / min(hf, offload), memory),
-        Estimate(1 - saved.value / 100, 1 - saved.high / 100, 1 - saved.low / 100, saved.n, saved.kind),
-        ratio(seconds(latency, OFFLOAD, 20), seconds(latency, HF, 20), latency),
-    )
+def lowest_at_once(
+    latency: pd.DataFrame, memory: pd.DataFrame, cells: Sequence[Cell], ours: str = OURS
+) -> tuple[Estimate, ...]:
+    """(our peak of resident and of anonymous memory over the least other one's, our latency over HF's, HF Offload's).
+
+    ours: GRATING, or another method in its place.
+    """
+
+    def over_least(column: str) -> Floats:
+        others = {method: peak(memory, method, column=column)[0] for method in (OURS, HF, OFFLOAD) if method != ours}
+        return over(memory, ours, min(others, key=lambda method: others[method]), column=column)
+
+    saved = driving(cells, HIGH).by(ours).pair(HF)[0]
+    part = replace(saved, value=1 - saved.value / 100, low=1 - saved.high / 100, high=1 - saved.low / 100)
+    offload = ratio(seconds(latency, OFFLOAD, 20), seconds(latency, HF, 20), latency, drawn="rounds")
+    return *both(over_least, memory), part, offload
 
 
 # From the published shape (section 4.4)
 
 
-def embedding_share() -> float:
-    """Percent of the memory that is embedding table, once two layers are all the others there are."""
+def embedding_share(layers: int = 2) -> float:
+    """Percent of the memory that is embedding table, once so many layers are all the others there are."""
     sizes = {key: parameter.numel() for key, parameter in shapes.shape(SHAPE).empty().named_parameters()}
     layer = sum(size for key, size in sizes.items() if ".layers.0." in key)
     table = sizes["model.embed_tokens.weight"]
-    return 100 * table / (table + 2 * layer)
+    return 100 * table / (table + layers * layer)
 
 
 def vocabulary_share() -> float:

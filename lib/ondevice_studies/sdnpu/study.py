@@ -7,6 +7,7 @@ model that verifies a draft. Means are sums over sums of a task's prompts, avera
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -16,24 +17,37 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice import evidence
 from ondevice.evidence import Estimate, derived, kind_of
-from ondevice.evidence.resampling import DRAWS, Resampled, interval, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, interval
 from ondevice_papers.sdnpu.drafter import BASES
 from ondevice_studies.sdnpu.workbench import REQUEST
+from ondevice_studies.speculation.nested import OfPrompts, joined, resample_models
 
 SWITCHED = ["model", "precision", "tokens", "cold"]  # what one comparison of ways of switching is of
 DECODE_ROWS = 32  # of G2
 MOST_SHAPES = 3  # static graphs to decode on
 
 
+def by_prompt(table: pd.DataFrame, column: str) -> OfPrompts:
+    """`column` of a table with model, task, request and method; its tasks are pairs `model task`.
+
+    A task's request of one number has the same prompt for both models, so a draw takes it for both.
+    """
+    return joined(resample_models(table, column))
+
+
+def rate(table: pd.DataFrame, column: str, per: str) -> OfPrompts:
+    """The means of one column over those of another one, so sums over sums; both as in `by_prompt`."""
+    sample = by_prompt(table, column)
+    return replace(sample, values=sample.values / by_prompt(table, per).values)
+
+
 # Tokens a pass
 
 
-def accepted(passes: pd.DataFrame) -> Resampled:
+def accepted(passes: pd.DataFrame) -> OfPrompts:
     """Tokens a pass of every method, the model's own included; its tasks are pairs `model task`."""
     sums = passes.groupby([*REQUEST, "method"], sort=False)["emitted"].agg(["sum", "size"]).reset_index()
-    sums["task"] = sums["model"] + " " + sums["task"]
-    table = derived(sums, passes)
-    return resample(table, "sum").over(resample(table, "size"))
+    return rate(derived(sums, passes), "sum", "size")
 
 
 def gains(rates: Resampled, suffix: str = "") -> Resampled:
@@ -98,7 +112,8 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
         both = draws[1.0, "keep both"]
         worst = draws[1.0, "synchronous"]
         for (memory, way), seconds in draws.items():
-            share = interval(100 * (1 - (seconds - both) / (worst - both)), comparison["round"].nunique(), "recorded")
+            percent = 100 * (1 - (seconds - both) / (worst - both))
+            share = interval(percent, comparison["round"].nunique(), "recorded", "rounds")
             rows.append((*keys, memory, way, seconds[0], seconds[0] - both[0], share.value, *share.interval, share.n))
     columns = [*SWITCHED, "memory", "way", "seconds", "added", "hidden", "low", "high", "n"]
     return derived(pd.DataFrame(rows, columns=columns), switching)
@@ -107,31 +122,32 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
 # Whole requests, measured
 
 
-def whole_requests(whole: pd.DataFrame, decoding: bool = False) -> Resampled:
+def whole_requests(whole: pd.DataFrame, decoding: bool = False) -> OfPrompts:
     """ms a token by arm: whole requests over their tokens, or decoding over those after the first.
 
     Of a request the median of its rounds; tasks are pairs `model task`.
     """
-    keys = ["model", "task", "request", "arm"]
     seconds = whole["decode_s"] if decoding else whole["prefill_s"] + whole["decode_s"]
     table = whole.assign(ms=1e3 * seconds, counted=whole["tokens"] - decoding)
-    table = table.groupby(keys, sort=False)[["ms", "counted"]].median().reset_index()
-    table = derived(table.assign(task=table["model"] + " " + table["task"]).rename(columns={"arm": "method"}), whole)
-    return resample(table, "ms").over(resample(table, "counted"))
+    return rate(of_rounds(table, ["ms", "counted"]), "ms", "counted")
 
 
-def prefills(whole: pd.DataFrame) -> Resampled:
+def prefills(whole: pd.DataFrame) -> OfPrompts:
     """Seconds to the first token by arm, the mean over requests; of a request the median of its rounds."""
-    table = whole.groupby(["model", "task", "request", "arm"], sort=False)["prefill_s"].median().reset_index()
-    table = table.assign(task=table["model"] + " " + table["task"]).rename(columns={"arm": "method"})
-    return resample(derived(table, whole), "prefill_s")
+    return by_prompt(of_rounds(whole, ["prefill_s"]), "prefill_s")
+
+
+def of_rounds(whole: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """model, task, request, method, which is the arm, and of `columns` the median of a request's rounds."""
+    table = whole.groupby(["model", "task", "request", "arm"], sort=False)[list(columns)].median().reset_index()
+    return derived(table.rename(columns={"arm": "method"}), whole)
 
 
 def rest_seconds(whole: pd.DataFrame, arm: str = "NPU vanilla", kept: str = "CPU vanilla") -> Estimate:
     """Seconds of decoding of an arm, which switching delays, and of the prefill on an engine that switches nothing."""
     decoding = whole[whole["arm"] == arm].groupby("request")["decode_s"].median()
     first = whole[whole["arm"] == kept].groupby("request")["prefill_s"].median()
-    return evidence.mean((decoding + first).tolist(), kind_of(whole))
+    return evidence.mean((decoding + first).tolist(), kind_of(whole), drawn="prompts")
 
 
 def parts(whole: pd.DataFrame, task: str = "summary") -> pd.DataFrame:

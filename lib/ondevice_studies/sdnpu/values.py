@@ -15,105 +15,80 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from ondevice import evidence
 from ondevice.evidence import Estimate, exact, kind_of
-from ondevice.evidence.resampling import DRAWS, Resampled, interval, rank_correlation, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, interval, rank_correlation
 from ondevice_papers.sdnpu import npu
-from ondevice_studies.sdnpu.study import medians
+from ondevice_studies.sdnpu.study import by_prompt, medians, of_rounds, rate
+from ondevice_studies.speculation.nested import OfPrompts
 
 Pair = tuple[Estimate, Estimate]
 NPU = ("NPU vanilla",)
 CPU = ("CPU vanilla",)
 SAM = ("NPU-SAM", "CPU-SAM")
 EAGLE = ("NPU-EAGLE", "CPU-EAGLE")
+_LARGER = "base summary"  # the larger model's summaries
 
 
 # Simulated requests
 
 
-def latency(simulated: pd.DataFrame, column: str = "total") -> Resampled:
+def latency(simulated: pd.DataFrame, column: str = "total") -> OfPrompts:
     """ms per token by arm, sums over sums; its tasks are pairs `model task`. column: total, or decode."""
-    table = simulated.assign(
-        task=simulated["model"] + " " + simulated["task"], counted=simulated["tokens"] - (column == "decode")
-    )
-    table = evidence.derived(table.rename(columns={"arm": "method"}), simulated)
-    return resample(table, column).over(resample(table, "counted"))
+    table = simulated.assign(counted=simulated["tokens"] - (column == "decode")).rename(columns={"arm": "method"})
+    return rate(evidence.derived(table, simulated), column, "counted")
 
 
-def speedups(total: Resampled, others: Sequence[str], ours: str = npu.OURS, task: str = "") -> Pair:
+def speedups(total: OfPrompts, others: Sequence[str], ours: str = npu.OURS, task: str = "") -> Pair:
     """(least, greatest) speed-up of `ours` over the others, tasks and models. task: of this one alone."""
-    columns = _columns(total, task)
-    over = np.stack([total[other] / total[ours] for other in others if other != ours], axis=2)[:, columns]
-    return total.estimate(over.min(axis=(1, 2))), total.estimate(over.max(axis=(1, 2)))
+    sample = _of_task(total, task)
+    over = np.stack([sample[other] / sample[ours] for other in others if other != ours], axis=2)
+    return sample.estimate(over.min(axis=(1, 2))), sample.estimate(over.max(axis=(1, 2)))
 
 
-def greatest_speedup(total: Resampled, ours: str = npu.OURS) -> Estimate:
-    """Over any of the paper's six baselines."""
-    return speedups(total, [*NPU, *CPU, *SAM, *EAGLE], ours)[1]
+def greatest_speedup(total: OfPrompts, ours: str = npu.OURS) -> Estimate:
+    """Over NPU vanilla, where the paper has its greatest."""
+    return speedups(total, NPU, ours)[1]
 
 
-def decoding_speedups(decode: Resampled, ours: str = npu.OURS) -> Pair:
+def decoding_speedups(decode: OfPrompts, ours: str = npu.OURS) -> Pair:
     """(least, greatest) over NPU vanilla, of decoding summaries."""
     return speedups(decode, NPU, ours, "summary")
 
 
-def by_similarity(total: Resampled, copied: pd.DataFrame, ours: str = npu.OURS) -> Pair:
-    """(rank of summary by gain over NPU vanilla, Spearman's r of gain and copied share), means over the models."""
-    gain = total[NPU[0]] / total[ours]
-    ranks = []
-    correlations = []
-    for model, shares in copied.groupby("model", sort=False):
-        columns = [total.tasks.index(f"{model} {task}") for task in shares["task"]]
-        summary = total.tasks.index(f"{model} summary")
-        ranks.append((gain[:, columns] >= gain[:, [summary]]).sum(axis=1))
-        correlations.append(rank_correlation(gain[:, columns], shares["copied"].to_numpy()[None]))
-    return total.estimate(np.mean(ranks, axis=0)), total.estimate(np.mean(correlations, axis=0))
-
-
-def decoding_range(simulated: pd.DataFrame) -> Pair:
+def decoding_range(simulated: pd.DataFrame, flat: bool = False) -> Pair:
     """(least, greatest) percent of NPU vanilla's time that is decoding, of summaries."""
-    shares = _decoding_shares(simulated)
-    percent = 100 * shares[NPU[0]][:, _columns(shares, "summary")]
+    shares = _of_task(_decoding_shares(simulated, flat), "summary")
+    percent = 100 * shares[NPU[0]]
     return shares.estimate(percent.min(axis=1)), shares.estimate(percent.max(axis=1))
 
 
-def decoding_mean(simulated: pd.DataFrame, task: str = "") -> Estimate:
+def decoding_mean(simulated: pd.DataFrame, task: str = "", flat: bool = False) -> Estimate:
     """Percent of CPU vanilla's time that is decoding, the mean over models and tasks. task: of this one alone."""
-    shares = _decoding_shares(simulated)
-    return shares.estimate((100 * shares[CPU[0]][:, _columns(shares, task)]).mean(axis=1))
+    shares = _of_task(_decoding_shares(simulated, flat), task)
+    return shares.estimate(100 * shares[CPU[0]].mean(axis=1))
 
 
-def _decoding_shares(simulated: pd.DataFrame) -> Resampled:
-    table = evidence.derived(simulated.assign(task=simulated["model"] + " " + simulated["task"]), simulated)
-    table = table.rename(columns={"arm": "method"})
-    return resample(table, "decode").over(resample(table, "total"))
+def _decoding_shares(simulated: pd.DataFrame, flat: bool) -> OfPrompts:
+    """Decoding over all time. flat: whether a token takes as long in the prompt as in the answer."""
+    table = simulated.rename(columns={"arm": "method"})
+    if flat:
+        table = table.assign(decode=table["tokens"], total=table["prompt_tokens"] + table["tokens"])
+    return rate(evidence.derived(table, simulated), "decode", "total")
 
 
-def _columns(sample: Resampled, task: str) -> list[int]:
-    """Of a task, both models; of all tasks where it is empty."""
-    return [column for column, name in enumerate(sample.tasks) if name.endswith(task)]
-
-
-def eagle_on_cpu(forwards: pd.DataFrame, model: str = "qwen2.5-0.5b") -> Pair:
-    """(least, greatest) speed-up of EAGLE over vanilla, verifying 60 rows or 32, on an engine with these times.
-
-    forwards: rows, seconds.
-    """
-    engine = npu.Cpu(npu.fit(forwards["rows"], 1e3 * forwards["seconds"]))
-    plain = float(engine.forward_ms(1))
-    eagles = [npu.Eagle(npu.draft_share(model), rows=rows) for rows in (60, 32)]
-    over = [plain * eagle.accepted / sum(eagle.step_ms(engine)) for eagle in eagles]
-    return exact(min(over), "simulated"), exact(max(over), "simulated")
+def _of_task(sample: OfPrompts, task: str) -> OfPrompts:
+    """The sample of one task of both models, or of the larger one, as `base summary`; all of it where task is empty."""
+    return sample.only([column for column, name in enumerate(sample.tasks) if name.endswith(task)])
 
 
 # Recorded requests on this machine
 
 
-def sam_on_cpu(requests: Resampled) -> Pair:
+def sam_on_cpu(requests: Resampled, arm: str = "CPU-SAM") -> Pair:
     """(least, greatest) speed-up of SAM over vanilla on this CPU."""
-    over = requests["CPU vanilla"] / requests["CPU-SAM"]
+    over = requests["CPU vanilla"] / requests[arm]
     return requests.estimate(over.min(axis=1)), requests.estimate(over.max(axis=1))
 
 
@@ -124,20 +99,22 @@ def switching_gains(requests: Resampled, greedy: str = "+G") -> Pair:
     return requests.estimate(plain.mean(axis=1)), requests.estimate(sam.mean(axis=1))
 
 
-def switching_saved(requests: Resampled, greedy: str = "+G") -> Estimate:
+def switching_saved(requests: OfPrompts, greedy: str = "+G") -> Estimate:
     """Gain of greedy over synchronous switching, plain summaries by the larger model."""
-    plain = requests["NPU vanilla"] / requests[f"NPU {greedy}"]
-    return requests.estimate(plain[:, _summary(requests)] - 1)
+    sample = _of_task(requests, _LARGER)
+    return sample.estimate((sample["NPU vanilla"] / sample[f"NPU {greedy}"])[:, 0] - 1)
 
 
-def over_sam(requests: Resampled, ours: str = "printed") -> Estimate:
+def over_sam(requests: OfPrompts, ours: str = "printed") -> Estimate:
     """Of SAM over sd.npu, both with greedy switching, summaries by the larger model."""
-    return requests.estimate((requests["NPU-SAM +G"] / requests[ours])[:, _summary(requests)])
+    sample = _of_task(requests, _LARGER)
+    return sample.estimate((sample["NPU-SAM +G"] / sample[ours])[:, 0])
 
 
-def first_token(prefill: Resampled, ours: str = "printed") -> Estimate:
+def first_token(prefill: OfPrompts, ours: str = "printed") -> Estimate:
     """Time to the first token over synchronous switching's without calibration, summaries by the larger model."""
-    return prefill.estimate((prefill[ours] / prefill["NPU vanilla"])[:, _summary(prefill)])
+    sample = _of_task(prefill, _LARGER)
+    return sample.estimate((sample[ours] / sample["NPU vanilla"])[:, 0])
 
 
 def exposed(switching: pd.DataFrame, rest: Estimate, way: str = "synchronous") -> Estimate:
@@ -147,14 +124,9 @@ def exposed(switching: pd.DataFrame, rest: Estimate, way: str = "synchronous") -
     """
     seconds = medians(switching)
     added = 100 * (seconds[way] - seconds["keep both"]) / rest.value
-    estimate = interval(added, switching["round"].nunique(), "recorded")
+    estimate = interval(added, switching["round"].nunique(), "recorded", "rounds")
     ends = [end * rest.value / other for end in estimate.interval for other in rest.interval]
     return replace(estimate, low=min(ends), high=max(ends))
-
-
-def _summary(sample: Resampled) -> int:
-    """The column of the larger model's summaries, which come first."""
-    return next(column for column, name in enumerate(sample.tasks) if name.endswith("base summary"))
 
 
 def memory_added(peaks: pd.DataFrame, ours: str = "printed") -> Pair:
@@ -176,7 +148,7 @@ def calibration_cost(calibration: pd.DataFrame, rule: str = "printed") -> tuple[
     table = calibration[calibration["rule"] == rule].sort_values("vocabulary")
     kind = kind_of(calibration)
     rows = table[["seconds", "low", "high", "n"]].to_numpy(float).tolist()
-    return tuple(Estimate(value, low, high, int(n), kind) for value, low, high, n in rows)
+    return tuple(Estimate(value, low, high, int(n), kind, "chunks") for value, low, high, n in rows)
 
 
 def drafting_and_reuse(whole: pd.DataFrame, arm: str = "printed") -> Estimate:
@@ -184,15 +156,15 @@ def drafting_and_reuse(whole: pd.DataFrame, arm: str = "printed") -> Estimate:
     return _step_ms(whole, arm, whole["draft_s"] + whole["observe_s"])
 
 
-def sam_drafting(whole: pd.DataFrame) -> Estimate:
-    """ms per pass of SAM's drafting alone."""
-    return _step_ms(whole, "NPU-SAM", whole["draft_s"])
+def sam_drafting(whole: pd.DataFrame, arm: str = "NPU-SAM") -> Estimate:
+    """ms per pass of drafting alone."""
+    return _step_ms(whole, arm, whole["draft_s"])
 
 
 def _step_ms(whole: pd.DataFrame, arm: str, seconds: pd.Series) -> Estimate:
-    table = whole.assign(spent=seconds)[(whole["arm"] == arm) & (whole["passes"] > 0)]
-    spent = (1e3 * table["spent"] / table["passes"]).tolist()
-    return evidence.mean(spent, kind_of(whole), (table["model"] + table["task"]).tolist())
+    table = whole.assign(spent=1e3 * seconds / whole["passes"])[(whole["arm"] == arm) & (whole["passes"] > 0)]
+    sample = by_prompt(of_rounds(evidence.derived(table, whole), ["spent"]), "spent")
+    return sample.estimate(sample[arm].mean(axis=1))
 
 
 # Tokens per pass, ids, drafts
@@ -204,10 +176,13 @@ def accepted_gain(rates: Resampled, base: str, suffix: str = "+both, printed") -
     return rates.estimate(gain.min(axis=1)), rates.estimate(gain.mean(axis=1))
 
 
-def identical(answers: pd.DataFrame) -> Pair:
-    """(share of the recorded answers that are vanilla's, their number): all there are, so without an interval."""
-    others = answers.loc[answers["method"] != "vanilla", "identical"]
-    return exact(others.mean(), kind_of(answers)), exact(len(others), kind_of(answers))
+def identical(answers: pd.DataFrame, plain: bool = False) -> Pair:
+    """(share of the recorded answers that are vanilla's, their number): all there are, so without an interval.
+
+    plain: of vanilla's own answers, or of all others.
+    """
+    counted = answers.loc[(answers["method"] == "vanilla") == plain, "identical"]
+    return exact(counted.mean(), kind_of(answers)), exact(len(counted), kind_of(answers))
 
 
 def shorter_drafts(summaries: pd.DataFrame, method: str, limit: int) -> Estimate:
@@ -215,35 +190,40 @@ def shorter_drafts(summaries: pd.DataFrame, method: str, limit: int) -> Estimate
     passes = summaries[summaries["method"] == method]
     passes = passes.assign(short=passes["drafted"] < limit).groupby("request")["short"].agg(["sum", "size"])
     short, size = passes.to_numpy().T
-    return evidence.resampled(lambda rows: float(short[rows].sum() / size[rows].sum()), len(passes), kind_of(summaries))
+    return evidence.resampled(
+        lambda rows: float(short[rows].sum() / size[rows].sum()), len(passes), kind_of(summaries), drawn="prompts"
+    )
 
 
-def reusable(rejections: pd.DataFrame, method: str = "SAM") -> Estimate:
-    """Percent of the rejections that are missing or synonym; draws are of requests."""
+def reusable(rejections: pd.DataFrame, method: str = "SAM", cases: Sequence[str] = ("missing", "synonym")) -> Estimate:
+    """Percent of the rejections that are of these cases; a draw takes all of a prompt's, by both models."""
     table = rejections[rejections["method"] == method]
     kind = kind_of(table)
-    table = table.assign(kept=table["case"] != "redundant")
-    counts = table.groupby(["model", "set", "task", "request"])["kept"].agg(["sum", "size"])
+    table = table.assign(kept=table["case"].isin(cases))
+    counts = table.groupby(["set", "task", "request"])["kept"].agg(["sum", "size"])
     kept, size = counts.to_numpy().T
-    return evidence.resampled(lambda rows: float(100 * kept[rows].sum() / size[rows].sum()), len(counts), kind)
+    return evidence.resampled(
+        lambda rows: float(100 * kept[rows].sum() / size[rows].sum()), len(counts), kind, drawn="prompts"
+    )
 
 
-def similarities(cosines: pd.DataFrame) -> tuple[Estimate, ...]:
-    """(within a task, within its group, across groups) mean cosine of one model's answers."""
+def similarities(cosines: pd.DataFrame, shuffled: bool = False) -> tuple[Estimate, ...]:
+    """(within a task, within its group, across groups) mean cosine of one model's answers.
+
+    shuffled: whether the pairs are dealt to these three at random.
+    """
+    if shuffled:
+        dealt = np.random.default_rng(0).permutation(cosines["pair"].to_numpy())
+        cosines = evidence.derived(cosines.assign(pair=dealt), cosines)
     return tuple(mean_of_pairs(cosines[cosines["pair"] == pair]) for pair in ("task", "group", "across"))
-
-
-def close_to_context(contexts: pd.DataFrame) -> Estimate:
-    """Share of one model's summaries whose cosine with their context is above 0.76."""
-    return evidence.share((contexts["cosine"] > 0.76).sum(), len(contexts), kind_of(contexts))
 
 
 def overlap_with_context(contexts: pd.DataFrame) -> Pair:
     """(share above 0.11, median) of one model's summaries' lexical overlap with their context."""
     overlap = contexts["overlap"].to_numpy()
     kind = kind_of(contexts)
-    median = evidence.resampled(lambda rows: float(np.median(overlap[rows])), len(overlap), kind)
-    return evidence.share((overlap > 0.11).sum(), len(overlap), kind), median
+    median = evidence.resampled(lambda rows: float(np.median(overlap[rows])), len(overlap), kind, drawn="prompts")
+    return evidence.share((overlap > 0.11).sum(), len(overlap), kind, drawn="prompts"), median
 
 
 def mean_of_pairs(cosines: pd.DataFrame) -> Estimate:
@@ -254,21 +234,43 @@ def mean_of_pairs(cosines: pd.DataFrame) -> Estimate:
     weights = np.vstack([np.ones(len(names)), drawn])
     both = weights[:, first] * weights[:, second]
     means = (both @ cosines["cosine"].to_numpy(float)) / np.maximum(both.sum(axis=1), 1e-9)
-    return interval(means, len(names), kind_of(cosines))
+    return interval(means, len(names), kind_of(cosines), "answers")
 
 
-# Forwards
+# Forwards, weights, schedules
 
 
-def size_correlations(static: pd.DataFrame, accepted: float = 4.2) -> Pair:
-    """Spearman's r of a graph's rows and (prefill's ms per token, decoding's at so many tokens per pass)."""
+def size_correlations(static: pd.DataFrame, accepted: float = 4.2, flat: bool = False) -> Pair:
+    """Spearman's r of a graph's rows and (prefill's ms per token, decoding's at so many tokens per pass).
+
+    flat: whether each graph takes as long as the smallest.
+    """
     rows = static["rows"].to_numpy(float)
-    seconds = static["seconds"].to_numpy()
-    prefill, decode = (spearmanr(rows, times).statistic for times in (seconds / rows, seconds / accepted))
+    seconds = np.full(len(rows), static["seconds"].min()) if flat else static["seconds"].to_numpy()
+    prefill, decode = (rank_correlation(rows[None], times[None])[0] for times in (seconds / rows, seconds / accepted))
     return exact(prefill, kind_of(static)), exact(decode, kind_of(static))
 
 
-def row_alone(static: pd.DataFrame) -> Estimate:
-    """A forward of one row over a thirty-second of that of 32."""
-    seconds = dict(zip(static["rows"], static["seconds"], strict=True))
-    return exact(seconds[1] / (seconds[32] / 32), kind_of(static))
+def row_alone(static: pd.DataFrame, flat: bool = False) -> Estimate:
+    """A forward of one row over a thirty-second of that of 32; the ends are those of both medians.
+
+    flat: whether both take as long.
+    """
+    one, full = static.set_index("rows")[["seconds", "low", "high"]].loc[[1, 1 if flat else 32]].to_numpy()
+    value, low, high = (32 * one / full[[0, 2, 1]]).tolist()
+    return Estimate(value, low, high, int(static["n"].min()), kind_of(static), "turns")
+
+
+def weights_gb(weights: pd.DataFrame, column: str = "weights_gb", bits: float = 16) -> float:
+    """GB of Qwen2.5-1.5B. weights: of `printed.weights`, in 16 bits. column: or twice_gb, what CPU and NPU hold."""
+    return float(weights[column]["qwen2.5-1.5b"]) * bits / 16
+
+
+def draft_models_gb(weights: pd.DataFrame, bits: float = 16) -> tuple[float, float]:
+    """(least, greatest) GB of EAGLE's draft model, over the paper's three models."""
+    return weights["draft_gb"].min() * bits / 16, weights["draft_gb"].max() * bits / 16
+
+
+def agreement(by_schedule: Sequence[bool] | bool, by_partition: Sequence[bool]) -> float:
+    """Share of instances with the same answer. by_schedule: an answer each, or one for all."""
+    return float(np.equal(by_schedule, by_partition).mean())

@@ -1,12 +1,12 @@
 """The requests that drafters are recorded on, and a drafter on them: a row an answer, a pass, a rejected draft.
 
-A method begins each set and task with a fresh drafter and answers its requests in order, so that the first of each task
-can be run again alone, exactly: `run_method`.
+A method begins each set and task with a fresh drafter and answers its requests in order, so that the first ones of a
+task can be run again, exactly: `run_again`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -21,6 +21,7 @@ from ondevice.causal_lm.lean import engine
 from ondevice.speculation import Drafter, greedy, loop
 from ondevice_papers.sdnpu.drafter import methods
 from ondevice_papers.sdnpu.rejections import Watched
+from ondevice_studies.speculation import rerun
 from ondevice_studies.speculation.prompts import digest, noting, prompts
 from ondevice_studies.speculation.request_set import Request, answered
 
@@ -35,7 +36,9 @@ LONG_PROMPT = (600, 768)  # tokens, least and most
 LONG_ANSWER = (64, 256)
 LONG_COUNT, LONG_TRIED = 20, {"parameters": 320, "turns": 128}  # requests; prompts, of the tasks with long answers
 PLAIN = "vanilla"
-REQUEST = ["model", "set", "task", "request"]
+# Methods that keep nothing from request to request.
+FORGETFUL = (PLAIN, "PLD", "PLD+calibration, printed", "PLD+reuse, printed", "PLD+both, printed")
+REQUEST = rerun.REQUEST
 
 
 @dataclass
@@ -123,19 +126,27 @@ def run_method(
 
 
 def sample(bench: Workbench, answers: pd.DataFrame, request_set: str = "tasks", number: int = 1) -> list[Request]:
-    """The first `number` requests of each task, made anew from the corpus and the record of their answers' lengths.
+    """The first `number` requests of each task, made anew from the corpus and the record (`made_anew`)."""
+    chosen = answers[(answers["model"] == bench.model) & (answers["set"] == request_set) & (answers["method"] == PLAIN)]
+    return made_anew(bench, chosen[chosen.groupby("task")["request"].rank() <= number])
 
-    Raises ValueError where a prompt is not the recorded one, as after a change of the corpus.
-    """
-    table = answers[(answers["model"] == bench.model) & (answers["set"] == request_set) & (answers["method"] == PLAIN)]
-    requests: list[Request] = []
-    columns = ["request", "document", "prompt_sha", "tokens"]
-    for task, rows in table.groupby("task", sort=False):
-        rows = rows.sort_values("request").head(number)
-        ids_of = dict(prompts(str(task), set(rows["document"]), LONG_PROMPT if request_set == "long" else None))
-        for index, document, sha, tokens in rows[columns].to_numpy().tolist():
-            ids = tuple(ids_of.get(document, ()))
-            if digest(ids) != sha:
-                raise ValueError(f"The prompt on {document} ({task}) is not the recorded one: the corpus changed.")
-            requests.append(Request(str(task), index, document, ids, (), tokens, frozenset({bench.end})))
-    return requests
+
+def made_anew(bench: Workbench, rows: pd.DataFrame) -> list[Request]:
+    """The requests of a model's recorded answers (`speculation.rerun`)."""
+
+    def of_task(request_set: str, task: str, only: Collection[str]) -> Iterator[tuple[str, list[int]]]:
+        return prompts(task, only, LONG_PROMPT if request_set == "long" else None)
+
+    return rerun.made_anew(rows, of_task, bench.end)
+
+
+def drawn(answers: pd.DataFrame, seed: int, number: int) -> pd.DataFrame:
+    """The recorded answers that the seed draws to run again (`speculation.rerun.drawn`)."""
+    return rerun.drawn(answers, seed, number, FORGETFUL)
+
+
+def run_again(benches: Mapping[str, Workbench], rows: pd.DataFrame) -> pd.DataFrame:
+    """Passes of recorded answers' methods on their requests. benches: by model."""
+    runs = rerun.runs(rows, lambda model, part: made_anew(benches[model], part))
+    ran = [run_method(benches[model], method, request_set, some)[1] for model, method, request_set, some in runs]
+    return pd.concat(ran, ignore_index=True)

@@ -70,12 +70,16 @@ def fitted(with_stores: Sequence[Store]) -> NDArray[np.float64]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; once all is answered, the weights are fitted."""
-    argparse.ArgumentParser(prog="make record PAPER=speculation", description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(prog="make record PAPER=speculation", description=__doc__)
+    parser.add_argument("--only", choices=["answered", "weights"])
+    only = parser.parse_args(argv).only
     torch.set_num_threads(1)
-    recorder = evidence.Recorder("speculation", "answered", KEYS, PARAMETERS, [MODEL])
-    record(models.load(MODEL).model, recorder)
-    print(recorder.finish())
-    print(refit())
+    if only != "weights":
+        recorder = evidence.Recorder("speculation", "answered", KEYS, PARAMETERS, [MODEL])
+        record(models.load(MODEL).model, recorder)
+        print(recorder.finish())
+    if only != "answered":
+        print(refit())
 
 
 def refit() -> Path:

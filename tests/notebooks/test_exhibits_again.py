@@ -1,0 +1,45 @@
+"""Exhibits that need few of a notebook's cells are made again from these, with the notebook's own parameters.
+
+Numbers and drawing are the published ones. nbval's run compares the others, and the pictures themselves.
+"""
+
+import functools
+
+import pytest
+from cells import Notebook
+
+from ondevice.run import Layout
+from ondevice_studies import published
+
+LAYOUT = Layout()
+MOST = 14  # cells
+LONG = {
+    "diaa": {"confidence-claim", "figure-2", "figure-7", "figure-10", "map", "strongest"},
+    "disco": {"figure-5", "figure-6", "figure-7", "figures-8-10", "plane", "table-1", "table-2-figure", "tail-bound"},
+    "grating": {"beyond-01"},
+    "sdnpu": {"ratios"},
+}  # more than some seconds
+
+
+@functools.cache
+def notebook(paper):
+    return Notebook(paper, {})
+
+
+def chosen():
+    """(paper, cell): each saves an exhibit."""
+    for paper in LAYOUT.papers():
+        for cell, text in notebook(paper).texts.items():
+            short = "run.save(" in text and cell not in LONG.get(paper, ())
+            if short and len(notebook(paper).needed(cell)) <= MOST:
+                yield pytest.param(paper, cell, id=f"{paper}-{cell}")
+
+
+@pytest.mark.parametrize(("paper", "cell"), chosen())
+@pytest.mark.usefixtures("exhibits_elsewhere")
+def test_an_exhibit_is_made_again_from_its_cells(paper, cell, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONDEVICE_FIGURES", str(tmp_path))
+    printed = notebook(paper).run(notebook(paper).needed(cell), {"__name__": "__main__"})
+    assert cell in printed, printed
+    differences = published.differences(tmp_path / paper, LAYOUT.figures / paper)
+    assert [sentence for sentence in differences if ".png is another" not in sentence] == []

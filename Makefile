@@ -71,8 +71,10 @@ check: $(READY)
 test: lint
 	@echo "== Unit and property tests (pytest), in two processes of one thread each"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties
-	@echo "== System and notebook tests and breaks on purpose (pytest), one at a time; a notebook's is skipped while nothing it uses has changed"
-	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest tests/systems tests/notebooks tests/breaks
+	@echo "== Breaks on purpose (pytest), in two processes of one thread each"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/breaks
+	@echo "== System and notebook tests (pytest), one at a time; a notebook's is skipped while nothing it uses has changed"
+	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest tests/systems tests/notebooks
 
 # Copies that were edited stay, and are named; the others follow their notebooks.
 lab: LAB := $(if $(IN_PLACE),notebooks,runs/lab)

@@ -74,7 +74,7 @@ def example(board: pd.DataFrame) -> str:
     return wrapped(
         f"Claim `{claim}`: {row['statement']}. The paper has {row['printed']}.\n\n"
         f"1. The rule measures {rule.quantity}. *Reproduced* is {rule.reproduced.words(rule.unit)}.{trend}\n\n"
-        f"2. The value here is {_value(row['value'])}. It is {row['kind']}: {row['n']} {row['drawn']} were drawn.\n\n"
+        f"2. The value here is {_value(str(row['value']))}, {row['kind']}; {row['n']} {row['drawn']} were drawn.\n\n"
         f"3. The verdict is **{row['verdict']}**.\n\n"
         f"4. The null is {rule.null}. It has {row['null']}.{remark}"
     )

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 from copies import Break, copy, failing
 
-CAUGHT = pytest.StashKey[list[tuple[Break, str]]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[CAUGHT] = []
+CAUGHT = "caught"
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +32,16 @@ def passing(root: Path) -> Callable[[Break], None]:
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[Break, str], None]:
-    return lambda fault, check: request.config.stash[CAUGHT].append((fault, check))
+    """Keeps what caught a break with its test's report, which comes back from other processes, too."""
+    return lambda fault, check: request.node.user_properties.append((CAUGHT, [fault.paper, fault.name, check]))
 
 
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    rows = config.stash[CAUGHT]
+def pytest_terminal_summary(terminalreporter) -> None:
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    called = [report for report in reports if getattr(report, "when", "") == "call"]
+    rows = [row for report in called for name, row in report.user_properties if name == CAUGHT]
     if rows:
         terminalreporter.section("breaks on purpose, and what caught them")
-        for fault, check in rows:
-            terminalreporter.line(f"{fault.paper:8} {fault.name:58} {check or '- (passes through)'}")
-        terminalreporter.line(f"{sum(bool(check) for _, check in rows)} of {len(rows)} caught")
+        for paper, name, check in rows:
+            terminalreporter.line(f"{paper:8} {name:58} {check or '- (passes through)'}")
+        terminalreporter.line(f"{sum(bool(check) for _, _, check in rows)} of {len(rows)} caught")

@@ -33,7 +33,6 @@ EDITED = {
     "diaa/whole.zen3-2c": "command, minutes and commit were entered by hand",
     "grating/scores": "rows of agents' tasks by the two decoders were removed",
     "scoreboard/first": "put together from earlier claims.csv by git show, as its command says",
-    "speculation/weights": "command and commit were entered by hand, after a second fit that gave the same weights",
 }
 UNTIMED = ("diaa/curves.zen5-2c", "diaa/whole.zen5-2c", "scoreboard/first")  # their 0.0 minutes count writing alone
 

@@ -39,6 +39,8 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "bash .ci/setup": "needs the network; test_setup runs it",
     "python -c": "names a GPU",
     "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
+    "python -m ondevice_studies.rules_lock": "writes a line for a change of the reader's; its tests run it",
+    "python -m ondevice_studies.provenance": "rewrites sidecars of old records; its tests run it",
     "python -m pytest": "a test that stands in the repository once its line does",
     '"': "a row of a table in a file that the page names",
     "source .venv/": "changes the reader's shell",

@@ -34,7 +34,7 @@ FAULTS = [
         "the widening for few samples is dropped",
         "shared",
         "lib/ondevice/evidence/estimates.py",
-        "math.sqrt(least / (least - 1)) * stats.t.isf((1 - LEVEL) / 2, units - len(strata))",
+        "math.sqrt(fewest / (fewest - 1)) * stats.t.isf((1 - LEVEL) / 2, degrees)",
         "stats.norm.isf((1 - LEVEL) / 2)",
         (f"{UNIT}rules.py::test_an_interval_of_few_samples_is_wider_than_the_percentiles_of_its_draws",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,8 @@ def test_memory_is_a_range_of_runs_of_both_kinds():
     assert (anonymous.value, *anonymous.interval) == pytest.approx((0.5, 90 / 240, 110 / 160))
     (rule,) = (row.rule for row in CLAIMS.values() if "resident and anonymous" in row.headline)
     assert (rule.verdict((resident, anonymous)), rule.verdict((10, 1.2))) == ("trend", "reproduced")
+    sometimes = replace(anonymous, value=1.16, low=0.8, high=1.2)
+    assert rule.verdict((10, sometimes)) == "trend"
 
 
 def test_a_fixed_exit_is_a_curve_of_its_own():

@@ -127,9 +127,17 @@ def resampled(
         return np.concatenate(list(map(_picked, strata, places)))
 
     values = [statistic(draw()) for _ in range(DRAWS)]
-    tail = stats.norm.sf(math.sqrt(least / (least - 1)) * stats.t.isf((1 - LEVEL) / 2, units - len(strata)))
-    low, high = np.quantile(values, [tail, 1 - tail])
+    low, high = np.quantile(values, widened(least, units - len(strata)))
     return Estimate(value, float(low), float(high), units, kind_of(kind), drawn)
+
+
+def widened(fewest: int, degrees: int) -> tuple[float, float]:
+    """The two quantiles of draws that are the ends of a 95 % interval of few samples (`resampled`).
+
+    fewest: units of the smallest group, at least 2. degrees: of freedom, of Student's t.
+    """
+    tail = float(stats.norm.sf(math.sqrt(fewest / (fewest - 1)) * stats.t.isf((1 - LEVEL) / 2, degrees)))
+    return tail, 1 - tail
 
 
 def mean(
@@ -163,13 +171,12 @@ def ratio(
     seed: int = 0,
     *,
     drawn: str,
-    clusters: Sequence[Any] | None = None,
 ) -> Estimate:
     """Geometric mean of values over their partners, paired by sample; groups weigh the same."""
     pairs = np.asarray(values, dtype=float), np.asarray(over, dtype=float)
     if min(part.min() for part in pairs) <= 0:
         raise ValueError("A ratio needs values above 0.")
-    logs = mean(np.log(pairs[0] / pairs[1]).tolist(), kind, groups, seed, drawn=drawn, clusters=clusters)
+    logs = mean(np.log(pairs[0] / pairs[1]).tolist(), kind, groups, seed, drawn=drawn)
     return replace(logs, value=math.exp(logs.value), low=math.exp(logs.low), high=math.exp(logs.high))
 
 

@@ -149,7 +149,7 @@ def Either(*tests: Test) -> Test:
 
 @_formed
 def Possibly(test: Test) -> Test:
-    """A test that is not surely failed: of a quantity that stands beside the judged one and may not contradict it."""
+    """A test that is not surely failed. Versions of rules in the lock have it; today's need the whole interval."""
     return Test(lambda parts: test.holds(parts) is not False, lambda unit: f"possibly {test.words(unit)}")
 
 
@@ -188,8 +188,8 @@ class Rule:
 
     quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
     it gets, where that holds by definition, such as a saving of 0 over itself. no_null: why there is no trivial method;
-    null_pending: what will judge the claim anew, and with which one. Exactly one of null, no_null and null_pending is
-    given. note: what a reader has to know beside the numbers.
+    null_pending: what will judge the claim anew, and with which one. The rule of a paper's claim has exactly one of
+    null, no_null and null_pending. note: what a reader has to know beside the numbers.
     """
 
     quantity: str

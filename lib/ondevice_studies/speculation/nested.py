@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from ondevice.evidence import Estimate, kind_of
-from ondevice.evidence.estimates import LEVEL
+from ondevice.evidence.estimates import widened
 from ondevice.evidence.resampling import DRAWS, Resampled
 
 
@@ -38,9 +37,8 @@ class OfPrompts(Resampled):
         plain = super().estimate(draws)
         if self.fewest < 2:
             return plain
-        t = stats.t.isf((1 - LEVEL) / 2, max(1, self.n - len(set(self.prompts))))
-        tail = stats.norm.sf(np.sqrt(self.fewest / (self.fewest - 1)) * t)
-        low, high = np.quantile(draws[1:], [tail, 1 - tail]).tolist()
+        ends = widened(self.fewest, max(1, self.n - len(set(self.prompts))))
+        low, high = np.quantile(draws[1:], ends).tolist()
         return replace(plain, low=min(low, plain.value), high=max(high, plain.value))
 
 

@@ -66,7 +66,7 @@ lint: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check -q lib tests notebooks
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit $(STATIC)
+	@$(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile tests/unit $(STATIC)
 
 test: lint
 	@echo "== Unit and property tests (pytest), in two processes of one thread each"

@@ -84,6 +84,7 @@ def test_a_label_is_the_last_part():
     assert device_probe.label("a/folder/of-mine/") == "of-mine" and device_probe.label("name") == "name"
 
 
+@pytest.mark.slow  # processes that import PyTorch and load a model
 def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
     table = cold_start.measure({"tiny": folder}, 1)
     assert table["page_cache"].tolist() == ["warm", "cold"] and table.attrs["kind"] == "measured"

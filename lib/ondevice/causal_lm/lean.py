@@ -1,60 +1,126 @@
-"""The lean engine: a causal LM's forward as one ONNX graph over the session's own buffers, in float32 on the CPU.
+"""The lean engine: a causal LM's forward as one ONNX graph over the session's own buffers, on the CPU.
 
 transformers' forward of a small model spends most of its time between the matrices: thousands of calls a pass. Here a
 pass is one call of ONNX Runtime. Attention (GroupQueryAttention of com.microsoft) writes its new rows into the cache in
-place and takes a tree's mask as a bias.
+place and takes a tree's mask as a bias. Weights are in float32, or in blocks of 8 or 4 bits (MatMulNBits).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
+from numpy.typing import NDArray
 from onnx import helper
 
+from ondevice.blocks import Blocks, quantised
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.rows import Interrupted, Rows
-from ondevice.causal_lm.session import CausalLM
+from ondevice.causal_lm.session import CausalLM, Session
+from ondevice.models import Loaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Weights = Literal["float32", "8bit", "4bit"]
+Arithmetic = Literal["float32", "int8"]
+Matrix = NDArray[np.float32] | Blocks
+
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
+_ROWS_TRIED = (3, 4, 5, 8, 9, 17, 33, 65)  # of a forward whose first two rows must be those of a forward of two
 _INT64 = onnx.TensorProto.INT64
 _INT32 = onnx.TensorProto.INT32
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
 
 
 class Lean(CausalLM):
     """A `CausalLM` whose forwards run in ONNX Runtime; sessions, trees and rows are the same.
 
-    threads: of the runtime, by default torch's. The weights are packed here, so they are in memory twice, and what is
-    changed in the model later, as layers that are skipped, does not reach them.
+    model: of transformers, in float32 on the CPU, or one that `models.load` has loaded. weights: a GGUF's own blocks go
+    in as they are ("8bit": the same weights in wider codes); another model's matrices are quantised here, in blocks of
+    32, with 8 bits for the embedding and the head. arithmetic: of products with blocks. "int8" quantises the
+    activations too, so logits change; weights in float32 have float32 alone.
+    trees: whether trees are to be verified. In int8 the runtime computes a lone row by another kernel than several
+    rows, so a lone row is then run as two, and a tree's logits are those of its paths, bit for bit.
+    threads: of the runtime, by default torch's. The weights are packed here, so a float32 model is in memory twice.
     Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
-    heads or rotary angles that the runtime's attention does not have.
+    heads or rotary angles that the runtime's attention does not have; and, from `start` on, once the model's weights
+    have changed.
     """
 
-    def __init__(self, model: PreTrainedModel, context: int | None = None, threads: int = 0) -> None:
-        drawing.require_drawable(model, "The lean engine is")
-        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    def __init__(
+        self,
+        model: PreTrainedModel | Loaded,
+        context: int | None = None,
+        threads: int = 0,
+        *,
+        weights: Weights = "float32",
+        arithmetic: Arithmetic = "float32",
+        trees: bool = True,
+    ) -> None:
+        if weights not in ("float32", "8bit", "4bit") or arithmetic not in ("float32", "int8"):
+            raise ValueError(
+                f"Weights are float32, 8bit or 4bit and arithmetic float32 or int8, not {weights} and {arithmetic}."
+            )
+        self.integers = arithmetic == "int8"
+        if self.integers and weights == "float32":
+            raise ValueError("Weights in float32 have arithmetic in float32 alone.")
+        structure, matrix = _source(model, weights, self.integers)
+        drawing.require_drawable(structure, "The lean engine is", isinstance(model, Loaded) and bool(model.gguf))
+        rope = (getattr(structure.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in _FIXED_ROPE:
             raise ValueError(f"The lean engine has no {rope} rotary scaling, only {', '.join(_FIXED_ROPE)}.")
-        _, groups, size = drawing.heads(model.config)
+        _, groups, size = drawing.heads(structure.config)
         if size % 16:
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
-        super().__init__(model, context)
+        super().__init__(structure, context)
+        self.weights, self.arithmetic = weights, arithmetic
+        self._pads = self.integers and trees
+        self._state = state_of(structure)
         self._most = self.context + _TREE
         self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
-        drawn = _Drawing(self.model, self._most)
+        self._table = matrix(_EMBEDDING)
+        drawn = _Drawing(structure, self._most, matrix, self.integers)
         options = drawing.options(threads or torch.get_num_threads())
         proto = drawn.decoder().SerializeToString()
         options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
         self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits and of cached rows."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens and logits are."""
+        return torch.device("cpu")
+
+    @cached_property
+    def tree_refusal(self) -> str | None:  # type: ignore[override]
+        """Why trees cannot be verified, in a sentence; None when they can. In int8 the processor's kernels decide."""
+        if not self.integers:
+            return None
+        if not self._pads:
+            return "This engine answers a lone row by a kernel of its own: for trees make it with trees=True."
+        if not self._rows_agree():
+            return "On this processor a row's logits in int8 depend on the number of rows: no tree can be verified."
+        return None
+
+    def start(self, capacity: int = 0) -> Session:
+        """An empty session. Raises ValueError where the model's weights are not those that were packed."""
+        if state_of(self.model) != self._state:
+            raise ValueError("The model's weights have changed since this engine packed them: make a new engine.")
+        return super().start(capacity)
 
     def forward(
         self, tokens: torch.Tensor, rows: Rows, cache: object, *, last: bool = False, **shape: torch.Tensor
@@ -65,6 +131,9 @@ class Lean(CausalLM):
         """
         if rows.stop is not None and rows.stop.is_set():
             raise Interrupted("The forward was stopped before it began.")
+        alone = self._pads and len(tokens) == 1  # the second row writes behind the first, and does not count
+        if alone:
+            tokens, shape = tokens.repeat(2), {}
         n = len(tokens)
         past = rows.length
         if past + n > self._most:
@@ -75,15 +144,16 @@ class Lean(CausalLM):
             raise ValueError("The lean engine runs one sequence at a time, not a batch's.")
         mask = shape.get("attention_mask")
         positions = shape.get("position_ids")
+        first, end = (0, 1) if alone else (n - 1 if last else 0, n)
         given = {
-            "tokens": tokens[None],
+            "states": self._embedded(tokens),
             "positions": torch.arange(past, past + n, device="cpu")[None] if positions is None else positions,
             "mask": self._empty.new_zeros(1, 1, n, past + n) if mask is None else mask,
-            "kept": torch.arange(n - 1 if last else 0, n, device="cpu"),
+            "kept": torch.arange(first, end, device="cpu"),
             "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
             "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
         }
-        logits = self._empty.new_empty(1 if last else n, self.vocabulary)
+        logits = self._empty.new_empty(end - first, self.vocabulary)
         bound = self._bound(rows, keys, values)
         for name, tensor in given.items():
             bound.bind_input(name, "cpu", 0, _NUMPY[tensor.dtype], tensor.shape, tensor.data_ptr())
@@ -91,6 +161,12 @@ class Lean(CausalLM):
         with drawing.flushing_denormals():
             self._session.run_with_iobinding(bound)
         return logits
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[1, n, hidden] the tokens' rows of the embedding."""
+        index = tokens.numpy()
+        rows = self._table.rows(index).values() if isinstance(self._table, Blocks) else self._table[index]
+        return torch.from_numpy(rows)[None]
 
     def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """A binding to the buffers of rows, kept as long as they are the same ones."""
@@ -107,32 +183,95 @@ class Lean(CausalLM):
         self._bindings[rows] = state, bound
         return bound
 
+    def _rows_agree(self) -> bool:
+        """Whether a forward's first rows are the same whatever rows come behind them, bit for bit."""
+        tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
+        rows = Rows(self.layers)
+        pair = self.forward(tokens[:2], rows, None)
+        return all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED)
 
-def engine(model: PreTrainedModel, context: int | None = None, threads: int = 0) -> CausalLM:
-    """The fastest that a model has: a `Lean` where it can be one, else a `CausalLM`; arguments are theirs."""
+
+def engine(
+    model: PreTrainedModel | Loaded,
+    context: int | None = None,
+    threads: int = 0,
+    *,
+    weights: Weights = "float32",
+    arithmetic: Arithmetic = "float32",
+    trees: bool = True,
+) -> CausalLM:
+    """The fastest that a model has: a `Lean` where it can be one, else, in float32, a `CausalLM`.
+
+    Arguments and errors are those of `Lean`.
+    """
     try:
-        return Lean(model, context, threads)
+        return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, trees=trees)
     except ValueError:
-        return CausalLM(model, context)
+        if weights != "float32" or arithmetic != "float32":
+            raise
+        return CausalLM(model.model if isinstance(model, Loaded) else model, context)
+
+
+def state_of(model: PreTrainedModel) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """What changes when a model's weights do: of each parameter its address, version and type."""
+    # Tensors made under inference mode count no versions.
+    return tuple(
+        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version, parameter.dtype)
+        for parameter in model.parameters()
+        if not parameter.is_meta
+    )
 
 
 _NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32}
 
 
+def _source(
+    model: PreTrainedModel | Loaded, weights: Weights, integers: bool
+) -> tuple[PreTrainedModel, Callable[[str], Matrix]]:
+    """(a model with its structure, its matrices by name). A GGUF's structure has no matrices of its own."""
+    if isinstance(model, Loaded) and model.gguf:
+        file = model.gguf
+
+        def stored(name: str) -> Matrix:
+            name = name if name in file.tensors else _EMBEDDING  # a tied head
+            matrix = file.array(name) if weights == "float32" else file.parameter(name)
+            # Wider codes are of use in integers alone: products in float32 read the narrow ones as they are.
+            return matrix.widened() if weights == "8bit" and integers and isinstance(matrix, Blocks) else matrix
+
+        return file.skeleton(), stored
+    built = model.model if isinstance(model, Loaded) else model
+    parameters = dict(built.named_parameters())
+
+    def packed(name: str) -> Matrix:
+        array = parameters.get(name, parameters.get(_EMBEDDING)).detach().numpy()  # type: ignore[union-attr]
+        if weights == "float32":
+            return array
+        return quantised(array, 4 if weights == "4bit" and name not in (_EMBEDDING, _HEAD) else 8)
+
+    return built, packed
+
+
 class _Drawing(drawing.Drawing):
     """The whole decoder, n tokens at a time, over rows that it appends to.
 
-    Inputs: tokens and positions [1, n], mask [1, 1, n, past + n] (added to the scores), kept (rows whose logits are
-    wanted), before and total [1] (past + n - 1 and past + n), and keysI, valuesI [1, g, capacity, d] of layer I, whose
-    outputs new_keysI, new_valuesI are the same memory. Output: logits [kept, V].
+    matrix: the weights of a linear layer by their name. integers: whether products with blocks are in int8.
+    Inputs: states [1, n, hidden], positions [1, n], mask [1, 1, n, past + n] (added to the scores), kept (rows whose
+    logits are wanted), before and total [1] (past + n - 1 and past + n), and keysI, valuesI [1, g, capacity, d] of
+    layer I, whose outputs new_keysI, new_valuesI are the same memory. Output: logits [kept, V].
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], integers: bool
+    ) -> None:
         super().__init__(model)
         self.arrays: dict[str, Any] = {}
+        self._matrix, self._integers = matrix, integers
+        self._names = {module: name for name, module in model.named_modules()}
+        self._sums: dict[tuple[str, int], str] = {}  # of a state's blocks, by the state and the size of a block
+        self._ones: dict[tuple[int, int], str] = {}  # what sums them
         positions = torch.arange(rows, device="cpu")
         with torch.inference_mode():
-            angles = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
+            angles = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
         # The halves of a head turn by the same angles.
         self._angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
 
@@ -140,7 +279,7 @@ class _Drawing(drawing.Drawing):
         """The graph, without its weights: `arrays` has them."""
         model = self.model
         n = "n"
-        state = self.op("Gather", self.constant(model.get_input_embeddings().weight), "tokens")
+        state = "states"
         for index, layer in enumerate(model.model.layers):
             state = self.layer(index, layer, state)
         state = self.op("Gather", state, "kept", axis=1)
@@ -148,7 +287,7 @@ class _Drawing(drawing.Drawing):
         self.nodes.append(helper.make_node("Identity", [self.linear(state, model.lm_head)], ["logits"]))
         rows = [1, self.groups, "capacity", self.size]
         inputs: dict[str, Any] = {
-            "tokens": (_INT64, [1, n]), "positions": (_INT64, [1, n]), "mask": [1, 1, n, "all"],
+            "states": [1, n, model.config.hidden_size], "positions": (_INT64, [1, n]), "mask": [1, 1, n, "all"],
             "kept": (_INT64, ["kept_rows"]), "before": (_INT32, [1]), "total": (_INT32, [1]),
         }  # fmt: skip
         cached = [f"{name}{layer}" for layer in range(len(model.model.layers)) for name in ("keys", "values")]
@@ -168,6 +307,73 @@ class _Drawing(drawing.Drawing):
             num_heads=self.heads, kv_num_heads=self.groups, scale=float(part.scaling), do_rotary=1,
         ))  # fmt: skip
         return self.linear(output, part.o_proj)
+
+    def linear(self, state: str, linear: Any) -> str:
+        """Draw a projection, with its bias where it has one."""
+        matrix = self._matrix(f"{self._names[linear]}.weight")
+        if isinstance(matrix, Blocks):
+            product = self._blocked(state, matrix)
+        else:
+            product = self.op("MatMul", state, self.constant(matrix.T))
+        return product if linear.bias is None else self.op("Add", product, self.constant(linear.bias))
+
+    def _blocked(self, state: str, matrix: Blocks) -> str:
+        """Draw a product with blocks.
+
+        The runtime is fast for codes of 4 bits, and in integers for those of 8, whose zero point is their centre. So a
+        weight is scale * (code - centre) + offset, and the offsets meet the sums of the state's blocks. In float32 a
+        code of 8 bits is two of 4: 16 * high + low.
+        """
+        shift = 0
+        if matrix.bits == 8 and matrix.minima is not None and self._integers:
+            # Codes far from the centre would multiply what the activations lose.
+            shift = 128 - (int(matrix.codes.max()) + 1) // 2
+            matrix = Blocks(matrix.codes + np.uint8(shift), matrix.scales, matrix.minima, 8)
+        if matrix.bits == 8 and not self._integers:
+            high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
+            low = Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
+            product = self.op("Add", self._product(state, high), self._product(state, low, centred=False))
+        else:
+            product = self._product(state, matrix)
+        if matrix.minima is None:
+            return product
+        offsets = matrix.minima + np.float32(2 ** (matrix.bits - 1) - shift) * matrix.scales
+        sums = self._summed(state, matrix.shape[1], matrix.size)
+        return self.op("Add", product, self.op("MatMul", sums, self.constant(offsets.T.astype(np.float32))))
+
+    def _product(self, state: str, matrix: Blocks, centred: bool = True) -> str:
+        """Draw a product with scale * (code - centre), or with scale * code."""
+        rows, columns = matrix.shape
+        codes = matrix.codes.reshape(rows, -1, matrix.size)
+        if matrix.bits == 4:
+            codes = codes[..., ::2] | (codes[..., 1::2] << np.uint8(4))
+        inputs = [state, self.constant(codes), self.constant(matrix.scales.reshape(-1))]
+        if not centred:
+            inputs.append(self.constant(np.zeros((rows, -(-codes.shape[1] // 2)), np.uint8)))
+        name = f"node{len(self.nodes)}_0"
+        self.nodes.append(
+            helper.make_node(
+                "MatMulNBits",
+                inputs,
+                [name],
+                domain="com.microsoft",
+                K=columns,
+                N=rows,
+                bits=matrix.bits,
+                block_size=matrix.size,
+                accuracy_level=4 if self._integers else 1,
+            )
+        )
+        return name
+
+    def _summed(self, state: str, columns: int, size: int) -> str:
+        """[..., columns / size] the sums of a state's blocks."""
+        if (columns, size) not in self._ones:
+            ones = np.repeat(np.eye(columns // size, dtype=np.float32), size, axis=0)
+            self._ones[columns, size] = self.constant(ones)
+        if (state, size) not in self._sums:
+            self._sums[state, size] = self.op("MatMul", state, self._ones[columns, size])
+        return self._sums[state, size]
 
     def _heads(self, given: str, part: Any, name: str) -> str:
         flat = self.linear(given, getattr(part, f"{name}_proj"))

@@ -39,6 +39,16 @@ class CausalLM:
             probe.require_chains(self)
             self.tree_refusal = self.tree_refusal or probe.tree_refusal(self)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits and of cached rows."""
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens and logits are."""
+        return self.model.device
+
     def require_trees(self) -> None:
         """Raise ValueError, with the reason, where only chains can be verified."""
         if self.tree_refusal:
@@ -58,12 +68,12 @@ class CausalLM:
             if rows.ndim != 4 or rows.shape[0] != self.layers or rows.shape[2] != len(tokens):
                 wanted = f"[{self.layers}, heads, {len(tokens)}, width]"
                 raise ValueError(f"The {name} have the shape {list(rows.shape)}, not {wanted}.")
-            if rows.dtype != self.model.dtype:
-                raise ValueError(f"The {name} are {rows.dtype}, the model is {self.model.dtype}.")
+            if rows.dtype != self.dtype:
+                raise ValueError(f"The {name} are {rows.dtype}, the model is {self.dtype}.")
         if len(tokens) > self.context:
             raise ValueError(f"{len(tokens)} tokens are more than the context of {self.context}.")
         cached = Rows(self.layers, min(max(capacity, len(tokens)), self.context))
-        device = self.model.device
+        device = self.device
         for layer, (k, v) in enumerate(zip(keys.to(device), values.to(device), strict=True)):
             cached.append(layer, k[None], v[None])
         cached.length = len(tokens)
@@ -142,7 +152,7 @@ class Session:
             logits = self.lm.forward(tokens, self._rows, self._cache)
         else:
             self.lm.require_trees()
-            device, dtype, past = tokens.device, self.lm.model.dtype, self.length
+            device, dtype, past = tokens.device, self.lm.dtype, self.length
             mask = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
             mask[:, past:] = topology.hidden(dtype, device)
             positions = topology.offsets(device) + past
@@ -186,7 +196,7 @@ class Session:
 
         Raises ValueError where layers differ in heads or width.
         """
-        nothing = torch.empty(1, 1, 0, 1, dtype=self.lm.model.dtype, device=self.lm.model.device)
+        nothing = torch.empty(1, 1, 0, 1, dtype=self.lm.dtype, device=self.lm.device)
         views = [self._rows.append(layer, nothing, nothing) for layer in range(self.lm.layers)]
         if len({view.shape for layer in views for view in layer}) > 1:
             raise ValueError("The layers' rows have different shapes, so they cannot be exported as one.")
@@ -215,4 +225,4 @@ class Session:
         reach = self.length + (len(ids) if depth is None else depth)
         if reach > self.lm.context:
             raise ValueError(f"{what} would reach {reach} tokens, more than the context of {self.lm.context}.")
-        return torch.tensor(ids, device=self.lm.model.device)
+        return torch.tensor(ids, device=self.lm.device)

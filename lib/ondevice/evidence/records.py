@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from ondevice import assets
+from ondevice import assets, fetched
 from ondevice.evidence import sidecars
 from ondevice.evidence.estimates import born
 from ondevice.evidence.exhibits import as_json, machine_name
@@ -123,11 +123,15 @@ def stale(paper: str) -> list[str]:
 
 
 def model_checksums(models: Iterable[str]) -> dict[str, str]:
-    """SHA-256 over the weights of each bundled model, by data/models/manifest.json; other specs name themselves."""
+    """SHA-256 over the weights of each bundled model, by data/models/manifest.json, and of a model's one GGUF file.
+
+    Other specs name themselves.
+    """
     manifest = json.loads(assets.data("models", "manifest.json").read_text(encoding="utf-8"))
     weights = sorted((file, checksum) for file, checksum in manifest.items() if file.endswith(".safetensors"))
     files = {model: [part for part in weights if part[0].startswith(f"{model}/")] for model in models}
-    return {model: digest(parts) if parts else model for model, parts in files.items()}
+    own = {model: digest(parts) for model, parts in files.items() if parts}
+    return {model: own.get(model, fetched.MODEL_SHA256.get(model, model)) for model in files}
 
 
 def corpus_checksum() -> str:

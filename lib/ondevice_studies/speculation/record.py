@@ -19,7 +19,7 @@ from ondevice import corpus, evidence, models
 from ondevice.speculation.bundled import stores
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.store import Store
-from ondevice_studies.speculation import fitting
+from ondevice_studies.speculation import fitting, plain
 from ondevice_studies.speculation.request_set import Request, answered, spread
 
 MODEL = "pydocs-lm-base"
@@ -71,9 +71,18 @@ def fitted(with_stores: Sequence[Store]) -> NDArray[np.float64]:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; once all is answered, the weights are fitted."""
     parser = argparse.ArgumentParser(prog="make record PAPER=speculation", description=__doc__)
-    parser.add_argument("--only", choices=["answered", "weights"])
-    only = parser.parse_args(argv).only
+    parser.add_argument("--only", choices=["plain", "answered", "weights"])
+    parser.add_argument("--models", nargs="+", choices=list(plain.LABELS), default=list(plain.LABELS))
+    options = parser.parse_args(argv)
+    only = options.only
     torch.set_num_threads(1)
+    if only in (None, "plain"):
+        for model in options.models:
+            answers = plain.recorder(model)
+            plain.record(model, answers)
+            print(answers.finish())
+    if only == "plain":
+        return
     if only != "weights":
         recorder = evidence.Recorder("speculation", "answered", KEYS, PARAMETERS, [MODEL])
         record(models.load(MODEL).model, recorder)

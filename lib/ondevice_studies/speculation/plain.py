@@ -1,0 +1,102 @@
+"""Requests to public models: Spec-Bench's first turns, and the plain answer to each, until it ends or loops.
+
+`make record PAPER=speculation ARGS="--only plain"` records the answers' lengths and hashes, never a text. A whole
+answer stays in the user's cache, so that drafters that read no logits can be replayed on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ondevice import assets, chat, evidence, models, prompts
+from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.lean import engine
+from ondevice.speculation import Drafter, generate
+from ondevice_studies.speculation.prompts import digest, noting
+from ondevice_studies.speculation.request_set import Request, loop_start, redundancy
+
+LONGEST = 256  # tokens of an answer
+LABELS = {models.SMOLLM2: "smollm2", models.QWEN: "qwen"}  # in names of records
+KEYS = ["model", "request"]
+PARAMETERS = {"tokens": LONGEST, "threads": 1, "dtype": "float32"}
+
+
+def request(loaded: models.Loaded, prompt: prompts.Prompt, limit: int, answer: Sequence[int] = ()) -> Request:
+    """A prompt, rendered by the model's template, whose answer is decoded up to `limit` tokens."""
+    ids = chat.prompt_ids(loaded.tokenizer, prompt.text)
+    number = int(prompt.id.rpartition("-")[2])
+    return Request(prompt.task, number, prompt.id, tuple(ids), tuple(answer), limit, loaded.eos_token_ids)
+
+
+def answered(lm: CausalLM, asked: Request) -> dict[str, Any]:
+    """The columns of an answer, decoded plainly; `answer` has its tokens, whole.
+
+    limit: tokens before a loop, else all, the end token with them. margin: by how much the likeliest logit led, at
+    least, among these. redundancy: see `request_set`.
+    """
+    margins: list[float] = []
+    generation = generate(lm, Drafter(), asked.ids, asked.limit, choice=noting(margins), eos_token_ids=asked.ends)
+    tokens = list(generation.tokens)
+    start = loop_start(tokens)
+    limit = len(tokens) if start is None else start
+    return {
+        "prompt_sha": digest(asked.ids),
+        "prompt_tokens": len(asked.ids),
+        "whole": len(tokens),
+        "ended": generation.ended,
+        "limit": limit,
+        "answer_sha": digest(tokens[:limit]),
+        "margin": min(margins[:limit], default=np.nan),
+        "redundancy": redundancy(asked.ids, tokens[:limit]),
+        "answer": tokens,
+    }
+
+
+def record(model: str, recorder: evidence.Recorder) -> None:
+    """Answer what is missing, Spec-Bench's tasks in turn."""
+    missing = [prompt for prompt in in_turns(prompts.spec_bench()) if (model, prompt.id) not in recorder.done]
+    if not missing:
+        return
+    loaded = models.load(model)
+    lm = engine(loaded, threads=1)
+    for number, prompt in enumerate(missing):
+        columns = answered(lm, request(loaded, prompt, LONGEST))
+        keep(model, columns["prompt_sha"], columns.pop("answer"))
+        recorder.add([{"model": model, "task": prompt.task, "request": prompt.id, **columns}])
+        if number % 20 == 0:
+            print(f"{model}: {number} of {len(missing)} answered", flush=True)
+
+
+def in_turns(requests: Iterable[prompts.Prompt]) -> list[prompts.Prompt]:
+    """The first prompt of every task, then the second of each, and so on: any beginning holds all tasks alike."""
+    tasks: dict[str, list[prompts.Prompt]] = {}
+    for prompt in requests:
+        tasks.setdefault(prompt.task, []).append(prompt)
+    columns = [(number, prompt) for several in tasks.values() for number, prompt in enumerate(several)]
+    return [prompt for _, prompt in sorted(columns, key=lambda column: column[0])]
+
+
+def keep(model: str, prompt_sha: str, answer: Sequence[int]) -> None:
+    """Put a whole answer into the user's cache."""
+    assets.write_text(assets.cache_folder("answers") / model / f"{prompt_sha}.json", json.dumps(list(answer)))
+
+
+def kept(model: str, prompt_sha: str) -> list[int] | None:
+    """A whole answer from the user's cache; None where it is not there."""
+    path = assets.cache_folder("answers") / model / f"{prompt_sha}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def recorder(model: str) -> evidence.Recorder:
+    """Of a model's plain answers."""
+    return evidence.Recorder("speculation", f"plain-{LABELS[model]}", KEYS, PARAMETERS, [model])
+
+
+def load(model: str) -> pd.DataFrame:
+    """The recorded plain answers of a model."""
+    return evidence.load("speculation", f"plain-{LABELS[model]}")

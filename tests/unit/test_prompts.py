@@ -1,0 +1,162 @@
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from ondevice import assets, fetched, prompts
+from ondevice.prompts import Prompt
+
+LONGEST_SHARED = 5  # words in a row that two prompts may have in common
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    """A machine without a local data folder, with an empty cache."""
+    monkeypatch.delenv(assets.LOCAL_DATA_VARIABLE, raising=False)
+    monkeypatch.setattr(assets, "ROOT", tmp_path / "clone")
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def sequences(text, length=LONGEST_SHARED + 1):
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[start : start + length]) for start in range(len(words) - length + 1)}
+
+
+@pytest.mark.parametrize("split, per_task", [("test", 10), ("validation", 6)])
+def test_each_task_has_its_number_of_own_prompts(split, per_task):
+    assert Counter(prompt.task for prompt in prompts.own(split)) == dict.fromkeys(prompts.TASKS, per_task)
+
+
+def test_own_prompts_share_no_six_words_in_a_row():
+    everything = [*prompts.own("test"), *prompts.own("validation")]
+    assert len({prompt.id for prompt in everything}) == len(everything) == 96
+    holders = {}
+    for prompt in everything:
+        for words in sequences(prompt.text):
+            holders.setdefault(words, set()).add(prompt.id)
+    assert not {" ".join(words): ids for words, ids in holders.items() if len(ids) > 1}
+
+
+def test_sequences_are_of_words_in_lower_case():
+    assert sequences("One, two (three) FOUR\nfive - six!") == {("one", "two", "three", "four", "five", "six")}
+    assert sequences("Five words are too few.") == set()
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_own_prompts_have_their_tasks_form(split):
+    by_task = {task: [prompt.text for prompt in prompts.own(split) if prompt.task == task] for task in prompts.TASKS}
+    for article in by_task["summarization"]:
+        assert 150 <= len(re.findall(r"\w+", article)) <= 400
+    for text in by_task["rag"]:
+        *passages, question = [part for part in re.split(r"\n\n|\n(?=\* )", text) if part != "Context:"]
+        assert 4 <= len(passages) <= 6 and len(question.split()) <= 35
+    assert max(len(text.split()) for text in by_task["qa"]) <= 12
+    assert all(re.search(r"\d", text) for text in by_task["math"])
+    assert all(text == text.strip() for texts in by_task.values() for text in texts)
+
+
+def test_own_prompts_have_two_splits():
+    with pytest.raises(ValueError, match=r"test.*validation.*'train'"):
+        prompts.own("train")
+
+
+def test_diaas_tables_name_every_task():
+    assert tuple(prompts.DIAA_NAMES) == prompts.TASKS
+    assert prompts.DIAA_NAMES["translation"] == "trans" and prompts.DIAA_NAMES["summarization"] == "sum"
+
+
+def questions(*categories):
+    rows = [
+        {"question_id": 81 + number, "category": category, "turns": [f"First\u2028of {category}?", "Second?"]}
+        for number, category in enumerate(categories)
+    ]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def test_spec_bench_gives_first_turns_with_the_papers_tasks(no_data, monkeypatch):
+    content = questions("writing", "math", "humanities", "math_reasoning", "translation", "rag")
+    checked = replace(fetched.FILES[fetched.SPEC_BENCH], size=len(content), sha256=sha256(content).hexdigest())
+    monkeypatch.setitem(fetched.FILES, fetched.SPEC_BENCH, checked)
+    folder = no_data / "spec_bench"
+    folder.mkdir(parents=True)
+    (folder / "question.jsonl").write_bytes(content)
+    spec_bench = prompts.spec_bench()
+    assert spec_bench[0] == Prompt("spec-bench-81", "mt", "First\u2028of writing?")
+    assert [prompt.task for prompt in spec_bench] == ["mt", "mt", "mt", "math", "translation", "rag"]
+
+
+def test_spec_bench_names_the_command_that_fetches_it(no_data):
+    with pytest.raises(FileNotFoundError, match=r"python -m ondevice\.data spec-bench"):
+        prompts.spec_bench()
+
+
+def test_another_file_is_not_spec_bench(no_data):
+    (no_data / "spec_bench").mkdir(parents=True)
+    (no_data / "spec_bench" / "question.jsonl").write_bytes(questions("writing"))
+    with pytest.raises(ValueError, match=r"question\.jsonl.*python -m ondevice\.data spec-bench"):
+        prompts.spec_bench()
+
+
+@pytest.mark.skipif(not ((assets.local_data() or assets.ROOT) / "spec_bench").is_dir(), reason="needs Spec-Bench")
+def test_spec_bench_has_eighty_questions_per_task():
+    assert Counter(prompt.task for prompt in prompts.spec_bench()) == dict.fromkeys(prompts.TASKS, 80)
+
+
+def test_a_file_has_one_prompt_per_line(tmp_path):
+    path = tmp_path / "asked.txt"
+    path.write_bytes("\ufeff  What is é?\r\n\r\nTwo {braces}\u2028in a line\n".encode())
+    assert prompts.from_file(path) == [
+        Prompt("asked-1", "user", "What is é?"),
+        Prompt("asked-3", "user", "Two {braces}\u2028in a line"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["asked.jsonl", "asked.txt"])
+def test_a_file_has_json_lines(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"prompt": " a\\nb ", "task": "qa"}\n\n{"text": "c", "extra": 1}\n', encoding="utf-8")
+    assert prompts.from_file(path) == [Prompt("asked-1", "qa", " a\nb "), Prompt("asked-3", "user", "c")]
+
+
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        (b"", "no prompt"),
+        (b" \n\r\n", "no prompt"),
+        (b"caf\xe9", "UTF-8"),
+        (b'{"prompt": "a"}\n{"prompt": ', "Line 2 .*JSON"),
+        (b'{"prompt": "a"}\n"b"\n', "Line 2 .*object"),
+        (b'{"prompt": "a"}\n\n{"question": "b"}\n', "Line 3 .*`prompt`"),
+        (b'{"prompt": " "}', "Line 1 .*`prompt`"),
+        (b'{"prompt": ["a"]}', "Line 1 .*`prompt`"),
+        (b'{"prompt": "a", "task": 3}', "Line 1 .*`task`"),
+        (b'{"prompt": "\\ud800"}', "Line 1 .*surrogate"),
+        (b'{"prompt": ' + b"[" * 100_000, "Line 1 .*JSON"),
+    ],
+)
+def test_files_without_prompts_are_refused(tmp_path, content, complaint):
+    path = tmp_path / "asked.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=complaint) as refused:
+        prompts.from_file(path)
+    assert "asked.txt" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_json_lines_file_of_plain_text_is_refused(tmp_path):
+    (tmp_path / "asked.jsonl").write_text("Why?\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Line 1 .*JSON"):
+        prompts.from_file(tmp_path / "asked.jsonl")
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder"):
+        prompts.from_file(tmp_path)
+
+
+def test_digests_are_the_checksums_beginning():
+    assert prompts.digest("abc") == "ba7816bf8f01"
+    assert prompts.digest("é") == sha256("é".encode()).hexdigest()[:12]

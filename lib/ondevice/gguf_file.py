@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PLAIN: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _MODULES = {  # of transformers, by GGUF's name behind the layer's number
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -101,13 +101,15 @@ class GGUF:
 
     def model(self) -> PreTrainedModel:
         """The model with all weights in float32."""
-        model = self.skeleton()
+        model: Any = self.skeleton()
         _assign(model, {name: self.array(name) for name in self.tensors})
         model.tie_weights()
         empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         if empty:
             raise ValueError(f"{self.path.name} has no {empty[0]}, which its architecture needs.")
-        return model.requires_grad_(False)
+        model.requires_grad_(False)
+        model._gguf = self, weights_state(model)
+        return model
 
     def _order_of_rows(self, name: str, rows: int) -> NDArray[np.int64] | None:
         """The file's rows in transformers' order: those of Llama's queries and keys are stored as pairs that turn."""
@@ -122,6 +124,22 @@ def _assign(model: PreTrainedModel, weights: Mapping[str, NDArray[np.float32]]) 
     """Give a model these weights, which are copied."""
     tensors = {name: torch.from_numpy(np.array(weight)) for name, weight in weights.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
+
+
+def weights_state(model: PreTrainedModel) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """What changes when a model's weights do: of each parameter its address, version and type."""
+    # Tensors made under inference mode count no versions.
+    return tuple(
+        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version, parameter.dtype)
+        for parameter in model.parameters()
+        if not parameter.is_meta
+    )
+
+
+def source_of(model: PreTrainedModel) -> GGUF | None:
+    """The file that a model was read from, where its weights are still those."""
+    file, state = getattr(model, "_gguf", (None, None))
+    return file if file and state == weights_state(model) else None
 
 
 def opened(path: Path) -> GGUF:
@@ -178,6 +196,8 @@ def _unpack(path: Path, folder: Path) -> None:
     if len(tokenizer) > rows:
         raise ValueError(f"The tokenizer in {path.name} has {len(tokenizer)} entries, its model only {rows}.")
     config.vocab_size = rows
+    if width := reader.fields.get(f"{architecture}.attention.key_length"):
+        config.head_dim = int(width.contents())
     config.tie_word_embeddings = "lm_head.weight" not in layout
     config.architectures = [ARCHITECTURES[architecture]]
     config.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The lean engine: every logit is compared with an uncached run of transformers in float64."""
+"""The lean engine: every logit is compared with an uncached run of transformers in float64, of the same weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ondevice.blocks import quantised
 from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
 from ondevice.causal_lm.batch import Batch
-from ondevice.causal_lm.lean import Lean
+from ondevice.causal_lm.lean import Lean, engine
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 
@@ -115,7 +116,7 @@ def test_a_fork_and_an_export_are_sessions_of_their_own() -> None:
 @pytest.mark.parametrize("drafter", [Drafter, PromptLookup.transformers])
 def test_answers_are_those_of_transformers(drafter) -> None:
     lm = lean("qwen3")
-    answers = [generate(engine, drafter(), PROMPT * 3, 60).tokens for engine in (lm, CausalLM(lm.model))]
+    answers = [generate(lm, drafter(), PROMPT * 3, 60).tokens for lm in (lm, CausalLM(lm.model))]
     assert answers[0] == answers[1]
 
 
@@ -226,3 +227,73 @@ def test_a_stopped_forward_leaves_the_session_as_it_was() -> None:
 def test_models_that_it_has_no_graph_for_are_refused(model, message) -> None:
     with pytest.raises(ValueError, match=message):
         Lean(model())
+
+
+# Weights in blocks
+
+
+def rounded(model: PreTrainedModel, bits: int) -> PreTrainedModel:
+    """A copy in float64 whose matrices are what blocks of so many bits hold; embedding and head always have 8."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            if parameter.ndim == 2:
+                own = 8 if name in ("model.embed_tokens.weight", "lm_head.weight") else bits
+                parameter.copy_(torch.from_numpy(quantised(parameter.numpy(), own).values()))
+    return copied.double()
+
+
+@pytest.mark.parametrize("weights", ["4bit", "8bit"])
+@pytest.mark.parametrize("kind", ["llama", "llama, biases", "llama, tied", "qwen2", "qwen3"])
+def test_blocks_change_the_weights_and_nothing_else(kind: str, weights: Any) -> None:
+    model = built(kind, intermediate_size=96)
+    right = rounded(model, int(weights[0]))
+    session = Lean(model, weights=weights).start()
+    session.prefill(PROMPT)
+    logits = session.verify(TREE)
+    with torch.inference_mode():
+        for row in range(len(TREE)):
+            ids = torch.tensor([PROMPT + TREE.tokens[TREE.path_to(row)].tolist()])
+            assert near(logits[row], right(ids).logits[0, -1])
+
+
+@pytest.mark.parametrize("weights", ["4bit", "8bit"])
+def test_integers_are_near_float32_and_far_from_another_model(weights: Any) -> None:
+    model = built("llama", intermediate_size=96)
+    exact_products, integers, other = (
+        lm.start().extend(PROMPT)
+        for lm in (
+            Lean(model, weights=weights),
+            Lean(model, weights=weights, arithmetic="int8"),
+            Lean(built("qwen2", intermediate_size=96), weights=weights),
+        )
+    )
+    assert float((integers - exact_products).std() / exact_products.std()) < 0.1
+    assert float((other - exact_products).std() / exact_products.std()) > 0.5
+
+
+def test_formats_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"48 .*32"):
+        Lean(built("llama"), weights="4bit")
+    with pytest.raises(ValueError, match="float32 alone"):
+        Lean(built("llama"), arithmetic="int8")
+    with pytest.raises(ValueError, match="4bit.* 3bit"):
+        engine(built("llama"), weights="3bit")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gpt2"):
+        engine(built("gpt2"), weights="4bit")
+    assert type(engine(built("gpt2"))) is CausalLM
+
+
+@pytest.mark.parametrize("change", ["in place", "another tensor", "another type"])
+def test_changed_weights_are_found_out(change: str) -> None:
+    model = built("llama")
+    lm = Lean(model)
+    weight = model.model.layers[0].mlp.up_proj
+    if change == "in place":
+        model.load_state_dict(built("llama", attention_dropout=0.0).state_dict())
+    elif change == "another tensor":
+        weight.weight = torch.nn.Parameter(weight.weight.detach().clone())
+    else:
+        model.bfloat16()
+    with pytest.raises(ValueError, match="have changed"):
+        lm.start()

@@ -87,15 +87,16 @@ class Drawing:
         return helper.make_model(graph, opset_imports=[own, *runtimes], ir_version=version)
 
 
-def require_drawable(model: PreTrainedModel, what: str, skeleton: bool = False) -> None:
+def require_drawable(model: PreTrainedModel, what: str) -> None:
     """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`.
 
-    Adapters, quantised layers and hooks are no part of the weights, which are all that is drawn. skeleton: whether the
-    matrices come from elsewhere.
+    Adapters, quantised layers and hooks are no part of the weights, which are all that is drawn. Matrices on the meta
+    device beside real vectors are a GGUF's, which come from its file.
     """
     config: Any = model.config
-    devices = {parameter.device.type for parameter in model.parameters() if parameter.ndim < 2 or not skeleton}
-    if model.dtype != torch.float32 or devices != {"cpu"}:
+    vectors = {parameter.device.type for parameter in model.parameters() if parameter.ndim < 2}
+    matrices = {parameter.device.type for parameter in model.parameters() if parameter.ndim > 1}
+    if model.dtype != torch.float32 or vectors != {"cpu"} or not matrices <= {"cpu", "meta"}:
         raise ValueError(f"{what} built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":

@@ -8,7 +8,6 @@ place and takes a tree's mask as a bias. Weights are in float32, or in blocks of
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -23,6 +22,7 @@ from ondevice.blocks import Blocks, quantised
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.rows import Interrupted, Rows
 from ondevice.causal_lm.session import CausalLM, Session
+from ondevice.gguf_file import GGUF, source_of, weights_state
 from ondevice.models import Loaded
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Matrix = NDArray[np.float32] | Blocks
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
-_ROWS_TRIED = (3, 4, 5, 8, 9, 17, 33, 65)  # of a forward whose first two rows must be those of a forward of two
+_ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
 _INT64 = onnx.TensorProto.INT64
 _INT32 = onnx.TensorProto.INT32
 _EMBEDDING = "model.embed_tokens.weight"
@@ -48,12 +48,13 @@ class Lean(CausalLM):
     in as they are ("8bit": the same weights in wider codes); another model's matrices are quantised here, in blocks of
     32, with 8 bits for the embedding and the head. arithmetic: of products with blocks. "int8" quantises the
     activations too, so logits change; weights in float32 have float32 alone.
-    trees: whether trees are to be verified. In int8 the runtime computes a lone row by another kernel than several
-    rows, so a lone row is then run as two, and a tree's logits are those of its paths, bit for bit.
+    drafts: whether drafts are to be verified. In int8 the runtime computes a lone row by another kernel than several
+    rows, so a lone row is then run as two, and a chain's logits are those of plain decoding, bit for bit. A tree's are
+    not: attention rounds otherwise beside a branch, and integers magnify that, so int8 verifies chains alone.
     threads: of the runtime, by default torch's. The weights are packed here, so a float32 model is in memory twice.
     Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
-    heads or rotary angles that the runtime's attention does not have; and, from `start` on, once the model's weights
-    have changed.
+    heads or rotary angles that the runtime's attention does not have; for drafts in int8 on a processor where a row
+    depends on how many there are; and, from `start` on, once the model's weights have changed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Lean(CausalLM):
         *,
         weights: Weights = "float32",
         arithmetic: Arithmetic = "float32",
-        trees: bool = True,
+        drafts: bool = True,
     ) -> None:
         if weights not in ("float32", "8bit", "4bit") or arithmetic not in ("float32", "int8"):
             raise ValueError(
@@ -74,7 +75,7 @@ class Lean(CausalLM):
         if self.integers and weights == "float32":
             raise ValueError("Weights in float32 have arithmetic in float32 alone.")
         structure, matrix = _source(model, weights, self.integers)
-        drawing.require_drawable(structure, "The lean engine is", isinstance(model, Loaded) and bool(model.gguf))
+        drawing.require_drawable(structure, "The lean engine is")
         rope = (getattr(structure.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in _FIXED_ROPE:
             raise ValueError(f"The lean engine has no {rope} rotary scaling, only {', '.join(_FIXED_ROPE)}.")
@@ -83,8 +84,8 @@ class Lean(CausalLM):
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
         super().__init__(structure, context)
         self.weights, self.arithmetic = weights, arithmetic
-        self._pads = self.integers and trees
-        self._state = state_of(structure)
+        self._pads = self.integers and drafts
+        self._state = weights_state(structure)
         self._most = self.context + _TREE
         self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
@@ -94,6 +95,13 @@ class Lean(CausalLM):
         proto = drawn.decoder().SerializeToString()
         options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
         self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+        if self.integers:
+            self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
+        if self._pads and not self._rows_agree():
+            raise ValueError(
+                "On this processor a row in int8 depends on how many rows there are, so drafts cannot be verified: "
+                "drafts=False gives plain decoding."
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,20 +113,9 @@ class Lean(CausalLM):
         """Where tokens and logits are."""
         return torch.device("cpu")
 
-    @cached_property
-    def tree_refusal(self) -> str | None:  # type: ignore[override]
-        """Why trees cannot be verified, in a sentence; None when they can. In int8 the processor's kernels decide."""
-        if not self.integers:
-            return None
-        if not self._pads:
-            return "This engine answers a lone row by a kernel of its own: for trees make it with trees=True."
-        if not self._rows_agree():
-            return "On this processor a row's logits in int8 depend on the number of rows: no tree can be verified."
-        return None
-
     def start(self, capacity: int = 0) -> Session:
         """An empty session. Raises ValueError where the model's weights are not those that were packed."""
-        if state_of(self.model) != self._state:
+        if weights_state(self.model) != self._state:
             raise ValueError("The model's weights have changed since this engine packed them: make a new engine.")
         return super().start(capacity)
 
@@ -198,28 +195,18 @@ def engine(
     *,
     weights: Weights = "float32",
     arithmetic: Arithmetic = "float32",
-    trees: bool = True,
+    drafts: bool = True,
 ) -> CausalLM:
     """The fastest that a model has: a `Lean` where it can be one, else, in float32, a `CausalLM`.
 
     Arguments and errors are those of `Lean`.
     """
     try:
-        return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, trees=trees)
+        return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, drafts=drafts)
     except ValueError:
         if weights != "float32" or arithmetic != "float32":
             raise
         return CausalLM(model.model if isinstance(model, Loaded) else model, context)
-
-
-def state_of(model: PreTrainedModel) -> tuple[tuple[int, int, torch.dtype], ...]:
-    """What changes when a model's weights do: of each parameter its address, version and type."""
-    # Tensors made under inference mode count no versions.
-    return tuple(
-        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version, parameter.dtype)
-        for parameter in model.parameters()
-        if not parameter.is_meta
-    )
 
 
 _NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32}
@@ -229,8 +216,10 @@ def _source(
     model: PreTrainedModel | Loaded, weights: Weights, integers: bool
 ) -> tuple[PreTrainedModel, Callable[[str], Matrix]]:
     """(a model with its structure, its matrices by name). A GGUF's structure has no matrices of its own."""
-    if isinstance(model, Loaded) and model.gguf:
-        file = model.gguf
+    source = model.source if isinstance(model, Loaded) else model
+    if isinstance(source, GGUF) or (weights != "float32" and source_of(source)):
+        file = source if isinstance(source, GGUF) else source_of(source)
+        assert file is not None
 
         def stored(name: str) -> Matrix:
             name = name if name in file.tensors else _EMBEDDING  # a tied head
@@ -239,8 +228,7 @@ def _source(
             return matrix.widened() if weights == "8bit" and integers and isinstance(matrix, Blocks) else matrix
 
         return file.skeleton(), stored
-    built = model.model if isinstance(model, Loaded) else model
-    parameters = dict(built.named_parameters())
+    parameters = dict(source.named_parameters())
 
     def packed(name: str) -> Matrix:
         array = parameters.get(name, parameters.get(_EMBEDDING)).detach().numpy()  # type: ignore[union-attr]
@@ -248,7 +236,7 @@ def _source(
             return array
         return quantised(array, 4 if weights == "4bit" and name not in (_EMBEDDING, _HEAD) else 8)
 
-    return built, packed
+    return source, packed
 
 
 class _Drawing(drawing.Drawing):

@@ -23,6 +23,7 @@ from ondevice.causal_lm import drawing
 from ondevice.causal_lm.rows import Interrupted, Rows
 from ondevice.causal_lm.session import CausalLM, Session
 from ondevice.gguf_file import GGUF, source_of, weights_state
+from ondevice.meters.memory import trim
 from ondevice.models import Loaded
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Lean(CausalLM):
         proto = drawn.decoder().SerializeToString()
         options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
         self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+        del drawn, options
+        trim()  # what the matrices took on their way is twice what they are
         if self.integers:
             self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
         if self._pads and not self._rows_agree():

@@ -78,6 +78,11 @@ def sidecar(paper: str, name: str) -> dict[str, Any]:
     return origin
 
 
+def exists(paper: str, name: str) -> bool:
+    """Whether there is a record of this name. name: with the machine, for times."""
+    return _path(paper, name).is_file()
+
+
 def listed(paper: str, file: str) -> Path:
     """A file without rows, such as a calibration; raises RecordError unless its checksum is that of the manifest."""
     path = folder() / paper / file
@@ -163,13 +168,13 @@ class Recorder:
     keys: columns that name a unit of work (a model, a request, a method), whose rows are added at once. parameters,
     models, corpus, code and versions decide which unfinished run is gone on with; several processes may share one, each
     with units of its own. machine: for times, whose record is that machine's. every: seconds between checkpoints.
-    began: by time.monotonic(), where the work began before. Raises RecordError in a checkout with uncommitted changes
-    whose data/records it would write to.
+    began: by time.monotonic(), where the work began before. parts: modules that the program loads by name. Raises
+    RecordError in a checkout with uncommitted changes whose data/records it would write to.
     """
 
     def __init__(
         self, paper: str, name: str, keys: Sequence[str], parameters: Mapping[str, Any], models: Sequence[str] = (),
-        *, machine: str = "", every: float = 120.0, began: float | None = None,
+        *, machine: str = "", every: float = 120.0, began: float | None = None, parts: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.paper = paper
         self.name = f"{name}.{machine}" if machine else name
@@ -185,7 +190,7 @@ class Recorder:
             "models": model_checksums(models),
             "corpus": corpus_checksum(),
             "machine": machine or machine_name(),
-            **sidecars.made_by(sys._getframe(1).f_globals),
+            **sidecars.made_by(sys._getframe(1).f_globals, parts),
         }
         identity = digest([self.keys, *(value for key, value in self.sidecar.items() if key != "command")])
         self.parts = assets.cache_folder("records") / paper / f"{self.name}-{identity[:12]}"

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,12 @@ BUSY = 0.2  # cores; a process that takes more is busy
 _LIBRARY = Path(__file__).resolve().parents[2]
 
 
-def made_by(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say which program makes a record, with what, and where. names: the globals of that program."""
-    program = _program(names)
+def made_by(names: Mapping[str, Any], parts: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields that say which program makes a record, with what, and where.
+
+    names: the globals of that program. parts: modules that it loads by name, which belong to it.
+    """
+    program = "+".join([_program(names), *parts])
     here = environment()
     return {
         "processor": here["machine"]["processor"],
@@ -48,7 +51,8 @@ def made_by(names: Mapping[str, Any]) -> dict[str, Any]:
 def code(program: str, library: Path = _LIBRARY) -> str:
     """SHA-256 over a program and every module of the library that it imports, directly or through others.
 
-    program: a dotted name, or a script's path below the checkout. library: the folder with the packages (lib/).
+    program: a dotted name, or a script's path below the checkout; of several, the names joined by "+". library: the
+    folder with the packages (lib/).
     """
     return _closure(library, program)[0]
 
@@ -112,8 +116,9 @@ def _program(names: Mapping[str, Any]) -> str:
 def _closure(library: Path, program: str) -> tuple[str, frozenset[str]]:
     """(SHA-256 over a program's code, names of the packages that it imports from elsewhere)."""
     script = library.parent / program
-    module = f"import {program}" if program.replace(".", "_").isidentifier() else ""
-    text = script.read_text(encoding="utf-8") if script.is_file() else module
+    names = [name for name in program.split("+") if name.replace(".", "_").isidentifier()]
+    imports = "\n".join(f"import {name}" for name in names)
+    text = script.read_text(encoding="utf-8") if script.is_file() else imports
     used = closure(library, [text])
     return digest([text, code_hash(library, used.modules)]), used.others
 

@@ -103,7 +103,7 @@ def _nibbles(data: Bytes) -> Bytes:
 
 def _fifth_bits(data: Bytes) -> Bytes:
     """[..., 32] the bits, as 0 or 16, of [..., 4] bytes, the least significant first."""
-    return np.unpackbits(data, axis=-1, bitorder="little") << 4
+    return np.unpackbits(data, axis=-1, bitorder="little") << np.uint8(4)
 
 
 def _flat(codes: Bytes) -> Bytes:
@@ -158,7 +158,7 @@ def _q4_k(data: Bytes) -> Blocks:
 
 def _q5_k(data: Bytes) -> Blocks:
     high = np.unpackbits(data[..., 16:48, None], axis=-1, bitorder="little")  # [..., 32, 8]: bit j of weight 32 j + i
-    fifth = np.swapaxes(high, -1, -2).reshape(*data.shape[:-1], 256) << 4
+    fifth = np.swapaxes(high, -1, -2).reshape(*data.shape[:-1], 256) << np.uint8(4)
     return Blocks(_flat(_k_nibbles(data[..., 48:]) | fifth), *_k_scales(data), 8)
 
 

@@ -14,12 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Drafter
+from ondevice.speculation.cacheback import Cacheback
 from ondevice.speculation.goose import Goose
-from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.loop import Choice, greedy
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.racer import Racer
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.store import Store
@@ -46,7 +48,7 @@ CHAINS_ONLY: dict[str, dict[str, Any]] = {
     "bloom": {},  # ALiBi
     "mistral": {"num_key_value_heads": 2, "sliding_window": 8},
 }
-SKIPPABLE = ("llama", "qwen2", "qwen3")  # decoder layers with self_attn and mlp
+SKIPPABLE = ("llama", "qwen2", "qwen3", "mistral")  # decoder layers with self_attn and mlp
 # By parts of names: outputs of attention, then output and input embeddings.
 STDS = {"o_proj": 0.1, "out_proj": 0.1, "dense.weight": 0.1, "lm_head": 0.4, "embed_out": 0.4, "emb": 1.0}
 SECONDS = 1 + 0.02 * np.arange(81)  # of a pass, by nodes
@@ -140,11 +142,6 @@ def warm_tables(of: CausalLM) -> Tables:
     return _warm(of).copy()
 
 
-def _search(of: CausalLM) -> SkipSearch:
-    """A search that never stops, so that the skipped sublayers change within a request."""
-    return SkipSearch(2 * (of.layers - 2), enough=2.0)
-
-
 Make = Callable[[CausalLM, Sequence[Sequence[int]]], Drafter]  # from the target and a corpus
 DRAFTERS: dict[str, Make] = {
     "vanilla": lambda of, corpus: Drafter(),
@@ -156,10 +153,8 @@ DRAFTERS: dict[str, Make] = {
     "small model": lambda of, corpus: SmallModel(resembling(of)),
     "small model, heuristic": lambda of, corpus: SmallModel(resembling(of), 2, heuristic=True),
     "small model, short context": lambda of, corpus: SmallModel(again(resembling(of), SHORT)),
-    "layer skipping": lambda of, corpus: LayerSkipping(again(of), 0.3, longest=6, window=6, search=_search(of)),
-    "layer skipping, unsure": lambda of, corpus: LayerSkipping(
-        again(of), 0.0, longest=4, window=6, search=_search(of)
-    ),
+    "layer skipping": lambda of, corpus: LayerSkipping(again(of), 0.3, longest=6),
+    "layer skipping, unsure": lambda of, corpus: LayerSkipping(again(of), 0.0, longest=4),
     "DIAA, cold": lambda of, corpus: Diaa(Tables.empty(V), stale=True),
     "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of)),
     "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, stale=True),
@@ -168,6 +163,10 @@ DRAFTERS: dict[str, Make] = {
     "SuffixDecoding, corpus": lambda of, corpus: SuffixDecoding(automaton(corpus)),
     "LogitSpec": lambda of, corpus: LogitSpec(),
     "Goose": lambda of, corpus: Goose(V, automaton(corpus)),
+    "RACER": lambda of, corpus: Racer(V),
+    "RACER, few nodes": lambda of, corpus: Racer(V, nodes=24),
+    "Cacheback": lambda of, corpus: Cacheback(),
+    "Cacheback, corpus": lambda of, corpus: Cacheback(corpus),
     "mixture": lambda of, corpus: Mixture(),
     "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.from_sequences(corpus)], seconds=SECONDS),
 }

@@ -384,25 +384,36 @@ def test_a_fault_is_found(kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
         all_crossed(kind)
 
 
-# Bad input
+# Models that can verify only chains
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in CHAINS_ONLY for name in DRAFTERS])
-def test_where_trees_cannot_be_verified_chains_work_and_trees_are_refused(kind: str, name: str) -> None:
-    """A drafter of trees is refused before anything is run."""
+@pytest.mark.parametrize(("kind", "name"), targets(tuple(CHAINS_ONLY)))
+def test_where_trees_cannot_be_verified_every_drafter_drafts_chains(kind: str, name: str) -> None:
     of = target(kind, name)
-    if kind == "bloom" and name.startswith("layer skipping"):
-        with pytest.raises(ValueError, match="self_attn and mlp"):
-            DRAFTERS[name](of, ())
-        return
     drafter = DRAFTERS[name](of, corpus_of(of))
-    if not drafter.drafts_trees:
-        for prompt in (PROMPTS[0], PROMPTS[4], PROMPTS[0]):
-            check(of, drafter, Request(prompt))
-        return
-    with counted(of) as rows, pytest.raises(ValueError, match="only chains"):
-        generate(of, drafter, [1, 2], 5)
-    assert not rows
+    for prompt in (PROMPTS[0], PROMPTS[4], PROMPTS[0]):
+        log = check(of, drafter, Request(prompt))
+        assert all(step.depth == step.drafted for step in log.steps)
+
+
+@pytest.mark.parametrize("kind", CHAINS_ONLY)
+@many
+@given(request=single, drawn=st.lists(sketches(), min_size=1, max_size=4))
+def test_of_any_tree_the_first_chain_is_verified_where_nothing_else_can_be(
+    kind: str, request: Request, drawn: list[Sketch]
+) -> None:
+    drafter = Guided([*request.prompt, *plain(tiny(kind), request.prompt, request.limit)], drawn)
+    check(tiny(kind), drafter, request)
+    for step in drafter.seen:
+        assert step.draft.parents.tolist() == list(range(-1, len(step.draft) - 1))
+        walked(step)
+
+
+def test_a_fork_that_was_not_declared_is_cut_to_a_chain_too() -> None:
+    """`drafts_trees` is what a drafter says of itself; the loop looks at the draft."""
+    check(tiny("llama"), Undeclared(), Request(PROMPTS[1]))
+    log = check(tiny("bloom"), Undeclared(), Request(PROMPTS[1]))
+    assert log.steps[0].drafted == 1
 
 
 class Undeclared(Drafter):
@@ -412,13 +423,10 @@ class Undeclared(Drafter):
         return Draft([1, 2], [-1, -1])
 
 
-def test_a_fork_that_was_not_declared_is_refused_where_it_cannot_be_verified() -> None:
-    check(tiny("llama"), Undeclared(), Request(PROMPTS[1]))
-    with pytest.raises(ValueError, match="only chains"):
-        generate(tiny("bloom"), Undeclared(), PROMPTS[1], LONGEST)
+# Bad input
 
 
-@pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["opt", "gpt_neox", "bloom"])
 def test_layers_that_cannot_be_skipped_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="self_attn and mlp"):
         LayerSkipping(tiny(kind, 4))

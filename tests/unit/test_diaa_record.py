@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM, Session
 from ondevice.speculation import Drafter, generate
-from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch
+from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice_papers.diaa.drafter import Diaa
 from ondevice_papers.diaa.tables import Tables
@@ -33,7 +33,7 @@ def lm() -> CausalLM:
 @pytest.fixture
 def bench(lm, monkeypatch) -> Workbench:
     """A tiny model with three methods."""
-    skipping = lambda of: LayerSkipping(of.lm, 0.3, window=6, search=SkipSearch(4, enough=2.0))  # noqa: E731
+    skipping = lambda of: LayerSkipping(of.lm, 0.3)  # noqa: E731
     rows = {"vanilla": Method("ondevice.speculation.Drafter", 1, BOTH), "SWIFT": Method(skipping, 12, BOTH),
             "DIAA": Method(lambda of: Diaa(Tables.empty(V), grow=of.grow), 12, BOTH)}  # fmt: skip
     monkeypatch.setattr(methods, "METHODS", rows)

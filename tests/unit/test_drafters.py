@@ -15,10 +15,12 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
+from ondevice.speculation.cacheback import Cacheback, Followers
 from ondevice.speculation.drafter import Verified
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.logit_spec import COPIED, GUESSES, LogitSpec
 from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.racer import NGRAM, Patterns, Racer
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.suffix_automaton import SEPARATOR, Match, SuffixAutomaton
 from ondevice.speculation.suffix_decoding import SuffixDecoding
@@ -36,6 +38,8 @@ DRAFTERS = {
     "SuffixDecoding": lambda: SuffixDecoding(automaton(CORPUS)),
     "LogitSpec": LogitSpec,
     "Goose": lambda: Goose(VOCABULARY, automaton(CORPUS)),
+    "RACER": lambda: Racer(VOCABULARY),
+    "Cacheback": lambda: Cacheback(CORPUS),
 }
 
 
@@ -248,6 +252,10 @@ def test_every_verified_node_overwrites_its_row_and_the_later_wins():
         (lambda lm: PromptLookup.transformers(0), "2 and 0"),
         (lambda lm: TokenRecycling(7), "8 .* 7"),
         (lambda lm: generate(lm, TokenRecycling(50), [1], 5), "TR .* 50 "),
+        (lambda lm: Racer(7), "RACER .* 8 .* 7"),
+        (lambda lm: Racer(40, nodes=9), "10 nodes.* 9"),
+        (lambda lm: Followers(0, 4), " 0, 4"),
+        (lambda lm: Followers(4, 0), " 4, 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(lm, call, message):
@@ -350,3 +358,174 @@ def test_branches_hang_along_the_spine_by_rank():
     draft = drafter.propose([1, 2, 3, 4, 5, 1, 2, 3], 6)
     # the spine is 4 5 1; the first candidate at the root is on it, those at 4 and 5 are 10 and 20
     assert draft.tokens.tolist() == [4, 5, 1, 10, 20, 0] and draft.parents.tolist() == [-1, 0, 1, 0, 1, 2]
+
+
+# RACER
+
+
+def tree(drafter: Drafter, text: list[int], budget: int) -> tuple[list[int], list[int]]:
+    """(tokens, parents) of a fresh request's draft after a text whose last token was just generated."""
+    drafter.begin(text[:-1])
+    draft = drafter.propose(text, budget)
+    return draft.tokens.tolist(), draft.parents.tolist()
+
+
+def test_what_followed_the_last_two_tokens_is_drafted_to_the_end_of_its_pattern():
+    text = [*range(1, 13), 30, 1, 2]
+    assert tree(Racer(VOCABULARY), text, 20) == (list(range(3, 11)), list(range(-1, 7)))  # 1 to 10 is one pattern
+    assert tree(Racer(VOCABULARY), text, 3) == ([3, 4, 5], [-1, 0, 1])
+    assert tree(Racer(VOCABULARY), [*text[:-2], 31, 2], 20) == ([], [])  # one token alone is no match
+    assert tree(Racer(VOCABULARY), [*range(1, 10), 1, 2], 20) == ([3, 4, 5, 6, 7, 8, 9, 1], list(range(-1, 7)))
+    assert tree(Racer(VOCABULARY), [*range(1, 9), 1, 2], 20) == ([], [])  # nine tokens make no pattern
+
+
+def test_frequent_continuations_come_first_and_of_equal_ones_the_shallow():
+    twice, once = [1, 2, 3, 4, *range(20, 28)], [1, 2, 5, 6, *range(30, 38)]
+    text = [*twice, *once, *twice, 1, 2]
+    assert tree(Racer(VOCABULARY), text, 3) == ([3, 4, 20], [-1, 0, 1])
+    tokens, parents = tree(Racer(VOCABULARY), text, 12)
+    assert tokens[:8] == [3, 4, *range(20, 26)]  # counted twice
+    assert tokens[8:] == [5, 6, 30, 31] and parents[8:] == [-1, 8, 9, 10]
+
+
+def test_nodes_of_several_matches_count_once_and_the_longer_match_adds_its_own():
+    text = [*range(1, 14), 30, 1, 2, 3]
+    # below 1 2 3 stands 4 to 10, below 2 3 it goes on to 11
+    assert tree(Racer(VOCABULARY), text, 8) == (list(range(4, 12)), list(range(-1, 7)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.lists(st.integers(0, 2), min_size=2, max_size=30), budget=st.integers(1, 12))
+def test_the_retrieval_tree_has_the_most_frequent_nodes(text, budget):
+    patterns = [tuple(text[start : start + NGRAM]) for start in range(len(text) - NGRAM)]
+    counts: dict[tuple[int, ...], int] = {}
+    for size in range(2, NGRAM):
+        suffix = tuple(text[-size:])
+        for path in {pattern[size:end] for pattern in patterns for end in range(size + 1, NGRAM + 1)
+                     if len(suffix) == size and pattern[:size] == suffix}:  # fmt: skip
+            passing = sum(pattern[: size + len(path)] == suffix + path for pattern in patterns)
+            counts[path] = max(counts.get(path, 0), passing)
+    drafter = Racer(VOCABULARY)
+    drafter.begin(text[:-1])
+    whole = drafter.propose(text, budget).below(text[-1])
+    paths = [tuple(whole.tokens[whole.path_to(row)[1:]].tolist()) for row in range(1, len(whole))]
+    assert len(set(paths)) == len(paths) == min(budget, len(counts))
+    assert [counts[path] for path in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
+
+
+def test_the_logits_tree_has_the_published_breadths():
+    drafter = Racer(VOCABULARY)
+    drafter.rows[:] = [np.random.default_rng(token).permutation(VOCABULARY)[:8] for token in range(VOCABULARY)]
+    drafter.begin([3])
+    draft = drafter.propose([3, 17], 63)
+    assert np.bincount(draft.depths)[1:].tolist() == [8, 12, 17, 18, 8]
+    children = np.bincount(draft.parents + 1, minlength=64)
+    assert children[:1].tolist() == [8] and children[1:9].tolist() == [4, 2, 1, 1, 1, 1, 1, 1]
+    assert children[9:15].tolist() == [4, 2, 1, 1, 2, 1]  # below the first two of depth 1
+    assert draft.tokens[:8].tolist() == drafter.rows[17].tolist()
+    assert draft.tokens[8:12].tolist() == drafter.rows[draft.tokens[0], :4].tolist()
+
+
+def test_logits_fill_what_retrieval_leaves_and_share_its_nodes():
+    drafter = Racer(VOCABULARY)
+    drafter.rows[2] = [3, 9, 33, 34, 35, 36, 37, 38]
+    drafter.rows[3] = [4, 39, 31, 32, 25, 26, 27, 28]
+    tokens, parents = tree(drafter, [*range(1, 13), 30, 1, 2], 12)
+    assert tokens == [*range(3, 11), 9, 33, 34, 35] and parents[8:] == [-1] * 4
+    tokens, parents = tree(drafter, [*range(1, 13), 30, 1, 2], 16)
+    assert tokens[8:] == [9, 33, 34, 35, 36, 37, 38, 39] and parents[8:] == [-1] * 7 + [0]
+
+
+def test_a_row_is_what_the_model_said_where_its_token_was_last_seen():
+    drafter = Racer(20)
+    logits = torch.randn(9, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    right = logits.topk(8).indices.numpy()
+    drafter.begin([5, 6, 5, 7])
+    drafter.prefilled(0, logits[:3])
+    drafter.prefilled(3, logits[3:4])
+    assert (drafter.rows[[6, 5, 7]] == right[[1, 2, 3]]).all()
+    drafter.observe(Verified(7, Draft([8, 7, 8], [-1, -1, 1]), logits[4:8], [], [9]))
+    assert (drafter.rows[[7, 8]] == right[[6, 7]]).all() and (drafter.rows[5] == right[2]).all()
+    assert (np.delete(drafter.rows, [5, 6, 7, 8], axis=0) == -1).all()
+    drafter.begin([1])
+    assert (drafter.rows[5] == right[2]).all()  # requests share it
+
+
+def test_the_leaf_unused_for_the_longest_leaves_the_patterns():
+    patterns = Patterns(nodes=22)
+    for first in (0, 10):
+        patterns.add(range(first, first + NGRAM))
+    assert len(patterns) == 20
+    patterns.use(patterns.matches([0, 1])[0])  # the two nodes of 0 1, but not what is below them
+    patterns.add(range(20, 30))
+    assert len(patterns) == 22 and patterns.matches([0, 1]) and not patterns.matches([0, 1, 2, 3])
+    assert patterns.matches([0, 1])[0].children == {} and len(patterns.matches(range(20, 30))) == 1
+    assert [len(patterns.matches(range(10, 10 + size))) for size in range(2, NGRAM + 1)] == [1] * 9
+    patterns.add(range(30, 40))
+    assert len(patterns) == 22 and patterns.matches([0, 1]) and not patterns.matches(range(10, 20))
+
+
+def test_patterns_outlive_a_request_and_do_not_cross_into_the_next():
+    drafter = Racer(VOCABULARY)
+    assert tree(drafter, [*range(1, 9), 30], 9) == ([], [])
+    assert tree(drafter, [*range(9, 20), 1, 2], 9) == ([], [])
+    assert tree(drafter, [9, 10], 9) == (list(range(11, 19)), list(range(-1, 7)))
+
+
+# Cacheback
+
+
+def test_the_newest_follower_comes_first_and_is_chained_to_what_followed_its_end():
+    text = [1, 2, 3, 4, 1, 5, 6, 7, 1]
+    assert tree(Cacheback(), text, 95) == ([5, 6, 7, 2, 3, 4, 1, 5, 6], [-1, 0, 1, -1, 3, 4, 5, 6, 7])
+    assert tree(Cacheback(), [1, 2, 3, 1], 8) == ([2, 3, 1, 2, 3, 1], [-1, 0, 1, 2, 3, 4])
+    assert tree(Cacheback(), [1, 2, 1], 95) == tree(Cacheback(), [1], 95) == ([], [])  # no follower of three tokens
+
+
+def test_followers_are_drafted_whole_and_a_level_before_the_next():
+    text = [1, 2, 3, 4, 1, 5, 6, 7, 1]
+    assert tree(Cacheback(), text, 8)[0] == [5, 6, 7, 2, 3, 4]
+    assert tree(Cacheback(), text, 5)[0] == tree(Cacheback(), text, 3)[0] == [5, 6, 7]
+    assert tree(Cacheback(), text, 2)[0] == []
+
+
+def test_a_sixth_of_the_rows_is_kept_from_the_first_level():
+    text = [token for first in range(10, 40) for token in (1, first, 2, 3)] + [1]
+    tokens, parents = tree(Cacheback(), text, 95)
+    firsts = [token for token, parent in zip(tokens, parents, strict=True) if parent < 0]
+    assert firsts == list(range(39, 13, -1))  # 26 of three tokens in 79 of the 95 rows
+    assert len(tokens) == 95 or len(tokens) + 3 > 95
+    assert tokens[78:81] == [1, 39, 2] and parents[78:81] == [2, 78, 79]  # behind the 3 of the newest
+
+
+def test_followers_with_one_beginning_share_its_nodes():
+    text = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 8, 7, 1]
+    assert tree(Cacheback(), text, 7) == ([2, 8, 7, 3, 9, 4], [-1, 0, 1, 0, 3, 3])
+
+
+def test_the_least_recent_leader_and_follower_leave_and_a_repeated_one_is_the_newest():
+    table = Followers(leaders=2, followers=2)
+    for end in ([2, 2, 2], [3, 3, 3], [2, 2, 2], [4, 4, 4]):
+        table.read([1, *end])
+    assert list(table.after((1,))) == [(4, 4, 4), (2, 2, 2)]
+    table.read([5, 6, 6, 6])
+    table.use((1,))
+    table.read([7, 8, 8, 8])
+    assert len(table) == 2 and list(table.after((5,))) == [] and list(table.after((7,))) == [(8, 8, 8)]
+    assert list(table.after((1,))) == [(4, 4, 4), (2, 2, 2)]
+
+
+def test_a_request_forgets_the_last_one_and_the_corpus_comes_behind():
+    drafter = Cacheback([[1, 20, 21, 22], [22, 23, 24, 25]])
+    assert tree(drafter, [1, 2, 3, 4, 1], 6)[0] == [2, 3, 4]  # 20 21 22 would be 6 of 5 rows
+    assert tree(drafter, [1, 2, 3, 4, 1], 20)[0] == [2, 3, 4, 20, 21, 22, 23, 24, 25]
+    assert tree(drafter, [9, 1], 20)[0] == [20, 21, 22, 23, 24, 25]
+
+
+def test_a_table_read_in_steps_is_that_read_at_once():
+    text = random.Random(3).choices(range(4), k=40)
+    stepwise = Cacheback()
+    stepwise.begin(text[:2])
+    for end in range(3, 41):
+        draft = stepwise.propose(text[:end], 30)
+        assert (draft.tokens.tolist(), draft.parents.tolist()) == tree(Cacheback(), text[:end], 30)

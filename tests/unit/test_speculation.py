@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate, greedy
-from ondevice.speculation.loop import accepted
+from ondevice.speculation.loop import accepted, verifiable
 from ondevice_papers.sdnpu.drafter import merged
 
 VOCABULARY = 40
@@ -97,6 +97,19 @@ def test_a_draft_is_cut_by_nodes_and_by_depth():
     assert len(draft.within(5, 0)) == 0
     trie = merged([[1, 2, 3], [1, 4], [5]], 4)
     assert (trie.tokens.tolist(), trie.parents.tolist()) == ([1, 2, 3, 4], [-1, 0, 1, 0])
+
+
+def test_the_first_chain_is_of_first_children():
+    class Chains:
+        tree_refusal = "only chains"
+
+    tree = Draft([4, 5, 6, 7, 8, 9], [-1, -1, 1, 0, 0, 3], [1, 2, 1, 1, 2, 1])
+    cut = verifiable(Chains, tree)
+    assert (cut.tokens.tolist(), cut.parents.tolist()) == ([4, 7, 9], [-1, 0, 1])
+    chain = Draft.chain([4, 5])
+    assert verifiable(Chains, chain) is chain and len(verifiable(Chains, Draft((), ()))) == 0
+    Chains.tree_refusal = None
+    assert verifiable(Chains, tree) is tree
 
 
 class Foreign(Drafter):

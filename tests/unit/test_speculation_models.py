@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from functools import partial
+from queue import Queue
+from threading import Thread
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     StaticCache,
 )
 
 from ondevice import models
-from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm import CausalLM, lean
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.custom_generate import FOLDER, speculative, wrapped
 from ondevice.speculation.drafter import Verified
-from ondevice.speculation.layer_skipping import LayerSkipping, SkipSearch, skipped, sublayers
+from ondevice.speculation.layer_skipping import LayerSkipping, odd_layers, skipped, sublayers
 from ondevice.speculation.small_model import SmallModel
+from ondevice.speculation.token_recycling import TokenRecycling
 
 VOCABULARY = 40
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -38,6 +47,7 @@ def tiny(kind: str = "llama", layers: int = 4, seed: int = 0, context: int = 128
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2)),
         "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**shape)),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=2, sliding_window=8)),
     }
     model = of[kind]().double().eval()
     model.generation_config.eos_token_id = None
@@ -53,10 +63,6 @@ def lm() -> CausalLM:
 @pytest.fixture(scope="module")
 def right(lm) -> list[int]:
     return list(generate(lm, Drafter(), PROMPT, 40).tokens)
-
-
-def easy_search(**options) -> SkipSearch:
-    return SkipSearch(4, **{"enough": 2.0, "patience": 1000, **options})
 
 
 # A small model
@@ -138,46 +144,28 @@ def test_a_model_without_its_inner_layers_is_a_shorter_one(lm):
 
 @pytest.mark.parametrize("confidence", [0.0, 0.8])
 def test_layer_skipping_changes_nothing_but_the_steps(lm, right, confidence):
-    drafter = LayerSkipping(lm, confidence, window=6, search=easy_search())
+    drafter = LayerSkipping(lm, confidence)
     for _ in range(2):
         assert list(generate(lm, drafter, PROMPT, 40).tokens) == right
-    assert drafter.search.score >= 0 and len(drafter.search.best) in (1, 2)
     assert not any("forward" in module.__dict__ for module, _ in sublayers(lm))
 
 
-def test_a_set_is_scored_on_the_output_fed_to_the_skipped_model(lm, right):
-    drafter = LayerSkipping(lm, window=8)
+def test_every_odd_layer_but_the_last_is_left_out(lm):
+    assert odd_layers(12) == [0, 1, 4, 5, 8, 9]  # of layers 1 to 6 in 8: 1, 3 and 5
+    assert odd_layers(2) == [0, 1]
+    layers = list(lm.model.model.layers)  # four, of which 1 and 2 may be skipped
+    drafter = LayerSkipping(lm, 0.0)
     drafter.begin(PROMPT)
-    drafter.propose([*PROMPT, right[0]], 64)
-    assert drafter._score(np.empty(0, np.int64), right[:9]) == 1.0
-    everything = np.arange(4)
-    session = lm.start()
-    session.prefill(PROMPT)
-    with skipped(sublayers(lm)):
-        said = session.extend(right[:8]).argmax(-1).tolist()
-    expected = np.mean([a == b for a, b in zip(said, right[1:9], strict=True)])
-    assert drafter._score(everything, right[:9]) == expected
-
-
-def test_the_search_finds_the_good_sublayers_and_stops():
-    good = {0, 3, 5, 8, 9}
-
-    def score(places):
-        return len(good & set(places.tolist())) / 5
-
-    search = SkipSearch(12, enough=0.99, patience=10**6)
-    assert search.best.tolist() == [0, 1, 4, 5, 8, 9] and search.size == 5
-    steps = 0
-    while not search.is_over:
-        search.try_one(score)
-        steps += 1
-        assert steps <= 1000
-    assert search.score >= score(np.array([0, 1, 4, 5, 8, 9])) and (search.score == 1 or steps == 1000)
-    for options, tries in (({"patience": 4}, 5), ({"tries": 3}, 3), ({"enough": 0.0}, 1)):
-        search = SkipSearch(12, **options)
-        while not search.is_over:
-            search.try_one(lambda places: 0.5)
-        assert len(search._scores) == tries
+    called = []
+    handles = [
+        part.register_forward_hook(lambda *_, index=index: called.append(index))
+        for index, layer in enumerate(layers)
+        for part in (layer.input_layernorm, layer.self_attn.q_proj, layer.mlp.up_proj)
+    ]
+    drafter.propose([*PROMPT, 7], 1)
+    for handle in handles:
+        handle.remove()
+    assert called == [0, 0, 0, 1, 2, 2, 2, 3, 3, 3]  # of layer 1 its norms alone
 
 
 # custom_generate
@@ -277,6 +265,139 @@ def test_processors_criteria_and_draws_are_those_of_generate(options, door):
     assert torch.equal(found, right)
     assert sum(step.drafted for step in logs[0].steps) > 2
     assert streamer.parts == [[PROMPT], *([token] for token in right[0, 6:].tolist()), None]
+
+
+# Streamers
+
+
+class Words:
+    """A tokenizer whose text is the ids."""
+
+    def decode(self, ids, **_):
+        return " ".join(map(str, ids)) + " "
+
+
+def read_in_a_thread(streamer) -> tuple[Thread, list[str]]:
+    read: list[str] = []
+    reader = Thread(target=lambda: read.extend(streamer), daemon=True)
+    reader.start()
+    return reader, read
+
+
+@pytest.mark.parametrize("door", ["callable", "folder"])
+@pytest.mark.parametrize("skip_prompt", [True, False])
+def test_a_streamer_given_to_generate_gets_the_tokens_and_ends(door, skip_prompt):
+    streamer = transformers.TextIteratorStreamer(Words(), skip_prompt=skip_prompt)
+    reader, read = read_in_a_thread(streamer)
+    fast = {"custom_generate": speculative(Echo())}
+    if door == "folder":
+        fast = {"custom_generate": FOLDER, "trust_remote_code": True, "drafter": Echo()}
+    arguments = {"inputs": torch.tensor([PROMPT]), "max_new_tokens": 12, "do_sample": False}
+    ids = tiny().generate(**arguments, streamer=streamer, **fast)
+    reader.join(20)
+    assert not reader.is_alive()
+    assert ids[0, 6:].tolist() == ANSWER[:12]
+    assert "".join(read).split() == [str(token) for token in ids[0, 6 * skip_prompt :].tolist()]
+
+
+def test_streamers_of_both_get_each_token_once():
+    model, ids = tiny(), torch.tensor([PROMPT])
+    streamed = [[PROMPT], *([token] for token in ANSWER[:9]), None]
+    arguments = {"max_new_tokens": 9, "do_sample": False}
+    own, given = Streamed(), Streamed()
+    fast = speculative(Echo(), streamer=own)
+    model.generate(ids, streamer=given, custom_generate=fast, **arguments)
+    assert own.parts == given.parts == streamed
+    own.parts.clear()
+    model.generate(ids, streamer=own, custom_generate=fast, **arguments)  # one that is both
+    assert own.parts == streamed
+    own.parts.clear()
+    model.generate(ids, custom_generate=fast, **arguments)  # and none of the last request's
+    assert own.parts == given.parts == streamed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_scores": True},
+        {"max_new_tokens": 200},
+        {"logits_processor": [lambda ids, scores: scores - torch.inf]},
+    ],
+)
+def test_a_streamer_of_a_refused_request_ends(options):
+    streamer = transformers.TextIteratorStreamer(Words(), skip_prompt=True)
+    reader, read = read_in_a_thread(streamer)
+    arguments = {"max_new_tokens": 9, "do_sample": False, **options}
+    with pytest.raises(ValueError):
+        tiny().generate(torch.tensor([PROMPT]), streamer=streamer, custom_generate=speculative(Echo()), **arguments)
+    reader.join(20)
+    assert not reader.is_alive() and "".join(read) == ""
+
+
+def test_requests_in_threads_keep_to_their_own_streamers():
+    model, results = tiny(), Queue()
+    wrapped(model)
+
+    def run(prompt, streamer):
+        model.generate(torch.tensor([prompt]), streamer=streamer, custom_generate=speculative(Echo()),
+                       max_new_tokens=9, do_sample=False)  # fmt: skip
+        results.put((prompt, streamer.parts))
+
+    threads = [Thread(target=run, args=([start, 7, 8], Streamed()), daemon=True) for start in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        prompt, parts = results.get(timeout=20)
+        assert parts[0] == [prompt] and parts[-1] is None and len(parts) == 11
+        right = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)[0, 3:].tolist()
+        assert [token for part in parts[1:-1] for token in part] == right
+
+
+# Models that can verify only chains, or nothing
+
+
+def test_a_drafter_of_trees_drafts_chains_where_nothing_else_can_be_verified_and_a_warning_says_so_once():
+    model, ids, logs = tiny("mistral"), torch.tensor([PROMPT]), []
+    arguments = {"max_new_tokens": 30, "do_sample": False}
+    right = model.generate(ids, **arguments)
+    fast = speculative(TokenRecycling(VOCABULARY), report=logs.append)
+    with pytest.warns(UserWarning, match="MistralForCausalLM .* window of 8 .* TR .* chain"):
+        assert torch.equal(model.generate(ids, custom_generate=fast, **arguments), right)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(model.generate(ids, custom_generate=fast, **arguments), right)
+        chains = speculative(Echo())
+        assert torch.equal(model.generate(ids, custom_generate=chains, **arguments), right)
+    assert all(step.depth == step.drafted for log in logs for step in log.steps)
+    assert sum(step.accepted for step in logs[1].steps) > 0
+
+
+STATE = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8)
+MIXED = {**SHAPE, "num_hidden_layers": 2, "num_key_value_heads": 2}
+ENCODER = dict(vocab_size=VOCABULARY, d_model=32, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None)
+NO_DECODERS = {
+    "t5": (dict(**ENCODER, d_kv=8, d_ff=64, num_layers=2, num_heads=4), "T5ForConditional.* encoder-decoder"),
+    "bart": (dict(**ENCODER, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64,
+                  encoder_attention_heads=4, decoder_attention_heads=4, bos_token_id=1, forced_eos_token_id=None),
+             "BartForConditional.* encoder-decoder"),
+    "mamba": (STATE, "MambaForCausalLM has a recurrent state"),
+    "mamba2": (dict(**STATE, num_heads=8, head_dim=8, n_groups=1), "Mamba2ForCausalLM has a recurrent state"),
+    "falcon_mamba": (STATE, "FalconMambaForCausalLM has a recurrent state"),
+    "lfm2": (dict(**MIXED, layer_types=["conv", "full_attention"]), "Lfm2ForCausalLM has layers of type conv"),
+    "recurrent_gemma": (dict(**SHAPE, num_hidden_layers=3, lru_width=32, attention_window_size=8),
+                        "RecurrentGemmaForCausalLM has a recurrent state in layers of type linear_attention"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_DECODERS)
+def test_what_a_model_is_that_cannot_be_speculated_on(kind):
+    values, message = NO_DECODERS[kind]
+    config = AutoConfig.for_model(kind, **values)
+    model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config).eval()
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=speculative(Drafter()))
+    with pytest.raises(ValueError, match=message):
+        CausalLM(model)
 
 
 def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assistant():
@@ -401,3 +522,19 @@ def test_what_custom_generate_cannot_do_is_one_clear_error(lm, options, message)
 def test_bad_input_is_one_clear_error(lm, call, message):
     with pytest.raises(ValueError, match=message):
         call(lm)
+
+
+def test_an_engine_follows_the_weights_and_its_own_arguments():
+    """After new weights, a kept engine would answer with the old ones."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, max_position_embeddings=96, initializer_range=0.3, **shape)
+    model, other = (LlamaForCausalLM(config).eval() for _ in range(2))
+    ids = torch.tensor([[5, 9, 3]])
+    fast = speculative(Drafter(), engine=lean.engine)
+    answer = model.generate(ids, max_new_tokens=20, custom_generate=fast)
+    model.load_state_dict(other.state_dict())
+    changed = model.generate(ids, max_new_tokens=20, custom_generate=fast)
+    assert changed.tolist() == other.generate(ids, max_new_tokens=20, do_sample=False).tolist() != answer.tolist()
+    narrow, alike = (partial(lean.engine, weights="4bit") for _ in range(2))
+    assert wrapped(model, narrow) is wrapped(model, alike) is not wrapped(model, lean.engine)

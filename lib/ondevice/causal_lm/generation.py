@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LONGEST = 256  # new tokens
+LOOP = 8  # tokens: an n-gram of this length that stands for the third time is a loop
+TIMES = 3
 _ROWS = 32  # prompts of a batch
 
 
@@ -25,9 +27,23 @@ class Output:
     ended: bool
 
 
-def loops(ids: Sequence[int], length: int = 8, times: int = 3) -> bool:
+def loops(ids: Sequence[int], length: int = LOOP, times: int = TIMES) -> bool:
     """Whether some n-gram of that length occurs so many times; occurrences may overlap."""
     return max(Counter(_ngrams(ids, length)).values(), default=0) >= times
+
+
+def loop_start(ids: Sequence[int]) -> int | None:
+    """Where a loop begins, or None: the second place of the n-gram that is first to stand for the third time.
+
+    What is before it holds no loop. Occurrences may overlap, so a loop of a short period begins with its second period.
+    """
+    starts: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(ids) - LOOP + 1):
+        seen = starts.setdefault(tuple(ids[start : start + LOOP]), [])
+        seen.append(start)
+        if len(seen) == TIMES:
+            return seen[1]
+    return None
 
 
 def repeated(ids: Sequence[int], length: int = 4) -> tuple[int, int]:

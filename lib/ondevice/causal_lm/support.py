@@ -30,14 +30,19 @@ def text_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def require_causal(model: PreTrainedModel) -> None:
-    """Raise ValueError for a model whose cache has not one row a token, which nothing can roll back."""
+    """Raise ValueError, which says what the model is, where its cache has not one row per token that can be dropped."""
     config: Any = text_config(model)
+    if model.config.is_encoder_decoder or config.is_encoder_decoder:  # of some the decoder's own part says otherwise
+        raise ValueError(f"{name(model)} is an encoder-decoder; sessions, and so speculation, are for decoders alone.")
     encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    if encoder or config.is_encoder_decoder or not isinstance(model, GenerationMixin):
+    if encoder or not isinstance(model, GenerationMixin):
         raise ValueError(f"{name(model)} is no causal language model.")
     odd = sorted(set(getattr(config, "layer_types", None) or ()) - set(_CACHED))
-    if getattr(model, "_is_stateful", False) or odd:
-        kind = f"layers of type {', '.join(odd)}" if odd else "a recurrent state"
+    kinds = ["a recurrent state"] if getattr(model, "_is_stateful", False) else []
+    if odd:
+        kinds.append(f"layers of type {', '.join(odd)}")
+    if kinds:
+        kind = " in ".join(kinds)
         raise ValueError(f"{name(model)} has {kind}, whose cache cannot be rolled back to an earlier token.")
 
 

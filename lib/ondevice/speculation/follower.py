@@ -41,8 +41,3 @@ class Follower:
         if self.session.length == self.session.lm.context:
             return None
         return self.session.extend([token])[-1]
-
-    def rewind(self, length: int) -> None:
-        """Forget everything from `length` on, rows that another model would have written otherwise."""
-        self.session.rollback(min(length, self.session.length))
-        self._confirmed = min(self._confirmed, length)

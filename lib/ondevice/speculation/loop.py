@@ -57,7 +57,9 @@ def generate(
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
     budget: most nodes of a draft. eos_token_ids: they end the output, and the first of them is part of it; the model's
-    context ends it too. Raises ValueError, before any work, where `check` does.
+    context ends it too. Where the model can verify only chains, as with sliding windows or ALiBi, a draft that branches
+    is cut to one: the root's first child, that node's first child, and so on.
+    Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
     session = lm.start(min(lm.context, len(prompt) + max_new_tokens + budget))
@@ -69,7 +71,7 @@ def generate(
     while len(tokens) < last and tokens[-1] not in eos_token_ids:
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
-        draft = drafter.propose(tokens, budget).within(budget, room) if room else EMPTY
+        draft = verifiable(lm, drafter.propose(tokens, budget).within(budget, room)) if room else EMPTY
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -78,6 +80,17 @@ def generate(
         steps.append(Step(len(draft), len(path), len(emitted), draft.depth, cached, drafter.forwards - before))
     drafter.end(tokens)
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in eos_token_ids, steps)
+
+
+def verifiable(lm: CausalLM, draft: Draft) -> Draft:
+    """The draft; where the model can verify only chains, its first: the root's first child, that one's, and so on."""
+    if not getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
+        return draft
+    nodes: list[int] = []
+    for node, parent in enumerate(draft.parents.tolist()):
+        if parent == (nodes[-1] if nodes else -1):
+            nodes.append(node)
+    return draft if len(nodes) == len(draft) else Draft.chain(draft.tokens[nodes])
 
 
 def accepted(
@@ -112,5 +125,3 @@ def check(lm: CausalLM, drafter: Drafter, prompt: Sequence[int], max_new_tokens:
         raise ValueError(f"A prompt has 1 to {lm.context} tokens, the model's context, not {len(prompt)}.")
     if drafter.vocabulary is not None and drafter.vocabulary != lm.vocabulary:
         raise ValueError(f"{drafter.name} was made for {drafter.vocabulary} token ids; this model has {lm.vocabulary}.")
-    if drafter.drafts_trees:
-        lm.require_trees()

@@ -4,7 +4,7 @@
 model: `python -m ondevice_studies.record diaa --models pydocs-lm-base`. A method begins each set and task with a fresh
 drafter and answers its requests in order, so the first ones of a task can be run again, exactly: `run_again`.
 The set "many" is for what lies beyond the paper. There, drafters that read no logits are replayed on the known answers
-(`speculation.replayed_model`), column `live`.
+(`ondevice.speculation.replayed_model`), column `live`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import torch
 
 from ondevice.evidence import Recorder
 from ondevice.speculation import Drafter, greedy
+from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice.speculation.suffix_automaton import Match, SuffixAutomaton
 from ondevice_papers.diaa.warmup import TOKENS
+from ondevice_studies.diaa import spec_bench
 from ondevice_studies.diaa.methods import (
     BASE,
     BUDGET,
@@ -36,10 +38,9 @@ from ondevice_studies.diaa.methods import (
     Workbench,
     recorded,
 )
-from ondevice_studies.speculation import rerun
+from ondevice_studies.speculation import plain, rerun
 from ondevice_studies.speculation.prompts import digest, noting
 from ondevice_studies.speculation.prompts import prompts as task_prompts
-from ondevice_studies.speculation.replayed_model import ReplayedModel
 from ondevice_studies.speculation.request_set import FEWEST, Request, answered, redundancy
 
 COUNT = 40  # requests of a task
@@ -226,8 +227,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command; once nothing is missing, the record is written."""
     parser = argparse.ArgumentParser(prog="make record PAPER=diaa", description=__doc__)
     parser.add_argument("--models", nargs="+", default=[BASE, SMALL], choices=[BASE, SMALL])
+    parser.add_argument("--public", choices=list(plain.LABELS), help="every drafter on Spec-Bench, by this model")
+    parser.add_argument("--methods", nargs="+", choices=list(spec_bench.METHODS), default=list(spec_bench.METHODS))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
+    if options.public:
+        spec_bench.record(options.public, options.methods)
+        return
     for model in options.models:
         record(model)
     tables = recorders().values()

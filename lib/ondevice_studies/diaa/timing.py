@@ -34,13 +34,13 @@ from ondevice.evidence import load as load_record
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import greedy
 from ondevice.speculation.largest import Likeliest
-from ondevice.speculation.layer_skipping import SkipSearch, sublayers
+from ondevice.speculation.layer_skipping import odd_layers, sublayers
+from ondevice.speculation.verify_cost import verifications
 from ondevice_papers.diaa.drafter import Learning
 from ondevice_papers.diaa.tables import K
 from ondevice_studies.diaa.methods import BASE, DIAA, MAIN, MIXTURE, PLAIN, READS, SMALL, DrafterWithBudget, Workbench
 from ondevice_studies.diaa.record import sample
 from ondevice_studies.speculation.request_set import Request
-from ondevice_studies.speculation.verify_cost import verifications
 
 ROWS = (1, 2, 4, 8, 16, 24, 33, 48, 64, 80)
 CACHED = (64, 256, 768)
@@ -67,7 +67,7 @@ def shortened(spec: str, dtype: str) -> CausalLM:
     """A bundled model without the layers that SWIFT skips at first, whole ones: what a draft of it costs."""
     model: Any = models.load(spec).model
     parts = len(sublayers(CausalLM(model)))
-    left_out = {1 + part // 2 for part in SkipSearch(parts).best.tolist()}
+    left_out = {1 + part // 2 for part in odd_layers(parts)}
     kept = [layer for index, layer in enumerate(model.model.layers) if index not in left_out]
     for index, layer in enumerate(kept):
         layer.self_attn.layer_idx = index

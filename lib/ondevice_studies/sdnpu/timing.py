@@ -26,6 +26,7 @@ from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, load, machine_name
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Draft, Drafter, Verified, generate, greedy
+from ondevice.speculation.verify_cost import verifications
 from ondevice_papers.sdnpu import calibration
 from ondevice_papers.sdnpu.drafter import LMAX, methods
 from ondevice_papers.sdnpu.scheduling import RULES
@@ -34,7 +35,6 @@ from ondevice_programs.graphs.static_lm import StaticLM
 from ondevice_studies.sdnpu.workbench import TASKS, Workbench, sample
 from ondevice_studies.speculation.prompts import digest
 from ondevice_studies.speculation.request_set import Request
-from ondevice_studies.speculation.verify_cost import verifications
 
 SHAPE = "random:qwen2.5-0.5b"
 ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 128, 256)

@@ -15,10 +15,11 @@ import pandas as pd
 
 from ondevice import assets, chat, evidence, models, prompts
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.generation import loop_start
 from ondevice.causal_lm.lean import engine
 from ondevice.speculation import Drafter, generate
 from ondevice_studies.speculation.prompts import digest, noting
-from ondevice_studies.speculation.request_set import Request, loop_start, redundancy
+from ondevice_studies.speculation.request_set import Request, redundancy
 
 LONGEST = 256  # tokens of an answer
 LABELS = {models.SMOLLM2: "smollm2", models.QWEN: "qwen"}  # in names of records

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from ondevice import corpus, evidence, models
+from ondevice.speculation import fitting
 from ondevice.speculation.bundled import stores
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.store import Store
-from ondevice_studies.speculation import fitting, plain
+from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.request_set import Request, answered, spread
 
 MODEL = "pydocs-lm-base"
@@ -65,7 +66,7 @@ def fitted(with_stores: Sequence[Store]) -> NDArray[np.float64]:
         seen.append(
             fitting.observed(Mixture(stores=with_stores), [(tokens[:end], tokens[end:]) for tokens, end in texts])
         )
-    return fitting.fit(*(np.concatenate(part) for part in zip(*seen, strict=True)))
+    return fitting.weights_of(*(np.concatenate(part) for part in zip(*seen, strict=True)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -99,7 +100,8 @@ def refit() -> Path:
         rows = [(stored, *index, weight) for index, weight in np.ndenumerate(fitted(with_stores))]
         recorder.add(pd.DataFrame(rows, columns=[*keys, "weight"]))
     path = recorder.finish()
-    models.save_arrays("mixture", shipped(evidence.load("speculation", "weights")))
+    shipped_now = shipped(evidence.load("speculation", "weights"))
+    models.save_arrays("mixture", {**models.load_arrays("mixture"), **shipped_now})
     return path
 
 

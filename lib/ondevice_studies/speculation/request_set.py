@@ -10,11 +10,9 @@ from itertools import islice
 from transformers import PreTrainedModel
 
 from ondevice import corpus
-from ondevice.causal_lm.generation import LONGEST, greedy
+from ondevice.causal_lm.generation import LONGEST, greedy, loop_start
 from ondevice.corpus.prompts import pick
 
-LOOP = 8  # tokens: an n-gram of this length that stands for the third time is a loop
-TIMES = 3
 _GRAM = 4  # tokens
 FEWEST = 8  # tokens of an answer that is worth timing
 _LOOKED_AT = 4  # prompts for every request that is asked for: then the search for long enough ones ends
@@ -43,20 +41,6 @@ class Request:
     def timed(self) -> bool:
         """Whether the answer is long enough to be timed."""
         return self.limit >= FEWEST
-
-
-def loop_start(ids: Sequence[int]) -> int | None:
-    """Where a loop begins, or None: the second place of the n-gram that is first to stand for the third time.
-
-    What is before it holds no loop. Occurrences may overlap, so a loop of a short period begins with its second period.
-    """
-    starts: dict[tuple[int, ...], list[int]] = {}
-    for start in range(len(ids) - LOOP + 1):
-        seen = starts.setdefault(tuple(ids[start : start + LOOP]), [])
-        seen.append(start)
-        if len(seen) == TIMES:
-            return seen[1]
-    return None
 
 
 def spread(tasks: Iterable[corpus.Task]) -> list[corpus.Task]:

@@ -17,13 +17,21 @@ from ondevice.causal_lm import TokenTree
 class ReplayedModel:
     """In place of a `CausalLM`. answers: by prompt the answer's tokens, the end token with them where it came.
 
+    tree_refusal: why the model that gave them can verify only chains; None where it verifies trees.
     Logits are 1 at the token that comes next, in the rows of accepted nodes, and 0 elsewhere.
     """
 
-    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], vocabulary: int, context: int) -> None:
+    def __init__(
+        self,
+        answers: Mapping[tuple[int, ...], Sequence[int]],
+        vocabulary: int,
+        context: int,
+        tree_refusal: str | None = None,
+    ) -> None:
         self.answers = answers
         self.vocabulary = vocabulary
         self.context = context
+        self.tree_refusal = tree_refusal
 
     def require_trees(self) -> None:
         """Nothing is refused: trees can be verified."""

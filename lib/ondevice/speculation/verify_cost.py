@@ -13,11 +13,15 @@ from ondevice.causal_lm import CausalLM, TokenTree
 def verifications(lm: CausalLM, length: int, sizes: Sequence[int]) -> Callable[[], list[float]]:
     """What each call times anew: the verification of a tree of each of `sizes` rows behind `length` tokens, in seconds.
 
-    Nothing is kept of them, and ids do not matter.
+    Where the model can verify only chains it is a chain. Nothing is kept of them, and ids do not matter.
     """
+    chains = bool(getattr(lm, "tree_refusal", None))
     session = lm.start(min(lm.context, length + max(sizes)))
     session.prefill(np.arange(length) % lm.vocabulary)
-    trees = [TokenTree(np.arange(n) % lm.vocabulary, np.r_[-1, np.arange(n - 1) // 2]) for n in sizes]
+    trees = []
+    for n in sizes:
+        below = np.arange(n - 1)
+        trees.append(TokenTree(np.arange(n) % lm.vocabulary, np.r_[-1, below if chains else below // 2]))
 
     def turn() -> list[float]:
         seconds = []

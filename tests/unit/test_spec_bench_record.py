@@ -1,0 +1,141 @@
+"""Records of drafters on public models: on a tiny model, with requests of our own."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ondevice import assets, evidence, models, prompts
+from ondevice.causal_lm import CausalLM
+from ondevice.evidence import records, sidecars
+from ondevice.speculation import Drafter, generate
+from ondevice_papers.diaa.ambiguities import TwoTokens
+from ondevice_studies.diaa import spec_bench
+from ondevice_studies.diaa.spec_bench import METHODS, Method
+from ondevice_studies.speculation import plain
+from ondevice_studies.speculation.prompts import digest
+from ondevice_studies.speculation.request_set import Request
+
+V = 64
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class TinyBench:
+    """A tiny model where a `Bench` is wanted."""
+
+    model = "tiny"
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+        config = LlamaConfig(vocab_size=V, max_position_embeddings=128, initializer_range=0.4, **shape)
+        self.lm = CausalLM(LlamaForCausalLM(config).double())
+
+
+def of(number: int, ids: tuple[int, ...]) -> Request:
+    return Request("qa", number, f"spec-bench-{number}", ids, (), 30, frozenset())
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path) -> TinyBench:
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+    return TinyBench()
+
+
+REQUESTS = [of(1, (1, 2, 3)), of(2, (1, 2, 3)), of(3, (7, 8))]
+
+
+@pytest.mark.parametrize("name", ["PLD", "TR 8", "Goose 8", "SuffixDecoding 8", "key: two tokens"])
+def test_a_drafter_answers_as_plain_decoding_and_every_token_is_of_a_pass(bench, name):
+    passes = spec_bench.run(bench, METHODS[name], REQUESTS)
+    plainly = {request.name: generate(bench.lm, Drafter(), request.ids, 30).tokens for request in REQUESTS}
+    assert passes.groupby("request")["emitted"].sum().to_dict() == dict.fromkeys(plainly, 29)
+    each = passes.drop_duplicates("request").set_index("request")
+    assert each["answer_sha"].to_dict() == {request: digest(tokens) for request, tokens in plainly.items()}
+    assert (each["live"] != METHODS[name].replayed).all() and (passes["drafted"] <= METHODS[name].budget).all()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayed and "SAM" not in name])
+def test_a_replay_takes_the_passes_of_the_model(bench, name):
+    method = METHODS[name]
+    live = Method(method.make, method.budget)
+    columns = ["request", "answer_sha", "step", "drafted", "accepted", "emitted", "depth", "cached"]
+    replayed, ran = (spec_bench.run(bench, each, REQUESTS)[columns] for each in (method, live))
+    assert replayed.equals(ran)
+
+
+def test_state_lasts_from_request_to_request(bench):
+    passes = spec_bench.run(bench, METHODS["TR 8"], REQUESTS)
+    counts = passes.groupby("request").size()
+    assert counts["spec-bench-2"] < counts["spec-bench-1"]  # the same prompt, when its answer has been seen
+
+
+def test_every_method_names_its_own_code_and_record():
+    names = [spec_bench.name_of(models.SMOLLM2, name) for name in METHODS]
+    assert len(set(names)) == len(names) and "smollm2-static-16-cold" in names
+    codes = {sidecars.code(f"ondevice_studies.diaa.spec_bench+{method.module}") for method in METHODS.values()}
+    assert len(codes) == len({method.module for method in METHODS.values()}) == 3
+
+
+def test_loops_are_cut_and_margins_are_those_before_them(bench):
+    asked = of(4, (5, 6))
+    columns = plain.answered(bench.lm, asked)
+    assert columns["whole"] == 30 >= columns["limit"] and columns["margin"] > 0
+    assert columns["answer_sha"] == digest(columns["answer"][: columns["limit"]])
+
+
+def test_any_beginning_holds_all_tasks_alike():
+    first = plain.in_turns(prompts.own())[:12]
+    assert [prompt.task for prompt in first] == [*prompts.TASKS, *prompts.TASKS]
+
+
+def test_two_tokens_tell_apart_what_one_cannot():
+    """After 1 2 comes 3, after 4 2 comes 5: a table keyed by the last token alone holds one of them."""
+    drafter = TwoTokens(V)
+    logits = torch.zeros(1, V)
+    for before, after in ((1, 3), (4, 5)):
+        drafter.begin([before, 2])
+        draft = drafter.propose([before, 2], 4)
+        step = spec_bench_step(2, draft, logits.clone().index_fill_(1, torch.tensor([after]), 9.0))
+        drafter.observe(step)
+    for before, after in ((1, 3), (4, 5)):
+        assert drafter.propose([before, 2], 1).tokens.tolist() == [after]
+
+
+def spec_bench_step(root, draft, logits):
+    from ondevice.speculation import Verified
+
+    return Verified(root, draft, logits, [], [int(logits[0].argmax())])
+
+
+def test_a_record_that_is_there_counts_by_its_code(monkeypatch):
+    assert not records.exists("diaa", "no-such-record")
+    monkeypatch.setattr(records, "exists", lambda paper, name: True)
+    program = "ondevice_studies.diaa.spec_bench+ondevice_studies.diaa.peer_drafters"
+    origin = {"program": program, "code": sidecars.code(program), "parameters": {"nodes": 8}}
+    monkeypatch.setattr(records, "sidecar", lambda paper, name: origin)
+    assert spec_bench._is_recorded(models.SMOLLM2, "Goose 8", METHODS["Goose 8"])
+    assert not spec_bench._is_recorded(models.SMOLLM2, "Goose 32", METHODS["Goose 32"])
+    origin["code"] = "another"
+    assert not spec_bench._is_recorded(models.SMOLLM2, "Goose 8", METHODS["Goose 8"])
+
+
+def test_answers_come_from_passes_and_plain_decoding(monkeypatch):
+    first = pd.DataFrame({
+        "model": models.SMOLLM2, "task": "qa", "request": ["spec-bench-1", "spec-bench-2"], "prompt_sha": ["a", "b"],
+        "prompt_tokens": 5, "limit": [4, 3], "margin": 0.5, "redundancy": 0.1, "answer_sha": ["x", "y"],
+    })  # fmt: skip
+    passes = pd.DataFrame({
+        "model": models.SMOLLM2, "method": "DIAA", "task": "qa", "request": ["spec-bench-1"] * 2 + ["spec-bench-2"],
+        "answer_sha": ["x", "x", "z"], "live": True, "step": [0, 1, 0], "emitted": [1, 2, 2],
+    })  # fmt: skip
+    tables = {"plain-smollm2": first, "smollm2-diaa": passes}
+    monkeypatch.setattr(evidence, "load", lambda paper, name: evidence.born(tables[name].copy(), "recorded"))
+    monkeypatch.setattr(records, "exists", lambda paper, name: name in tables)
+    answers, _ = spec_bench.load(models.SMOLLM2)
+    rows = answers.set_index(["method", "request"])
+    assert rows.loc[("DIAA", "spec-bench-1"), ["passes", "identical"]].tolist() == [2, True]
+    assert rows.loc[("DIAA", "spec-bench-2"), ["passes", "identical"]].tolist() == [1, False]
+    assert rows.loc[("vanilla", "spec-bench-1"), ["passes", "decoded", "tokens"]].tolist() == [3, 3, 4]

@@ -12,7 +12,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.evidence import records, sidecars
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
-from ondevice_studies.diaa import spec_bench
+from ondevice_studies.diaa import identity, spec_bench
 from ondevice_studies.diaa.spec_bench import METHODS, Method
 from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.prompts import digest
@@ -139,3 +139,14 @@ def test_answers_come_from_passes_and_plain_decoding(monkeypatch):
     assert rows.loc[("DIAA", "spec-bench-1"), ["passes", "identical"]].tolist() == [2, True]
     assert rows.loc[("DIAA", "spec-bench-2"), ["passes", "identical"]].tolist() == [1, False]
     assert rows.loc[("vanilla", "spec-bench-1"), ["passes", "decoded", "tokens"]].tolist() == [3, 3, 4]
+
+
+def test_a_changed_token_is_found_out_and_ties_are_counted_apart(bench):
+    answers = identity.plain_answers(bench.lm, REQUESTS)
+    answer, margins = answers[REQUESTS[0].name]
+    row = identity.compared(Drafter(), 1, bench.lm, REQUESTS[0], (answer, margins))
+    assert row["identical"] and not row["near_tie"] and row["passes"] == len(answer) - 1
+    wrong = [*answer[:3], (answer[3] + 1) % V, *answer[4:]]
+    for margin, tie in ((0.5, False), (1e-5, True)):
+        changed = identity.compared(Drafter(), 1, bench.lm, REQUESTS[0], (wrong, [margin] * len(wrong)))
+        assert not changed["identical"] and changed["near_tie"] is tie

@@ -21,7 +21,7 @@ STATIC := $(addprefix tests/notebooks/test_,hygiene.py published.py source_cells
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce publish check-figures check test lint lab notebooks record bench site clean
+.PHONY: help reproduce publish check-figures check test test-edits lint lab notebooks record bench site clean
 
 help:
 	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
@@ -29,6 +29,7 @@ help:
 	@echo "make check-figures  compare figures/ with the finished quick runs; those that are missing are made"
 	@echo "make check       style, layers and unit tests, in a few minutes"
 	@echo "make test        lint, unit, property, system and notebook tests"
+	@echo "make test-edits  every notebook whole, once with each edit of a source cell (hours; make test has one a paper)"
 	@echo "make lint        ruff, import layers, types"
 	@echo "make lab         open copies of the notebooks in JupyterLab (runs/lab/; IN_PLACE=1: the notebooks themselves)"
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
@@ -72,9 +73,15 @@ test: lint
 	@echo "== Unit and property tests (pytest), in two processes of one thread each"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties
 	@echo "== Breaks on purpose (pytest), in two processes of one thread each"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/breaks
-	@echo "== System and notebook tests (pytest), one at a time; a notebook's is skipped while nothing it uses has changed"
-	@ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest tests/systems tests/notebooks
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/breaks
+	@echo "== System and notebook tests (pytest), in two such processes; a notebook's is skipped while nothing it uses changes"
+	@OMP_NUM_THREADS=1 ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest -m 'not edits' \
+		-n 2 --dist loadgroup --no-loadscope-reorder tests/notebooks tests/systems
+
+# make test runs one of these a paper.
+test-edits: $(READY)
+	@echo "== Whole notebooks, each with one source cell edited (pytest), in two processes of one thread each"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/notebooks/test_edited_notebooks.py
 
 # Copies that were edited stay, and are named; the others follow their notebooks.
 lab: LAB := $(if $(IN_PLACE),notebooks,runs/lab)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from copies import Break, copy, failing
+from copies import Break, copy, failing_each, file_of
+from faults import FAULTS
 
 CAUGHT = "caught"
 
@@ -18,14 +19,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def passing(root: Path) -> Callable[[Break], None]:
-    """Raises AssertionError unless the break's checks pass on the unbroken copy; each is run once."""
-    known: set[str] = set()
+    """Raises AssertionError unless the break's checks pass on the unbroken copy; those of a file are run at once."""
+    known: dict[tuple[str, ...], list[str]] = {}
 
     def check(fault: Break) -> None:
-        new = [one for one in fault.checks if one not in known]
-        failed = failing(root, new, root / "log") if new else []
+        if fault.checks not in known:
+            groups = list(dict.fromkeys(other.checks for other in FAULTS if file_of(other) == file_of(fault)))
+            known.update(zip(groups, failing_each(root, groups, root / "log"), strict=True))
+        failed = known[fault.checks]
         assert not failed, f"{', '.join(failed)} fails without a break:\n{(root / 'log').read_text()[-3000:]}"
-        known.update(new)
 
     return check
 

@@ -11,20 +11,43 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.main import pytest_runtestloop
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("lib", "notebooks", "tests", "docs", "README.md")
 LINKED = ("data", "figures", "pyproject.toml")
 SECONDS = 120  # of one break's checks; they take a few
-FORKED = multiprocessing.get_context("forkserver")  # PyTorch and its like are imported once, for all
+# The server imports other people's packages once for all breaks. A submodule is named where transformers loads it late.
+FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
-    ["pytest", "pandas", "scipy.stats", "torch", "transformers", "matplotlib.pyplot", "seaborn", "nbformat"]
+    [
+        "pytest",
+        "nbval.plugin",
+        "pandas",
+        "pyarrow",
+        "scipy.stats",
+        "torch",
+        "transformers.generation.utils",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen3.modeling_qwen3",
+        "accelerate",
+        "onnxruntime",
+        "faiss",
+        "bm25s",
+        "hypothesis.extra.numpy",
+        "matplotlib.pyplot",
+        "seaborn",
+        "nbformat",
+    ]
 )
 
 
@@ -46,6 +69,11 @@ class Break:
     new: str
     checks: tuple[str, ...]
     passes: bool = False
+
+
+def file_of(fault: Break) -> str:
+    """The file of its first check."""
+    return fault.checks[0].partition("::")[0]
 
 
 def copy(folder: Path) -> Path:
@@ -101,41 +129,98 @@ def _write(path: Path, text: str) -> None:
 
 def failing(root: Path, checks: Sequence[str], log: Path) -> list[str]:
     """The ids of the checks' tests that fail on the copy as it stands; their output is in `log`."""
+    [failed] = failing_each(root, [checks], log)
+    return failed
+
+
+def failing_each(root: Path, groups: Sequence[Sequence[str]], log: Path) -> list[list[str]]:
+    """The same for each of several groups of checks: their files are read once, and each group runs in its own fork."""
     receiver, sender = FORKED.Pipe(duplex=False)
-    process = FORKED.Process(target=_check, args=(str(root), list(checks), str(log), sender))
+    process = FORKED.Process(target=_check, args=(str(root), [list(checks) for checks in groups], str(log), sender))
     process.start()
     sender.close()
     try:
-        if not receiver.poll(SECONDS):
-            raise AssertionError(f"{', '.join(checks)}: not done in {SECONDS} s.")
+        if not receiver.poll(SECONDS * (1 + len(groups))):
+            os.killpg(process.pid, signal.SIGKILL)  # with the fork that hangs
+            raise AssertionError(f"{groups}: not done in {SECONDS * (1 + len(groups))} s.")
         code, failed, unread = receiver.recv()
     except EOFError:
         code, failed, unread = None, [], []
     finally:
         process.kill()
         process.join()
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or unread:
-        raise AssertionError(f"{', '.join(checks)} cannot be run ({code}):\n{log.read_text()[-3000:]}")
+    if code != pytest.ExitCode.OK or unread or len(failed) != len(groups):
+        raise AssertionError(f"{groups} cannot be run ({code}; {unread}):\n{log.read_text()[-3000:]}")
     return failed
 
 
 class _Failures:
-    """A plugin that notes what failed: tests, and files that could not be read."""
+    """A plugin that notes what failed: tests with their tracebacks, and files that could not be read."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
+        self.texts: list[str] = []
         self.unread: list[str] = []
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.failed:
             self.failed.append(report.nodeid)
+            self.texts.append(report.longreprtext)
 
     def pytest_collectreport(self, report) -> None:
         if report.failed:
             self.unread.append(report.nodeid)
 
 
-def _check(root: str, checks: list[str], log: str, sender) -> None:
+class _Apart:
+    """A plugin that runs each group of checks in a fork, so that none sees what another one left."""
+
+    def __init__(self, groups: list[list[str]], failures: _Failures) -> None:
+        self.groups, self.failures = groups, failures
+        self.failed: list[list[str]] = []
+        self.texts: list[str] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if self.failures.unread:
+            return True
+        for checks in self.groups:
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            child = os.fork()
+            if not child:
+                self._run(session, checks, sender)
+            sender.close()
+            try:
+                failed, texts = receiver.recv() if receiver.poll(SECONDS) else (None, [])
+                self.texts += texts
+            except EOFError:
+                failed = None
+            if failed is None:
+                os.kill(child, signal.SIGKILL)
+                self.failures.unread.append(f"{', '.join(checks)}: no such test, dead, or not done in {SECONDS} s")
+            else:
+                self.failed.append(failed)
+            os.waitpid(child, 0)
+        return True
+
+    def _run(self, session: pytest.Session, checks: list[str], sender) -> None:
+        """In the fork, which ends here; without a word where a check names no test."""
+        try:
+            tests = {check: [item for item in session.items if _is_of(item.nodeid, check)] for check in checks}
+            session.items = list(dict.fromkeys(item for items in tests.values() for item in items))
+            if all(tests.values()):
+                with contextlib.suppress(session.Failed):  # -x
+                    pytest_runtestloop(session)
+                sender.send((self.failures.failed, self.failures.texts))
+        finally:
+            os._exit(0)
+
+
+def _is_of(name: str, check: str) -> bool:
+    return name == check or name.startswith((f"{check}[", f"{check}::"))
+
+
+def _check(root: str, groups: list[list[str]], log: str, sender) -> None:
+    os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -144,10 +229,13 @@ def _check(root: str, checks: list[str], log: str, sender) -> None:
         del sys.modules[name]  # other tests share the server, and may have let it import the original
     sys.path.insert(0, f"{root}/lib")
     failures = _Failures()
+    apart = _Apart(groups, failures)
     options = ["-q", "-x", "--assert=plain", "-p", "no:cacheprovider"]
     options += [f"--rootdir={root}", "-c", f"{root}/pyproject.toml"]
-    code = pytest.main([*options, *checks], plugins=[failures])
+    named = dict.fromkeys(check for checks in groups for check in checks)
+    code = pytest.main([*options, *named], plugins=[failures, apart])
+    print(*apart.texts, sep="\n", flush=True)
     ours = getattr(sys.modules.get("ondevice"), "__file__", "")
     if ours and not ours.startswith(root):
         failures.unread.append(f"{ours} is not the copy")
-    sender.send((int(code), failures.failed, failures.unread))
+    sender.send((int(code), apart.failed, failures.unread))

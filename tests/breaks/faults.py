@@ -509,7 +509,7 @@ DIAA = [
         (f"{UNIT}mixture.py::test_the_tree_has_the_likeliest_nodes_of_all",),
     ),
     Break(
-        "weights that count the prior twice", "diaa", "lib/ondevice_studies/speculation/fitting.py",
+        "weights that count the prior twice", "diaa", "lib/ondevice/speculation/fitting.py",
         "explained + strength * prior", "explained + 2 * strength * prior",
         (f"{UNIT}mixture.py::test_a_class_without_answers_has_the_weights_of_all",),
     ),

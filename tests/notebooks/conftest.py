@@ -64,3 +64,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "notebook" in metafunc.fixturenames:
         notebooks = [LAYOUT.notebook(paper) for paper in LAYOUT.papers()]
         metafunc.parametrize("notebook", notebooks, ids=[notebook.stem for notebook in notebooks])
+
+
+@pytest.hookimpl(tryfirst=True)  # before groups are given by file
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test runs a notebook whole: in either of two processes, and first, as what is long must not begin last."""
+    whole = {item for item in items if item.path.parent == SANITIZE.parent and item.get_closest_marker("slow")}
+    for item in whole:
+        item.add_marker(pytest.mark.xdist_group(f"whole {item.callspec.id}"))
+    items.sort(key=lambda item: item not in whole)

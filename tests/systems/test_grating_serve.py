@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import signal
@@ -22,6 +23,7 @@ import torch
 from waiting import until
 
 from ondevice_programs.reranker import Reranker, server
+from ondevice_programs.reranker import __main__ as program
 
 QUERY = "open file"
 TEXTS = ["sum of an array", "open the file", "file of numbers"]  # shares words 0, 2 and 1 with the query
@@ -206,8 +208,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "given", "said"), REFUSED, ids=[said for *_, said in REFUSED])
-def test_wrong_input_is_one_sentence_and_exit_code_2(words, given, said):
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        done = command([word.replace("{busy}", str(opened.getsockname()[1])) for word in words], given)
+def test_wrong_input_is_one_sentence_and_exit_code_2(words, given, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+    with socket.create_server(("127.0.0.1", 0)) as opened, pytest.raises(SystemExit) as end:
+        program.main([word.replace("{busy}", str(opened.getsockname()[1])) for word in words])
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out) == (2, "") and said in printed.err, printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_the_process_ends_as_its_function_does():
+    words, given, said = REFUSED[0]
+    done = command(words, given)
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (2, b"") and said in error and len(error.splitlines()) == 1, error

@@ -159,15 +159,18 @@ def test_publishing_names_what_it_changes_and_takes_finished_quick_runs_only(lay
     assert main(["publish"], layout) == 0 and "0 files changed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ['{"parameters_hash": "0123", "code_hash": "4567"}', '{"exhibits": [', "[]"])
-def test_a_run_folder_of_an_old_layout_is_named_and_skipped(layout, capsys, text):
-    old = layout.runs / "good" / "0123456789ab"
-    old.mkdir(parents=True)
-    (old / "result.json").write_text(text)
+def test_run_folders_of_old_layouts_are_named_and_skipped(layout, capsys):
+    texts = ['{"parameters_hash": "0123", "code_hash": "4567"}', '{"exhibits": [', "[]"]
+    old = {layout.runs / "good" / f"{number}123456789ab": text for number, text in enumerate(texts)}
+    for folder, text in old.items():
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(text)
     assert main(["--list"], layout) == 0 and main([], layout) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "runs/good/0123456789ab" in line]
-    assert len(lines) == 2 and all("skipped" in line for line in lines), "once in the list and once in the run"
-    assert (old / "result.json").read_text() == text
+    printed = capsys.readouterr().out.splitlines()
+    for folder, text in old.items():
+        lines = [line for line in printed if f"runs/good/{folder.name}" in line]
+        assert len(lines) == 2 and all("skipped" in line for line in lines), "once in the list and once in the run"
+        assert (folder / "result.json").read_text() == text
     assert main(["--list"], layout) == 0 and str(plan(layout=layout)[0].folder.name) not in capsys.readouterr().out
 
 

@@ -43,7 +43,7 @@ def _branch_and_bound(prefill: Prefill, best: Timeline) -> Timeline:
         raise ValueError(f"With spare memory or unlike graphs, at most {MOST_CHOICES} choices of chunks can be tried.")
     chunks = np.array(list(product(range(prefill.chunks + 1), repeat=prefill.blocks)))
     least = latencies(Prefill(prefill.p, prefill.d, prefill.s, memory=np.inf), chunks)
-    for index in least.argsort():
+    for index in least.argsort(kind="stable"):
         if least[index] >= best.latency:
             break
         if order := _order(prefill, chunks[index], best.latency):
@@ -75,7 +75,7 @@ def _order(prefill: Prefill, chunk: Ints, bound: float) -> list[int]:
                 end = max(free, done[after] + waited) + prefill.s[block]
                 extend([*order, block], rest, end, late | {block: end - by[block]})
 
-    extend([], due.argsort().tolist(), 0.0, {})
+    extend([], due.argsort(kind="stable").tolist(), 0.0, {})
     return best
 
 

@@ -225,7 +225,7 @@ def _fits(prefill: Prefill, loads: Sequence[Load], due: Sequence[int]) -> list[i
 def earliest(prefill: Prefill, chunk: Sequence[int] | Ints) -> list[Load]:
     """Each block computes on G2 from its chunk on, [N] from 0 to C: loads in due order, as early as memory allows."""
     due = np.asarray(chunk) * prefill.blocks + np.arange(prefill.blocks)
-    return [Load(int(block), 0, int(chunk[block])) for block in np.argsort(due)]
+    return [Load(int(block), 0, int(chunk[block])) for block in np.argsort(due, kind="stable")]
 
 
 def latencies(prefill: Prefill, chunk: Ints) -> Floats:
@@ -237,7 +237,7 @@ def latencies(prefill: Prefill, chunk: Ints) -> Floats:
     done = np.zeros((many, n + 1))  # computing time of the first k computes
     np.cumsum(np.where(switched, prefill.d, prefill.p).reshape(many, n), 1, out=done[:, 1:])
     due = chunk * blocks + np.arange(blocks)
-    order = due.argsort(1)
+    order = due.argsort(1, kind="stable")
     due = due[row, order]
     s = prefill.s[order]
     needed = prefill.g2[order].cumsum(1) - prefill.spare
@@ -414,7 +414,7 @@ def _extend(beam: _Beam, turned: _Turned, width: int) -> _Beam:
     estimate = np.maximum(busy + rest[following] + uncovered + extra * slow, end + load)
     estimate[was_loaded] = np.inf
     kept = min(width, int((~was_loaded).sum()))
-    pick = np.divmod(np.argpartition(estimate, kept - 1, None)[:kept], ahead)  # plan, candidate
+    pick = np.divmod(estimate.argsort(None, kind="stable")[:kept], ahead)  # plan, candidate
     loaded, due, new = beam.loaded[pick[0]], beam.due[pick[0]], (np.arange(kept), block[pick])
     loaded[new] = True
     due[new] = position[pick]

@@ -38,6 +38,7 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "make clean && rm": "deletes what the other tests need",
     "bash .ci/setup": "needs the network; test_setup runs it",
     "python -c": "names a GPU",
+    "python -m ondevice.data": "needs the network; test_data runs it against a server of its own",
     "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
     "python -m ondevice_studies.rules_lock": "writes a line for a change of the reader's; its tests run it",
     "python -m ondevice_studies.provenance": "rewrites sidecars of old records; its tests run it",

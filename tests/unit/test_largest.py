@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ondevice.speculation.largest import largest
+from ondevice.speculation.largest import estimated_likeliest, largest
 
 
 @given(st.integers(1, 6), st.sampled_from([5, 127, 128, 1024, 1152, 2048]), st.integers(1, 9), st.integers(0, 99))
@@ -25,3 +25,23 @@ def test_all_of_them_may_lie_in_one_block_or_be_equal(crowded):
     assert values[0].tolist() == [8, 7, 6, 5, 4, 3, 2, 1] and values[1].tolist() == [0] * 8
     assert places[0].tolist() == [128 * crowded + place for place in range(7, -1, -1)]
     assert all(len(set(row)) == 8 for row in places.tolist())
+
+
+@given(st.sampled_from([9, 130, 8192]), st.integers(1, 8), st.integers(0, 99))
+def test_probabilities_of_a_small_vocabulary_are_those_of_the_softmax(width, k, seed):
+    logits = 3 * torch.randn(5, width, generator=torch.Generator().manual_seed(seed))
+    tokens, probabilities = estimated_likeliest(logits, k)
+    whole = logits.softmax(-1).sort(descending=True).values[:, :k]
+    assert torch.allclose(probabilities, whole) and torch.allclose(logits.softmax(-1).gather(1, tokens), whole)
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probabilities_of_a_large_vocabulary_are_near_those_of_the_softmax(spread, dtype):
+    logits = (spread * torch.randn(40, 49_152, generator=torch.Generator().manual_seed(1))).to(dtype)
+    tokens, probabilities = estimated_likeliest(logits, 8)
+    scores = logits.float()
+    assert torch.equal(scores.gather(1, tokens), scores.sort(descending=True).values[:, :8])
+    ratio = probabilities / scores.softmax(-1).gather(1, tokens)
+    assert (ratio.mean() - 1).abs() < 0.03 and ratio.std() < 0.1
+    assert (probabilities.sum(-1) <= 1 + 1e-6).all()

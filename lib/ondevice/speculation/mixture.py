@@ -1,4 +1,4 @@
-"""One tree over a mixture of what the request, earlier answers and stores say comes next, likeliest nodes first."""
+"""One tree over a mixture of what texts and the model's own last logits say comes next, likeliest nodes first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ondevice.speculation.draft import Draft
-from ondevice.speculation.drafter import Drafter
+from ondevice.speculation.drafter import Drafter, Verified
+from ondevice.speculation.logit_tables import NOTHING, LogitTables, Share
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.store import ORDERS, Store
 
@@ -20,10 +22,15 @@ WIDEST = 12  # children of a node
 RECENT = 32  # positions of a match that are counted
 CLASSES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6)  # of matches in the request's text by length; longer ones are of the last
 KEPT = 50_000  # tokens of answers, which take some 60 MB
-SHAPE = max(CLASSES) + 1, 1 + ORDERS  # of weights, before their sources
+SHAPE = max(CLASSES) + 1, 1 + ORDERS  # of weights, before their sources: by the request's match, and by others
+SEEN = 3  # whether logits were seen after neither the last token nor the last two, after the last alone, or after both
+LOGITS_SHAPE = SEEN, 2, *SHAPE  # of weights with the logits' sources; the second index is 1 for the root's children
+TEXTS = 4  # sources of every mixture
+LOGITS = 7  # sources of the logits
+LIGHT = 0.01  # a weight below which a source is left out where there are logits, to save time
 SEPARATOR = -1  # between answers
 
-Share = dict[int, float]  # p by token
+Class = tuple[int, int, int, int]  # of a context, an index into LOGITS_SHAPE
 Children = Callable[[list[int]], tuple[list[tuple[int, float]], int]]
 
 
@@ -83,10 +90,14 @@ def most_per_second(chances: Sequence[float], seconds: NDArray[np.float64]) -> i
 class Mixture(Drafter):
     """Drafts the likeliest nodes of all, as many as the budget allows, or as pay.
 
-    weights: [*SHAPE, sources], by class of the match in the request and longest order elsewhere (`fitting`); by default
-    all weigh alike. Sources are the request's counts, its first and its newest match, earlier answers, then the stores.
+    weights: by the class of a context and by source (`fitting`). Texts are the request's counts, its first and its
+    newest match, earlier answers, then the stores. Behind them come the sources from logits (`LogitTables`): the row of
+    the last two tokens and its first choice, the last token's mean and its newest row's first choice, siblings, what
+    came after siblings, and recent candidates. Weights [*LOGITS_SHAPE, texts + LOGITS] are of all. With weights
+    [*SHAPE, texts], or where the logits' sources weigh nothing, no logits are read. By default texts weigh alike.
     seconds: of a pass that drafts 0, 1 .. nodes, the drafting with it; None drafts what the budget allows. Where no
     node pays, none is drafted, which costs one look-up.
+    tables: of the logits, where they are shared or have another size.
     Raises ValueError where the weights are of other sources.
     """
 
@@ -95,32 +106,60 @@ class Mixture(Drafter):
 
     def __init__(
         self, weights: NDArray[np.float64] | None = None, stores: Sequence[Store] = (), *,
-        seconds: NDArray[np.float64] | None = None,
+        seconds: NDArray[np.float64] | None = None, tables: LogitTables | None = None,
         mix: Callable[..., list[tuple[int, float]]] = mix, grow: Callable[..., Any] = grow_likeliest,
         size: Callable[..., int] = most_per_second,
     ) -> None:  # fmt: skip
-        many = 4 + len(stores)
-        weights = np.full((*SHAPE, many), 1 / many) if weights is None else weights
-        if weights.shape != (*SHAPE, many):
-            raise ValueError(f"The weights are {list(weights.shape)}; for these sources they are {[*SHAPE, many]}.")
+        texts = TEXTS + len(stores)
+        weights = np.full((*SHAPE, texts), 1 / texts) if weights is None else weights
+        if weights.shape not in ((*SHAPE, texts), (*LOGITS_SHAPE, texts + LOGITS)):
+            shapes = f"{[*SHAPE, texts]}, or {[*LOGITS_SHAPE, texts + LOGITS]} with logits"
+            raise ValueError(f"The weights are {list(weights.shape)}; for these sources they are {shapes}.")
+        self.wants_prefill = self._reads = weights.shape[-1] > texts and bool(weights[..., texts:].any())
+        if self._reads:
+            weights = np.where(weights < LIGHT, 0.0, weights)
+        else:
+            weights = np.broadcast_to(weights[..., :texts], (*LOGITS_SHAPE, texts))
         self.weights, self.stores, self.seconds = weights.tolist(), stores, seconds
         self.mix, self.grow, self.size = mix, grow, size
         # A node pays where its chance is beyond its cost, at the rate of plain passes or a better one.
         self.least = LEAST if seconds is None else max(LEAST, float(np.diff(seconds).min() / seconds[0]))
         self.answers = NGrams(longest=ORDERS)
+        self.tables = LogitTables() if tables is None else tables
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Read the prompt; earlier answers stay."""
+        """Read the prompt; earlier answers and rows of logits stay."""
         self.text = NGrams(prompt)
         self._prompt = len(prompt)
+        if self._reads:
+            self.tables.begin(prompt)
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """Enter the prompt's logits into the tables."""
+        self.tables.prefilled(start, logits)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The likeliest nodes below the last token."""
         self.text.extend(tokens[len(self.text) :])
         most = budget if self.seconds is None else min(budget, len(self.seconds) - 1)
-        drafted, parents, chances = self.grow(self._children, list(tokens[-self.text.longest :]), most, self.least)
+        context = list(tokens[-self.text.longest :])
+
+        def children(prefix: list[int]) -> tuple[list[tuple[int, float]], int]:
+            (seen, below_root, kind, order), reach, shares = self.sources(prefix, prefix is context)
+            weighted = zip(self.weights[seen][below_root][kind][order], shares, strict=True)
+            used = [(weight, share) for weight, share in weighted if weight and share]
+            return self.mix(*zip(*used, strict=True)) if used else [], reach
+
+        drafted, parents, chances = self.grow(children, context, most, self.least)
         pay = len(drafted) if self.seconds is None else self.size(chances, self.seconds)
         return Draft(drafted[:pay], parents[:pay])
+
+    def observe(self, step: Verified) -> None:
+        """Enter the logits after the root and all nodes into the tables."""
+        if self._reads:
+            text = self.text.text
+            before = text[-2] if len(text) > 1 and text[-1] == step.root else None
+            self.tables.observe(before, step)
 
     def end(self, tokens: Sequence[int]) -> None:
         """Keep the answer, for later requests; after very many of them, begin anew."""
@@ -128,8 +167,8 @@ class Mixture(Drafter):
             self.answers = NGrams(longest=ORDERS)
         self.answers.extend([*tokens[max(0, self._prompt - ORDERS) :], SEPARATOR])
 
-    def sources(self, context: list[int]) -> tuple[int, int, int, list[Share]]:
-        """(length of the request's match, its class, longest order elsewhere, p by token of every source)."""
+    def sources(self, context: list[int], below_root: bool) -> tuple[Class, int, list[Share]]:
+        """(class, how many of its last tokens count, p by token of every source) of what comes after a context."""
         length, positions = self.text.after(context)
         text = self.text.text
         ends: list[Share] = [{text[positions[0]]: 1.0}, {text[positions[-1]]: 1.0}] if positions else [{}, {}]
@@ -139,11 +178,22 @@ class Mixture(Drafter):
             longest, share = store.after(context)
             order = max(order, longest)
             shares.append(share)
-        return length, CLASSES[min(length, len(CLASSES) - 1)], order, shares
+        seen = 0
+        reach = max(length, order)
+        if self._reads:
+            tables = self.tables
+            pair, mean, single = tables.after(context[-2] if len(context) > 1 else SEPARATOR, context[-1])
+            shares += (pair, _first(pair), mean, _first(single))
+            shares += (tables.siblings, tables.after_siblings) if below_root else (NOTHING, NOTHING)
+            shares.append(tables.candidates)
+            seen = 2 if pair else 1 if single else 0
+            reach = max(reach, 2)
+        return (seen, int(below_root), CLASSES[min(length, len(CLASSES) - 1)], order), reach, shares
 
-    def _children(self, context: list[int]) -> tuple[list[tuple[int, float]], int]:
-        length, kind, order, shares = self.sources(context)
-        return self.mix(self.weights[kind][order], shares), max(length, order)
+
+def _first(row: Share) -> Share:
+    """The whole chance for the likeliest token of a row."""
+    return {next(iter(row)): 1.0} if row else NOTHING
 
 
 def _counted(text: NGrams, positions: Sequence[int]) -> Share:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Drafter
+from ondevice.speculation.bundled import weights_for_any_model
 from ondevice.speculation.cacheback import Cacheback
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping
@@ -168,6 +169,7 @@ DRAFTERS: dict[str, Make] = {
     "Cacheback": lambda of, corpus: Cacheback(),
     "Cacheback, corpus": lambda of, corpus: Cacheback(corpus),
     "mixture": lambda of, corpus: Mixture(),
+    "mixture, logits read": lambda of, corpus: Mixture(weights_for_any_model()),
     "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.from_sequences(corpus)], seconds=SECONDS),
 }
 

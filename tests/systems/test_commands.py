@@ -106,6 +106,8 @@ WRONG = [
     (GRAPHS, ["export", "nowhere", "{folder}/g"], "nowhere"),
     (GRAPHS, ["export", "pydocs-lm-small", "{folder}/g", "--blocks", "99"], "6 layers make 1 to 6 blocks, not 99"),
     (GRAPHS, ["export", "pydocs-lm-small", "{folder}/g", "--small", "33"], "33 does not divide 256"),
+    ("ondevice_programs.bench", ["nowhere", "--drafters", "eagle"], "invalid choice: 'eagle' (choose from"),
+    ("ondevice_programs.bench.leaderboard", ["now"], "unrecognized arguments: now"),
     ("ondevice_studies.diaa.memory", ["now"], "is not started by hand"),
     ("ondevice_studies.record", [], "Which paper?"),
     ("ondevice_studies.record", ["nobody"], "Which paper?"),
@@ -157,6 +159,7 @@ HELP = {  # each command, and the options that change what it promises, which it
     f"{GRAPHS}": "--precision --drafter --plan --memory",
     f"{GRAPHS} export": "--precision --blocks --large --small",
     f"{GRAPHS} generate": "--drafter --plan --memory --history --tokens",
+    "ondevice_programs.bench": "--prompts --threads --formats --drafters --minutes --compare --json --picture",
     ASSISTANT: "--private --public --without --budget --memory --connect --serve --certificate",
 }
 EXAMPLES = {*HELP, f"{TRAINING} lm"} - {ROUTER, PAIR, RERANK, GRAPHS}  # the last four have commands with examples

@@ -277,7 +277,7 @@ def test_formats_that_do_not_fit_are_refused() -> None:
         Lean(built("llama"), weights="4bit")
     with pytest.raises(ValueError, match="float32 alone"):
         Lean(built("llama"), arithmetic="int8")
-    with pytest.raises(ValueError, match="4bit.* 3bit"):
+    with pytest.raises(ValueError, match=r"4bit.* 3bit"):
         engine(built("llama"), weights="3bit")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gpt2"):
         engine(built("gpt2"), weights="4bit")

@@ -63,7 +63,7 @@ def weights_for_any_model() -> NDArray[np.float64]:
     return models.load_arrays("mixture")["any model"]
 
 
-def mixture(stored: bool = True, **options: Any) -> Mixture:
+def mixture(stored: bool = False, **options: Any) -> Mixture:
     """A new mixture. stored: of texts, with the stores, whose tokens are the bundled models'; else of texts and logits.
 
     Without stores it drafts for any model. options: of `Mixture`.

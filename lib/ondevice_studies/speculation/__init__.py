@@ -1,1 +1,1 @@
-"""Shared by DIAA's and sd.npu's evidence: requests, replayed answers, the cost of a pass, the mixture's weights."""
+"""Shared by DIAA's and sd.npu's evidence: requests and their plain answers, reruns, the mixture's weights."""

@@ -1,0 +1,1 @@
+"""A bench of a causal LM on this machine: the cost of a pass by format, each drafter, and the fastest setting."""

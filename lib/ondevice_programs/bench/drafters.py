@@ -1,0 +1,97 @@
+"""The drafters that are compared, and one request answered with one of them, timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Drafter, generate, greedy
+
+BUDGETS = (8, 4, 32, 16)  # nodes of a draft, in the order in which they are tried
+
+
+class Row(NamedTuple):
+    """A drafter of the comparison, as Python: imports (behind `from`) and the call, where V is the number of token ids.
+
+    live: whether it reads logits, so that a model must run.
+    """
+
+    imports: str
+    call: str
+    live: bool
+
+
+_TABLES = "ondevice_papers.diaa.tables import Tables"
+DRAFTERS = {
+    "prompt-lookup": Row(
+        "ondevice.speculation.prompt_lookup import PromptLookup", "PromptLookup.transformers()", False
+    ),
+    "sam": Row("ondevice.speculation.sam_decoding import SamDecoding", "SamDecoding()", False),
+    "suffix-decoding": Row("ondevice.speculation.suffix_decoding import SuffixDecoding", "SuffixDecoding()", False),
+    "cacheback": Row("ondevice.speculation.cacheback import Cacheback", "Cacheback()", False),
+    "token-recycling": Row("ondevice.speculation.token_recycling import TokenRecycling", "TokenRecycling(V)", True),
+    "logit-spec": Row("ondevice.speculation.logit_spec import LogitSpec", "LogitSpec()", True),
+    "goose": Row("ondevice.speculation.goose import Goose", "Goose(V)", True),
+    "racer": Row("ondevice.speculation.racer import Racer", "Racer(V)", True),
+    "diaa": Row(
+        f"ondevice_papers.diaa.drafter import Diaa\nfrom {_TABLES}", "Diaa(Tables.empty(V), reads_prompt=True)", True
+    ),
+    "sdnpu": Row("ondevice_papers.sdnpu.drafter import sdnpu", "sdnpu(V)", True),
+    "mixture": Row("ondevice.speculation.bundled import mixture", "mixture(stored=False)", True),
+}
+
+
+def create(name: str, vocabulary: int) -> Drafter:
+    """A new drafter by the very Python that a report gives to paste. vocabulary: number of token ids."""
+    scope: dict[str, Any] = {"V": vocabulary}
+    exec(f"from {DRAFTERS[name].imports}", scope)
+    drafter: Drafter = eval(DRAFTERS[name].call, scope)
+    return drafter
+
+
+class Timed(Drafter):
+    """A drafter whose calls are timed. seconds: of all of them so far."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        for name in ("name", "wants_prefill", "drafts_trees", "vocabulary"):
+            setattr(self, name, getattr(drafter, name))
+        for name in ("begin", "prefilled", "propose", "observe", "end"):
+            setattr(self, name, partial(self._call, getattr(drafter, name)))
+        self.seconds = 0.0
+
+    def _call(self, method: Callable[..., Any], *given: Any) -> Any:
+        began = perf_counter()
+        result = method(*given)
+        self.seconds += perf_counter() - began
+        return result
+
+
+def answered(
+    lm: CausalLM, drafter: Drafter, ids: Sequence[int], limit: int, ends: frozenset[int], budget: int = 1
+) -> dict[str, Any]:
+    """A prompt's greedy answer of at most `limit` tokens, and what it took. ends: ids that end it.
+
+    tokens; first, seconds: until its first and its last token; opening, drafting: of these the drafter's; rows: passes
+    behind the first token by their number of rows; emitted: tokens that these gave.
+    """
+    timed = Timed(drafter)
+    opened: list[float] = []
+
+    def choice(logits: Tensor) -> int:
+        token = greedy(logits)
+        if not opened:
+            opened.extend((perf_counter(), timed.seconds))
+        return token
+
+    began = perf_counter()
+    log = generate(lm, timed, ids, limit, budget=budget, choice=choice, eos_token_ids=ends)
+    seconds = perf_counter() - began
+    times = {"first": opened[0] - began, "seconds": seconds, "opening": opened[1], "drafting": timed.seconds}
+    rows = Counter(str(1 + step.drafted) for step in log.steps)
+    return {"tokens": list(log.tokens), **times, "rows": dict(rows), "emitted": len(log.tokens) - 1}

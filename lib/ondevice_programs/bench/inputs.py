@@ -1,0 +1,115 @@
+"""The model, the prompts and the machine of a bench, checked before anything slow."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ondevice import assets, chat, prompts
+from ondevice.causal_lm import support
+from ondevice.causal_lm.generation import LONGEST
+from ondevice.models import Loaded
+
+ROUND = 6  # prompts that every drafter answers before any of them answers others, at least
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as the model reads it. limit: tokens of its answer, at most."""
+
+    id: str
+    task: str
+    ids: tuple[int, ...]
+    limit: int
+
+
+def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: Callable[[str], None]) -> list[Request]:
+    """The prompts, rendered by the model's template, all tasks' first ones first.
+
+    own: whether they are the repository's, of which those that are too long for the model are left out; of a user's
+    file each must fit, else ValueError names its line.
+    """
+    if loaded.tokenizer.chat_template is None:
+        say("This model has no chat template, so it reads the prompts as plain text.")
+    kept: list[Request] = []
+    without_weights: Any = SimpleNamespace(config=loaded.config)  # a GGUF's are not needed to know its context
+    context = support.context_of(without_weights, None)
+    for prompt in source:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the missing template
+            ids = tuple(chat.prompt_ids(loaded.tokenizer, prompt.text))
+        if len(ids) < context:
+            kept.append(Request(prompt.id, prompt.task, ids, min(LONGEST, context - len(ids))))
+        elif not own:
+            line = prompt.id.rpartition("-")[2]
+            raise ValueError(f"The prompt in line {line} has {len(ids)} tokens; the model's context is {context}.")
+    if not kept:
+        raise ValueError(f"No prompt fits the model's context of {context} tokens.")
+    if len(kept) < len(source):
+        say(f"{len(source) - len(kept)} prompts are longer than the model's context and are left out.")
+    return in_turns(kept)
+
+
+def in_turns(several: Sequence[Request]) -> list[Request]:
+    """The first request of every task, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for request in several:
+        turns.append((seen[request.task], request))
+        seen[request.task] += 1
+    return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
+
+
+def rounds(several: Sequence[Request]) -> list[list[Request]]:
+    """Parts of requests with equally many of every task, as long as all tasks have so many."""
+    counts = Counter(request.task for request in several)
+    fewest = min(counts.values(), default=0)
+    each = min(fewest, math.ceil(ROUND / max(1, len(counts))))
+    alike = in_turns(several)[: len(counts) * fewest]
+    size = max(1, len(counts) * each)
+    return [alike[start : start + size] for start in range(0, len(alike) - size + 1, size)]
+
+
+def model_facts(loaded: Loaded) -> dict[str, Any]:
+    """spec, sha256 of a GGUF file, and parameters (tied ones once)."""
+    if loaded.gguf:
+        count = sum(math.prod(stored.shape) for stored in loaded.gguf.tensors.values())
+    else:
+        count = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return {"spec": loaded.spec, "sha256": loaded.gguf.sha256 if loaded.gguf else None, "parameters": count}
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Processor, cores, threads, system, and versions of what computes."""
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("onnxruntime", "torch", "transformers")},
+    }
+
+
+def commit() -> str | None:
+    """The checkout's commit, with a plus where files differ from it; None where there is no checkout."""
+    command = ["git", "-C", str(assets.ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    if not (assets.ROOT / ".git").exists():
+        return None
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,459 @@
+"""`ondevice-bench`: its arithmetic on numbers made by hand, and whole runs on a tiny random model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tiny import random_model
+from transformers import BertConfig, BertModel
+
+from ondevice import assets, models, prompts, shapes
+from ondevice.assets import ROOT
+from ondevice_programs.bench import formats, inputs, leaderboard, measuring, predictions
+from ondevice_programs.bench.__main__ import main
+from ondevice_programs.bench.drafters import DRAFTERS, create
+from ondevice_programs.bench.inputs import Request, in_turns, rounds
+from ondevice_programs.bench.measuring import Bench
+from ondevice_programs.bench.peer import LlamaCpp
+from ondevice_programs.bench.report import report, snippet
+from ondevice_programs.bench.state import begun, read, save
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = [{"prompt": f"The {word} goes to the {word}.", "task": task} for task in ("a", "b") for word in "pqrstuv"]
+FEW = ["--threads", "1", "--minutes", "0.01", "--formats", "4bit", "4bit-int8", "--drafters", "sam", "goose"]
+TABLES = ["curves", "answers", "limits", "drafters", "predictions", "measured"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_answers():
+    """A random model does not end its answers: here they have 60 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "LONGEST", 60)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model that every format of the lean engine has, in a folder, and prompts beside it."""
+    path = tmp_path_factory.mktemp("bench")
+    model = random_model("llama", torch.float32, vocabulary=384, context=320, hidden_size=64, intermediate_size=96)
+    model.save_pretrained(path / "model")
+    shapes.byte_tokenizer().save_pretrained(path / "model")
+    (path / "prompts.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    return path
+
+
+def run(folder, *words: str) -> int:
+    """The exit code of a bench of the tiny model on its prompts."""
+    with pytest.raises(SystemExit) as end:
+        main([str(folder / "model"), "--prompts", str(folder / "prompts.jsonl"), *FEW, *words])
+    return end.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def parts(folder):
+    """The JSON of a whole bench."""
+    assert run(folder, "--json", str(folder / "whole.json")) == 0
+    return read(folder / "whole.json")
+
+
+# Plan
+
+
+def request(task: str, number: int) -> Request:
+    return Request(f"{task}{number}", task, (1, 2), 9)
+
+
+def test_rounds_hold_equally_many_of_every_task_and_leave_out_what_is_over():
+    several = [request("a", n) for n in range(9)] + [request("b", n) for n in range(7)]
+    assert [each.id for each in in_turns(several)[:5]] == ["a0", "b0", "a1", "b1", "a2"]
+    groups = [[each.id for each in group] for group in rounds(several)]
+    assert groups == [["a0", "b0", "a1", "b1", "a2", "b2"], ["a3", "b3", "a4", "b4", "a5", "b5"]]
+    assert [len(group) for group in rounds(several[:9])] == [6]
+    assert [len(group) for group in rounds([request("a", 0), request("b", 0)])] == [2]
+    assert rounds([]) == []
+
+
+# Arithmetic
+
+CURVE = {"rows": [1, 2, 4], "ms": [10.0, 12.0, 16.0]}
+
+
+def trial(task: str, emitted: int, rows: dict[str, int], **values) -> dict:
+    row = {"drafter": "goose", "budget": 4, "shape": "tree", "drafting": 0.0, "identical": True}
+    row |= {"reading": 0.0, "whole": emitted}
+    return {**row, "task": task, "emitted": emitted, "rows": rows, **values}
+
+
+def test_an_arm_is_the_mean_of_its_tasks_and_keeps_its_passes():
+    runs = [trial("a", 8, {"1": 2, "3": 2}), trial("a", 2, {"3": 1}, whole=8, reading=0.1)]
+    runs.append(trial("b", 4, {"1": 1}, drafting=0.012))
+    row = predictions.arm(runs)
+    assert row["tokens_per_pass"] == {"a": 2.0, "b": 4.0} and row["mean"] == 3.0 and row["n"] == 3
+    assert row["rows"] == {"1": 3, "3": 3} and row["emitted"] == 14 and row["own_ms"] == pytest.approx(2.0)
+    assert row["reading_ms"] == pytest.approx(5.0)
+
+
+def test_a_prediction_adds_every_pass_and_the_drafters_own_time():
+    row = {"rows": {"1": 2, "3": 1}, "own_ms": 1.0, "reading_ms": 0.5, "emitted": 6}
+    assert predictions.per_token(CURVE, row) == pytest.approx((2 * (10 + 1) + (14 + 1)) / 6 + 0.5)
+
+
+def test_predictions_hold_each_shape_to_its_formats_and_come_fastest_first():
+    alone = {"rows": [1], "ms": [5.0]}
+    curves = {"4bit": CURVE, "4bit-int8": {"rows": [1, 4], "ms": [8.0, 11.0]}, "4bit-int8 unpadded": alone}
+    common = {"rows": {"4": 1}, "own_ms": 0.0, "reading_ms": 0.0, "n": 1, "budget": 3}
+    arms = [
+        {"drafter": "x", "shape": "tree", "emitted": 4, **common},
+        {"drafter": "x", "shape": "chain", "emitted": 2, **common},
+        {"drafter": "y", "shape": "any", "emitted": 1, **common},
+    ]
+    table = predictions.predicted(curves, {"4bit": "tree", "4bit-int8": "chain"}, arms)
+    assert [(row["drafter"], row["format"], row["ms_per_token"]) for row in table] == [
+        ("x", "4bit", 4.0), ("x", "4bit-int8", 5.5), ("y", "4bit-int8", 11.0), ("y", "4bit", 16.0),
+    ]  # fmt: skip
+    assert table[0]["speed"] == pytest.approx(10 / 4) and table[0]["over_fastest"] == pytest.approx(5 / 4)
+
+
+def test_a_speed_is_the_ratio_of_times_per_token_and_its_interval_is_over_prompts():
+    assert predictions.speed([[2, 10], [4, 20]], [[1, 10], [2, 20]]) == [2.0, 2.0, 2.0]
+    value, low, high = predictions.speed([[1, 10], [4, 10], [2, 10]], [[1, 10], [1, 10], [1, 10]])
+    assert value == pytest.approx(7 / 3) and low == pytest.approx(1.0) and high == pytest.approx(4.0)
+    assert predictions.speed([[3, 30]], [[1, 5]])[0] == pytest.approx(0.5)  # other tokens: each over its own
+
+
+def measured_row(drafted: float, fastest: float, identity: str = "identical") -> dict:
+    times = {"plain": [2.0, 10], "plain, measured twice": [2.0, 10]}
+    times |= {"drafted": [drafted, 10], "fastest plain": [fastest, 10]}
+    return {"times": times, "passes": 5, "identity": identity}
+
+
+def test_the_advice_is_the_fastest_of_what_was_measured():
+    summary = predictions.summary([measured_row(1.0, 1.5), measured_row(1.0, 1.5, "near-tie")])
+    assert summary["speed"] == [2.0, 2.0, 2.0] and summary["over_fastest"] == pytest.approx([1.5, 1.5, 1.5])
+    assert summary["floor"] == [1.0, 1.0, 1.0] and summary["tokens_per_pass"] == 2.0 and summary["n"] == 2
+    assert summary["identity"] == {"identical": 1, "near-tie": 1, "different": 0}
+    setting = {"format": "4bit", "drafter": "goose", "budget": 8}
+    parts = {"curves": {"4bit": CURVE, "float32": {"rows": [1], "ms": [20.0]}}}
+    assert predictions.advice(parts) == {"format": "4bit", "drafter": None, "budget": 1, "ms_per_token": 10.0}
+    parts["measured"] = {**setting, "fastest": "4bit-int8 unpadded", **summary}
+    assert predictions.advice(parts) == {**setting, "ms_per_token": 100.0}
+    slower = predictions.summary([measured_row(1.6, 1.5)])
+    parts["measured"] = {**setting, "fastest": "4bit-int8 unpadded", **slower}
+    assert predictions.advice(parts)["drafter"] is None
+    assert predictions.advice(parts)["format"] == "4bit-int8 unpadded"
+
+
+def test_without_a_faster_format_plain_decoding_is_compared_with_itself():
+    row = measured_row(1.0, 1.5)
+    del row["times"]["fastest plain"]
+    summary = predictions.summary([row])
+    assert summary["over_fastest"] == summary["speed"] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("margin", "kind"), [(1e-5, "near-tie"), (1e-3, "different")])
+def test_a_token_that_differs_is_a_near_tie_where_its_lead_is_small(monkeypatch, margin, kind):
+    read_ids = []
+
+    def prefill(ids):
+        read_ids.append(ids)
+        return torch.tensor([0.0, margin, -1.0])
+
+    bench = Bench.__new__(Bench)
+    bench.engines = {"4bit": SimpleNamespace(start=lambda: SimpleNamespace(prefill=prefill))}
+    assert bench._identity([5, 6, 7], [5, 9, 7], request("a", 0), "4bit") == kind
+    assert read_ids == [[1, 2, 5]]
+    assert bench._identity([5, 9, 7], [5, 9, 7], request("a", 0), "4bit") == "identical"
+
+
+# Drafters and code to paste
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_is_made_by_the_code_that_the_report_pastes(name):
+    drafter = create(name, 384)
+    drafter.begin([1, 2, 3, 1, 2])
+    assert len(drafter.propose([1, 2, 3, 1, 2, 3], 4)) <= 4
+    assert drafter.vocabulary in (None, 384)
+
+
+@pytest.mark.parametrize(("form", "name"), [("4bit", "goose"), ("4bit-int8", "sam"), ("4bit-int8 unpadded", None)])
+def test_the_snippet_runs_as_it_stands(folder, parts, form, name, capsys):
+    setting = {"format": form, "drafter": name, "budget": 4, "fastest": form}
+    ms = {"drafted": 1.0 if name else 3.0, "fastest plain": 2.0}
+    text = snippet({**parts, "measured": {**setting, "ms_per_token": ms}})
+    with pytest.warns(UserWarning, match="no chat template"):
+        exec(compile(text, "snippet", "exec"), {})
+    tokens, _, passes, _ = capsys.readouterr().out.splitlines()[-1].split()
+    assert int(tokens) > 1 and (int(passes) < int(tokens))
+
+
+# Whole runs
+
+
+def test_a_whole_bench_has_every_part_and_its_answers_leave_the_file(parts):
+    head = ["schema", "model", "machine", "commit", "command", "prompts", "complete", "seconds", "advice"]
+    assert sorted(parts) == sorted(head + TABLES) and parts["complete"] and parts["schema"] == 1
+    assert set(parts["curves"]) == {"4bit", "4bit-int8", "4bit-int8 unpadded", "4bit, measured twice"}
+    assert parts["curves"]["4bit"]["rows"] == list(formats.ROWS)
+    assert parts["curves"]["4bit-int8 unpadded"]["rows"] == [1]
+    assert {(row["drafter"], row["shape"]) for row in parts["drafters"]} == {
+        ("sam", "any"), ("goose", "tree"), ("goose", "chain"),
+    }  # fmt: skip
+    assert all(row["n"] == row["identical"] for row in parts["drafters"])
+    for row in parts["drafters"]:
+        assert set(row["tokens_per_pass"]) == {"a", "b"} and row["mean"] >= 1
+        assert row["emitted"] >= sum(row["rows"].values())
+    measured = parts["measured"]
+    assert sum(measured["identity"].values()) == measured["n"] >= 12
+    assert measured["identity"]["identical"] + measured["identity"]["near-tie"] == measured["n"]
+    assert set(parts["seconds"]) == set(measuring.ENDS)
+    assert parts["advice"] == predictions.advice(parts)
+    assert parts["command"].startswith("ondevice-bench ") and "--json" not in parts["command"]
+
+
+def test_the_report_names_what_was_measured(parts):
+    text = "\n".join(report(parts))
+    for word in ("4bit-int8 unpadded", "goose, chain", "goose, tree", "Advice: ", "models.load(", "tokens per pass"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_complete_bench_is_printed_and_not_measured_once_more(folder, parts, capsys, monkeypatch):
+    monkeypatch.setattr(formats, "engines", None)
+    assert run(folder, "--json", str(folder / "whole.json")) == 0
+    output = capsys.readouterr()
+    assert "is complete" in output.err and "Advice: " in output.out
+    assert read(folder / "whole.json") == parts
+
+
+@pytest.mark.parametrize("calls", [3, 15, 27])
+def test_an_interrupted_bench_keeps_what_is_done_and_goes_on(folder, tmp_path, capsys, monkeypatch, calls):
+    file = tmp_path / "bench.json"
+    answered, count = measuring.answered, iter(range(1000))
+
+    def interrupted(*given):
+        if next(count) == calls:
+            raise KeyboardInterrupt
+        return answered(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "answered", interrupted)
+        assert run(folder, "--json", str(file)) == 130
+    before = read(file)
+    assert not before["complete"] and "measured" not in before and "A pass over n rows" in capsys.readouterr().out
+    assert len(before["unfinished"]["answers"]) == min(calls, 12)
+    assert len(before["unfinished"].get("runs", ())) == max(0, calls - 12)
+    assert run(folder, "--json", str(file)) == 0
+    after = read(file)
+    assert after["complete"] and after["curves"] == before["curves"] and "unfinished" not in after
+    assert all(after["seconds"][name] >= spent for name, spent in before["seconds"].items())
+
+
+def test_a_file_of_another_bench_is_not_overwritten(folder, parts, capsys):
+    file = folder / "whole.json"
+    before = file.read_text()
+    assert run(folder, "--threads", "2", "--json", str(file)) == 2
+    assert "is a bench of" in capsys.readouterr().err and file.read_text() == before
+
+
+def test_going_on_needs_the_same_head(tmp_path):
+    file = tmp_path / "bench.json"
+    head = {"model": {"spec": "a"}, "command": "x"}
+    parts = begun(file, head)
+    assert not file.exists() and not parts["complete"]
+    save(file, parts)
+    assert begun(file, head) == parts == begun(None, head)
+    with pytest.raises(ValueError, match="bench of a with another command"):
+        begun(file, {**head, "command": "y"})
+    for text in ("{", "[]", '{"schema": 0}', '{"schema": 1}'):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="not the JSON of a bench"):
+            begun(file, head)
+
+
+def test_answers_are_cut_where_they_begin_to_loop(monkeypatch):
+    tokens = [1, 2, 3] + [7, 8, 9, 10, 11, 12, 13, 14] * 5
+    log = {"tokens": tokens, "first": 0.0}
+    monkeypatch.setattr(measuring, "answered", lambda *given: log)
+    bench = Bench.__new__(Bench)
+    bench.requests, bench.engines, bench.ends = [request("a", 0)], {"4bit": None}, frozenset()
+    bench.parts, bench.rest = {}, {}
+    bench.answer("4bit", math.inf)
+    assert bench.rest["answers"]["a0"]["tokens"] == tokens[:11]
+    assert bench.parts["answers"] == {"format": "4bit", "n": 1, "median": 11, "tokens": 11}
+
+
+def test_random_weights_have_their_curve_alone(folder, tmp_path, capsys):
+    config = json.loads((folder / "model" / "config.json").read_text())
+    for path in (folder / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, shapes.MARK: True}))
+    with pytest.raises(SystemExit) as end:
+        main([str(tmp_path), "--threads", "1", "--minutes", "0.01", "--formats", "4bit"])
+    output = capsys.readouterr()
+    assert not end.value.code and "random weights: only T(n)" in output.err
+    assert "A pass over n rows" in output.out and "Advice" not in output.out
+
+
+def test_a_picture_is_drawn_or_said_to_need_a_package(folder, parts, capsys, monkeypatch):
+    picture = folder / "bench.svg"
+    assert run(folder, "--json", str(folder / "whole.json"), "--picture", str(picture)) == 0
+    assert picture.read_text().startswith("<?xml") and f"Picture: {picture}" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture.unlink()
+    assert run(folder, "--json", str(folder / "whole.json"), "--picture", str(picture)) == 0
+    output = capsys.readouterr()
+    assert "ondevice[notebooks]" in output.err and "Advice" in output.out and not picture.exists()
+
+
+def test_plain_prompts_are_said_once(folder, capsys):
+    assert run(folder) == 0
+    assert capsys.readouterr().err.count("no chat template") == 1
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--drafters", "eagle"], "invalid choice: 'eagle' (choose from "),
+        (["--formats", "2bit"], "invalid choice: '2bit' (choose from "),
+        (["--minutes", "0"], "--minutes: it is a number above 0"),
+        (["--threads", "0"], "--threads: it is a whole number from 1"),
+        (["--json", "{text}/bench.json"], "nothing can be written to"),
+        (["--picture", "{text}/bench.png"], "nothing can be written to"),
+        (["--picture", "bench.txt"], "A picture is named *.png"),
+        (["--json", "{text}"], "is not the JSON of a bench"),
+        (["--prompts", "{empty}"], "has no prompt in it"),
+        (["--prompts", "{long}"], "The prompt in line 2 has 503 tokens; the model's context is 320"),
+        (["--compare", "llama.cpp"], "pip install llama-cpp-python"),
+    ],
+)
+def test_bad_words_are_refused_before_anything_slow(folder, tmp_path, capsys, monkeypatch, words, message):
+    files = {"text": "words", "empty": "\n", "long": "short\n" + "a" * 503}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    find = importlib.util.find_spec
+
+    def without_llama_cpp(name, *rest):
+        return None if name == "llama_cpp" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_llama_cpp)
+    monkeypatch.setattr(formats, "engines", None)
+    assert run(folder, *(word.format(**{name: tmp_path / name for name in files}) for word in words)) == 2
+    assert message in capsys.readouterr().err
+
+
+def gguf_of(architecture: str, path) -> None:
+    file = gguf.GGUFWriter(path, architecture)
+    file.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def test_models_that_cannot_be_run_are_refused_in_one_sentence(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
+    gguf_of("gpt2", tmp_path / "other.gguf")
+    sizes = dict(vocab_size=384, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "encoder")
+    shapes.byte_tokenizer().save_pretrained(tmp_path / "encoder")
+    whole = (tmp_path / "other.gguf").read_bytes()
+    (tmp_path / "short.gguf").write_bytes(whole[: len(whole) // 8])
+    cases = {bare: "has no model.safetensors", tmp_path / "other.gguf": "is of gpt2; llama, qwen2, qwen3 can be read",
+             tmp_path / "short.gguf": "truncated", tmp_path / "none": "There is no folder",
+             tmp_path / "encoder": "BertModel is no causal language model"}  # fmt: skip
+    capsys.readouterr()
+    for spec, message in cases.items():
+        with pytest.raises(SystemExit) as end:
+            main([str(spec)])
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and message in error and len(error.splitlines()) == 1
+
+
+def test_our_own_prompts_may_be_too_long_for_a_model(folder):
+    loaded = models.load(str(folder / "model"))
+    notices = []
+    source = [prompts.Prompt("x-1", "a", "b" * 400), prompts.Prompt("x-2", "a", "b" * 300)]
+    kept = inputs.requests(loaded, source, True, notices.append)
+    assert [(request.id, request.limit) for request in kept] == [("x-2", 320 - len(kept[0].ids))]
+    assert notices[1:] == ["1 prompts are longer than the model's context and are left out."]
+    with pytest.raises(ValueError, match="No prompt fits the model's context of 320 tokens"):
+        inputs.requests(loaded, source[:1], True, notices.append)
+
+
+def test_llama_cpp_is_compared_on_gguf_files_alone(folder, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert run(folder, "--compare", "llama.cpp") == 2
+    assert "needs a GGUF file" in capsys.readouterr().err
+
+
+class FakeLlamaCpp:
+    """The part of llama-cpp-python's C interface that is called. decoded: of each pass (rows, first position)."""
+
+    def __init__(self, loads: bool) -> None:
+        self.decoded, self.removed, self._loads = [], [], loads
+
+    def llama_batch_init(self, count, embeddings, sequences):
+        arrays = {name: [0] * count for name in ("token", "pos", "n_seq_id", "logits")}
+        return SimpleNamespace(**arrays, seq_id=[[0] for _ in range(count)])
+
+    def llama_decode(self, context, batch):
+        self.decoded.append((batch.n_tokens, batch.pos[0]))
+        assert batch.pos == list(range(batch.pos[0], batch.pos[0] + batch.n_tokens)) and all(batch.logits)
+        return 0
+
+    def llama_memory_seq_rm(self, memory, sequence, start, end):
+        self.removed.append((start, end))
+
+    def llama_model_load_from_file(self, path, parameters):
+        return self._loads
+
+    def __getattr__(self, name):
+        return lambda *given: SimpleNamespace()
+
+
+def test_llama_cpp_gets_the_same_passes(monkeypatch):
+    fake = FakeLlamaCpp(loads=True)
+    monkeypatch.setitem(sys.modules, "llama_cpp", fake)
+    loaded = SimpleNamespace(gguf=SimpleNamespace(path=Path("x.gguf")))
+    other = LlamaCpp(loaded, 1, formats.PAST, formats.PEER_ROWS)
+    before = len(fake.decoded)
+    assert len(other.turn()) == 3 and fake.decoded[0] == (256, 0)
+    assert fake.decoded[before:] == [(1, 256), (8, 256), (33, 256)] and set(fake.removed) == {(256, -1)}
+    monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlamaCpp(loads=False))
+    with pytest.raises(ValueError, match=r"llama\.cpp cannot load x\.gguf"):
+        LlamaCpp(loaded, 1, formats.PAST, formats.PEER_ROWS)
+
+
+# Leaderboard
+
+
+def test_the_leaderboard_is_made_of_its_files():
+    page = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    assert page == leaderboard.page(ROOT / "docs" / "leaderboard")
+
+
+def test_a_row_of_the_leaderboard(parts, tmp_path):
+    save(tmp_path / "tiny.json", {**parts, "commit": "abc", "command": "ondevice-bench a|b"})
+    row = leaderboard.page(tmp_path).splitlines()[-1]
+    assert row.startswith(f"| {parts['model']['spec']} | ") and row.endswith("| abc | `ondevice-bench a\\|b` |")
+    assert f"| {parts['measured']['ms_per_token']['drafted']:.2f} |" in row
+    save(tmp_path / "begun.json", {**parts, "complete": False})
+    with pytest.raises(ValueError, match=r"begun\.json is no complete bench"):
+        leaderboard.page(tmp_path)

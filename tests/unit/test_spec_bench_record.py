@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +13,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.evidence import records, sidecars
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
-from ondevice_studies.diaa import identity, spec_bench
+from ondevice_studies.diaa import identity, quality, spec_bench
 from ondevice_studies.diaa.spec_bench import METHODS, Method
 from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.prompts import digest
@@ -150,3 +151,12 @@ def test_a_changed_token_is_found_out_and_ties_are_counted_apart(bench):
     for margin, tie in ((0.5, False), (1e-5, True)):
         changed = identity.compared(Drafter(), 1, bench.lm, REQUESTS[0], (wrong, [margin] * len(wrong)))
         assert not changed["identical"] and changed["near_tie"] is tie
+
+
+def test_a_windows_loss_is_that_of_one_uncached_run(bench, monkeypatch):
+    monkeypatch.setattr(quality, "CHUNK", 7)
+    ids = np.random.default_rng(0).integers(0, V, 40)
+    with torch.inference_mode():
+        logits = bench.lm.model(torch.from_numpy(ids)[None]).logits[0]
+    right = torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(ids[1:]))
+    assert quality.loss(bench.lm, ids) == pytest.approx(float(right), rel=1e-5)

@@ -36,8 +36,8 @@ _MIXTURES = "ondevice_studies.diaa.mixtures"
 class Method:
     """A drafter that is recorded.
 
-    make: a function of a `Bench`, as `module:name`, so that only its own module counts as its code. budget: the most
-    nodes of a draft. requests: all of Spec-Bench's, or the first `PART` of each task. replayed: whether it reads no
+    make: a drafter that takes no arguments, or a function of a `Bench`, as `module:name`, so that only its own module
+    counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, or the first `PART` of each task. replayed: whether it reads no
     logits, so that known answers can stand for the model.
     """
 
@@ -53,8 +53,8 @@ class Method:
 
     def drafter(self, bench: Bench) -> Drafter:
         """A new one."""
-        make: Callable[[Bench], Drafter] = resolve_name(self.make)
-        return make(bench)
+        make: type[Drafter] | Callable[[Bench], Drafter] = resolve_name(self.make)
+        return make() if isinstance(make, type) else make(bench)
 
 
 # In the order of their importance, in which they are recorded.

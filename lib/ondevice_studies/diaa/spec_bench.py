@@ -37,8 +37,8 @@ class Method:
     """A drafter that is recorded.
 
     make: a drafter that takes no arguments, or a function of a `Bench`, as `module:name`, so that only its own module
-    counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, or the first `PART` of each task. replayed: whether it reads no
-    logits, so that known answers can stand for the model.
+    counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, or the first `PART` of each
+    task. replayed: whether it reads no logits, so that known answers can stand for the model.
     """
 
     make: str

@@ -28,10 +28,10 @@ NEAR = 1e-4  # a logit's lead, below which two tokens are a tie that rounding de
 KEYS = ["model", "weights", "arithmetic", "method"]
 
 
-def plain_answers(lm: CausalLM, asked: Sequence[Request]) -> dict[str, tuple[list[int], list[float]]]:
+def plain_answers(lm: CausalLM, requests: Sequence[Request]) -> dict[str, tuple[list[int], list[float]]]:
     """By request: the tokens of its plain answer before any loop, and by how much the likeliest logit led at each."""
     answers = {}
-    for request in asked:
+    for request in requests:
         margins: list[float] = []
         tokens = generate(lm, Drafter(), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends)
         answer = list(tokens.tokens)
@@ -67,19 +67,19 @@ def record(model: str) -> None:
         parts=sorted({spec_bench.METHODS[name].module for name in METHODS}),
     )  # fmt: skip
     bench = Bench(model)
-    asked = [plain.request(bench.loaded, prompt, plain.LONGEST) for prompt in prompts.own()]
+    requests = [plain.rendered(bench.loaded, prompt, plain.LONGEST) for prompt in prompts.own()]
     for weights, arithmetic in FORMATS:
         missing = [name for name in METHODS if (model, weights, arithmetic, name) not in recorder.done]
         if not missing:
             continue
         lm = engine(bench.loaded, threads=1, weights=weights, arithmetic=arithmetic)
-        answers = plain_answers(lm, asked)
+        answers = plain_answers(lm, requests)
         for name in missing:
             method = spec_bench.METHODS[name]
             rows = []
             for task in prompts.TASKS:
                 drafter = method.drafter(bench)
-                of_task = [request for request in asked if request.task == task]
+                of_task = [request for request in requests if request.task == task]
                 rows += [compared(drafter, method.budget, lm, request, answers[request.name]) for request in of_task]
             keys = {"model": model, "weights": weights, "arithmetic": arithmetic, "method": name}
             recorder.add([keys | row for row in rows])

@@ -1,8 +1,8 @@
 """Speeds by regime: what a pass over n rows costs, over one of a single row, decides what a draft is worth.
 
 The paper's regime is implied by its own numbers. Token Recycling verifies 81 rows. Its authors report 2.73 tokens per
-pass, and DIAA's Table 2 a speed-up of 2.08 for the 3B model, so a pass over 81 rows takes 2.73 / 2.08 = 1.31 times one
-over a single row. Speeds in it are simulated, from recorded passes and that line. Measured regimes have recorded curves.
+pass, and DIAA's Table 2 a speed-up of 2.08 for the 3B model. So a pass over 81 rows takes 2.73 / 2.08 = 1.31 times one
+over a single row. Speeds in it are simulated, from recorded passes and that line. Others have recorded curves.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def implied(size: str) -> Regime:
 
 def measured(curves: pd.DataFrame, machine: str, model: str, weights: str, arithmetic: str, threads: int) -> Regime:
     """The regime of a recorded curve behind 256 tokens (`costs`). Raises ValueError where there is none."""
-    same: dict[str, object] = {"machine": machine, "model": model, "weights": weights, "arithmetic": arithmetic, "threads": threads}
-    same |= {"cached": 256, "run": 1}
+    same: dict[str, object] = {"machine": machine, "model": model, "threads": threads, "cached": 256, "run": 1}
+    same |= {"weights": weights, "arithmetic": arithmetic}
     rows = curves[(curves[list(same)] == pd.Series(same)).all(axis=1)]
     rows = rows[rows["rows_alone"] != "alone"] if arithmetic == "int8" else rows
     if rows.empty:

@@ -109,7 +109,7 @@ def name_of(model: str, method: str) -> str:
     return f"{plain.LABELS[model]}-{'-'.join(part for part in slug.split('-') if part)}"
 
 
-def requests(bench: Bench, answers: pd.DataFrame, most: int = 0) -> list[Request]:
+def recorded_requests(bench: Bench, answers: pd.DataFrame, most: int = 0) -> list[Request]:
     """The recorded requests of a model, a task together, in Spec-Bench's order. most: of a task; 0 is all.
 
     Raises ValueError where a prompt is not the recorded one.
@@ -117,24 +117,24 @@ def requests(bench: Bench, answers: pd.DataFrame, most: int = 0) -> list[Request
     texts = {prompt.id: prompt for prompt in prompts.spec_bench()}
     chosen = answers.assign(number=answers["request"].str.rpartition("-")[2].astype(int)).sort_values("number")
     chosen = chosen.groupby("task", sort=False).head(most or len(chosen))
-    made = []
+    rendered = []
     for task, rows in chosen.groupby("task", sort=False):
         for name, limit, sha in rows[["request", "limit", "prompt_sha"]].to_numpy().tolist():
-            request = plain.request(bench.loaded, texts[name], limit)
+            request = plain.rendered(bench.loaded, texts[name], limit)
             if digest(request.ids) != sha:
                 raise ValueError(f"{name} ({task}) is not the recorded prompt: the model or the question changed.")
-            made.append(request)
-    return made
+            rendered.append(request)
+    return rendered
 
 
-def run(bench: Bench, method: Method, asked: Sequence[Request]) -> pd.DataFrame:
+def run(bench: Bench, method: Method, requests: Sequence[Request]) -> pd.DataFrame:
     """The passes of a new drafter on requests of one task: request, answer_sha, live, step and its counts."""
     drafter = method.drafter(bench)
     rows: list[dict[str, Any]] = []
-    for request in asked:
+    for request in requests:
         lm: Any = bench.lm
         if method.replayed:
-            lm = ReplayedModel({request.ids: _known(bench, request)}, bench.lm.vocabulary, bench.lm.context)
+            lm = ReplayedModel({request.ids: _plain_answer(bench, request)}, bench.lm.vocabulary, bench.lm.context)
         generation = generate(
             lm, drafter, request.ids, request.limit, budget=method.budget, eos_token_ids=request.ends
         )
@@ -159,7 +159,7 @@ def run(bench: Bench, method: Method, asked: Sequence[Request]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _known(bench: Bench, request: Request) -> list[int]:
+def _plain_answer(bench: Bench, request: Request) -> list[int]:
     """The plain answer to a request, up to its limit, from the cache or decoded now."""
     sha = digest(request.ids)
     answer = plain.kept(bench.model, sha)
@@ -180,11 +180,11 @@ def record(model: str, names: Sequence[str]) -> None:
         recorder = evidence.Recorder(
             "diaa", name_of(model, name), KEYS, PARAMETERS | {"nodes": method.budget}, [model], parts=[method.module]
         )
-        asked = requests(bench, answers, PART if method.requests == "part" else 0)
-        for task in dict.fromkeys(request.task for request in asked):
+        requests = recorded_requests(bench, answers, PART if method.requests == "part" else 0)
+        for task in dict.fromkeys(request.task for request in requests):
             if (model, name, task) in recorder.done:
                 continue
-            passes = run(bench, method, [request for request in asked if request.task == task])
+            passes = run(bench, method, [request for request in requests if request.task == task])
             recorder.add(passes.assign(model=model, method=name, task=task))
             recorder.checkpoint()
             right = answers.set_index("request")["answer_sha"]

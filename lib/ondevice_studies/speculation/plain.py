@@ -27,33 +27,33 @@ KEYS = ["model", "request"]
 PARAMETERS = {"tokens": LONGEST, "threads": 1, "dtype": "float32"}
 
 
-def request(loaded: models.Loaded, prompt: prompts.Prompt, limit: int, answer: Sequence[int] = ()) -> Request:
+def rendered(loaded: models.Loaded, prompt: prompts.Prompt, limit: int, answer: Sequence[int] = ()) -> Request:
     """A prompt, rendered by the model's template, whose answer is decoded up to `limit` tokens."""
     ids = chat.prompt_ids(loaded.tokenizer, prompt.text)
     number = int(prompt.id.rpartition("-")[2])
     return Request(prompt.task, number, prompt.id, tuple(ids), tuple(answer), limit, loaded.eos_token_ids)
 
 
-def answered(lm: CausalLM, asked: Request) -> dict[str, Any]:
+def answered(lm: CausalLM, request: Request) -> dict[str, Any]:
     """The columns of an answer, decoded plainly; `answer` has its tokens, whole.
 
     limit: tokens before a loop, else all, the end token with them. margin: by how much the likeliest logit led, at
     least, among these. redundancy: see `request_set`.
     """
     margins: list[float] = []
-    generation = generate(lm, Drafter(), asked.ids, asked.limit, choice=noting(margins), eos_token_ids=asked.ends)
+    generation = generate(lm, Drafter(), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends)
     tokens = list(generation.tokens)
     start = loop_start(tokens)
     limit = len(tokens) if start is None else start
     return {
-        "prompt_sha": digest(asked.ids),
-        "prompt_tokens": len(asked.ids),
+        "prompt_sha": digest(request.ids),
+        "prompt_tokens": len(request.ids),
         "whole": len(tokens),
         "ended": generation.ended,
         "limit": limit,
         "answer_sha": digest(tokens[:limit]),
         "margin": min(margins[:limit], default=np.nan),
-        "redundancy": redundancy(asked.ids, tokens[:limit]),
+        "redundancy": redundancy(request.ids, tokens[:limit]),
         "answer": tokens,
     }
 
@@ -66,7 +66,7 @@ def record(model: str, recorder: evidence.Recorder) -> None:
     loaded = models.load(model)
     lm = engine(loaded, threads=1)
     for number, prompt in enumerate(missing):
-        columns = answered(lm, request(loaded, prompt, LONGEST))
+        columns = answered(lm, rendered(loaded, prompt, LONGEST))
         keep(model, columns["prompt_sha"], columns.pop("answer"))
         recorder.add([{"model": model, "task": prompt.task, "request": prompt.id, **columns}])
         if number % 20 == 0:

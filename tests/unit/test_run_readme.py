@@ -5,7 +5,7 @@ import re
 import pandas as pd
 import pytest
 
-from ondevice import assets
+from ondevice import assets, fetched, prompts
 from ondevice.evidence.estimates import LEVEL
 from ondevice_studies import board, readme
 from ondevice_studies.board import scoreboard
@@ -122,13 +122,16 @@ PROSE = {
     "Execution](https://arxiv.org/abs/2510.15312)*, 2025": "2025",
     "AAAI 2026": "2026",
     "Device](https://arxiv.org/abs/2510.15620)*, 2025": "2025",
+    "up to eight tokens": "eight",
     "All five in one assistant": "five",
     "library in five packages": "five",
-    "machines with two cores": "two",
+    "[96 prompts]": "96",
     "Spec-Bench's six tasks": "six",
+    "machines with two cores": "two",
     "Apache-2.0": "2.0",
 }
-COMMENTS = ["four hours", "two cores", "half an hour", "dragon takes four hours", "grating two"]
+COMMENTS = ["four hours", "two cores", "half an hour", "dragon takes four hours", "grating two", "480 questions",
+            "WikiText-2", "491 MB"]  # fmt: skip
 
 
 def own_prose(text: str) -> str:
@@ -143,6 +146,8 @@ def test_the_readmes_own_text_has_no_other_number():
     assert NUMBER.findall(own_prose(text)) == list(PROSE.values())
     assert [words for words in PROSE if words not in text.replace("\n", " ")] == []
     assert f"{round(100 * LEVEL)} % interval" in text and len(CLAIMS) == 5
+    assert len(prompts.own()) + len(prompts.own("validation")) == 96 and len(prompts.TASKS) == 6
+    assert round(fetched.FILES[fetched.QWEN].size / 1e6) == 491
     packages = [path for path in (assets.ROOT / "lib").iterdir() if (path / "__init__.py").is_file()]
     assert len(packages) == 5
     comments = " ".join(re.findall(r"  # (.*)", text))

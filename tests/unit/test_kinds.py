@@ -22,7 +22,8 @@ KINDS = {
         "sdnpu.npu.predicted",  # a column of the paper's own figure
     },
     "simulated": {
-        "assistant.study.__init__", "disco.claims.share_of_cells_that_gain", "disco.study.beyond_the_tail",
+        "assistant.study.__init__", "diaa.regimes.implied", "diaa.regimes.timed",
+        "disco.claims.share_of_cells_that_gain", "disco.study.beyond_the_tail",
         "disco.study.bill", "disco.study.learned", "disco.study.savings", "disco.study.sweep", "disco.study.users",
         "dragon.analysis.difference_curves", "dragon.analysis.speedups", "dragon.simulator.__init__",
         "dragon.values._simulated", "dragon.values.least_p_value", "dragon.values.saved_where_acceptance_changes",

@@ -221,7 +221,7 @@ def test_other_parameters_and_other_code_begin_anew(monkeypatch):
     assert not Recorder("tiny", "answers", KEYS, {"seed": 1}, models=["small"]).done
     assert recorder().done
     made_by = sidecars.made_by
-    monkeypatch.setattr(sidecars, "made_by", lambda names: made_by(names) | {"code": "edited since"})
+    monkeypatch.setattr(sidecars, "made_by", lambda *given: made_by(*given) | {"code": "edited since"})
     assert not recorder().done
     with pytest.raises(RecordError, match="tiny/other"):
         recorder("other").finish()

@@ -1,12 +1,17 @@
 """Fixtures of all tests."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before a numeric library is loaded: as many threads as workers, not more
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: programs under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

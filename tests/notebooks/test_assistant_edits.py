@@ -24,6 +24,9 @@ LINKS = (delay,)
 """
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
+
+
 @pytest.fixture(scope="module")
 def assistant(exhibits_elsewhere):
     """One link, eight questions; a sample of two answers with drafters, whose models are loaded once."""

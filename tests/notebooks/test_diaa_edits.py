@@ -22,6 +22,9 @@ EDITS = {
 SHORT = {"again": ["vanilla", "DIAA"], "noted": 1, "threads": 1}
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
+
+
 @pytest.fixture(scope="module")
 def diaa(exhibits_elsewhere):
     return Notebook("diaa", SHORT).begin("go-on")

@@ -32,6 +32,9 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
+
+
 @pytest.fixture(scope="module")
 def disco(exhibits_elsewhere):
     book = Notebook("disco", SHORT)

@@ -30,6 +30,9 @@ SHOWN = {shown for _, _, shown in EDITS.values()} | {"answers-again"}
 SET_UP = {"parameters", "checked", "imports", "setup"}
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
+
+
 @pytest.fixture(scope="module")
 def dragon(exhibits_elsewhere):
     book = Notebook("dragon", SHORT)

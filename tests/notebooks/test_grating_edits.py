@@ -29,6 +29,9 @@ SET_UP = {"parameters", "checked", "imports", "setup", "figure-1"}
 CHOSEN = "chosen = study.outcomes(scores, settings, study.MODELS, [QUESTIONS], [1, 5], some=[3, 40])"
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
+
+
 @pytest.fixture(scope="module")
 def grating(exhibits_elsewhere):
     book = Notebook("grating", SHORT)

@@ -38,6 +38,9 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "make clean && rm": "deletes what the other tests need",
     "bash .ci/setup": "needs the network; test_setup runs it",
     "python -c": "names a GPU",
+    "text": "the output of a command above it",
+    "ondevice-bench": "takes five minutes; its tests run it on a tiny model",
+    "python -m ondevice_programs.bench.leaderboard": "writes a page of the repository; a test holds it to the files",
     "python -m ondevice.data": "needs the network; test_data runs it against a server of its own",
     "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
     "python -m ondevice_studies.rules_lock": "writes a line for a change of the reader's; its tests run it",
@@ -206,9 +209,13 @@ def test_what_a_page_shows_runs(path, page, capsys):
     for kind, body in sorted(found, key=lambda one: one[0] != "yaml"):  # a file, before the command that reads it
         page.block(kind, body)
     said, names = capsys.readouterr().out, page.names
-    if path.name in ("README.md", "drafters.md"):
+    if path.name == "drafters.md":
         plain = names["loaded"].model.generate(names["ids"], max_new_tokens=60, do_sample=False)
         assert said.count(names["loaded"].tokenizer.decode(plain[0])) >= 2
+    if path.name == "README.md":
+        plain = names["loaded"].model.generate(names["ids"], max_new_tokens=150, do_sample=False)
+        assert names["answer"].tolist() == plain[0, names["ids"].shape[1] :].tolist()
+        assert said.count(" passes\n") == 4 and said.count(" tokens in ") == 3
     if path.name in ("README.md", "reranker.md"):
         assert len(names["best"]) == (2 if path.name == "README.md" else 5)
 

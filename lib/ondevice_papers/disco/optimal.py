@@ -47,7 +47,7 @@ def prices(
     _, share, ttft = options
 
     def use(price: float) -> float:
-        return float(mass @ share[best(options, tokens, price)])
+        return float((mass * share[best(options, tokens, price)]).sum())  # BLAS rounds by the processor
 
     low = 0.0
     high = 1.0 + ttft.max() / tokens.min() / np.diff(np.unique(share)).min()
@@ -72,7 +72,7 @@ def mean_optimal(
     lavish = best(options, tokens, low)
     frugal = best(options, tokens, high)  # equally good but for the budget
     extra = mass * np.maximum(0, share[lavish] - share[frugal])
-    left = b - mass @ share[frugal] - (np.cumsum(extra) - extra)  # before each length, the shorter ones first
+    left = b - (mass * share[frugal]).sum() - (np.cumsum(extra) - extra)  # before each length, the shorter ones first
     chance = np.divide(np.clip(left, 0, extra), extra, out=np.zeros(len(mass)), where=extra > 0)
     first, second, chance = (spread_over_lengths(lengths, x) for x in (waits[frugal], waits[lavish], chance))
     at_once = np.zeros(len(first))
@@ -114,7 +114,7 @@ def clairvoyant_mean(lengths: Lengths, server: Latency, device: Device, b: float
     rate = gain / lengths.support[:, None]
     weight = np.broadcast_to(lengths.probability[:, None] / s.size, rate.shape).ravel()
     mass = np.broadcast_to(lengths.mass[:, None] / s.size, rate.shape).ravel()
-    order = np.argsort(-rate, axis=None)
+    order = np.argsort(-rate, axis=None, kind="stable")
     taken = np.clip((b - (np.cumsum(mass[order]) - mass[order])) / mass[order], 0, 1)
     return float(server.mean - (taken * weight[order] * gain.ravel()[order]).sum())
 

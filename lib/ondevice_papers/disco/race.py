@@ -90,7 +90,7 @@ def expected(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
     raced = race(wait_d, wait_s, device.ttft(lengths.support[length])[:, None], server.samples)
     weight = np.repeat((coin * lengths.probability)[alternative, length] / server.samples.size, server.samples.size)
     ttft, ran = raced.ttft.ravel(), np.broadcast_to(raced.ran(policy.constrained), raced.ttft.shape).ravel()
-    order = np.argsort(ttft)
+    order = np.argsort(ttft, kind="stable")
     p99 = ttft[order][np.searchsorted(np.cumsum(weight[order]), 0.99 - 1e-12)]
     tokens = np.repeat(lengths.support[length], server.samples.size)
     return Outcome(float(weight @ ttft), float(p99), float((weight * tokens)[ran].sum() / lengths.mean))

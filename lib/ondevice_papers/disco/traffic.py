@@ -46,7 +46,8 @@ def line(tokens: NDArray[np.float64], seconds: NDArray[np.float64], seen: NDArra
     columns = np.stack([np.ones_like(tokens), tokens], axis=1) / tokens[:, None]
     values, kept, slope = seconds, seen if seen.sum() > 1 else np.ones_like(seen), 0.0
     for _ in range(3):
-        overhead, slope = np.linalg.lstsq(columns[kept], (values / tokens)[kept])[0]
+        # LAPACK's last digits depend on the processor, and a tie between two choices on them.
+        overhead, slope = np.linalg.lstsq(columns[kept], (values / tokens)[kept])[0].round(12)
         if overhead < 0 or slope <= 0:
             overhead = 0.0
             slope = float(np.mean((values / tokens)[kept]))

@@ -180,6 +180,9 @@ def _unpack(path: Path, folder: Path) -> None:
     architecture = reader.fields["general.architecture"].contents()
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{path.name} is of {architecture}; {', '.join(ARCHITECTURES)} can be read.")
+    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
+    if scaling and scaling.contents() != "none":  # transformers' reader would leave it out
+        raise ValueError(f"{path.name} has {scaling.contents()} rotary scaling, which this reader does not know.")
     layout: dict[str, Any] = {}
     for tensor in reader.tensors:
         form = tensor.tensor_type.name

@@ -88,13 +88,13 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     spec: `smollm2-135m-instruct` and `qwen2.5-coder-0.5b-instruct`, a bundled model (`pydocs-lm-small`),
     `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, one token per byte), a folder, a GGUF file, or a hub id
     with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random weights. A GGUF's weights are read when they
-    are needed, in float32 (`Loaded.model`) or as they are stored (`causal_lm.lean`).
+    are needed, in float32 on the CPU (`Loaded.model`) or as they are stored (`causal_lm.lean`).
     Raises ValueError, FileNotFoundError or, for a hub id without a network, ConnectionError, with one sentence.
     """
     if spec == SMOLLM2:
-        return _from_gguf(spec, "packaged", smollm2_file())
+        return _from_gguf(spec, "packaged", smollm2_file(), dtype, device)
     if spec == QWEN:
-        return _from_gguf(spec, "fetched", _fetched_file(QWEN))
+        return _from_gguf(spec, "fetched", _fetched_file(QWEN), dtype, device)
     if spec.startswith(_RANDOM):
         with quiet():
             model = shapes.random_model(shapes.shape(spec.removeprefix(_RANDOM)), dtype, seed)
@@ -105,7 +105,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
     if folder.suffix.lower() == ".gguf":
-        return _from_gguf(spec, "file", folder)
+        return _from_gguf(spec, "file", folder, dtype, device)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)
     if spec.startswith((".", "/", "~")):
@@ -227,9 +227,11 @@ def _fetched_file(name: str) -> Path:
     return path
 
 
-def _from_gguf(spec: str, origin: Origin, path: Path) -> Loaded:
+def _from_gguf(spec: str, origin: Origin, path: Path, dtype: torch.dtype, device: str) -> Loaded:
     from transformers import AutoTokenizer
 
+    if (dtype, device) != (torch.float32, "cpu"):
+        raise ValueError(f"{spec} is a GGUF file, which is read in float32 on the CPU, not in {dtype} on {device}.")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {spec!r} to load a model from.")
     with quiet():

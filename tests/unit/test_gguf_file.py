@@ -51,7 +51,7 @@ def turned(name: str, weight: np.ndarray, config) -> np.ndarray:
 
 def written(
     folder: Path, kind: str = "llama", tied: bool = True, forms: tuple[str, ...] = ("Q4_1", "Q8_0"), *,
-    architecture: str = "", tokens: int = V, extra: str = "",
+    architecture: str = "", tokens: int = V, extra: str = "", scaled: bool = False,
 ) -> tuple[Path, dict[str, np.ndarray]]:  # fmt: skip
     """A file of a tiny model, and its weights by their names in transformers, as the formats round them."""
     model = tiny(kind, tied)
@@ -69,6 +69,8 @@ def written(
     file.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     file.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
     file.add_vocab_size(tokens)
+    if scaled:
+        file.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     tokenizer = shapes.byte_tokenizer()
     vocabulary = [*sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get), "ab", "<|endoftext|>"]
     file.add_tokenizer_model("gpt2")
@@ -115,9 +117,17 @@ def _untwisted(name: str, weight: np.ndarray, config) -> np.ndarray:
     return weight.reshape(heads, -1, 2, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)])
-def test_weights_and_logits_are_those_that_were_written(tmp_path, kind, tied):
-    path, weights = written(tmp_path, kind, tied)
+@pytest.mark.parametrize(
+    ("kind", "tied", "forms"),
+    [
+        ("llama", True, ("Q4_1", "Q8_0")),
+        ("llama", False, ("Q5_1", "Q5_0")),
+        ("qwen2", True, ("Q4_0", "Q5_1", "Q8_0")),
+        ("qwen3", False, ("Q4_1", "Q8_0")),
+    ],
+)
+def test_weights_and_logits_are_those_that_were_written(tmp_path, kind, tied, forms):
+    path, weights = written(tmp_path, kind, tied, forms)
     loaded = models.load(str(path))
     state = loaded.model.state_dict()
     assert loaded.origin == "file" and all((state[name].numpy() == weight).all() for name, weight in weights.items())
@@ -168,6 +178,7 @@ WRONG = {
     "weights that end early": (lambda folder: cut(written(folder)[0], 0.9), "truncated"),
     "a header that ends early": (lambda folder: cut(written(folder)[0], 0.01), "truncated"),
     "a vocabulary that does not fit": (lambda folder: written(folder, tokens=200)[0], "261.*200"),
+    "scaled rotary angles": (lambda folder: written(folder, scaled=True)[0], "yarn"),
     "a tensor that is not known": (lambda folder: written(folder, extra="rope_freqs.weight")[0], "rope_freqs"),
 }
 
@@ -186,6 +197,22 @@ def test_what_is_no_gguf_is_refused(tmp_path):
         models.load(str(tmp_path / "text.gguf"))
     with pytest.raises(FileNotFoundError, match="no file"):
         models.load(str(tmp_path / "none.gguf"))
+
+
+@pytest.mark.parametrize("forms", [("Q4_1", "Q8_0"), ("Q5_1", "Q5_0")])
+@pytest.mark.parametrize("weights", ["4bit", "8bit"])
+def test_integers_are_near_float32(tmp_path, weights, forms):
+    loaded = models.load(str(written(tmp_path, forms=forms)[0]))
+    exact, rounded = (
+        engine(loaded, weights=weights, arithmetic=arithmetic).start().extend(IDS)
+        for arithmetic in ("float32", "int8")
+    )
+    assert float((rounded - exact).std() / exact.std()) < 0.1
+
+
+def test_a_file_is_read_in_float32_on_the_cpu_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"float32 on the CPU, not in torch\.bfloat16"):
+        models.load(str(written(tmp_path)[0]), torch.bfloat16)
 
 
 @pytest.mark.parametrize("weights", ["4bit", "8bit"])

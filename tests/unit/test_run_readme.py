@@ -113,7 +113,6 @@ PROSE = {
     "two cores": "two",
     "set-up takes two minutes": "two",
     "a quarter of an hour": "quarter",
-    "tests 45 minutes": "45",
     "Python (3.11": "3.11",
     "or 3.12": "3.12",
     "2.3 GB of disk": "2.3",

@@ -37,6 +37,9 @@ def engines(loaded: Loaded, names: Collection[str], threads: int) -> tuple[dict[
     reasons: dict[str, str] = {}
     for name, options in FORMATS.items():
         if name.removesuffix(UNPADDED) in names:
+            if loaded.gguf and name == "8bit":
+                reasons[name] = "A GGUF's blocks go in as they are, which 4bit measures."
+                continue
             try:
                 built[name] = engine(loaded, threads=threads, **options)
             except ValueError as error:

@@ -16,7 +16,7 @@ _HEAD = """# Leaderboard
 The fastest drafter that [`ondevice-bench`](bench.md) measured, by model and machine, on its own prompts. Plain decoding
 in the same format is the first speed's reference. The second speed is over the fastest plain decoding of all formats.
 At 1 or less there, decoding without a drafter is the better choice. Speeds are ratios of times per token, with 95 %
-intervals over prompts.
+intervals over prompts. A commit with a `+` had uncommitted changes, so its row is a trial.
 
 Rows come from the files in `docs/leaderboard`. [A new row](bench.md#a-row-in-the-leaderboard) is a new file there.
 

@@ -14,7 +14,7 @@ EDITS = {
     "migration": ("generated - shown >=", "generated >=", "stream-shown"),
     "stream": ("n0 - read[rows, at]", "n0", "stream-shown"),
     "prices": ("1 - server.cdf(samples)", "server.cdf(samples)", "mean-optimal-shown"),
-    "mean-optimal": ("left = b - mass @", "left = -mass @", "mean-optimal-shown"),
+    "mean-optimal": ("left = b - (mass", "left = -(mass", "mean-optimal-shown"),
     "survived": ("right=seconds[~seen]", "right=2 * seconds[~seen]", "survived-shown"),
     "account": ("self.slack[index] -= tokens", "self.slack[index] -= 2 * tokens", "account-shown"),
     "choose": ("price * tokens * share", "0.0 * share", "learned-shown"),

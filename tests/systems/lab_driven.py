@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -68,7 +69,19 @@ def chromium_page(profile: Path) -> Iterator[Any]:
 
 
 def run_all_cells(page: Any) -> None:
-    """Run the notebook that is open, once its kernel is ready."""
-    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_text("Run All Cells", exact=True).click()
+    """Run the notebook that is open, once its kernel is connected.
+
+    JupyterLab calls a notebook idle before it has a kernel; cells that are run then are lost. So the status bar counts,
+    and the cells are asked for again where none has begun.
+    """
+    from playwright.sync_api import TimeoutError
+
+    begun = page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]"))
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    for seconds in (10, 20, 60):
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_text("Run All Cells", exact=True).click()
+        with contextlib.suppress(TimeoutError):
+            begun.first.wait_for(timeout=1000 * seconds)
+            return
+    raise AssertionError("JupyterLab ran no cell")

@@ -371,9 +371,26 @@ def test_dask_carries_the_runs(layout):
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         jobs = plan(settings=["seed=1,2"], layout=layout)
         outcomes = run_all(jobs, executor=client.get_executor(pure=False))
-    assert [outcome.status for outcome in outcomes] == ["done", "done"]
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [("done", "")] * 2
     figures = [outcome.job.folder / "figures" / "good" / "fig_01.csv" for outcome in outcomes]
     assert [path.read_text() for path in figures] == ["seed,rate\n1,0.5\n", "seed,rate\n2,0.5\n"]
+
+
+def test_a_kernel_that_dies_before_it_answers_is_started_once_more(layout, tmp_path, monkeypatch):
+    """As one does whose port another kernel took."""
+    starts = tmp_path / "starts"
+    dies = f"import pathlib, sys; at = pathlib.Path({str(starts)!r}); at.open('a').write('x')"
+    dies += "; len(at.read_text()) < {begun} and sys.exit(1)"
+    dies += "; from ipykernel import kernelapp; kernelapp.launch_new_instance(argv=sys.argv[1:])"
+    spec = tmp_path / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    for begun, status in ((2, "done"), (3, "failed")):
+        starts.unlink(missing_ok=True)
+        argv = [sys.executable, "-c", dies.format(begun=begun), "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+        [outcome] = run_all(plan(settings=[f"seed={begun}"], layout=layout))
+        assert (outcome.status, starts.read_text()) == (status, "xx")
 
 
 def test_a_run_under_way_elsewhere_is_waited_for_and_left_alone(layout):

@@ -87,6 +87,17 @@ def test_loops_are_cut_and_margins_are_those_before_them(bench):
     assert columns["answer_sha"] == digest(columns["answer"][: columns["limit"]])
 
 
+def test_a_known_answer_is_checked_and_a_wrong_one_decoded(bench):
+    asked = of(4, (5, 6))
+    decoded = plain.answered(bench.lm, asked)
+    checked = plain.answered(bench.lm, asked, decoded["answer"])
+    assert checked["checked"] and not decoded["checked"]
+    assert checked["margin"] == pytest.approx(decoded["margin"], abs=1e-4)
+    assert checked["answer"] == decoded["answer"] and checked["answer_sha"] == decoded["answer_sha"]
+    wrong = [*decoded["answer"][:-1], 1 + decoded["answer"][-1]]
+    assert plain.answered(bench.lm, asked, wrong)["answer"] == decoded["answer"]
+
+
 def test_any_beginning_holds_all_tasks_alike():
     first = plain.in_turns(prompts.own())[:12]
     assert [prompt.task for prompt in first] == [*prompts.TASKS, *prompts.TASKS]

@@ -24,6 +24,8 @@ from ondevice.run.parameters import THREAD_VARIABLES
 _POLL = 0.2  # seconds between two looks at a running process
 _GRACE = 3.0  # seconds that an interrupted notebook has to clean up
 _INTERRUPTED = "interrupted"
+# Kernels that start at once can draw the same port: one dies before it answers, and no cell has run.
+_DEAD_KERNEL = b"Kernel died before replying to kernel_info"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ def _run(job: Job, lock: IO[str], fresh: bool) -> str:
         shutil.rmtree(job.part, ignore_errors=True)
         job.part.mkdir()
         assets.write_text(job.begun, json.dumps(made_from))
-        reason = _papermill(job, lock) or _unfinished(job)
+        reason = _papermill(job, lock)
+        if reason and _DEAD_KERNEL in job.log.read_bytes():
+            reason = _papermill(job, lock)
+        reason = reason or _unfinished(job)
     job.begun.unlink(missing_ok=True)
     if reason == _INTERRUPTED:  # papermill does not write its notebook whole, so half of one may lie there
         shutil.rmtree(job.part, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Requests to public models: Spec-Bench's first turns, and the plain answer to each, until it ends or loops.
 
 `make record PAPER=speculation ARGS="--only plain"` records the answers' lengths and hashes, never a text. A whole
-answer stays in the user's cache, so that drafters that read no logits can be replayed on it.
+answer stays in the user's cache, so that drafters that read no logits can be replayed on it. An answer that is there
+already is checked against the model in one pass, a row after each of its tokens, rather than decoded once more.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from ondevice import assets, chat, evidence, models, prompts
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.generation import loop_start
 from ondevice.causal_lm.lean import engine
-from ondevice.speculation import Drafter, generate
+from ondevice.speculation import Draft, Drafter, generate
 from ondevice_studies.speculation.prompts import digest, noting
 from ondevice_studies.speculation.request_set import Request, redundancy
 
 LONGEST = 256  # tokens of an answer
+CLOSE = 1e-3  # of two logits: rows of one pass may differ by less from a row alone
 LABELS = {models.SMOLLM2: "smollm2", models.QWEN: "qwen"}  # in names of records
 KEYS = ["model", "request"]
 PARAMETERS = {"tokens": LONGEST, "threads": 1, "dtype": "float32"}
@@ -34,15 +36,40 @@ def rendered(loaded: models.Loaded, prompt: prompts.Prompt, limit: int, answer: 
     return Request(prompt.task, number, prompt.id, tuple(ids), tuple(answer), limit, loaded.eos_token_ids)
 
 
-def answered(lm: CausalLM, request: Request) -> dict[str, Any]:
+class Known(Drafter):
+    """Drafts an answer that was decoded before. answer: its tokens."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        super().__init__()
+        self.answer = [*answer]
+        self._prompt = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Note where the answer begins."""
+        self._prompt = len(prompt)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The rest of the answer, as long as it has been right."""
+        done = [*tokens[self._prompt :]]
+        right = done == self.answer[: len(done)]
+        return Draft.chain(self.answer[len(done) :][:budget] if right else [])
+
+
+def answered(lm: CausalLM, request: Request, known: Sequence[int] = ()) -> dict[str, Any]:
     """The columns of an answer, decoded plainly; `answer` has its tokens, whole.
 
+    known: its tokens where it was decoded before: they are checked, and decoded again where a choice was close.
     limit: tokens before a loop, else all, the end token with them. margin: by how much the likeliest logit led, at
-    least, among these. redundancy: see `request_set`.
+    least, among these. redundancy: see `request_set`. checked: whether the answer was known.
     """
     margins: list[float] = []
-    generation = generate(lm, Drafter(), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends)
+    generation = generate(
+        lm, Known(known), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends,
+        budget=request.limit,
+    )  # fmt: skip
     tokens = list(generation.tokens)
+    if known and (len(generation.steps) > 1 or min(margins) < CLOSE):
+        return answered(lm, request)
     start = loop_start(tokens)
     limit = len(tokens) if start is None else start
     return {
@@ -54,6 +81,7 @@ def answered(lm: CausalLM, request: Request) -> dict[str, Any]:
         "answer_sha": digest(tokens[:limit]),
         "margin": min(margins[:limit], default=np.nan),
         "redundancy": redundancy(request.ids, tokens[:limit]),
+        "checked": bool(known),
         "answer": tokens,
     }
 
@@ -66,7 +94,8 @@ def record(model: str, recorder: evidence.Recorder) -> None:
     loaded = models.load(model)
     lm = engine(loaded, threads=1)
     for number, prompt in enumerate(missing):
-        columns = answered(lm, rendered(loaded, prompt, LONGEST))
+        request = rendered(loaded, prompt, LONGEST)
+        columns = answered(lm, request, kept(model, digest(request.ids)) or ())
         keep(model, columns["prompt_sha"], columns.pop("answer"))
         recorder.add([{"model": model, "task": prompt.task, "request": prompt.id, **columns}])
         if number % 20 == 0:

@@ -60,7 +60,7 @@ def test_all_methods_have_names_and_the_small_model_no_smaller_one():
 
 def test_a_replay_on_known_answers_has_the_passes_of_the_model(bench):
     said = {one: generate(bench.lm, Drafter(), one.ids, one.limit, eos_token_ids=one.ends).tokens for one in REQUESTS}
-    known = [replace(one, said=tuple(tokens)) for one, tokens in said.items()]
+    known = [replace(one, answer=tuple(tokens)) for one, tokens in said.items()]
     methods.METHODS["PLD"] = Method(lambda of: PromptLookup.transformers(), 8, BOTH)
     methods.METHODS["mixture"] = Method("ondevice.speculation.mixture.Mixture", 8, BOTH)
     for method in ("PLD", "mixture"):

@@ -63,7 +63,7 @@ def test_answers_do_not_decide_which_contexts_are_near():
 
 
 def test_an_answer_counts_up_to_its_limit():
-    cut = [request(one.task, one.prompt, one.ids, (*one.said, 39, 39, 39), 2, one.name) for one in REQUESTS]
+    cut = [request(one.task, one.prompt, one.ids, (*one.answer, 39, 39, 39), 2, one.name) for one in REQUESTS]
     for of in (similarity.of_answers, similarity.of_contexts):
         left, right = of(cut, "m", Spelled(), embed=counted), of(REQUESTS, "m", Spelled(), embed=counted)
         assert left.equals(right)

@@ -110,8 +110,8 @@ class _Observing(Mixture):
         if context[-1:] != [step.root]:  # nothing was proposed before an answer's last token
             return
         for number, token in enumerate(step.emitted):
-            place, _, shares = self.sources(context, number == 0)
-            self.classes.append(place)
+            context_class, _, shares = self.sources(context, number == 0)
+            self.classes.append(context_class)
             self.chances.append([share.get(token, 0.0) for share in shares])
             context = [*context, token][-self.text.longest :]
         super().observe(step)

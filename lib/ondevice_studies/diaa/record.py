@@ -99,7 +99,7 @@ def run_method(
     passes: list[dict[str, Any]] = []
     lm: Any = bench.lm
     if replayed:
-        known = {request.ids: (*request.said, *request.ends)[: request.limit] for request in requests}
+        known = {request.ids: (*request.answer, *request.ends)[: request.limit] for request in requests}
         lm = ReplayedModel(known, bench.lm.vocabulary, bench.lm.context)
     for task, group in groupby(requests, lambda request: request.task):
         drafter, budget = bench.make(method)
@@ -166,7 +166,7 @@ def run_again(benches: Mapping[str, Workbench], rows: pd.DataFrame) -> tuple[pd.
                 bench.generate(bench.lm, Drafter(), request.ids, request.limit, eos_token_ids=request.ends)
                 for request in requests
             ]
-            requests = [replace(request, said=tuple(one.tokens)) for request, one in zip(requests, plain, strict=True)]
+            requests = [replace(request, answer=tuple(one.tokens)) for request, one in zip(requests, plain, strict=True)]
         return requests
 
     ran = []

@@ -141,7 +141,7 @@ def _nearest(cosines: NDArray[np.float32], families: Sequence[str]) -> list[int]
 
 
 def _answer(request: Request) -> tuple[int, ...]:
-    return request.said[: request.limit]
+    return request.answer[: request.limit]
 
 
 def _named(request: Request) -> str:

@@ -36,7 +36,7 @@ def rendered(loaded: models.Loaded, prompt: prompts.Prompt, limit: int, answer: 
     return Request(prompt.task, number, prompt.id, tuple(ids), tuple(answer), limit, loaded.eos_token_ids)
 
 
-class Known(Drafter):
+class AnswerDrafter(Drafter):
     """Drafts an answer that was decoded before. answer: its tokens."""
 
     def __init__(self, answer: Sequence[int]) -> None:
@@ -55,20 +55,20 @@ class Known(Drafter):
         return Draft.chain(self.answer[len(done) :][:budget] if right else [])
 
 
-def answered(lm: CausalLM, request: Request, known: Sequence[int] = ()) -> dict[str, Any]:
+def answered(lm: CausalLM, request: Request, earlier: Sequence[int] = ()) -> dict[str, Any]:
     """The columns of an answer, decoded plainly; `answer` has its tokens, whole.
 
-    known: its tokens where it was decoded before: they are checked, and decoded again where a choice was close.
+    earlier: its tokens where it was decoded before: they are checked, and decoded again where a choice was close.
     limit: tokens before a loop, else all, the end token with them. margin: by how much the likeliest logit led, at
-    least, among these. redundancy: see `request_set`. checked: whether the answer was known.
+    least, among these. redundancy: see `request_set`. checked: whether it was decoded before.
     """
     margins: list[float] = []
     generation = generate(
-        lm, Known(known), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends,
+        lm, AnswerDrafter(earlier), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends,
         budget=request.limit,
     )  # fmt: skip
     tokens = list(generation.tokens)
-    if known and (len(generation.steps) > 1 or min(margins) < CLOSE):
+    if earlier and (len(generation.steps) > 1 or min(margins) < CLOSE):
         return answered(lm, request)
     start = loop_start(tokens)
     limit = len(tokens) if start is None else start
@@ -81,7 +81,7 @@ def answered(lm: CausalLM, request: Request, known: Sequence[int] = ()) -> dict[
         "answer_sha": digest(tokens[:limit]),
         "margin": min(margins[:limit], default=np.nan),
         "redundancy": redundancy(request.ids, tokens[:limit]),
-        "checked": bool(known),
+        "checked": bool(earlier),
         "answer": tokens,
     }
 

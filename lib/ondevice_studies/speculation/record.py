@@ -50,7 +50,7 @@ def record(model: Any, recorder: evidence.Recorder) -> None:
                 rows = []
                 for request in (request for request in batch if request.limit > 1):
                     prompt = request.ids[-BEFORE:] if split == "train" else request.ids
-                    answer = (*request.said, *request.ends)[: request.limit]
+                    answer = (*request.answer, *request.ends)[: request.limit]
                     rows.append((split, task, request.name, len(prompt), [*prompt, *answer]))
                 recorder.add(pd.DataFrame(rows, columns=[*KEYS, "document", "prompt_tokens", "tokens"]))
                 recorder.checkpoint()

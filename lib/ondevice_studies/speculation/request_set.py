@@ -23,7 +23,7 @@ class Request:
     """A prompt, and how far its answer is decoded.
 
     task: its family. prompt: its place in its task. name: of its document. ids: the prompt's tokens.
-    said: the model's greedy answer, whole and without the end token.
+    answer: the model's greedy answer, whole and without the end token.
     limit: tokens to decode: those before a loop, else the answer with its end token where that came. Every method that
     is lossless decodes the same ones, so text that repeats itself flatters none.
     ends: ids that end an answer.
@@ -33,7 +33,7 @@ class Request:
     prompt: int
     name: str
     ids: tuple[int, ...]
-    said: tuple[int, ...]
+    answer: tuple[int, ...]
     limit: int
     ends: frozenset[int]
 

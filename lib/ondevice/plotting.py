@@ -8,7 +8,9 @@ refused with a ValueError (`need`).
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -102,6 +104,85 @@ def mark_kind(figure: Figure, kind: Any) -> None:
     words = kind if isinstance(kind, str) else kind_of(kind)
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - _STRIP / 72 / figure.get_figheight()))
     figure.text(0.998, 0.998, words, ha="right", va="top", fontsize=7, color=COLOURS["grey"], style="italic")
+
+
+def caption(figure: Figure, words: str) -> None:
+    """A line below all panels: what to see, of which model, on which machine, from how many prompts."""
+    figure.supxlabel("\n".join(textwrap.wrap(words, int(17 * figure.get_figwidth()))), fontsize=7, color="0.35")
+
+
+def panel(
+    table: pd.DataFrame, x: str, y: str, by: str = "", *, labels: tuple[str, str], words: str, draw: Any = None,
+    top: float | None = None, width: float = 4.2, height: float = 2.6, **style: Any,
+) -> tuple[Figure, Axes]:  # fmt: skip
+    """One panel with its legend, kind and caption: (figure, axes). draw: `lines`, or `bars`. labels: of both axes."""
+    figure, axes = panels(1, 1, width=width, height=height)
+    axis = axes[0, 0]
+    (draw or lines)(axis, table, x, y, by, **style)
+    axis.set(xlabel=labels[0], ylabel=labels[1])
+    if not style.get("flat"):
+        axis.set_ylim(0, top)
+    if by:
+        legend(figure, table, columns=2)
+    else:
+        mark_kind(figure, table)
+    caption(figure, words)
+    return figure, axis
+
+
+def diagram(
+    boxes: Mapping[str, tuple[float, float]], arrows: Iterable[tuple[str, str, str]], *, width: float, height: float
+) -> Figure:
+    """A drawing of a system. boxes: texts with the middle of their box, in inches; arrows: (from, to, word)."""
+    figure, axis = plt.subplots(figsize=(width, height))
+    drawn = {}
+    for text, (x, y) in boxes.items():
+        box = dict(boxstyle="round,pad=0.5", fc="white", ec=COLOURS["blue"])
+        drawn[text] = axis.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
+    for start, end, word in arrows:
+        line = dict(arrowstyle="-|>", color="0.4", shrinkA=0, shrinkB=0)
+        patches = dict(patchA=drawn[start].get_bbox_patch(), patchB=drawn[end].get_bbox_patch())
+        axis.annotate("", boxes[end], boxes[start], arrowprops={**line, **patches})
+        middle = np.mean([boxes[start], boxes[end]], axis=0)
+        axis.text(middle[0], middle[1], word, ha="center", va="center", fontsize=7, color="0.3", zorder=4,
+                  bbox=dict(fc="white", ec="none", pad=1))  # fmt: skip
+    axis.set(xlim=(0, width), ylim=(0, height))
+    axis.axis("off")
+    return figure
+
+
+def tree(labels: Sequence[str], parents: Sequence[int], *, root: str, marked: Iterable[int] = ()) -> Figure:
+    """A tree, leaves from left to right in depth-first order. parents: of each node an earlier one, or -1 for the root.
+
+    marked: nodes that are filled.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    across: dict[int, float] = {}
+    leaves = count()
+
+    def place(node: int) -> float:
+        below = [place(child) for child in children.get(node, [])]
+        across[node] = sum(below) / len(below) if below else float(next(leaves))
+        return across[node]
+
+    place(-1)
+    depth = {-1: 0}
+    for node, parent in enumerate(parents):
+        depth[node] = depth[parent] + 1
+    width = max(3.5, 0.75 * next(leaves))
+    figure, axis = plt.subplots(figsize=(width, 0.7 * (1 + max(depth.values()))))
+    filled = set(marked)
+    for node, text in ((-1, root), *enumerate(labels)):
+        if node >= 0:
+            parent = parents[node]
+            axis.plot([across[parent], across[node]], [-depth[parent], -depth[node]], color="0.6", zorder=1)
+        box = dict(boxstyle="round", fc=COLOURS["sky"] if node in filled else "white", ec=COLOURS["blue"])
+        axis.text(across[node], -depth[node], text, ha="center", va="center", fontsize=7, bbox=box, zorder=2)
+    axis.set(xlim=(-0.6, max(across.values()) + 0.6), ylim=(-max(depth.values()) - 0.5, 0.5))
+    axis.axis("off")
+    return figure
 
 
 # Order and looks

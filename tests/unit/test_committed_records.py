@@ -20,6 +20,7 @@ from ondevice.evidence.sidecars import UNKNOWN
 from ondevice_papers.sdnpu.drafter import methods
 from ondevice_studies import provenance
 from ondevice_studies.diaa import record as diaa
+from ondevice_studies.diaa import spec_bench
 from ondevice_studies.disco import record as disco
 from ondevice_studies.dragon import lockstep
 from ondevice_studies.grating import record as grating
@@ -68,6 +69,7 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
 }
 # Passes of an answer: as many as the answer counts, and each emits what the answer has.
 PASSES = ("diaa/passes", "sdnpu/passes")
+DRAFTED = "diaa/smollm2-"  # then the drafter
 ASKED = ["model", "set", "method", *REQUEST]
 # Rows of records that are no grid, or one whose size no parameter tells.
 ROWS = {
@@ -87,6 +89,7 @@ ROWS = {
     "sdnpu/rejections": 6454,
     "sdnpu/said": 960,
     "speculation/answered": 5217,
+    "speculation/plain-smollm2": 480,
 }
 HOLDERS = 4  # of documents, who are asked as many questions each
 UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's parameters
@@ -133,6 +136,15 @@ def problems(name: str, table: pd.DataFrame, parameters: dict[str, Any]) -> list
         counted = table.groupby(ASKED)["emitted"].agg(["size", "sum"]).reindex(answers.index, fill_value=0)
         wrong = (counted["size"] != answers["passes"]) | (counted["sum"] + 1 != answers["tokens"])
         lacking += [f"passes of {wrong.sum()} answers"] if wrong.any() else []
+    if kind.startswith(DRAFTED):
+        plain = records.load("speculation", "plain-smollm2")
+        if spec_bench.METHODS[table["method"].iloc[0]].requests == "part":
+            plain = plain.sort_values("request", key=lambda ids: ids.str.rpartition("-")[2].astype(int))
+            plain = plain.groupby("task").head(spec_bench.PART)
+        behind_the_first = plain.set_index("request")["limit"].sub(1)
+        emitted = table.groupby("request")["emitted"].sum().reindex(behind_the_first.index, fill_value=0)
+        wrong = int((emitted != behind_the_first).sum())
+        lacking += [f"passes of {wrong} requests"] if wrong else []
     if kind in GRIDS:
         number = {part: table.groupby(columns).ngroup() for part, columns in zip(PARTS, cumulated(kind), strict=True)}
         cells = pd.DataFrame(number).value_counts().reset_index(name="rows")
@@ -151,7 +163,7 @@ def load() -> Callable[[str], pd.DataFrame]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_record_is_its_whole_grid(name, load):
     table = load(name)
-    assert name in ROWS or name.partition(".")[0] in {**GRIDS, **UNITS}
+    assert name in ROWS or name.partition(".")[0] in {**GRIDS, **UNITS} or name.startswith(DRAFTED)
     assert problems(name, table, table.attrs["sidecar"]["parameters"]) == []
 
 

@@ -15,9 +15,10 @@ from ondevice.run import Layout
 LAYOUT = Layout()
 KINDS = {
     "measured": {
+        "diaa.live.answered_with", "diaa.live.by_source", "diaa.live.coverage", "diaa.live.led",
         "diaa.memory.peaks", "disco.cold_start.measure", "disco.device_probe.measure", "disco.record.again",
         "disco.study.policy_times", "dragon.values.aggregation_time", "grating.live.outcomes", "grating.live.small",
-        "diaa.ipynb confidence", "diaa.ipynb go-on", "disco.ipynb quality-again",
+        "diaa.ipynb confidence", "diaa.ipynb cost", "diaa.ipynb go-on", "disco.ipynb quality-again",
         "dragon.ipynb live-again", "dragon.ipynb verdicts", "grating.ipynb whole-runs",
         "sdnpu.npu.predicted",  # a column of the paper's own figure
     },

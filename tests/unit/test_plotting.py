@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from ondevice import plotting
+from ondevice import evidence, plotting
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +72,27 @@ def test_a_table_that_cannot_be_drawn_is_refused(table, said):
     _, axes = plotting.panels(1, 1)
     with pytest.raises(ValueError, match=said):
         plotting.bars(axes[0, 0], table, "task", "speed", "method")
+
+
+def test_a_panel_has_its_labels_kind_and_caption():
+    table = evidence.born(pd.DataFrame({"x": [1, 2], "y": [1.0, 2.0], "by": ["a", "a"]}), "measured")
+    figure, axis = plotting.panel(table, "x", "y", "by", labels=("rows", "ms"), words="What to see. " * 20)
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("rows", "ms") and axis.get_ylim()[0] == 0
+    assert "measured" in [text.get_text() for text in figure.texts]
+    assert "\n" in figure.get_supxlabel() and figure.legends
+    figure, axis = plotting.panel(table, "by", "y", draw=lambda *_, **__: None, labels=("", ""), words="x")
+    assert not figure.legends
+
+
+def test_a_tree_stands_below_its_root_and_marks_what_was_accepted():
+    figure = plotting.tree(["a", "b", "c"], [-1, 0, -1], root="r", marked=[0, 1])
+    texts = {text.get_text(): text for text in figure.axes[0].texts}
+    height = {name: text.get_position()[1] for name, text in texts.items()}
+    assert height["r"] > height["a"] == height["c"] > height["b"]
+    white, blue = (texts[name].get_bbox_patch().get_facecolor() for name in "cb")
+    assert white != blue == texts["a"].get_bbox_patch().get_facecolor()
+
+
+def test_a_diagram_draws_every_box_and_arrow():
+    figure = plotting.diagram({"one": (1, 1), "two": (3, 1)}, [("one", "two", "then")], width=4, height=2)
+    assert {text.get_text() for text in figure.axes[0].texts} >= {"one", "two", "then"}

@@ -166,7 +166,8 @@ def run_again(benches: Mapping[str, Workbench], rows: pd.DataFrame) -> tuple[pd.
                 bench.generate(bench.lm, Drafter(), request.ids, request.limit, eos_token_ids=request.ends)
                 for request in requests
             ]
-            requests = [replace(request, answer=tuple(one.tokens)) for request, one in zip(requests, plain, strict=True)]
+            answered = zip(requests, plain, strict=True)
+            requests = [replace(request, answer=tuple(log.tokens)) for request, log in answered]
         return requests
 
     ran = []

@@ -1,0 +1,102 @@
+"""What Part I of DIAA's notebook counts, on answers that can be worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ondevice.speculation import Draft, Drafter
+from ondevice.speculation.bundled import mixture
+from ondevice_papers.diaa import live
+from ondevice_papers.diaa.tables import Tables, overwrite
+
+V = 12
+
+
+def answer(tokens, name="a"):
+    """An answer whose logits behind each token put the next one first and token 0 second."""
+    logits = torch.zeros(len(tokens), V)
+    for row, token in enumerate(tokens):
+        logits[row, 0] = 5.0
+        logits[row, token] = 9.0
+    return live.Answer(name, "qa", (1, 2), tuple(tokens), torch.zeros(2, V), logits, 1.0)
+
+
+def tables(rows):
+    made = Tables.empty(V)
+    for key, row in rows.items():
+        made.tokens[key, : len(row)] = row
+        made.probabilities[key, : len(row)] = np.linspace(0.5, 0.1, len(row))
+    return made
+
+
+def test_a_draft_is_followed_as_far_as_the_text_goes():
+    draft = Draft([5, 6, 7, 8], [-1, 0, 0, 2])
+    assert live.followed(draft, [5, 7, 8, 1]) == [0, 2, 3]
+    assert live.followed(draft, [5, 9]) == [0] and live.followed(draft, [6]) == [] == live.followed(draft, [])
+
+
+def test_ranks_are_places_in_the_row_and_updates_come_after_the_look():
+    said = answer([3, 4, 3, 4])
+    assert live.coverage(tables({3: [9, 4]}), [said])["rank"].tolist() == [2, 9, 2]
+    # behind the first 3 came 4, which the second one finds in its row
+    assert live.coverage(Tables.empty(V), [said], overwrite)["rank"].tolist() == [9, 9, 1]
+
+
+def test_a_drafter_is_led_along_and_learns_behind_every_token():
+    class Same(Drafter):
+        """Drafts the last token again, and counts what it observes."""
+
+        wants_prefill = True
+        seen = 0
+
+        def prefilled(self, start, logits):
+            self.seen += 100 * len(logits)
+
+        def propose(self, tokens, budget):
+            return Draft.chain([tokens[-1]] * budget)
+
+        def observe(self, step):
+            assert int(step.logits[0].argmax()) == step.emitted[0] and step.path == []
+            self.seen += 1
+
+    drafter = Same()
+    drafts = live.led(drafter, [answer([3, 3, 3, 4])], budget=2)
+    assert drafts["accepted"].tolist() == [2, 1, 0] and drafts["drafted"].tolist() == [2, 2, 2]
+    assert drafter.seen == 200 + 3
+
+
+def test_summaries_draw_whole_answers_and_count_nodes():
+    parts = [live.led(Drafter(), [answer([3, 4, 5], name) for name in "ab"], 4)]
+    table = live.summarised({("none", 4): parts[0]}, ["kind", "budget"], "accepted")
+    assert table.to_dict("records") == [
+        {"kind": "none", "budget": 4, "nodes": 0.0, "value": 0.0, "low": 0.0, "high": 0.0}
+    ]
+    rows = pd.DataFrame({"name": ["a", "b"], "x": [1.0, 3.0], "y": [1.0, 1.0]})
+    rows.attrs["kind"] = "measured"
+    estimate = live.per_answer(rows, "x", over="y")
+    assert estimate.value == 2 and estimate.n == 2 and estimate.low <= 1.5 <= 2.5 <= estimate.high
+
+
+def test_every_source_of_a_mixture_has_its_name_and_chance():
+    ranks, chances = live.by_source(mixture(), [answer([3, 4, 3, 4, 3, 4])])
+    assert chances.shape == (5, len(live.SOURCES))
+    by_name = {name: part["rank"].tolist() for name, part in ranks.groupby("source")}
+    assert set(by_name) == {*live.SOURCES, "mixture"}
+    assert by_name["request: counts"] == [99, 99, 1, 1, 1] and by_name["mixture"][2:] == [1, 1, 1]
+    # behind a token the tables know what its logits put first, once it was observed
+    assert by_name["logits: last token, newest"][2:] == [1, 1, 1]
+
+
+def test_a_warm_up_text_has_as_many_tokens_as_are_asked_for():
+    from ondevice import corpus
+
+    text = live.warm_up_text(corpus.tokenizer(), 700)
+    assert text.shape == (700,) and text.dtype == np.int64 and len(set(text.tolist())) > 50
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_watched_drafter_keeps_its_steps(count):
+    watched = live.Watched(Drafter())
+    live.led(watched, [answer([3, 4])] * count, 4)
+    assert [step.root for step in watched.steps] == [3] * count

@@ -41,6 +41,7 @@ STEPS = {
     "disco/router": "tests/benchmarks/record_disco_router.py",
     "diaa/whole": "-m ondevice_studies.diaa.timing --minutes 33",
     "diaa/formats": "-m ondevice_studies.diaa.costs",
+    "diaa/parts": "-m ondevice_studies.diaa.parts",
     **{
         f"{words.split()[0]}/{part}": f"-m ondevice_studies.record {words} {part}"
         for words, parts in _PARTS.items()

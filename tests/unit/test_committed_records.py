@@ -77,6 +77,7 @@ ROWS = {
     "assistant/steps": 45550,
     "diaa/curves.zen3-2c": 246,
     "diaa/curves.zen5-2c": 312,
+    "diaa/formats.xeon-amx-2c": 246,
     "dragon/schedules": 9900,
     "grating/answers": 880,
     "grating/firsts": 373,

@@ -53,7 +53,7 @@ def curves() -> pd.DataFrame:
 def test_a_measured_regime_is_the_padded_curve_behind_256_tokens():
     regime = regimes.measured(curves(), "here", "m", "4bit", "int8", 2)
     assert regime.cost([1, 2, 3, 4, 6]).tolist() == [1.0, 1.0, 1.25, 1.5, 2.0]
-    assert regime.name == "4bit, int8 arithmetic, here, 2 threads" and regime.kind == "recorded"
+    assert regime.name == "4 bits in integers, 2 threads, here" and regime.kind == "recorded"
     table = regimes.timed(answers(), passes(), regime)
     assert evidence.kind_of(table) == "recorded"
 
@@ -61,3 +61,9 @@ def test_a_measured_regime_is_the_padded_curve_behind_256_tokens():
 def test_a_curve_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="no curve of m in float32"):
         regimes.measured(curves(), "here", "m", "float32", "float32", 2)
+
+
+def test_all_regimes_of_a_model_are_those_with_trees(monkeypatch):
+    table = pd.concat([curves(), curves().assign(arithmetic="float32"), curves().assign(model="other")])
+    monkeypatch.setattr(evidence, "times", lambda paper, name: evidence.born(table, "recorded"))
+    assert list(regimes.all_measured("m")) == ["4 bits, 2 threads, here"]

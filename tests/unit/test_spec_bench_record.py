@@ -13,7 +13,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.evidence import records, sidecars
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
-from ondevice_studies.diaa import identity, quality, spec_bench
+from ondevice_studies.diaa import identity, parts, quality, sized, spec_bench
 from ondevice_studies.diaa.spec_bench import METHODS, Method
 from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.prompts import digest
@@ -65,6 +65,26 @@ def test_a_replay_takes_the_passes_of_the_model(bench, name):
     columns = ["request", "answer_sha", "step", "drafted", "accepted", "emitted", "depth", "cached"]
     replayed, ran = (spec_bench.run(bench, each, REQUESTS)[columns] for each in (method, live))
     assert replayed.equals(ran)
+
+
+def test_a_sized_mixture_drafts_less_where_rows_are_dearer(bench):
+    drafted = []
+    for slope in (0.0, 0.2, 2.0):
+        seconds = tuple(1 + slope * row for row in range(33))
+        passes = spec_bench.run(bench, sized.Sized("", 32, "part", seconds=seconds), REQUESTS)
+        assert passes.groupby("request")["emitted"].sum().tolist() == [29, 29, 29]
+        drafted.append(passes["drafted"].mean())
+    assert drafted[0] > drafted[1] >= drafted[2] == 0
+
+
+@pytest.mark.parametrize("name", ["vanilla", "TR 8"])
+def test_the_parts_of_an_answer_sum_to_its_time(bench, name):
+    drafter = Drafter() if name == "vanilla" else METHODS[name].drafter(bench)
+    columns = parts.answer(bench, drafter, 8, REQUESTS[0])
+    assert sum(columns[f"{part}_s"] for part in parts.PARTS) == pytest.approx(columns["decode_s"])
+    assert columns["verify_s"] > 0 and columns["choose_s"] >= 0 == columns["drafting_s"]
+    assert (columns["observe_s"] > 1e-5) or name == "vanilla"
+    assert columns["tokens"] == parts.TOKENS and columns["passes"] <= parts.TOKENS - 1
 
 
 def test_state_lasts_from_request_to_request(bench):

@@ -24,7 +24,7 @@ from ondevice.speculation import Drafter, greedy
 from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice.speculation.suffix_automaton import Match, SuffixAutomaton
 from ondevice_papers.diaa.warmup import TOKENS
-from ondevice_studies.diaa import identity, quality, spec_bench
+from ondevice_studies.diaa import identity, quality, sized, spec_bench
 from ondevice_studies.diaa.methods import (
     BASE,
     BUDGET,
@@ -231,11 +231,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--public", choices=list(plain.LABELS), help="every drafter on Spec-Bench, by this model")
     parser.add_argument("--identity", choices=list(plain.LABELS), help="drafters against plain decoding, by this model")
     parser.add_argument("--quality", choices=list(plain.LABELS), help="perplexity in every format, of this model")
+    parser.add_argument("--sized", choices=list(plain.LABELS), help="mixtures sized by recorded curves, of this model")
     parser.add_argument("--methods", nargs="+", choices=list(spec_bench.METHODS), default=list(spec_bench.METHODS))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     if options.quality:
         quality.record(options.quality)
+        return
+    if options.sized:
+        sized.record(options.sized)
         return
     if options.identity:
         identity.record(options.identity)

@@ -17,6 +17,7 @@ from ondevice import assets, evidence
 
 TOKENS_PER_PASS = 2.73  # of Token Recycling on Spec-Bench, by its authors and by Spec-Bench's leaderboard
 MODELS = {"7B": "Vicuna-7b-v1.5-INT4", "3B": "Llama-3.2-3B-Instruct-INT4", "1B": "Llama-3.2-1B-Instruct"}
+FORMS = {"float32": "float32", "4bit": "4 bits", "8bit": "8 bits"}
 TEMPLATE = 81  # rows of its pass, the root's with them
 
 
@@ -58,8 +59,18 @@ def measured(curves: pd.DataFrame, machine: str, model: str, weights: str, arith
         raise ValueError(f"There is no curve of {model} in {weights}, {arithmetic}, {threads} threads on {machine}.")
     rows = rows.sort_values("rows")
     seconds = rows["mean"].to_numpy(float)
-    label = f"{weights}, {arithmetic} arithmetic, {machine}, {threads} thread{'s' if threads > 1 else ''}"
+    form = FORMS[weights] + (" in integers" if arithmetic == "int8" else "")
+    label = f"{form}, {threads} thread{'s' if threads > 1 else ''}, {machine}"
     return Regime(label, "recorded", rows["rows"].to_numpy(float), seconds / seconds[0])
+
+
+def all_measured(model: str) -> dict[str, Regime]:
+    """By name the recorded regimes of a model in which trees can be verified: of every machine, format and threads."""
+    curves = evidence.times("diaa", "formats")
+    curves = curves[(curves["model"] == model) & (curves["arithmetic"] == "float32")]
+    keys = ["machine", "weights", "threads"]
+    every = [measured(curves, m, model, w, "float32", t) for m, w, t in curves[keys].drop_duplicates().to_numpy()]
+    return {regime.name: regime for regime in every}
 
 
 def timed(answers: pd.DataFrame, passes: pd.DataFrame, regime: Regime, skipped: float = 0.5) -> pd.DataFrame:

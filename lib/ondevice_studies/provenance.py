@@ -47,12 +47,13 @@ def ancestor(commit: str) -> str:
 
 @functools.cache
 def code_at(commit: str, program: str) -> str:
-    """`sidecars.code` of a program as it was at a commit; "unknown" where the commit has no such program."""
+    """`sidecars.code` of a program as it was at a commit; "unknown" where the commit has not all parts of it."""
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "lib", "tests"))) as archive:
             archive.extractall(scratch, filter="data")
         library = Path(scratch, "lib")
-        exists = library.joinpath(*program.split(".")).with_suffix(".py").is_file() or Path(scratch, program).is_file()
+        modules = [library.joinpath(*name.split(".")).with_suffix(".py") for name in program.split("+")]
+        exists = all(module.is_file() for module in modules) or Path(scratch, program).is_file()
         return sidecars.code(program, library) if exists else UNKNOWN
 
 

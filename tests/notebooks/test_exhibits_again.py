@@ -14,7 +14,24 @@ from ondevice_studies import published
 LAYOUT = Layout()
 MOST = 14  # cells
 LONG = {
-    "diaa": {"confidence-claim", "figure-2", "figure-7", "figure-10", "map", "strongest"},
+    "diaa": {
+        "confidence-claim",
+        "cost-drawn",
+        "figure-2",
+        "figure-7",
+        "figure-10",
+        "grow-drawn",
+        "grow-likeliest-shown",
+        "map",
+        "maximised-shown",
+        "means-shown",
+        "methods-drawn",
+        "mix-shown",
+        "overwrite-shown",
+        "refill-shown",
+        "size-drawn",
+        "strongest",
+    },
     "disco": {"figure-5", "figure-6", "figure-7", "figures-8-10", "plane", "table-1", "table-2-figure", "tail-bound"},
     "grating": {"beyond-01"},
     "sdnpu": {"ratios"},

@@ -162,12 +162,12 @@ def tree(labels: Sequence[str], parents: Sequence[int], *, root: str, marked: It
     across: dict[int, float] = {}
     leaves = count()
 
-    def place(node: int) -> float:
-        below = [place(child) for child in children.get(node, [])]
+    def across_of(node: int) -> float:
+        below = [across_of(child) for child in children.get(node, [])]
         across[node] = sum(below) / len(below) if below else float(next(leaves))
         return across[node]
 
-    place(-1)
+    across_of(-1)
     depth = {-1: 0}
     for node, parent in enumerate(parents):
         depth[node] = depth[parent] + 1

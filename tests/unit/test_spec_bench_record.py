@@ -114,8 +114,17 @@ def test_a_known_answer_is_checked_and_a_wrong_one_decoded(bench):
     assert checked["checked"] and not decoded["checked"]
     assert checked["margin"] == pytest.approx(decoded["margin"], abs=1e-4)
     assert checked["answer"] == decoded["answer"] and checked["answer_sha"] == decoded["answer_sha"]
-    wrong = [*decoded["answer"][:-1], 1 + decoded["answer"][-1]]
-    assert plain.answered(bench.lm, asked, wrong)["answer"] == decoded["answer"]
+    for at in (0, 9):
+        wrong = decoded["answer"].copy()
+        wrong[at] = (1 + wrong[at]) % V
+        assert plain.answered(bench.lm, asked, wrong) == decoded
+    assert plain.answered(bench.lm, asked, wrong[:9]) == decoded  # its end was not known
+
+
+def test_a_known_answer_with_a_close_choice_is_decoded(bench, monkeypatch):
+    decoded = plain.answered(bench.lm, of(4, (5, 6)))
+    monkeypatch.setattr(plain, "CLOSE", 1 + decoded["margin"])
+    assert plain.answered(bench.lm, of(4, (5, 6)), decoded["answer"]) == decoded
 
 
 def test_any_beginning_holds_all_tasks_alike():

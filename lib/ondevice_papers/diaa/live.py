@@ -182,8 +182,8 @@ def coverage(tables: Tables, answers: Sequence[Answer], update: Update | None = 
     for answer in answers:
         fresh = answer.fresh()
         for position, (token, following) in enumerate(zip(answer.tokens, answer.tokens[1:], strict=False)):
-            places = np.flatnonzero(tables.tokens[token] == following)
-            rows.append((answer.name, int(places[0]) + 1 if len(places) else tables.k + 1))
+            ranks = np.flatnonzero(tables.tokens[token] == following)
+            rows.append((answer.name, int(ranks[0]) + 1 if len(ranks) else tables.k + 1))
             if update is not None:
                 now = slice(position, position + 1)
                 update(tables, [token], Fresh(fresh.tokens[now], fresh.probabilities[now]))

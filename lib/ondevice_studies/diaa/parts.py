@@ -86,8 +86,8 @@ def record(bench: Bench, recorder: Recorder) -> None:
     """Every prompt by every method, in an order that rotates. A drafter keeps its state from prompt to prompt."""
     drafters = {name: (METHODS[name].drafter(bench), METHODS[name].budget) for name in DRIVEN[1:]}
     drafters["vanilla"] = (Drafter(), 1)
-    asked = [prompt for task in prompts.TASKS for prompt in [p for p in prompts.own() if p.task == task][:EACH]]
-    for number, prompt in enumerate(asked):
+    chosen = [prompt for task in prompts.TASKS for prompt in [p for p in prompts.own() if p.task == task][:EACH]]
+    for number, prompt in enumerate(chosen):
         request = plain.rendered(bench.loaded, prompt, TOKENS)
         turn = number % len(DRIVEN)
         for name in (*DRIVEN[turn:], *DRIVEN[:turn]):

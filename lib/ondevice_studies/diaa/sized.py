@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from ondevice import evidence
 from ondevice.evidence import records
@@ -25,7 +24,7 @@ BUDGET = 32  # the most nodes of a draft
 
 @dataclass(frozen=True)
 class Sized(Method):
-    """A mixture whose drafts are sized. seconds: T(1), T(2) .. T(1 + BUDGET), in any unit."""
+    """A mixture whose drafts are sized. seconds: T(1), T(2) .. T(1 + BUDGET), in any unit, without its own drafting."""
 
     seconds: tuple[float, ...] = ()
 
@@ -60,10 +59,3 @@ def record(model: str) -> None:
                 rate = passes.groupby("request")["emitted"].mean().mean()
                 print(f"{name} {task}: {rate:.2f} tokens per pass", flush=True)
         print(recorder.finish(), flush=True)
-
-
-def load(model: str) -> pd.DataFrame:
-    """The passes of all that are recorded."""
-    names = [name_of(model, label(regime)) for regime in regimes.all_measured(model).values()]
-    tables = [evidence.load("diaa", name) for name in names if records.exists("diaa", name)]
-    return evidence.derived(pd.concat(tables, ignore_index=True), *tables) if tables else pd.DataFrame()

@@ -15,12 +15,11 @@ import argparse
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import product
 from time import perf_counter
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -32,13 +31,13 @@ from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, machine_name
 from ondevice.evidence import load as load_record
 from ondevice.evidence.resampling import median_interval
-from ondevice.speculation import greedy
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.layer_skipping import odd_layers, sublayers
 from ondevice.speculation.verify_cost import verifications
 from ondevice_papers.diaa.drafter import Learning
 from ondevice_papers.diaa.tables import K
 from ondevice_studies.diaa.methods import BASE, DIAA, MAIN, MIXTURE, PLAIN, READS, SMALL, DrafterWithBudget, Workbench
+from ondevice_studies.diaa.parts import PartTimer
 from ondevice_studies.diaa.record import sample
 from ondevice_studies.speculation.request_set import Request
 
@@ -123,43 +122,6 @@ def curves(spec: str, dtype: str, seconds: float) -> pd.DataFrame:
 # Whole answers
 
 
-class StepTimer:
-    """Seconds of an answer by part. Of timed calls that nest, the inner ones are a drafter's forwards: `drafting`."""
-
-    def __init__(self) -> None:
-        self.began = perf_counter()
-        self.first = 0.0
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner: list[float] = []  # of each call that is under way, the seconds of calls inside it
-
-    def choice(self, logits: torch.Tensor) -> int:
-        """Greedy, noting when the first token was chosen."""
-        token = greedy(logits)
-        self.first = self.first or perf_counter()
-        return token
-
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, whose seconds count for the part."""
-
-        def run(*arguments: Any) -> Any:
-            began = perf_counter()
-            self._inner.append(0.0)
-            answer = call(*arguments)
-            spent = perf_counter() - began
-            own = spent - self._inner.pop()
-            self.seconds["drafting" if self._inner else part] += own
-            if self._inner:
-                self._inner[-1] += spent
-            return answer
-
-        return run
-
-    def on(self, timed: Any, **parts: str) -> Any:
-        """A context in which methods of an object or a class are timed, each for a part."""
-        calls: dict[str, Any] = {name: self.timed(part, getattr(timed, name)) for name, part in parts.items()}
-        return patch.multiple(timed, **calls)
-
-
 class TimedWithReplayedAcceptance:
     """A model of random weights that takes its time, in step with one that says what is accepted; or their sessions.
 
@@ -167,7 +129,7 @@ class TimedWithReplayedAcceptance:
     too. find: where the drafter learns, the search for the K likeliest of the shape's own vocabulary; else None.
     """
 
-    def __init__(self, replayed: Any, shape: Any, timer: StepTimer, find: Any) -> None:
+    def __init__(self, replayed: Any, shape: Any, timer: PartTimer, find: Any) -> None:
         self.replayed = replayed
         self.shape = shape
         self.timer = timer
@@ -208,7 +170,8 @@ def answer(
 
     shape: is driven; decode_s is then the sum of the parts.
     """
-    timer = StepTimer()
+    timer = PartTimer()
+    began = perf_counter()
     drafter, budget = made
     lm: Any = bench.lm
     if shape:
@@ -221,7 +184,7 @@ def answer(
     ended = perf_counter()
     parts = {f"{part}_s": timer.seconds[part] for part in ("verify", "keep", "drafting", "draft", "observe")}
     decode = sum(parts.values()) if shape else ended - timer.first
-    prefill = timer.seconds["prefill"] if shape else timer.first - timer.began
+    prefill = timer.seconds["prefill"] if shape else timer.first - began
     times = {"prefill_s": prefill, "decode_s": decode, **parts, "choose_s": decode - sum(parts.values())}
     return {**times, "tokens": len(generation.tokens), "passes": len(generation.steps)}
 

@@ -21,7 +21,7 @@ from ondevice_studies.speculation.request_set import Request, loop_start
 
 FORMATS: tuple[tuple[Weights, Arithmetic], ...] = (("float32", "float32"), ("4bit", "float32"), ("4bit", "int8"))
 METHODS = (
-    "DIAA", "TR", "PLD", "SAM-D", "mixture 32", "Goose 32", "RACER 32", "SuffixDecoding 32", "Cacheback 32",
+    "DIAA", "cold", "TR", "PLD", "SAM-D", "mixture 32", "Goose 32", "RACER 32", "SuffixDecoding 32", "Cacheback 32",
     "LogitSpec 32",
 )  # fmt: skip
 NEAR = 1e-4  # a logit's lead, below which two tokens are a tie that rounding decides
@@ -43,7 +43,7 @@ def plain_answers(lm: CausalLM, requests: Sequence[Request]) -> dict[str, tuple[
 def compared(
     drafter: Drafter, budget: int, lm: CausalLM, request: Request, right: tuple[list[int], list[float]]
 ) -> dict[str, Any]:
-    """The columns of one answer: tokens, passes, identical, near_tie and its hash."""
+    """The columns of one answer: tokens, passes, identical, near_tie, the plain answer's least margin and its hash."""
     answer, margins = right
     generation = generate(lm, drafter, request.ids, len(answer), budget=budget, eos_token_ids=request.ends)
     tokens = list(generation.tokens)
@@ -57,6 +57,7 @@ def compared(
         "passes": len(generation.steps),
         "identical": tokens == answer,
         "near_tie": apart is not None and margins[apart] < NEAR,
+        "margin": min(margins),
     }
 
 

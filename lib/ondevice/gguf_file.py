@@ -39,6 +39,14 @@ _MODULES = {  # of transformers, by GGUF's name behind the layer's number
 }
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYOUT = "tensors.json"
+_KEPT = 2  # version of what is kept in the cache; the first one split digits from a space before them in other places
+_DIGITS_APART = ("smollm", "refact", "codeshell", "command-r")  # how texts are split, by the file's own word
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
+_BY_TRANSFORMERS = ("default", "gpt-2", "qwen2")
+_LLAMA_3_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,7 @@ def opened(path: Path) -> GGUF:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path.name} is no GGUF file.")
         sha256 = file_digest(file, "sha256").hexdigest() if file.seek(0) == 0 else ""
-    folder = assets.cache_folder("gguf") / sha256[:24]
+    folder = assets.cache_folder("gguf") / f"{sha256[:24]}-{_KEPT}"
     if not (folder / _LAYOUT).is_file():
         with TemporaryDirectory(dir=folder.parent) as temporary:
             partial = Path(temporary) / "partial"
@@ -195,6 +203,8 @@ def _unpack(path: Path, folder: Path) -> None:
         layout[_name(path, tensor.name)] = [form, shape, int(tensor.data_offset), int(tensor.n_bytes)]
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    pieces = reader.fields.get("tokenizer.ggml.pre")
+    _split_as(path, tokenizer, pieces.contents() if pieces else "default")
     rows = layout["model.embed_tokens.weight"][1][0]
     if len(tokenizer) > rows:
         raise ValueError(f"The tokenizer in {path.name} has {len(tokenizer)} entries, its model only {rows}.")
@@ -206,6 +216,26 @@ def _unpack(path: Path, folder: Path) -> None:
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / _LAYOUT).write_text(json.dumps(layout), encoding="utf-8")
+
+
+def _split_as(path: Path, tokenizer: Any, pieces: str) -> None:
+    """Have a tokenizer split a text before merging bytes as its file says, which transformers' reader does not look at.
+
+    Raises ValueError for a way to split that is not known.
+    """
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    if pieces in _DIGITS_APART:
+        steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    elif pieces in _LLAMA_3:
+        steps = [Split(Regex(_LLAMA_3_PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    elif pieces in _BY_TRANSFORMERS:
+        return
+    else:
+        known = ", ".join([*_BY_TRANSFORMERS, *_DIGITS_APART, *_LLAMA_3])
+        raise ValueError(f"{path.name} splits text as {pieces!r}, which this reader does not know, only {known}.")
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(steps)
 
 
 def _name(path: Path, stored: str) -> str:

@@ -57,6 +57,7 @@ class Peer:
         parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 1024
         parameters.n_threads = parameters.n_threads_batch = 1
         parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
+        parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to 16 bits
         context = llama_cpp.llama_init_from_model(self.model, parameters)
         room = (llama_cpp.llama_token * len(ids))(*ids)
         assert not llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(room, len(ids)))

@@ -35,6 +35,12 @@ def loaded() -> models.Loaded:
     return models.load(models.SMOLLM2)
 
 
+def test_token_ids_are_those_of_the_models_authors(loaded):
+    """Where transformers' own reader of GGUF files splits otherwise; `test_llama_cpp` compares 200 texts."""
+    for text, ids in ((".\n\n0", [30, 1116, 32]), (" ½ ²", [216, 16738, 216, 19133])):
+        assert loaded.tokenizer(text, add_special_tokens=False).input_ids == ids
+
+
 @pytest.mark.parametrize("weights", ["float32", "4bit", "8bit"])
 def test_it_answers(loaded, weights):
     ids = chat.prompt_ids(loaded.tokenizer, "What is the capital of France?")

@@ -51,7 +51,7 @@ def turned(name: str, weight: np.ndarray, config) -> np.ndarray:
 
 def written(
     folder: Path, kind: str = "llama", tied: bool = True, forms: tuple[str, ...] = ("Q4_1", "Q8_0"), *,
-    architecture: str = "", tokens: int = V, extra: str = "", scaled: bool = False,
+    architecture: str = "", tokens: int = V, extra: str = "", scaled: bool = False, pieces: str = "smollm",
 ) -> tuple[Path, dict[str, np.ndarray]]:  # fmt: skip
     """A file of a tiny model, and its weights by their names in transformers, as the formats round them."""
     model = tiny(kind, tied)
@@ -74,7 +74,7 @@ def written(
     tokenizer = shapes.byte_tokenizer()
     vocabulary = [*sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get), "ab", "<|endoftext|>"]
     file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("smollm")
+    file.add_tokenizer_pre(pieces)
     file.add_token_list(vocabulary)
     file.add_token_merges(["a b"])
     file.add_token_types([3, 3, 3] + [1] * 257 + [3])
@@ -156,6 +156,20 @@ def test_tokenizer_and_configuration_are_kept(tmp_path):
     assert opened(path).sha256 == loaded.gguf.sha256
 
 
+@pytest.mark.parametrize(
+    ("pieces", "split"),
+    [
+        ("smollm", ["a", "1", "2", "ĊĊ", "3", "Â½"]),
+        ("llama-bpe", ["a", "12", "ĊĊ", "3Â½"]),
+        ("default", ["a", "12", "Ċ", "Ċ", "3Â½"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(tmp_path, pieces, split):
+    tokenizer = models.load(str(written(tmp_path, pieces=pieces)[0])).tokenizer
+    every = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a12\n\n3½")
+    assert [piece for piece, _ in every] == split
+
+
 def test_a_folder_in_float32_is_made_once(tmp_path, capsys):
     loaded = models.load(str(written(tmp_path)[0]))
     folder = models.safetensors_folder(loaded)
@@ -179,6 +193,7 @@ WRONG = {
     "a header that ends early": (lambda folder: cut(written(folder)[0], 0.01), "truncated"),
     "a vocabulary that does not fit": (lambda folder: written(folder, tokens=200)[0], "261.*200"),
     "scaled rotary angles": (lambda folder: written(folder, scaled=True)[0], "yarn"),
+    "a way to split text that is not known": (lambda folder: written(folder, pieces="tekken")[0], "tekken.*smollm"),
     "a tensor that is not known": (lambda folder: written(folder, extra="rope_freqs.weight")[0], "rope_freqs"),
 }
 

@@ -14,7 +14,7 @@ from ondevice import corpus, models
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.sdnpu.drafter import methods, sdnpu
 from ondevice_papers.sdnpu.scheduling import RULES
-from ondevice_programs.graphs import static_graphs, switching
+from ondevice_programs.graphs import exporting, static_graphs, switching
 from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
@@ -27,9 +27,10 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def built(model, tmp_path_factory):
+def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
-    return static_graphs.compiled(static_graphs.export(model, folder / "g", blocks=3, large=64), folder / "compiled")
+    exporting.export(models.load(SMALL), folder / "g", [PROMPT * 2], blocks=3, large=64, compared=0)
+    return static_graphs.opened(folder / "g", folder / "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +86,10 @@ def test_what_goes_wrong_in_the_loader_is_raised_by_the_prefill(built, known, mo
     lm = StaticLM(built, RULES["naive"], 1.0, known)
     session, read = lm.start(), static_graphs.load
 
-    def broken(path):
+    def broken(path, target):
         if threading.current_thread().name == "sdnpu-loader":
             raise ValueError("the disk is gone")
-        return read(path)
+        return read(path, target)
 
     monkeypatch.setattr(static_graphs, "load", broken)
     with pytest.raises(ValueError, match="the disk is gone"):
@@ -136,8 +137,8 @@ print(most - before, most - process.memory_info().rss)
 
 @pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux gives it")
 def test_memory_of_a_graph_comes_back(tmp_path):
-    folder = static_graphs.export(models.load("pydocs-lm-base").model, tmp_path / "g", blocks=2, large=64)
-    known = static_graphs.compiled(folder, tmp_path / "compiled")
+    exporting.export(models.load("pydocs-lm-base"), tmp_path / "g", [PROMPT * 2], blocks=2, large=64, compared=0)
+    known = static_graphs.opened(tmp_path / "g", tmp_path / "compiled")
     size = sum(path.stat().st_size for path in known.small_files)
     done = subprocess.run([sys.executable, "-c", HELD, *map(str, known.small_files)], capture_output=True, text=True,
                           check=True, timeout=120)  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from ondevice.evidence import born
 from ondevice.evidence.resampling import median_interval
-from ondevice_programs.graphs import static_graphs, switching
+from ondevice_programs.graphs import switching
 from ondevice_studies.diaa import timing as diaa
 from ondevice_studies.disco import cold_start, device_probe
 from ondevice_studies.grating import record as grating
@@ -64,16 +64,16 @@ def test_the_profile_of_sdnpu_s_graphs(monkeypatch, tmp_path):
     counted = dict.fromkeys(("run", "load"), 0)
 
     def seconds(act, *given):
-        kind = "load" if act is static_graphs.load else "run"
+        kind = "load" if act is built.load else "run"
         counted[kind] += 1
         return SLOW if counted[kind] % 5 == 0 else 1.0
 
     (tmp_path / "graph").write_bytes(b"12")
     monkeypatch.setattr(switching, "_seconds", seconds)
-    monkeypatch.setattr(static_graphs, "load", lambda path: None)
     files = [tmp_path / "graph"]
     built = SimpleNamespace(
-        large_files=files, small_files=files, large=4, small=2, facts={"hidden": 8}, caches=lambda: [None]
+        large_files=files, small_files=files, large=4, small=2, facts={"hidden": 8}, caches=lambda: [None],
+        load=lambda path: None,
     )
     profile = switching.profile(built, 5)
     assert (profile.p.tolist(), profile.d.tolist(), profile.s.tolist()) == ([1], [1], [1])

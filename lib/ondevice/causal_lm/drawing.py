@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+
+from ondevice.blocks import Blocks, quantised
+from ondevice.gguf_file import GGUF, source_of
+from ondevice.models import Loaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Weights = Literal["float32", "8bit", "4bit"]
+Matrix = NDArray[np.float32] | Blocks
+
 SUPPORTED = ("llama", "qwen2", "qwen3")
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 OPSET = 23  # the first with RMSNormalization
 
 
 class Drawing:
-    """Nodes of a graph that is drawn layer by layer; `attention` is the subclass's."""
+    """Nodes of a graph that is drawn layer by layer; `attention` is the subclass's.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    matrix: the weights of a linear layer by their name; without it the model's own. integers: whether products with
+    blocks are in int8.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, matrix: Callable[[str], Matrix] | None = None, integers: bool = False
+    ) -> None:
         self.model: Any = model
         self.heads, self.groups, self.size = heads(model.config)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
+        self._matrix = matrix or matrices(model, "float32", False)[1]
+        self._integers = integers
+        self._names = {module: name for name, module in model.named_modules()}
+        self._sums: dict[tuple[str, int], str] = {}  # of a state's blocks, by the state and the size of a block
+        self._ones: dict[tuple[int, int], str] = {}  # what sums them
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """What a layer's attention adds to the state. index: of the layer in the graph."""
@@ -48,8 +70,70 @@ class Drawing:
 
     def linear(self, state: str, linear: Any) -> str:
         """Draw a projection, with its bias where it has one."""
-        product = self.op("MatMul", state, self.constant(linear.weight.T))
+        matrix = self._matrix(f"{self._names[linear]}.weight")
+        if isinstance(matrix, Blocks):
+            product = self._blocked(state, matrix)
+        else:
+            product = self.op("MatMul", state, self.constant(matrix.T))
         return product if linear.bias is None else self.op("Add", product, self.constant(linear.bias))
+
+    def _blocked(self, state: str, matrix: Blocks) -> str:
+        """Draw a product with blocks.
+
+        The runtime is fast for codes of 4 bits, and in integers for those of 8, whose zero point is their centre. So a
+        weight is scale * (code - centre) + offset, and the offsets meet the sums of the state's blocks. In float32 a
+        code of 8 bits is two of 4: 16 * high + low.
+        """
+        shift = 0
+        if matrix.bits == 8 and matrix.minima is not None and self._integers:
+            # Codes far from the centre would multiply what the activations lose.
+            shift = 128 - (int(matrix.codes.max()) + 1) // 2
+            matrix = Blocks(matrix.codes + np.uint8(shift), matrix.scales, matrix.minima, 8)
+        if matrix.bits == 8 and not self._integers:
+            high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
+            low = Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
+            product = self.op("Add", self._product(state, high), self._product(state, low, centred=False))
+        else:
+            product = self._product(state, matrix)
+        if matrix.minima is None:
+            return product
+        offsets = matrix.minima + np.float32(2 ** (matrix.bits - 1) - shift) * matrix.scales
+        sums = self._summed(state, matrix.shape[1], matrix.size)
+        return self.op("Add", product, self.op("MatMul", sums, self.constant(offsets.T.astype(np.float32))))
+
+    def _product(self, state: str, matrix: Blocks, centred: bool = True) -> str:
+        """Draw a product with scale * (code - centre), or with scale * code."""
+        rows, columns = matrix.shape
+        codes = matrix.codes.reshape(rows, -1, matrix.size)
+        if matrix.bits == 4:
+            codes = codes[..., ::2] | (codes[..., 1::2] << np.uint8(4))
+        inputs = [state, self.constant(codes), self.constant(matrix.scales.reshape(-1))]
+        if not centred:
+            inputs.append(self.constant(np.zeros((rows, -(-codes.shape[1] // 2)), np.uint8)))
+        name = f"node{len(self.nodes)}_0"
+        self.nodes.append(
+            helper.make_node(
+                "MatMulNBits",
+                inputs,
+                [name],
+                domain="com.microsoft",
+                K=columns,
+                N=rows,
+                bits=matrix.bits,
+                block_size=matrix.size,
+                accuracy_level=4 if self._integers else 1,
+            )
+        )
+        return name
+
+    def _summed(self, state: str, columns: int, size: int) -> str:
+        """[..., columns / size] the sums of a state's blocks."""
+        if (columns, size) not in self._ones:
+            ones = np.repeat(np.eye(columns // size, dtype=np.float32), size, axis=0)
+            self._ones[columns, size] = self.constant(ones)
+        if (state, size) not in self._sums:
+            self._sums[state, size] = self.op("MatMul", state, self._ones[columns, size])
+        return self._sums[state, size]
 
     def shaped(self, state: str, shape: Sequence[int]) -> str:
         """The state in another shape; 0 keeps an axis."""
@@ -87,6 +171,37 @@ class Drawing:
         return helper.make_model(graph, opset_imports=[own, *runtimes], ir_version=version)
 
 
+def matrices(
+    model: PreTrainedModel | Loaded, weights: Weights, integers: bool
+) -> tuple[PreTrainedModel, Callable[[str], Matrix]]:
+    """(a model with its structure, its matrices by name). A GGUF's structure has no matrices of its own.
+
+    weights: a GGUF's own blocks come as they are, for integers in codes of 8 bits where 8 bits are asked for. Another
+    model's matrices are quantised, in blocks of 32, with 8 bits for the embedding and the head.
+    """
+    source = model.source if isinstance(model, Loaded) else model
+    if isinstance(source, GGUF) or (weights != "float32" and source_of(source)):
+        file = source if isinstance(source, GGUF) else source_of(source)
+        assert file is not None
+
+        def stored(name: str) -> Matrix:
+            name = name if name in file.tensors else EMBEDDING  # a tied head
+            matrix = file.array(name) if weights == "float32" else file.parameter(name)
+            # Wider codes are of use in integers alone: products in float32 read the narrow ones as they are.
+            return matrix.widened() if weights == "8bit" and integers and isinstance(matrix, Blocks) else matrix
+
+        return file.skeleton(), stored
+    parameters = dict(source.named_parameters())
+
+    def packed(name: str) -> Matrix:
+        array = parameters.get(name, parameters.get(EMBEDDING)).detach().numpy()  # type: ignore[union-attr]
+        if weights == "float32":
+            return array
+        return quantised(array, 4 if weights == "4bit" and name not in (EMBEDDING, HEAD) else 8)
+
+    return source, packed
+
+
 def require_drawable(model: PreTrainedModel, what: str) -> None:
     """Raise ValueError unless the model is in float32 on the CPU and its layers are plain ones of `SUPPORTED`.
 
@@ -98,6 +213,9 @@ def require_drawable(model: PreTrainedModel, what: str) -> None:
     matrices = {parameter.device.type for parameter in model.parameters() if parameter.ndim > 1}
     if model.dtype != torch.float32 or vectors != {"cpu"} or not matrices <= {"cpu", "meta"}:
         raise ValueError(f"{what} built of a float32 model on the CPU, not of {model.dtype} on {model.device}.")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _FIXED_ROPE:
+        raise ValueError(f"{what} built of {', '.join(_FIXED_ROPE)} rotary angles, not {rope} ones.")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":
         raise ValueError(

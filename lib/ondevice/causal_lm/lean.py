@@ -15,31 +15,26 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
-from numpy.typing import NDArray
 from onnx import helper
 
-from ondevice.blocks import Blocks, quantised
+from ondevice.blocks import Blocks
 from ondevice.causal_lm import drawing
+from ondevice.causal_lm.drawing import Matrix, Weights
 from ondevice.causal_lm.rows import Interrupted, Rows
 from ondevice.causal_lm.session import CausalLM, Session
-from ondevice.gguf_file import GGUF, source_of, weights_state
+from ondevice.gguf_file import weights_state
 from ondevice.meters.memory import trim
 from ondevice.models import Loaded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Weights = Literal["float32", "8bit", "4bit"]
 Arithmetic = Literal["float32", "int8"]
-Matrix = NDArray[np.float32] | Blocks
 
-_FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
 _ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
 _INT64 = onnx.TensorProto.INT64
 _INT32 = onnx.TensorProto.INT32
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 
 
 class Lean(CausalLM):
@@ -75,11 +70,8 @@ class Lean(CausalLM):
         self.integers = arithmetic == "int8"
         if self.integers and weights == "float32":
             raise ValueError("Weights in float32 have arithmetic in float32 alone.")
-        structure, matrix = _source(model, weights, self.integers)
+        structure, matrix = drawing.matrices(model, weights, self.integers)
         drawing.require_drawable(structure, "The lean engine is")
-        rope = (getattr(structure.config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if rope not in _FIXED_ROPE:
-            raise ValueError(f"The lean engine has no {rope} rotary scaling, only {', '.join(_FIXED_ROPE)}.")
         _, groups, size = drawing.heads(structure.config)
         if size % 16:
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
@@ -90,7 +82,7 @@ class Lean(CausalLM):
         self._most = self.context + _TREE
         self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
-        self._table = matrix(_EMBEDDING)
+        self._table = matrix(drawing.EMBEDDING)
         drawn = _Drawing(structure, self._most, matrix, self.integers)
         options = drawing.options(threads or torch.get_num_threads())
         proto = drawn.decoder().SerializeToString()
@@ -215,33 +207,6 @@ def engine(
 _NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32}
 
 
-def _source(
-    model: PreTrainedModel | Loaded, weights: Weights, integers: bool
-) -> tuple[PreTrainedModel, Callable[[str], Matrix]]:
-    """(a model with its structure, its matrices by name). A GGUF's structure has no matrices of its own."""
-    source = model.source if isinstance(model, Loaded) else model
-    if isinstance(source, GGUF) or (weights != "float32" and source_of(source)):
-        file = source if isinstance(source, GGUF) else source_of(source)
-        assert file is not None
-
-        def stored(name: str) -> Matrix:
-            name = name if name in file.tensors else _EMBEDDING  # a tied head
-            matrix = file.array(name) if weights == "float32" else file.parameter(name)
-            # Wider codes are of use in integers alone: products in float32 read the narrow ones as they are.
-            return matrix.widened() if weights == "8bit" and integers and isinstance(matrix, Blocks) else matrix
-
-        return file.skeleton(), stored
-    parameters = dict(source.named_parameters())
-
-    def packed(name: str) -> Matrix:
-        array = parameters.get(name, parameters.get(_EMBEDDING)).detach().numpy()  # type: ignore[union-attr]
-        if weights == "float32":
-            return array
-        return quantised(array, 4 if weights == "4bit" and name not in (_EMBEDDING, _HEAD) else 8)
-
-    return source, packed
-
-
 class _Drawing(drawing.Drawing):
     """The whole decoder, n tokens at a time, over rows that it appends to.
 
@@ -254,12 +219,8 @@ class _Drawing(drawing.Drawing):
     def __init__(
         self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], integers: bool
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, matrix, integers)
         self.arrays: dict[str, Any] = {}
-        self._matrix, self._integers = matrix, integers
-        self._names = {module: name for name, module in model.named_modules()}
-        self._sums: dict[tuple[str, int], str] = {}  # of a state's blocks, by the state and the size of a block
-        self._ones: dict[tuple[int, int], str] = {}  # what sums them
         positions = torch.arange(rows, device="cpu")
         with torch.inference_mode():
             angles = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
@@ -298,73 +259,6 @@ class _Drawing(drawing.Drawing):
             num_heads=self.heads, kv_num_heads=self.groups, scale=float(part.scaling), do_rotary=1,
         ))  # fmt: skip
         return self.linear(output, part.o_proj)
-
-    def linear(self, state: str, linear: Any) -> str:
-        """Draw a projection, with its bias where it has one."""
-        matrix = self._matrix(f"{self._names[linear]}.weight")
-        if isinstance(matrix, Blocks):
-            product = self._blocked(state, matrix)
-        else:
-            product = self.op("MatMul", state, self.constant(matrix.T))
-        return product if linear.bias is None else self.op("Add", product, self.constant(linear.bias))
-
-    def _blocked(self, state: str, matrix: Blocks) -> str:
-        """Draw a product with blocks.
-
-        The runtime is fast for codes of 4 bits, and in integers for those of 8, whose zero point is their centre. So a
-        weight is scale * (code - centre) + offset, and the offsets meet the sums of the state's blocks. In float32 a
-        code of 8 bits is two of 4: 16 * high + low.
-        """
-        shift = 0
-        if matrix.bits == 8 and matrix.minima is not None and self._integers:
-            # Codes far from the centre would multiply what the activations lose.
-            shift = 128 - (int(matrix.codes.max()) + 1) // 2
-            matrix = Blocks(matrix.codes + np.uint8(shift), matrix.scales, matrix.minima, 8)
-        if matrix.bits == 8 and not self._integers:
-            high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
-            low = Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
-            product = self.op("Add", self._product(state, high), self._product(state, low, centred=False))
-        else:
-            product = self._product(state, matrix)
-        if matrix.minima is None:
-            return product
-        offsets = matrix.minima + np.float32(2 ** (matrix.bits - 1) - shift) * matrix.scales
-        sums = self._summed(state, matrix.shape[1], matrix.size)
-        return self.op("Add", product, self.op("MatMul", sums, self.constant(offsets.T.astype(np.float32))))
-
-    def _product(self, state: str, matrix: Blocks, centred: bool = True) -> str:
-        """Draw a product with scale * (code - centre), or with scale * code."""
-        rows, columns = matrix.shape
-        codes = matrix.codes.reshape(rows, -1, matrix.size)
-        if matrix.bits == 4:
-            codes = codes[..., ::2] | (codes[..., 1::2] << np.uint8(4))
-        inputs = [state, self.constant(codes), self.constant(matrix.scales.reshape(-1))]
-        if not centred:
-            inputs.append(self.constant(np.zeros((rows, -(-codes.shape[1] // 2)), np.uint8)))
-        name = f"node{len(self.nodes)}_0"
-        self.nodes.append(
-            helper.make_node(
-                "MatMulNBits",
-                inputs,
-                [name],
-                domain="com.microsoft",
-                K=columns,
-                N=rows,
-                bits=matrix.bits,
-                block_size=matrix.size,
-                accuracy_level=4 if self._integers else 1,
-            )
-        )
-        return name
-
-    def _summed(self, state: str, columns: int, size: int) -> str:
-        """[..., columns / size] the sums of a state's blocks."""
-        if (columns, size) not in self._ones:
-            ones = np.repeat(np.eye(columns // size, dtype=np.float32), size, axis=0)
-            self._ones[columns, size] = self.constant(ones)
-        if (state, size) not in self._sums:
-            self._sums[state, size] = self.op("MatMul", state, self._ones[columns, size])
-        return self._sums[state, size]
 
     def _heads(self, given: str, part: Any, name: str) -> str:
         flat = self.linear(given, getattr(part, f"{name}_proj"))

@@ -1,7 +1,7 @@
-"""A model's static graphs as sd.npu has them: `export` writes them, `generate` answers a prompt on them.
+"""A model as static graphs for an NPU: `export` writes them, `compile` asks the HTP's compiler, `generate` answers.
 
-With `export --precision fp32` the tokens are those of greedy decoding, whatever `generate --drafter` and `--plan`;
-fp16 and int8 round, so a token may differ. `generate --memory` limits the bytes of the graphs that are loaded.
+With `export --target cpu` the tokens are those of greedy decoding with these weights, whatever `generate --drafter` and
+`--plan`. For the HTP, Qualcomm's NPU, what is multiplied is rounded, so a token may differ; the folder says how often.
 """
 
 from __future__ import annotations
@@ -16,61 +16,97 @@ from typing import Any
 import numpy as np
 import torch
 
-from ondevice import commands, corpus, models
+from ondevice import chat, commands, corpus, models
+from ondevice.models import Loaded
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.sdnpu import drafter
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.scheduling import RULES
-from ondevice_programs.graphs import static_graphs
+from ondevice_programs.graphs import exporting, htp, static_graphs
 from ondevice_programs.graphs.static_lm import StaticLM
 
 PLANS = {name.split(" ")[0] if name != "keep both" else "keep-both": rule for name, rule in RULES.items()}
-TEXTS = 4  # windows of 256 tokens that int8's ranges are found on
+FAILED = 3  # exit code where the compiler refuses a graph
+READ = 2048  # tokens of the texts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; bad input is one sentence and exit code 2."""
+    """The command; bad input is one sentence and exit code 2, a graph that the compiler refuses one and code 3."""
     options = _parser().parse_args(arguments)
     with commands.refusing(f"ondevice-graphs {options.command}"):
         torch.set_num_threads(1)
-        return exported(options) if options.command == "export" else generated(options)
+        try:
+            return {"export": exported, "compile": compiled, "generate": generated}[options.command](options)
+        except htp.Refused as error:
+            print(f"ondevice-graphs {options.command}: {error}", file=sys.stderr)
+            return FAILED
     return 2
 
 
 def exported(options: argparse.Namespace) -> int:
     """`ondevice-graphs export`: write a model's graphs into a new folder."""
-    if (options.folder / static_graphs.FACTS).exists():
-        raise ValueError(f"{options.folder} holds exported graphs already; name another folder.")
     loaded = models.load(options.model)
-    texts = []
-    if options.precision == "int8":
-        text = corpus.documents("validation")
-        ids = loaded.tokenizer("\n\n".join(document.docstring for document in text[:200]), verbose=False)["input_ids"]
-        texts = [ids[start : start + 256] for start in np.linspace(0, len(ids) - 256, TEXTS).astype(int)]
-    static_graphs.export(
-        loaded.model, options.folder, name=options.model, blocks=options.blocks, large=options.large,
-        small=options.small, precision=options.precision, texts=texts, tokenizer=loaded.tokenizer,
+    facts = exporting.export(
+        loaded, options.folder, texts(loaded, options.texts), target=options.target, context=options.context,
+        blocks=options.blocks, large=options.large, small=options.small, weights=options.weights,
+        cache_bits=options.cache_bits, compared=options.compared,
     )  # fmt: skip
-    files = sorted(options.folder.glob("*.onnx"))
     size = (options.folder / static_graphs.WEIGHTS).stat().st_size / 1e6
-    what = f"{len(files)} graphs, opset {static_graphs.OPSET}, {options.precision}, weights {size:.1f} MB"
-    print(f"{options.folder}: {what}; checked and run.")
+    print(f"{options.folder}: {len(facts['layers'])} blocks of {facts['large']} and {facts['small']} rows for "
+          f"{facts['target']}, weights {facts['weights']}, {size:.1f} MB.")  # fmt: skip
+    if "compared" in facts:
+        compared = facts["compared"]
+        print(f"Compared with the model in float32 on {compared['tokens']} tokens: the same likeliest token after "
+              f"{100 * compared['argmax_agreement']:.1f} percent, loss {compared['loss']:.3f} per token, the model's "
+              f"{compared['model_loss']:.3f}.")  # fmt: skip
+    return 0
+
+
+def texts(loaded: Loaded, path: Path | None) -> list[list[int]]:
+    """Windows of 256 token ids: of a text file, or of documentation in the package."""
+    text = path.read_text(encoding="utf-8") if path else "\n\n".join(
+        document.docstring for document in corpus.documents("validation")[:200])  # fmt: skip
+    ids = loaded.tokenizer(text, verbose=False)["input_ids"]
+    if path is None:  # spread over many documents
+        starts = np.linspace(0, max(0, len(ids) - 256), READ // 256).astype(int).tolist()
+    else:
+        starts = list(range(0, min(len(ids), READ), 256))
+    return [ids[start : start + 256] for start in starts]
+
+
+def compiled(options: argparse.Namespace) -> int:
+    """`ondevice-graphs compile`: both graphs of each block in one binary, and in one each; print what they take."""
+    facts = static_graphs.facts_of(options.graphs)
+    if facts["target"] != "htp":
+        raise ValueError(f"{options.graphs} was exported for {facts['target']}; the compiler takes --target htp.")
+    if options.folder.exists():
+        raise ValueError(f"{options.folder} is there already; name a new folder.")
+    stems = [*(f"block{number:02}" for number in range(len(facts["layers"]))), "head"]
+    sums = np.zeros((2, 2))  # shared or not; MB of binaries and of spill memory
+    print(f"{'MB of':8}{'shared':>10}{'apart':>10}{'spill':>10}{'apart':>10}")
+    for stem in stems:
+        graphs = [options.graphs / f"{stem}-{facts[rows]}.onnx" for rows in ("large", "small")]
+        both = htp.compiled(graphs, options.folder / stem, True, options.soc)
+        apart = htp.compiled(graphs, options.folder / "apart" / stem, False, options.soc)
+        row = np.array([[both.size, both.spill], [apart.size, apart.spill]]) / 1e6
+        print(f"{stem:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
+        sums += row
+    print(f"{'all':8}{sums[0, 0]:10.1f}{sums[1, 0]:10.1f}{sums[0, 1]:10.1f}{sums[1, 1]:10.1f}")
+    print(f"{options.folder}: compiled for SoC {options.soc}, HTP v{htp.ARCHITECTURE}; no node is left to the CPU.")
     return 0
 
 
 def generated(options: argparse.Namespace) -> int:
     """`ondevice-graphs generate`: print the answer, and on stderr what it took."""
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
-    built = static_graphs.compiled(options.folder)
+    built = static_graphs.opened(options.folder)
     tokenizer = _tokenizer(options.folder, built.facts["tokenizer"])
-    digest = built.facts["tokenizer"]
     vocabulary = int(built.facts["vocabulary"])
-    history = History(vocabulary, digest, options.history) if options.history else None
+    history = History(vocabulary, built.facts["tokenizer"], options.history) if options.history else None
     if not options.memory >= 1 or options.memory == float("inf"):
         raise ValueError(f"The graphs take 1.0 of the prefill graphs' bytes; a memory of {options.memory:g} cannot be.")
-    ids = tokenizer(text, verbose=False)["input_ids"]
-    room = int(built.facts["context"]) - len(ids)
-    if not ids or room < 1:
+    ids = chat.prompt_ids(tokenizer, text)
+    if not 1 <= len(ids) < built.facts["context"]:
         raise ValueError(f"The prompt has {len(ids)} tokens; these graphs hold 1 to {built.facts['context'] - 1}.")
     lm: Any = StaticLM(built, PLANS[options.plan], options.memory)
     drafters: dict[str, Callable[[], Drafter]] = {
@@ -87,10 +123,11 @@ def generated(options: argparse.Namespace) -> int:
 
     lm.start()
     began = perf_counter()
-    ends = {tokenizer.eos_token_id} - {None}
-    hand = drafters[options.drafter]()
+    ends = frozenset(built.facts["eos_token_ids"])
     budget = drafter.LMAX - 1
-    generation = generate(lm, hand, ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice)
+    generation = generate(
+        lm, drafters[options.drafter](), ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice
+    )
     spent = perf_counter() - began
     print(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
     print(f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
@@ -101,21 +138,34 @@ def generated(options: argparse.Namespace) -> int:
 def _parser() -> commands.Parser:
     parser = commands.Parser("ondevice-graphs", description=__doc__)
     programs = parser.add_subparsers(dest="command", required=True)
-    example = "ondevice-graphs export pydocs-lm-base GRAPHS --precision int8"
-    export = programs.add_parser("export", help="write graphs into a folder: ONNX, opset 17", example=example)
+    example = "ondevice-graphs export smollm2-135m-instruct GRAPHS --weights 4bit"
+    export = programs.add_parser("export", help="write graphs into a new folder, as ONNX", example=example)
     add = export.add_argument
-    add("model", help="a bundled name, a folder or a hub id")
-    add("folder", type=Path, help="to write them to; it must not hold graphs yet")
-    add("--precision", choices=static_graphs.PRECISIONS, default="fp32", help="of the weights; int8 is QDQ")
-    add("--blocks", type=int, default=6, metavar="N", help="into which the layers are dealt")
-    add("--large", type=int, default=static_graphs.LARGE, metavar="ROWS", help="of the prefill graph")
-    add("--small", type=int, default=static_graphs.SMALL, metavar="ROWS", help="of the decode graph")
+    add("model", help="a bundled name, a folder, a GGUF file or a hub id")
+    add("folder", type=commands.writable, help="to write them to, which must not be there yet")
+    add("--target", choices=("cpu", "htp"), default="cpu", help="htp: Qualcomm's NPU; needs the extra npu")
+    add("--context", type=commands.count, default=1024, metavar="N", help="tokens that a session may have")
+    add("--texts", type=commands.existing, metavar="FILE",
+        help="as the model will read them: ranges and logits are taken from them (default: documentation)")  # fmt: skip
+    add("--weights", choices=("float32", "8bit", "4bit"), default="float32", help="of target cpu; htp has 8 bits")
+    add("--cache-bits", type=int, choices=(8, 16), default=16, help="of the HTP's keys and values")
+    add("--blocks", type=commands.count, default=exporting.BLOCKS, metavar="N", help="into which layers are dealt")
+    add("--large", type=commands.count, default=exporting.LARGE, metavar="ROWS", help="of the prefill graph")
+    add("--small", type=commands.count, default=exporting.SMALL, metavar="ROWS", help="of the decode graph")
+    add("--compared", type=commands.whole(), default=-1, metavar="N",
+        help="tokens whose logits are compared with the model's (default: 512, on the HTP's emulator 32)")  # fmt: skip
+    example = "ondevice-graphs compile GRAPHS BINARIES"
+    compiler = programs.add_parser("compile", help="have Qualcomm's compiler take a folder's graphs", example=example)
+    add = compiler.add_argument
+    add("graphs", type=Path, help="a folder that was exported with --target htp")
+    add("folder", type=commands.writable, help="to write the binaries to, which must not be there yet")
+    add("--soc", default=htp.SOC, metavar="MODEL", help="Qualcomm's number of the chip; 57 is Snapdragon 8 Gen 3")
     example = 'ondevice-graphs generate GRAPHS --prompt "def mean(values):"'
     answer = programs.add_parser("generate", help="answer a prompt on exported graphs", example=example)
     add = answer.add_argument
     add("folder", type=Path, help="of exported graphs")
     add("--prompt", required=True, metavar="TEXT", help="or - for standard input")
-    add("--tokens", type=int, default=64, metavar="N", help="of the answer, at most")
+    add("--tokens", type=commands.count, default=64, metavar="N", help="of the answer, at most")
     add("--history", type=Path, metavar="FILE", help="earlier answers to draft from; it grows")
     add("--drafter", choices=("ours", "printed", "sam", "none"), default="ours", help="printed: as the paper has it")
     add("--plan", choices=tuple(PLANS), default="ours", help="how graphs are switched")
@@ -129,7 +179,7 @@ def _tokenizer(folder: Path, digest: str) -> Any:
     if not digest:
         raise ValueError(f"{folder} has no tokenizer: it was exported without one.")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if static_graphs.tokenizer_digest(tokenizer) != digest:
+    if exporting.tokenizer_digest(tokenizer) != digest:
         raise ValueError(f"The tokenizer in {folder} is not the one that the graphs were exported with.")
     return tokenizer
 

@@ -36,7 +36,7 @@ class StaticLM:
         self.context = int(built.facts["context"])
         self.vocabulary = int(built.facts["vocabulary"])
         self.profile = profile or switching.profile(built, 3)
-        self.kept = [static_graphs.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
+        self.kept = [built.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
         self.large: list[Graph] = []
         self.timeline: Timeline | None = None
 
@@ -52,7 +52,7 @@ class StaticLM:
         """A session of one request, with G1 in memory."""
         self.small: list[Graph] = []
         if not self.large:
-            self.large = [static_graphs.load(path) for path in self.built.large_files]
+            self.large = [self.built.load(path) for path in self.built.large_files]
         return StaticSession(self)
 
 

@@ -47,7 +47,7 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     """
     medians: list[NDArray[np.float64]] = []
     for files, rows in ((built.large_files, built.large), (built.small_files, built.small)):
-        active = [static_graphs.load(path) for path in files]
+        active = [built.load(path) for path in files]
         caches = built.caches()
         hidden = np.zeros((rows, built.facts["hidden"]), np.float32)
         causal = np.tri(rows, dtype=bool)
@@ -58,7 +58,7 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
     for _ in range(repeats):
         for path in built.small_files if cold else ():
             static_graphs.drop_from_page_cache(path)
-        loads.append([_seconds(static_graphs.load, path) for path in built.small_files])
+        loads.append([_seconds(built.load, path) for path in built.small_files])
     both = built.large_files, built.small_files
     g1, g2 = (np.array([float(path.stat().st_size) for path in files]) for files in both)
     return Profile(medians[0], medians[1], np.median(loads, axis=0), g1, g2)
@@ -154,7 +154,7 @@ class Switch:
                         return
                     self._bytes += size
                 start = self._now()
-                graph = static_graphs.load(self.built.small_files[load.block])
+                graph = self.built.load(self.built.small_files[load.block])
                 with self._changed:
                     self._loads.append((start, self._now()))
                     self.small[load.block] = graph

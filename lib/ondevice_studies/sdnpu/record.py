@@ -15,7 +15,7 @@ import torch
 from ondevice import corpus
 from ondevice.evidence import Recorder
 from ondevice_papers.sdnpu.drafter import methods
-from ondevice_studies.sdnpu import similarity, timing
+from ondevice_studies.sdnpu import compiler, similarity, timing
 from ondevice_studies.sdnpu.workbench import (
     BASE,
     COUNT,
@@ -98,7 +98,7 @@ def finish() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    parts = ["drafts", "similarity", *timing.PARTS]
+    parts = ["drafts", "similarity", *timing.PARTS, *compiler.PARTS]
     parser = argparse.ArgumentParser(prog="make record PAPER=sdnpu", description=__doc__)
     parser.add_argument("--models", nargs="+", default=[BASE, SMALL], choices=[BASE, SMALL])
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
@@ -111,8 +111,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             finish()
         elif part == "similarity":
             similar(options.models)
-        else:
+        elif part in timing.PARTS:
             timing.PARTS[part](options.models)
+        else:
+            compiler.PARTS[part]()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ondevice import assets, corpus, models
 from ondevice.causal_lm import drawing
+from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, load, machine_name
 from ondevice.evidence.resampling import median_interval
@@ -30,7 +31,8 @@ from ondevice.speculation.verify_cost import verifications
 from ondevice_papers.sdnpu import calibration
 from ondevice_papers.sdnpu.drafter import LMAX, methods
 from ondevice_papers.sdnpu.scheduling import RULES
-from ondevice_programs.graphs import static_graphs, switching
+from ondevice_programs.graphs import exporting, static_graphs, switching
+from ondevice_programs.graphs.drawn import StaticDrawing
 from ondevice_programs.graphs.static_lm import StaticLM
 from ondevice_studies.sdnpu.workbench import TASKS, Workbench, sample
 from ondevice_studies.speculation.prompts import digest
@@ -53,9 +55,9 @@ def exported(spec: str, precision: str, blocks: int = 6) -> Path:
         tokens = corpus.document_tokens("validation")
         windows = np.linspace(0, len(tokens) - CACHED, TEXTS).astype(int)
         texts = [tokens[start : start + CACHED].tolist() for start in windows]
-        model = models.load(spec).model
-        static_graphs.export(model, folder, name=spec, blocks=blocks, precision=precision, texts=texts, capacity=1056)
-        static_graphs.compiled(folder)
+        weights: Weights = "8bit" if precision == "int8" else "float32"
+        exporting.export(models.load(spec), folder, texts, blocks=blocks, weights=weights)
+        static_graphs.opened(folder)
     return folder
 
 
@@ -105,8 +107,8 @@ def curves(specs: Sequence[str], turns: int = 25) -> None:
 
 def static_forward(model: Any, rows: int) -> Callable[[], Any]:
     """A run of all layers as one static graph, and of the head."""
-    drawn = static_graphs.Drawing(model, rows, 1056).block(range(model.config.num_hidden_layers))
-    head = static_graphs.Drawing(model, rows, 1056).head()
+    drawn = StaticDrawing(model, rows, 1056).block(range(model.config.num_hidden_layers))
+    head = StaticDrawing(model, rows, 1056).head()
     sessions = [onnxruntime.InferenceSession(proto.SerializeToString(), drawing.options()) for proto in (drawn, head)]
     given = [static_graphs.zeros(session) for session in sessions]
 
@@ -165,13 +167,13 @@ def _answer(pipe: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> Non
 
 def profiled(folder: Path, cold: bool) -> switching.Profile:
     """Times of the folder's graphs."""
-    return switching.profile(static_graphs.compiled(folder), 5, cold)
+    return switching.profile(static_graphs.opened(folder), 5, cold)
 
 
 def switched(folder: Path, way: str, memory: float, cold: bool, profile: switching.Profile) -> dict[str, float]:
     """One prefill: seconds in all and of loads, and MB of resident memory above what the process began with."""
     began = psutil.Process().memory_info().rss
-    built = static_graphs.compiled(folder)
+    built = static_graphs.opened(folder)
     session = StaticLM(built, RULES[way], memory, profile).start()
     for path in built.small_files:
         if cold:
@@ -270,7 +272,7 @@ def whole(specs: Sequence[str]) -> None:
     kept = recorder("whole", ["model", "precision", "task", "round"], specs, **WHOLE, arms=list(ARMS))
     for spec, precision in [*((spec, "fp32") for spec in specs), (specs[0], "int8")]:
         bench = Workbench(spec)
-        built = static_graphs.compiled(exported(spec, precision))
+        built = static_graphs.opened(exported(spec, precision))
         profile = switching.profile(built)
         arms = {
             arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profile)
@@ -313,7 +315,7 @@ def peak(spec: str, context: int, arm: str) -> float:
     if way == "cpu":
         lm: Any = engine(models.load(spec).model, threads=1)
     else:
-        lm = StaticLM(static_graphs.compiled(exported(spec, "fp32")), RULES[way])
+        lm = StaticLM(static_graphs.opened(exported(spec, "fp32")), RULES[way])
     drafter = methods(lm.vocabulary)[method][0]()
     generate(lm, drafter, corpus.document_tokens("test")[:context].tolist(), 32, budget=LMAX - 1)
     return (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began) / 1e6
@@ -376,7 +378,7 @@ def plain(bench: Workbench, requests: Sequence[Request]) -> list[list[int]]:
 
 def on_graphs(spec: str, precision: str, requests: Sequence[Request]) -> list[list[int]]:
     """The whole system's answers."""
-    lm: Any = StaticLM(static_graphs.compiled(exported(spec, precision)), RULES["ours"])
+    lm: Any = StaticLM(static_graphs.opened(exported(spec, precision)), RULES["ours"])
     drafter = methods(lm.vocabulary)["SAM+both"][0]()
     answers = []
     for request in requests:

@@ -1,0 +1,201 @@
+"""A model written as a folder of static graphs, with what its logits are worth in the target's own arithmetic."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from hashlib import file_digest, sha256
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+from ondevice.causal_lm import drawing
+from ondevice.causal_lm.drawing import Weights
+from ondevice.models import Loaded
+from ondevice_programs.graphs import htp, static_graphs
+from ondevice_programs.graphs.drawn import HTPDrawing, StaticDrawing
+from ondevice_programs.graphs.static_graphs import FACTS, WEIGHTS
+
+LARGE = 256  # rows of G1 (section 3.2)
+SMALL = 32  # rows of G2
+BLOCKS = 6
+FEWEST = 256  # tokens of texts
+COMPARED = {"cpu": 512, "htp": 32}  # tokens; the emulator takes seconds for each
+_PAGE = 4096
+_INLINE = 1024  # bytes of a constant that stays in the graph
+
+
+def export(
+    loaded: Loaded,
+    folder: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    target: str = "cpu",
+    context: int = 1024,
+    blocks: int = BLOCKS,
+    large: int = LARGE,
+    small: int = SMALL,
+    weights: Weights = "float32",
+    cache_bits: int = 16,
+    compared: int = -1,
+) -> dict[str, Any]:
+    """Write a model's graphs into a new folder, whole or not at all; returns the folder's facts.
+
+    texts: token ids; the HTP's ranges are those that the model has on them, and its logits are compared on the first.
+    context: tokens that a session may have. blocks: into which the layers are dealt, at most as many as there are.
+    large, small: rows of the two graphs of each block. weights: of target cpu. cache_bits: of the HTP's keys, values.
+    compared: tokens whose logits are compared with the model's; by default 512 on the CPU, 32 in the HTP's emulator.
+    Raises ValueError for a model that cannot be drawn, numbers that do not fit and a folder that is there, htp.Refused
+    where the HTP's compiler does not take a graph, and OSError where the folder cannot be written.
+    """
+    config = loaded.config
+    blocks = min(blocks, config.num_hidden_layers)
+    _check(loaded, folder, texts, context, blocks, large, small)
+    form: Weights = "8bit" if target == "htp" else weights
+    structure, matrix = drawing.matrices(loaded if target == "cpu" else loaded.model, form, False)
+    drawing.require_drawable(structure, "Graphs are")
+    noted = htp.noted(loaded.model, texts, cache_bits) if target == "htp" else None
+    embedding: Any = structure.get_input_embeddings()
+    parts = np.array_split(np.arange(config.num_hidden_layers), blocks)
+    capacity = context + small  # a draft lies behind a full context
+    facts: dict[str, Any] = {
+        "format": 2,
+        "model": loaded.spec,
+        "target": target,
+        "weights": "int8 by channel" if target == "htp" else weights,
+        "context": context,
+        "capacity": capacity,
+        "large": large,
+        "small": small,
+        "layers": [len(part) for part in parts],
+        "hidden": config.hidden_size,
+        "groups": drawing.heads(config)[1],
+        "size": drawing.heads(config)[2],
+        "vocabulary": int(embedding.weight.shape[0]),
+        "cache": f"uint{cache_bits}" if target == "htp" else "float32",
+        "eos_token_ids": sorted(loaded.eos_token_ids),
+        "tokenizer": tokenizer_digest(loaded.tokenizer) if loaded.tokenizer else "",
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        shared = _Weights(new / WEIGHTS)
+        for rows in (large, small):
+
+            def drawn(rows: int = rows) -> StaticDrawing:
+                if noted is not None:
+                    return HTPDrawing(loaded.model, rows, capacity, noted)
+                return StaticDrawing(structure, rows, capacity, matrix)
+
+            shared.write(f"embed-{rows}", StaticDrawing(structure, rows, capacity, matrix).embedding())
+            for number, part in enumerate(parts):
+                shared.write(f"block{number:02}-{rows}", drawn().block(part.tolist()))
+            shared.write(f"head-{rows}", drawn().head())
+        shared.close()
+        facts["files"] = {path.name: [_sha256(path), path.stat().st_size] for path in sorted(new.iterdir())}
+        if facts["tokenizer"]:
+            loaded.tokenizer.save_pretrained(new)
+        tokens = COMPARED[target] if compared < 0 else compared
+        (new / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        if tokens:
+            facts["compared"] = comparison(new, loaded.model, list(texts[0][: min(tokens, context)]))
+            (new / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        if folder.is_dir():
+            folder.rmdir()  # it is empty
+        new.rename(folder)
+    return facts
+
+
+def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]:
+    """Logits of exported graphs, in the target's arithmetic, beside the float32 model's.
+
+    argmax_agreement: share of the tokens whose likeliest next token is the same. loss, model_loss: per token, in nats.
+    seconds: of the graphs.
+    """
+    began = perf_counter()
+    ours = static_graphs.read(static_graphs.opened(folder), ids)
+    seconds = perf_counter() - began
+    with torch.inference_mode():
+        right = model(torch.tensor([list(ids)])).logits[0]
+    following = torch.tensor(ids[1:])
+
+    def loss(logits: torch.Tensor) -> float:
+        return float(torch.nn.functional.cross_entropy(logits[:-1].float(), following)) if len(following) else 0.0
+
+    return {
+        "tokens": len(ids),
+        "argmax_agreement": float((ours.argmax(-1) == right.argmax(-1)).float().mean()),
+        "loss": loss(ours),
+        "model_loss": loss(right),
+        "greatest_difference": float((ours - right).abs().max() / right.std()),  # in standard deviations of the logits
+        "seconds": round(seconds, 2),
+    }
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """12 hex digits of a vocabulary, so that a history of other ids is noticed."""
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:12]
+
+
+class _Weights:
+    """The graphs of a folder, over one file of weights: equal constants lie in it once, each on a page of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb")
+        self._offsets: dict[bytes, int] = {}
+
+    def write(self, stem: str, proto: onnx.ModelProto) -> None:
+        """Write a graph, its large constants into the file."""
+        for tensor in proto.graph.initializer:
+            data = numpy_helper.to_array(tensor).tobytes()
+            if len(data) < _INLINE:
+                continue
+            key = sha256(data).digest()
+            if key not in self._offsets:
+                self._file.write(bytes(-self._file.tell() % _PAGE))
+                self._offsets[key] = self._file.tell()
+                self._file.write(data)
+            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+                tensor.ClearField(field)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            facts: Mapping[str, Any] = {"location": WEIGHTS, "offset": self._offsets[key], "length": len(data)}
+            for name, value in facts.items():
+                tensor.external_data.add(key=name, value=str(value))
+        for number, node in enumerate(proto.graph.node):
+            node.name = f"{node.op_type}_{number}"
+        (self._path.parent / f"{stem}.onnx").write_bytes(proto.SerializeToString())
+
+    def close(self) -> None:
+        """No graph comes any more."""
+        self._file.close()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _check(
+    loaded: Loaded, folder: Path, texts: Sequence[Sequence[int]], context: int, blocks: int, large: int, small: int
+) -> None:
+    if (folder / FACTS).exists():
+        raise ValueError(f"{folder} holds exported graphs already; name another folder.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder; name a new one.")
+    most = int(loaded.config.max_position_embeddings)
+    if not large <= context <= most:
+        raise ValueError(f"The context is from {large}, a chunk of the prompt, to the model's {most}, not {context}.")
+    if not 1 <= small < large or large % small:
+        raise ValueError(f"The small chunk must divide a larger one: {small} does not divide {large}.")
+    if blocks < 1:
+        raise ValueError(f"There is at least one block, not {blocks}.")
+    if (count := sum(map(len, texts))) < FEWEST:
+        raise ValueError(f"The texts have {count} tokens; ranges and logits take at least {FEWEST}.")

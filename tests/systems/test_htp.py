@@ -1,0 +1,93 @@
+"""Qualcomm's compiler and the emulator of its arithmetic, where the extra npu is installed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from ondevice import models
+from ondevice_programs.graphs import exporting, htp, static_graphs
+from ondevice_programs.graphs.__main__ import FAILED, main
+
+pytest.importorskip("onnxruntime_qnn", reason='Qualcomm\'s compiler comes with pip install "ondevice[npu]"')
+pytestmark = pytest.mark.timeout(600)  # the emulator takes its time
+
+SPEC = "pydocs-lm-small"
+TEXTS = [[1 + (7 * position + start) % 5000 for position in range(128)] for start in range(2)]
+SHAPE = {"target": "htp", "blocks": 2, "large": 64, "small": 32, "context": 64}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> models.Loaded:
+    return models.load(SPEC)
+
+
+@pytest.fixture(scope="module")
+def folder(loaded, tmp_path_factory):
+    new = tmp_path_factory.mktemp("htp") / "graphs"
+    exporting.export(loaded, new, TEXTS, **SHAPE)
+    return new
+
+
+def test_logits_in_the_htps_arithmetic_are_near_the_models(folder):
+    found = static_graphs.facts_of(folder)["compared"]
+    assert found["tokens"] == 32 and found["argmax_agreement"] >= 0.9
+    assert found["loss"] == pytest.approx(found["model_loss"], abs=0.05)
+
+
+def test_residuals_beyond_1500_are_right(loaded, tmp_path):
+    """Norms undo what is large in one place; in 16 bits a square of it would overflow."""
+    model = models.load(SPEC).model
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 3] += 1600
+    facts = exporting.export(replace(loaded, source=model), tmp_path / "g", TEXTS, **SHAPE)
+    found = facts["compared"]
+    assert found["loss"] == pytest.approx(found["model_loss"], abs=0.1) and found["argmax_agreement"] >= 0.8
+
+
+def test_one_binary_has_both_graphs_and_the_weights_once(folder, tmp_path):
+    graphs = [folder / f"block00-{rows}.onnx" for rows in (64, 32)]
+    both = htp.compiled(graphs, tmp_path / "both", True)
+    apart = htp.compiled(graphs, tmp_path / "apart", False)
+    weights = sum(
+        np.prod(tensor.dims) for tensor in onnx.load(graphs[0], load_external_data=False).graph.initializer
+        if tensor.data_type == TensorProto.INT8 and len(tensor.dims) == 2
+    )  # fmt: skip
+    assert len(list((tmp_path / "both").glob("*.bin"))) == 1 and len(list((tmp_path / "apart").glob("*.bin"))) == 2
+    assert weights < both.size < 1.5 * weights + 1e6 and apart.size > 1.4 * both.size
+    assert all(path.is_file() for path in both.files)
+
+
+def test_a_node_that_the_compiler_refuses_is_named(tmp_path):
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"], name="sum"),
+        helper.make_node("Det", ["twice"], ["y"], name="determinant"),
+    ]
+    shapes = {"x": [3, 3], "y": []}
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "refused", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "r.onnx")
+    with pytest.raises(htp.Refused, match=r"refuses r\.onnx: 1 nodes would run on the CPU, .* Det determinant"):
+        htp.session(tmp_path / "r.onnx")
+
+
+def test_a_refusal_is_one_sentence_and_exit_code_3(folder, tmp_path, monkeypatch, capsys):
+    def refuse(*given):
+        raise htp.Refused("The HTP's compiler refuses block00-64.onnx: 1 nodes would run on the CPU.")
+
+    monkeypatch.setattr(htp, "compiled", refuse)
+    assert main(["compile", str(folder), str(tmp_path / "new")]) == FAILED == 3
+    error = capsys.readouterr().err
+    assert "refuses block00-64.onnx" in error and error.count("\n") == 1
+
+
+def test_the_compiler_takes_every_graph_from_the_command_line(folder, tmp_path, capsys):
+    assert main(["compile", str(folder), str(tmp_path / "new")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["MB", "block00", "block01", "head", "all"]
+    assert "no node is left to the CPU" in lines[-1] and len(list((tmp_path / "new").rglob("*.bin"))) == 9

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ondevice_papers.sdnpu.optimum import MOST_BLOCKS, exact
-from ondevice_papers.sdnpu.scheduling import Prefill
+from ondevice_papers.sdnpu.scheduling import Prefill, optimum
 
 
 def scheduling_instance(integers: Sequence[int]) -> tuple[Prefill, float]:
@@ -49,12 +48,10 @@ def scheduling_instance(integers: Sequence[int]) -> tuple[Prefill, float]:
 def halves(integers: Sequence[int]) -> tuple[list[int], list[int]] | None:
     """Two parts of the integers with equal sums, read off an optimal schedule; None where there are none.
 
-    At most 11 integers, as `exact` takes at most 12 blocks: ValueError beyond.
+    At most 9 integers, beyond which `optimum` raises ValueError.
     """
-    if len(integers) >= MOST_BLOCKS:
-        raise ValueError(f"At most {MOST_BLOCKS - 1} integers can be decided, not {len(integers)}.")
     prefill, limit = scheduling_instance(integers)
-    timeline = exact(prefill)
+    timeline = optimum(prefill)
     if timeline.latency > limit:
         return None
     early = set(timeline.load_block[timeline.load_start < timeline.compute_end[0, -1]].tolist())

@@ -16,7 +16,7 @@ before is done (its release), and block i's compute in that chunk waits for its 
 same order over all loads. So by exchange of neighbours it is best to load in that order and as early as possible: a
 plan is C + 1 choices for each block, and nothing else. The same exchange shows that a compute never gains by waiting
 for another block's load. And since T is a longest path, it is the same when all of time is turned round. With spare
-memory another order may be better by a few percent, as a load may run ahead: `optimum.exact` tries them all.
+memory another order may be better by a few percent, as a load may run ahead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, combinations, product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+MOST_CHOICES = 120_000  # of chunks, that `optimum` tries
 Ints = NDArray[np.int64]
 
 
@@ -306,119 +307,53 @@ def greedy(prefill: Prefill) -> list[Load]:
 # Our rule
 
 
-class _Beam(NamedTuple):
-    """Partial plans in turned time, each after its last load so far. B of them."""
-
-    next: Ints  # [B] the compute that starts next; the one before runs until `busy`
-    free: Floats  # [B] when the loader is free; at most `busy`
-    busy: Floats  # [B]
-    loaded: NDArray[np.bool_]  # [B, N]
-    due: Ints  # [B, N] the first compute after the load
-    todo: Floats  # [4, B] of what is not loaded: load time, what it can overlap, what it cannot, extra time a chunk
-
-
 def ours(prefill: Prefill) -> list[Load]:
-    """Our rule: a beam search over loads, then changes of one block's chunk while T falls.
-
-    The changes begin at the best of: the two plans of the search, naive's, naive's with every other block a chunk
-    earlier, greedy's.
-    """
-    late = np.full(prefill.blocks, prefill.chunks)
-    each = np.arange(prefill.blocks)
-    seeds = np.array([*beam_search(prefill), late, late - each % 2, first_chunks(prefill, greedy(prefill))])
-    plan = earliest(prefill, improved(prefill, seeds[latencies(prefill, seeds).argmin()]))
-    return min(plan, greedy(prefill), key=lambda loads: execute(prefill, loads).latency)
+    """Our rule: from many simple plans downhill by one block at a time; from the two best ends on, by two."""
+    ends = [downhill(prefill, start, changes(prefill.blocks, 1)) for start in starts(prefill)]
+    ends.sort(key=lambda chunk: float(latencies(prefill, chunk[None])[0]))
+    plans = [earliest(prefill, downhill(prefill, chunk, changes(prefill.blocks, 2))) for chunk in ends[:2]]
+    return min([*plans, greedy(prefill)], key=lambda loads: execute(prefill, loads).latency)
 
 
-def improved(prefill: Prefill, chunk: Ints) -> Ints:
-    """The choice of chunks after the best changes of one block by one or two chunks, until none makes T less."""
-    changes = np.multiply.outer([-2, -1, 1, 2], np.eye(prefill.blocks, dtype=int)).reshape(-1, prefill.blocks)
-    best = latencies(prefill, chunk[None])[0]
+def downhill(prefill: Prefill, chunk: Ints, changes: Ints) -> Ints:
+    """A choice of chunks [N] after the best of the changes [M, N], again and again, until none makes T less."""
     while True:
-        others = np.clip(chunk + changes, 0, prefill.chunks)
+        others = np.clip(chunk + np.vstack([0 * chunk, changes]), 0, prefill.chunks)
         latency = latencies(prefill, others)
-        if latency.min() >= best * (1 - 1e-9):
+        if latency.min() >= latency[0] * (1 - 1e-9):
             return chunk
         chunk = others[latency.argmin()]
-        best = latency.min()
 
 
-def first_chunks(prefill: Prefill, loads: Sequence[Load]) -> Ints:
-    """[N] each block's first chunk on G2 in a plan."""
-    chunks = np.full(prefill.blocks, prefill.chunks)
-    for load in loads:
-        chunks[load.block] = load.chunk
-    return chunks
+def changes(blocks: int, most: int) -> Ints:
+    """[M, N] moves of at most `most` blocks, 1 or 2, by a chunk each, or of one block by two chunks."""
+    one = np.vstack([np.eye(blocks, dtype=int), -np.eye(blocks, dtype=int)])
+    pairs = [first + second for first, second in combinations(one, 2)] if most > 1 else []
+    return np.vstack([one, 2 * one, *pairs])
 
 
-def beam_search(prefill: Prefill) -> list[Ints]:
-    """Each block's first chunk on G2, [N], found from the end backwards, and from the beginning on.
+def starts(prefill: Prefill) -> Ints:
+    """[B, N] plans to begin with: a chunk for all blocks, an earlier one for later or earlier blocks, naive, greedy."""
+    chunks = prefill.chunks
+    block = np.arange(prefill.blocks)
+    same = [np.full(prefill.blocks, chunk) for chunk in range(chunks + 1)]
+    falling = [chunks - block * slope // prefill.blocks for slope in range(1, chunks + 1)]
+    rising = [plan[::-1] for plan in falling]
+    planned = np.full(prefill.blocks, chunks)
+    for load in greedy(prefill):
+        planned[load.block] = load.chunk
+    return np.array([*same, *falling, *rising, np.maximum(0, chunks - block % 2), planned])
 
-    Backwards, a block computes on G2 until its load and then on G1, so that loading early is good in itself where G1 is
-    the faster; forwards, where G2 is. Memory to spare is not used.
+
+def optimum(prefill: Prefill) -> Timeline:
+    """The least T of all choices of chunks, loads in due order: the optimum, unless memory lets a load run ahead.
+
+    Raises ValueError where there are more than 120,000 choices.
     """
-    turned = Prefill(prefill.d[::-1, ::-1], prefill.p[::-1, ::-1], prefill.s[::-1])
-    return [_backwards(prefill), prefill.chunks - _backwards(turned)[::-1]]
-
-
-def _backwards(prefill: Prefill) -> Ints:
-    turned = _turned(prefill)
-    none = np.zeros(1)
-    nothing = np.zeros((1, prefill.blocks), int)
-    beam = _Beam(none.astype(int), none, none, nothing > 0, nothing, turned.each.sum(1, keepdims=True))
-    for _ in range(prefill.blocks):
-        beam = _extend(beam, turned, max(8, 24_000 // prefill.blocks**2))
-    best = np.argmin(beam.busy + turned.rest[beam.next])
-    return (prefill.chunks - np.minimum(beam.due[best] // prefill.blocks, prefill.chunks))[::-1]
-
-
-class _Turned(NamedTuple):
-    """A prefill in turned time: the last compute first, the last block is block 0. A = ahead."""
-
-    p: Floats  # [C N + A] of each compute, 0 beyond the end
-    d: Floats
-    s: Floats  # [N]
-    rest: Floats  # [C N + A] time on G1 from a compute on
-    each: Floats  # [4, N] of each block, as _Beam.todo
-    round_time: float  # a chunk's time on G1
-    ahead: int  # how many next computes are looked at as a load's due
-
-
-def _turned(prefill: Prefill) -> _Turned:
-    ahead = prefill.blocks + min(prefill.blocks, max(4, prefill.blocks // 4))
-    p, d = (np.r_[times.ravel()[::-1], np.zeros(ahead)] for times in (prefill.p, prefill.d))
-    mean = prefill.p.mean(0)[::-1]
-    s = prefill.s[::-1]
-    covered = np.minimum(s, mean.sum() - mean)
-    each = np.array([s, covered, s - covered, (prefill.d - prefill.p).mean(0)[::-1]])
-    return _Turned(p, d, s, np.cumsum(p[::-1])[::-1], each, float(mean.sum()) or 1.0, ahead)
-
-
-def _extend(beam: _Beam, turned: _Turned, width: int) -> _Beam:
-    """The best `width` plans with one more load. Candidate r of a plan: the load due at the r-th next compute."""
-    (p, d, s, rest, each, round_time, ahead) = turned
-    blocks = len(turned.s)
-    n, reach, row = len(p) - ahead, np.arange(ahead), np.arange(len(beam.next))[:, None]
-    position = beam.next[:, None] + reach
-    block = position % blocks
-    was_loaded = beam.loaded[row, block]
-    costs = np.where(was_loaded, p[position], d[position])
-    starts = np.concatenate([beam.busy[:, None], costs], 1).cumsum(1)  # of the r-th next compute
-    at_once = np.repeat(beam.free[:, None], blocks - 1, 1)
-    end = np.concatenate([at_once, starts[:, : ahead - blocks + 1]], 1) + s[block]  # these after the block's compute
-    begun = np.minimum(reach, (starts[:, None] < end[..., None]).sum(-1))
-    busy = np.maximum(starts[row, begun], end)
-    following = np.minimum(beam.next[:, None] + begun, n)
-    load, covered, uncovered, extra = todo = beam.todo[..., None] - each[:, block]
-    slow = np.minimum(covered / (2 * round_time), (n - following) / blocks)  # chunks a block still runs on G2, guessed
-    estimate = np.maximum(busy + rest[following] + uncovered + extra * slow, end + load)
-    estimate[was_loaded] = np.inf
-    kept = min(width, int((~was_loaded).sum()))
-    pick = np.divmod(estimate.argsort(None, kind="stable")[:kept], ahead)  # plan, candidate
-    loaded, due, new = beam.loaded[pick[0]], beam.due[pick[0]], (np.arange(kept), block[pick])
-    loaded[new] = True
-    due[new] = position[pick]
-    return _Beam(following[pick], end[pick], busy[pick], loaded, due, todo[:, *pick])
+    if (prefill.chunks + 1) ** prefill.blocks > MOST_CHOICES:
+        raise ValueError(f"{prefill.blocks} blocks in {prefill.chunks} chunks have more than {MOST_CHOICES} choices.")
+    choices = np.array(list(product(range(prefill.chunks + 1), repeat=prefill.blocks)))
+    return execute(prefill, earliest(prefill, choices[latencies(prefill, choices).argmin()]))
 
 
 RULES: dict[str, Callable[[Prefill], list[Load]]] = {

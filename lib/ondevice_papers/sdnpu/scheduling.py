@@ -317,12 +317,13 @@ def ours(prefill: Prefill) -> list[Load]:
 
 def downhill(prefill: Prefill, chunk: Ints, changes: Ints) -> Ints:
     """A choice of chunks [N] after the best of the changes [M, N], again and again, until none makes T less."""
-    while True:
+    for _ in range(2 * chunk.size * prefill.chunks):  # more than any descent takes
         others = np.clip(chunk + np.vstack([0 * chunk, changes]), 0, prefill.chunks)
         latency = latencies(prefill, others)
         if latency.min() >= latency[0] * (1 - 1e-9):
-            return chunk
+            break
         chunk = others[latency.argmin()]
+    return chunk
 
 
 def changes(blocks: int, most: int) -> Ints:

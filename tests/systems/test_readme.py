@@ -40,6 +40,8 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "python -c": "names a GPU",
     "text": "the output of a command above it",
     "ondevice-bench": "takes five minutes; its tests run it on a tiny model",
+    "ondevice-graphs export smollm2-135m-instruct GRAPHS --target htp": "takes minutes; test_htp has a small model",
+    "ondevice-graphs compile": "takes minutes; test_htp has a small model",
     "python -m ondevice_programs.bench.leaderboard": "writes a page of the repository; a test holds it to the files",
     "python -m ondevice.data": "needs the network; test_data runs it against a server of its own",
     "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
@@ -97,7 +99,8 @@ class Page:
         if kind == "python" and "dask_jobqueue" in body:  # needs Slurm
             compile(body, "page", "exec", dont_inherit=True)
         elif kind == "python":
-            exec(compile(self._moved(body), "page", "exec", dont_inherit=True), self.names)
+            with contextlib.chdir(self.folder):
+                exec(compile(self._moved(body), "page", "exec", dont_inherit=True), self.names)
         elif kind == "yaml":
             self._config(body)
         elif kind == "bibtex":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from ondevice.models import Loaded
 
 _FIRST = 3  # the ids of a pass count from here; which they are does not matter
+_PAUSE = 0.3  # s, as the threads of an engine that ran just before keep turning for a while
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -18,7 +19,7 @@ def _silent(level: int, text: bytes, user: object) -> None:
 
 
 class LlamaCpp:
-    """A context of llama.cpp with `past` tokens in it. Its cache is in float16, its default.
+    """A context of llama.cpp with `past` tokens in it. Its cache is in float16, its default; AMX is not used.
 
     Raises ValueError where llama.cpp cannot load the file.
     """
@@ -31,6 +32,7 @@ class LlamaCpp:
         llama_cpp.llama_log_set(_silent, None)
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
+        parameters.use_extra_bufts = False  # its AMX kernels end the process on some virtual machines
         assert loaded.gguf is not None
         self._model = llama_cpp.llama_model_load_from_file(str(loaded.gguf.path).encode(), parameters)
         if not self._model:
@@ -45,6 +47,7 @@ class LlamaCpp:
     def turn(self) -> list[float]:
         """Seconds of a pass over each number of rows, every row's logits with it; nothing is kept of them."""
         seconds = []
+        sleep(_PAUSE)
         for count in self._rows:
             began = perf_counter()
             self._decode(count, self._past)

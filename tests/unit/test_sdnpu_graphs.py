@@ -126,6 +126,13 @@ def test_a_range_holds_zero_and_both_ends():
             assert codes.min() >= -1 and codes.max() <= 2**bits and codes[1] == values.zero
 
 
+def test_channels_that_meet_large_values_have_larger_weights_before_both_are_rounded():
+    ends = np.array([1.0, 16.0, 81.0], np.float32)
+    channels = drawn.Channels(-ends, 2 * ends, ends)
+    np.testing.assert_allclose(channels.balance, np.array([1, 2, 3]) / 2, rtol=1e-6)
+    assert (channels.balanced.low, channels.balanced.high) == pytest.approx((-54, 108))
+
+
 def test_ranges_are_those_of_the_model_on_the_texts(loaded):
     noted = htp.noted(loaded.model, TEXTS[:1], 8)
     assert not any(module._forward_hooks for module in loaded.model.modules())

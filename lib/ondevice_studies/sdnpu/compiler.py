@@ -1,7 +1,7 @@
 """What Qualcomm's compiler makes of static graphs, and what its emulator's logits are worth.
 
-`make record PAPER=sdnpu ARGS="--parts compiled emulated"` records both; it needs the extra npu. Neither depends on the
-machine: the compiler and the emulator's arithmetic are the same everywhere.
+`make record PAPER=sdnpu ARGS="--parts compiled emulated"` records both; it needs the extra npu. Both are
+taken for the same on every machine, as compiler and emulator are one package; this was not tried on a second one.
 """
 
 from __future__ import annotations

@@ -153,6 +153,16 @@ def test_times_of_a_run_differ_in_numbers_alone(tmp_path, monkeypatch):
         publish(tmp_path / "4", monkeypatch, timed=["y"])
 
 
+def test_live_numbers_may_lie_apart_by_a_twentieth_of_the_largest(tmp_path, monkeypatch):
+    first, near, far = (
+        publish(tmp_path / name, monkeypatch, kind="measured", scale=scale)
+        for name, scale in (("1", 1.0), ("2", 1.04), ("3", 1.06))
+    )
+    assert sentences(first, near) == []
+    named = sentences(first, far)
+    assert named == ["beyond_01_bars.csv has '4.24' in row 4 of y, the run '4'"]
+
+
 def test_a_file_that_nobody_makes_is_refused(tmp_path, monkeypatch, capsys):
     """The command, on a repository of one notebook whose run is there."""
     fresh, copied = publish(tmp_path / "runs", monkeypatch), publish(tmp_path / "figures", monkeypatch)

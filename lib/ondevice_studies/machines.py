@@ -19,12 +19,12 @@ CURVES, SPEED, MEMORY, ROUTER = "Cost curves", "Speed-ups by method", "Memory", 
 BASE = "pydocs-lm-base"
 SHAPE = "random:qwen2.5-0.5b"
 FEWEST = 4  # samples that an interval is drawn from
-_WHOLE = f"model == '{BASE}' and precision == 'fp32'"
+_WHOLE = f"model == '{BASE}' and precision == 'fp32' and arm not in ('ours', 'CPU ours')"
 _RANKED = "documents == 20 and tokens == 128 and k == 10"
 _RACE = "pace == 'imposed' and delay_ms =="
 _LARGEST = "n == 100000 and policy =="
 _PEAK = "documents == 20 and tokens =="
-_ARMS = f"model == '{BASE}' and context == 768 and arm in ('CPU vanilla', 'CPU ours', 'NPU vanilla', 'printed', 'ours')"
+_ARMS = f"model == '{BASE}' and context == 768 and arm in ('CPU vanilla', 'NPU vanilla', 'printed')"
 
 # Section, what, record, its rows, the value, the columns that name a method, and the method whose value is 1: the
 # others' are speeds over its speed where the value is a time, and multiples of it where it is one over something.

@@ -26,7 +26,7 @@ FIRST = {  # the edit of each paper that make test runs
     "disco": "race",
     "dragon": "mixture",
     "grating": "boundary",
-    "sdnpu": "offered",
+    "sdnpu": "pooled",
 }
 
 

@@ -34,7 +34,7 @@ LONG = {
     },
     "disco": {"figure-5", "figure-6", "figure-7", "figures-8-10", "plane", "table-1", "table-2-figure", "tail-bound"},
     "grating": {"beyond-01"},
-    "sdnpu": {"ratios"},
+    "sdnpu": {"pool-shown", "ratios", "reuse-shown", "searched-shown"},
 }  # more than some seconds
 
 

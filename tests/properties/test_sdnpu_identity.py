@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ondevice.speculation import Drafter, Generation, Verified, generate
-from ondevice_papers.sdnpu import calibration, reuse
 from ondevice_papers.sdnpu.calibration import Calibration
 from ondevice_papers.sdnpu.drafter import LMAX, SdNpu
 from ondevice_papers.sdnpu.history import History
@@ -35,15 +34,14 @@ prompts = st.one_of(
 )
 
 bases = st.sampled_from([lambda: None, Pld, lambda: Sam(V), Suffixes])
-ours = [lambda: None, lambda: Calibration(V), lambda: Calibration(V, 20)], [lambda: None, Reuse]
-theirs = [lambda: None, lambda: calibration.Printed(V)], [lambda: None, reuse.Printed]
-makes = st.one_of([
-    st.builds(lambda base, table, again: lambda: SdNpu(base(), table(), again()), bases, *map(st.sampled_from, parts))
-    for parts in (ours, theirs)
-])  # fmt: skip
+makes = st.builds(
+    lambda base, table, again: lambda: SdNpu(base(), table(), again()),
+    bases,
+    st.sampled_from([lambda: None, Calibration]),
+    st.sampled_from([lambda: None, Reuse]),
+)
 Make = Callable[[], SdNpu]
-PRINTED: Make = lambda: SdNpu(Sam(V), calibration.Printed(V), reuse.Printed())  # noqa: E731
-OURS: Make = lambda: SdNpu(Sam(V), Calibration(V), Reuse())  # noqa: E731
+BOTH: Make = lambda: SdNpu(Sam(V), Calibration(), Reuse())  # noqa: E731
 
 
 def check(kind: str, drafter: Drafter, prompt: Sequence[int], limit: int, budget: int, end: int) -> Generation:
@@ -71,11 +69,10 @@ def test_any_settings_say_what_plain_decoding_says(kind, make, first, second, li
         assert all(step.drafted < LMAX for step in found.steps)
 
 
-@pytest.mark.parametrize("make", [OURS, PRINTED], ids=["ours", "printed"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_drafts_are_right_at_times_and_wrong_at_times(kind, make):
+def test_drafts_are_right_at_times_and_wrong_at_times(kind):
     """Else identity would be shown for drafts that are never accepted, or never rejected."""
-    watched = Watched(make())
+    watched = Watched(BOTH())
     steps = [step for place in (1, 3, 1) for step in check(kind, watched, PROMPTS[place], 40, 31, 99).steps]
     assert 0 < sum(step.accepted for step in steps) < sum(step.drafted for step in steps)
     assert watched.rejections
@@ -83,7 +80,7 @@ def test_drafts_are_right_at_times_and_wrong_at_times(kind, make):
 
 @pytest.mark.parametrize("kind", CHAINS_ONLY)
 def test_where_trees_cannot_be_verified_every_draft_is_a_chain(kind):
-    for drafter in (Pld(), Sam(V), SdNpu(Pld(), Calibration(V)), SdNpu(Pld(), None, Reuse())):
+    for drafter in (Pld(), Sam(V), SdNpu(Pld(), Calibration()), SdNpu(Pld(), None, Reuse())):
         steps = check(kind, drafter, PROMPTS[4], 30, 31, 99).steps
         assert all(step.depth == step.drafted for step in steps)
 
@@ -153,7 +150,7 @@ few_tokens = st.lists(st.integers(0, 7), min_size=1, max_size=12)  # so that tex
 
 @many
 @given(
-    make=makes | st.sampled_from([OURS, PRINTED]), earlier=st.lists(few_tokens, max_size=2), prompt=few_tokens,
+    make=makes | st.just(BOTH), earlier=st.lists(few_tokens, max_size=2), prompt=few_tokens,
     begin=few_tokens, first=few_tokens, second=few_tokens,
 )  # fmt: skip
 def test_a_draft_depends_on_finished_requests_and_what_was_said(make, earlier, prompt, begin, first, second):
@@ -167,9 +164,9 @@ def test_a_draft_depends_on_finished_requests_and_what_was_said(make, earlier, p
 def test_an_answer_that_leaks_is_found():
     """The check above fails for a history that holds the answer to come."""
     begin, first, second = [1, 2], [3, 4, 5, 6, 7], [3, 8, 9, 10, 11]
-    pair = OURS(), OURS()
+    pair = BOTH(), BOTH()
     same_until_they_part(*pair, [0, 1], begin, first, second)
-    pair = OURS(), OURS()
+    pair = BOTH(), BOTH()
     for drafter, tail in zip(pair, (first, second), strict=True):
         drafter.base.history.append([*begin, *tail])
     with pytest.raises(AssertionError):
@@ -184,7 +181,7 @@ def test_the_history_grows_by_an_answer_when_it_is_finished_and_by_nothing_else(
             seen.append(list(history.responses))
             return super().propose(tokens, budget)
 
-    drafter = Looking(Sam(V, history), Calibration(V), Reuse())
+    drafter = Looking(Sam(V, history), Calibration(), Reuse())
     said = []
     for prompt in PROMPTS[2:5]:
         seen.clear()

@@ -43,7 +43,7 @@ from ondevice_papers.diaa import ambiguities
 from ondevice_papers.diaa.drafter import RECYCLING, Diaa, every_node
 from ondevice_papers.diaa.tables import Tables, overwrite
 from ondevice_papers.diaa.tree import Tree, grow
-from ondevice_papers.sdnpu.drafter import merged
+from ondevice_papers.sdnpu.drafter import pooled
 
 LONGEST = 24  # new tokens of most requests
 token = st.integers(0, V - 1)
@@ -280,7 +280,7 @@ class Mistaken(Knowing):
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         comes = self.text[len(tokens) :] or [0]
-        return merged([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
+        return pooled([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
 
 
 @pytest.mark.parametrize("kind", KINDS)

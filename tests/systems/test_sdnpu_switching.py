@@ -76,7 +76,7 @@ def test_a_whole_request_says_what_transformers_says_under_every_drafter(built, 
     options = dict(do_sample=False, max_new_tokens=40, eos_token_id=None, pad_token_id=0)
     right = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, 150:].tolist()
     lm = StaticLM(built, RULES["ours"], 1.0, known)
-    for made in (Drafter(), sdnpu(lm.vocabulary), methods(lm.vocabulary)["SAM+both, printed"][0]()):
+    for made in (Drafter(), sdnpu(lm.vocabulary), methods(lm.vocabulary)["mixture"][0]()):
         found = generate(lm, made, PROMPT, 40, budget=31)
         assert list(found.tokens) == right
     assert len(found.steps) < 39

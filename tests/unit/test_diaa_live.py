@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import torch
 
-from ondevice.speculation import Draft, Drafter
+from ondevice.speculation import Draft, Drafter, live
 from ondevice.speculation.bundled import mixture
-from ondevice_papers.diaa import live
+from ondevice_papers.diaa import live as diaa_live
 from ondevice_papers.diaa.tables import Tables, overwrite
 
 V = 12
@@ -38,9 +38,9 @@ def test_a_draft_is_followed_as_far_as_the_text_goes():
 
 def test_ranks_are_places_in_the_row_and_updates_come_after_the_look():
     said = answer([3, 4, 3, 4])
-    assert live.coverage(tables({3: [9, 4]}), [said])["rank"].tolist() == [2, 9, 2]
+    assert diaa_live.coverage(tables({3: [9, 4]}), [said])["rank"].tolist() == [2, 9, 2]
     # behind the first 3 came 4, which the second one finds in its row
-    assert live.coverage(Tables.empty(V), [said], overwrite)["rank"].tolist() == [9, 9, 1]
+    assert diaa_live.coverage(Tables.empty(V), [said], overwrite)["rank"].tolist() == [9, 9, 1]
 
 
 def test_a_drafter_is_led_along_and_learns_behind_every_token():
@@ -79,10 +79,10 @@ def test_summaries_draw_whole_answers_and_count_nodes():
 
 
 def test_every_source_of_a_mixture_has_its_name_and_chance():
-    ranks, chances = live.by_source(mixture(), [answer([3, 4, 3, 4, 3, 4])])
-    assert chances.shape == (5, len(live.SOURCES))
+    ranks, chances = diaa_live.by_source(mixture(), [answer([3, 4, 3, 4, 3, 4])])
+    assert chances.shape == (5, len(diaa_live.SOURCES))
     by_name = {name: part["rank"].tolist() for name, part in ranks.groupby("source")}
-    assert set(by_name) == {*live.SOURCES, "mixture"}
+    assert set(by_name) == {*diaa_live.SOURCES, "mixture"}
     assert by_name["request: counts"] == [99, 99, 1, 1, 1] and by_name["mixture"][2:] == [1, 1, 1]
     # behind a token the tables know what its logits put first, once it was observed
     assert by_name["logits: last token, newest"][2:] == [1, 1, 1]
@@ -91,7 +91,7 @@ def test_every_source_of_a_mixture_has_its_name_and_chance():
 def test_a_warm_up_text_has_as_many_tokens_as_are_asked_for():
     from ondevice import corpus
 
-    text = live.warm_up_text(corpus.tokenizer(), 700)
+    text = diaa_live.warm_up_text(corpus.tokenizer(), 700)
     assert text.shape == (700,) and text.dtype == np.int64 and len(set(text.tolist())) > 50
 
 

@@ -15,12 +15,12 @@ from ondevice.run import Layout
 LAYOUT = Layout()
 KINDS = {
     "measured": {
-        "diaa.live.answered_with", "diaa.live.by_source", "diaa.live.coverage", "diaa.live.led",
+        "speculation.live.answered_with", "speculation.live.led", "diaa.live.by_source", "diaa.live.coverage",
         "diaa.memory.peaks", "disco.cold_start.measure", "disco.device_probe.measure", "disco.record.again",
         "disco.study.policy_times", "dragon.values.aggregation_time", "grating.live.outcomes", "grating.live.small",
         "diaa.ipynb confidence", "diaa.ipynb cost", "diaa.ipynb go-on", "disco.ipynb quality-again",
-        "dragon.ipynb live-again", "dragon.ipynb verdicts", "grating.ipynb whole-runs",
-        "sdnpu.npu.predicted",  # a column of the paper's own figure
+        "dragon.ipynb live-again", "dragon.ipynb verdicts", "grating.ipynb whole-runs", "sdnpu.ipynb reuse-shown",
+
     },
     "simulated": {
         "assistant.study.__init__", "diaa.regimes.implied", "diaa.regimes.timed",
@@ -28,10 +28,10 @@ KINDS = {
         "disco.study.bill", "disco.study.learned", "disco.study.savings", "disco.study.sweep", "disco.study.users",
         "dragon.analysis.difference_curves", "dragon.analysis.speedups", "dragon.simulator.__init__",
         "dragon.values._simulated", "dragon.values.least_p_value", "dragon.values.saved_where_acceptance_changes",
-        "grating.study.agents", "grating.study.end_to_end", "sdnpu.npu.energies", "sdnpu.npu.simulate",
+        "grating.study.agents", "grating.study.end_to_end", "sdnpu.npu.fitted",
         "disco.ipynb algorithm-2-figure", "disco.ipynb figure-2", "disco.ipynb figure-4", "disco.ipynb held-out",
         "disco.ipynb plane", "dragon.ipynb figure-3", "dragon.ipynb figure-4", "dragon.ipynb figure-5",
-        "dragon.ipynb simulator", "dragon.ipynb table-1", "sdnpu.ipynb figure-5", "sdnpu.ipynb ratios",
+        "dragon.ipynb simulator", "dragon.ipynb table-1", "sdnpu.ipynb ratios",
     },
     "replayed": {
         "disco.claims.slowest_rates", "dragon.study.schedules", "dragon.values.exchanged_on_the_cloud",
@@ -51,8 +51,9 @@ def words(node):
 def births():
     """By kind, the functions of papers and studies, and the notebooks' own cells, whose code names it."""
     names = defaultdict(set)
-    for package in ("ondevice_papers", "ondevice_studies"):
-        for path in (LAYOUT.library / package).glob("*/**/*.py"):
+    files = {"ondevice_papers": "*/**/*.py", "ondevice_studies": "*/**/*.py", "ondevice": "*/live.py"}
+    for package, pattern in files.items():
+        for path in (LAYOUT.library / package).glob(pattern):
             module = ".".join(path.relative_to(LAYOUT.library / package).with_suffix("").parts)
             for node in ast.walk(ast.parse(path.read_text())):
                 for kind in words(node) if isinstance(node, ast.FunctionDef) else ():

@@ -9,7 +9,7 @@ from ondevice_papers.diaa.tables import Tables
 from ondevice_studies.diaa import methods, record
 from ondevice_studies.diaa.methods import PLAIN, SMALL, Workbench
 from ondevice_studies.disco import record as disco
-from ondevice_studies.sdnpu import workbench
+from ondevice_studies.sdnpu import study, workbench
 from ondevice_studies.speculation import rerun
 
 UNIT = [*rerun.REQUEST, "method"]
@@ -24,7 +24,7 @@ def answers():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("paper", ["diaa", "sdnpu"])
 def test_every_method_runs_again_alone_or_from_the_beginning_of_its_state(answers, paper, seed, capsys):
-    recorded = answers if paper == "diaa" else load(paper, "answers")
+    recorded = answers if paper == "diaa" else study.of_the_paper(load(paper, "answers"), "method")
     module = record if paper == "diaa" else workbench
     rows = module.drawn(recorded, seed, 0)
     assert set(rows["method"]) == set(recorded["method"]) and not rows.duplicated(UNIT).any()

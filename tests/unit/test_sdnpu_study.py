@@ -13,7 +13,6 @@ from ondevice_studies.sdnpu import printed, study, values
 from ondevice_studies.sdnpu.claims import CLAIMS
 
 METHODS = [f"{base}{part}" for base in study.BASES for part in ("", "+calibration", "+reuse", "+both")]
-METHODS += [f"{base}+{part}, printed" for base in study.BASES for part in ("calibration", "reuse", "both")]
 
 
 CELLS = ("a base", "b small"), ("summary", "rag")
@@ -36,7 +35,6 @@ def test_tokens_a_pass_are_sums_over_sums_and_gains_are_paired():
     assert rates["PLD"][0].tolist() == pytest.approx([2.0, 4.0, 2.0, 4.0])  # requests emit 1, 2 and 3 times the rate
     table = study.gains(rates).table("gain").query("task == 'average'").set_index("name")
     assert table.loc["PLD+both", ["gain", "low", "high"]].tolist() == pytest.approx([1.3] * 3)  # paired: no spread
-    assert set(study.gains(rates, ", printed").names) == {name for name in METHODS if "printed" in name}
 
 
 def test_the_best_shapes_are_those_of_brute_force():
@@ -63,7 +61,7 @@ def test_an_interval_is_of_95_percent():
 
 def whole() -> pd.DataFrame:
     arms = {"NPU vanilla": (1.0, 2.0), "NPU +G": (0.5, 2.0), "NPU +G naive": (0.4, 2.0), "NPU-SAM": (1.0, 1.0),
-            "NPU-SAM +G": (0.5, 1.0), "NPU-SAM +G naive": (0.4, 1.0), "printed": (0.5, 0.5), "ours": (0.4, 0.5),
+            "NPU-SAM +G": (0.5, 1.0), "NPU-SAM +G naive": (0.4, 1.0), "sd.npu": (0.5, 0.5),
             "CPU vanilla": (0.2, 1.0), "CPU-SAM": (0.2, 0.5)}  # fmt: skip
     named = {"precision": "fp32", "tokens": 11, "passes": 10, "prompt_tokens": 50, "draft_s": 0.01, "observe_s": 0.02}
     rows = [{**named, "model": model, "task": task, "request": request, "round": turn, "arm": arm, "prefill_s": first,
@@ -81,7 +79,7 @@ def test_measured_claims_and_their_nulls():
     assert values.over_sam(requests).value == pytest.approx(1.5)
     assert [estimate.value for estimate in values.sam_on_cpu(requests)] == pytest.approx([1.2 / 0.7] * 2)
     prefill = study.prefills(whole())
-    first = [values.first_token(prefill, arm) for arm in ("printed", "NPU +G naive")]
+    first = [values.first_token(prefill, arm) for arm in ("sd.npu", "NPU +G naive")]
     assert [estimate.value for estimate in first] == pytest.approx([0.5, 0.4])
     assert {estimate.n for estimate in first} == {3}  # prompts of summaries, once for all rounds
     assert gains[0].n == 6  # and of both tasks, once for both models
@@ -89,18 +87,10 @@ def test_measured_claims_and_their_nulls():
     assert (steps.value, steps.n) == (pytest.approx(3.0), 6)
 
 
-def simulated() -> pd.DataFrame:
-    """Two models' answers: vanilla takes 1 ms per token of the prompt, 9 per token of the answer."""
-    rows = [{"model": model, "task": task, "request": request, "arm": arm, "tokens": 10, "prompt_tokens": 30,
-             "decode": 90.0, "total": 120.0} for model, task, request, arm in itertools.product(
-                 *CELLS, range(3), ("NPU vanilla", "CPU vanilla"))]  # fmt: skip
-    return born(pd.DataFrame(rows), "simulated")
-
-
-def test_where_all_tokens_take_as_long_decoding_has_their_share():
-    assert values.decoding_mean(simulated()).value == pytest.approx(75)
-    assert values.decoding_mean(simulated(), flat=True).value == pytest.approx(25)
-    assert [part.value for part in values.decoding_range(simulated(), flat=True)] == pytest.approx([25, 25])
+def test_rules_that_left_are_left_out_of_earlier_records():
+    names = ["vanilla", "SAM", "SAM+both", "SAM+both, printed", "ours", "CPU ours", "printed", "NPU-SAM +G naive"]
+    kept = study.of_the_paper(born(pd.DataFrame({"method": names}), "recorded"), "method")["method"].tolist()
+    assert kept == ["vanilla", "SAM", "SAM+both", "sd.npu", "NPU-SAM +G naive"]
 
 
 def test_a_rejection_counts_with_its_prompt():

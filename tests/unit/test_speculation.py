@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate, greedy
 from ondevice.speculation.loop import accepted, verifiable
-from ondevice_papers.sdnpu.drafter import merged
+from ondevice_papers.sdnpu.drafter import pooled
 
 VOCABULARY = 40
 
@@ -35,7 +35,7 @@ class Oracle(Drafter):
         self.steps += 1
         right = self.output[len(tokens) :][: self.depth]
         wrong = [[(token + 1) % VOCABULARY] * 2 for token in right[:1]]
-        return merged(wrong if self.steps % 3 == 0 else [*wrong, right], budget)
+        return pooled(wrong if self.steps % 3 == 0 else [*wrong, right], budget)
 
 
 def plain(lm: CausalLM, prompt: list[int], limit: int) -> list[int]:
@@ -95,7 +95,7 @@ def test_a_draft_is_cut_by_nodes_and_by_depth():
     )
     assert draft.within(3, 9).tokens.tolist() == [1, 2, 3]
     assert len(draft.within(5, 0)) == 0
-    trie = merged([[1, 2, 3], [1, 4], [5]], 4)
+    trie = pooled([[1, 2, 3], [1, 4], [5]], 4)
     assert (trie.tokens.tolist(), trie.parents.tolist()) == ([1, 2, 3, 4], [-1, 0, 1, 0])
 
 

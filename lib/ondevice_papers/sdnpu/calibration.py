@@ -7,101 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ondevice.speculation import Verified
-from ondevice.speculation.largest import Likeliest, largest
+from ondevice.speculation.largest import Likeliest
 
-K = 8  # candidates a row: 4 gave 1 to 3 percent fewer tokens a pass on the validation tasks
-PRINTED_K = 3  # Figure 9
-CAPACITY = 2**16  # keys, of some 400 bytes each; once full, the older half goes
-
-
-class Row(NamedTuple):
-    """What the model said after a key. order: the key's length in tokens; 0 where the context does not have it.
-
-    tokens: the candidates, likeliest first. chances: their probabilities.
-    """
-
-    order: int
-    tokens: Sequence[int]
-    chances: Sequence[float]
-
-
-NOTHING = Row(0, (), ())
-
-
-def learn(table: dict[int | tuple[int, int], Row], keys: Sequence[tuple[int, int]], rows: Sequence[Row]) -> None:
-    """Keep what was said last after two tokens, and after the second of them alone.
-
-    keys: (before, token) of each row of logits. rows: their K candidates.
-    """
-    for (before, token), (_, tokens, chances) in zip(keys, rows, strict=True):
-        table[before, token] = Row(2, tokens, chances)
-        table[token] = Row(1, tokens, chances)
-
-
-def look_up(table: dict[int | tuple[int, int], Row], before: int, token: int) -> Row:
-    """The row of the last two tokens, else of the last one."""
-    return table.get((before, token)) or table.get(token) or NOTHING
-
-
-@torch.inference_mode()
-def likeliest(logits: Tensor) -> list[Row]:
-    """The K likeliest tokens of each row of logits [n, V]; their probabilities are among these K.
-
-    A softmax over all of V takes several times as long and drafts no better: rates scale what a row promises.
-    """
-    values, tokens = largest(logits, K)
-    chances = values.float().softmax(-1)
-    return [Row(2, *both) for both in zip(tokens.tolist(), chances.tolist(), strict=True)]
-
-
-class Calibration:
-    """Our table: K candidates after the last two tokens, else after the last, from every row of logits there is.
-
-    That is the prompt's, and those of every verified node, accepted or not. It stays for the next request, as the
-    history of outputs does. vocabulary: V, at least K. learn, look_up: the functions above, or an experiment's.
-    """
-
-    def __init__(
-        self, vocabulary: int, capacity: int = CAPACITY, *, learn: Callable[..., None] = learn,
-        look_up: Callable[..., Row] = look_up,
-    ) -> None:  # fmt: skip
-        if vocabulary < K:
-            raise ValueError(f"A calibration needs at least {K} token ids, not {vocabulary}.")
-        self.vocabulary, self.capacity, self._learn, self._look_up = vocabulary, capacity, learn, look_up
-        self.table: dict[int | tuple[int, int], Row] = {}
-        self._prompt: list[int] = []
-        self._before = -1
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Take the prompt of a new request; drop the older half of a full table."""
-        self._prompt = list(prompt)
-        self._before = int(prompt[-1])
-        if len(self.table) > self.capacity:
-            self.table = dict(list(self.table.items())[len(self.table) // 2 :])
-
-    def prefilled(self, start: int, logits: Tensor) -> None:
-        """Logits [c, V] after the prompt's tokens from `start` on; only their candidates are kept."""
-        tokens = self._prompt[start : start + len(logits)]
-        befores = [self._prompt[start - 1] if start else -1, *tokens[:-1]]
-        self._learn(self.table, list(zip(befores, tokens, strict=True)), likeliest(logits))
-
-    def observe(self, step: Verified) -> None:
-        """A step was verified: every node's row is what the model says after the node and its parent."""
-        tokens = [step.root, *step.draft.tokens.tolist()]
-        befores = [self._before, *(tokens[parent + 1] for parent in step.draft.parents.tolist())]
-        self._learn(self.table, list(zip(befores, tokens, strict=True)), likeliest(step.logits))
-        self._before = tokens[1 + step.path[-1]] if step.path else step.root
-
-    def row(self, before: int, token: int) -> Row:
-        """The candidates after two tokens, as `look_up` finds them."""
-        return self._look_up(self.table, before, token)
-
-
-# The paper's rule
+K = 3  # Figure 9
 
 
 class Trie(NamedTuple):
@@ -160,17 +71,16 @@ def searched(
     return tree
 
 
-class Printed:
-    """The paper's calibration: the K = 3 likeliest tokens (Figure 9) after every token of the prompt, and no others.
+class Calibration:
+    """The K likeliest tokens after every token of the prompt, and no others: nothing is learnt while decoding.
 
     positions: [token] where it stands in the prompt, rising. samples: [position] (tokens, probabilities). searched: the
     function above, or an experiment's.
     """
 
-    def __init__(self, vocabulary: int, *, searched: Callable[..., Trie] = searched) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, searched: Callable[..., Trie] = searched) -> None:
         self._searched = searched
-        self._likeliest = Likeliest(PRINTED_K)
+        self._likeliest = Likeliest(K)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A request comes: the table is of its prompt alone."""
@@ -185,7 +95,7 @@ class Printed:
         self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
 
     def observe(self, step: Verified) -> None:
-        """Ignore a verified step: the paper learns nothing while decoding."""
+        """Ignore a verified step."""
 
     def tree(self, token: int) -> Trie:
         """The calibrated tree of a token."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ondevice.speculation import Draft, Drafter, Verified
-from ondevice_papers.sdnpu.reuse import rejected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +27,32 @@ class Rejection(NamedTuple):
     inserted: int = 0
     skipped: int = 0
     reusable: int = 0
+
+
+class Rejected(NamedTuple):
+    """The longest rejected tail of a draft.
+
+    tokens: x_e, x_e+1 .. down one path of the draft. accepted: how many tokens of the draft are above it, e - 1.
+    """
+
+    tokens: Sequence[int]
+    accepted: int
+
+
+def rejected(draft: Draft, path: Sequence[int]) -> Rejected | None:
+    """A draft's longest path below or beside the accepted `path`, the first of equals; None where all is used."""
+    parents, tokens, kept = draft.parents.tolist(), draft.tokens.tolist(), set(path)
+    tails: list[list[int]] = []  # of each node: the rejected tokens down to it
+    for node, parent in enumerate(parents):
+        above = tails[parent] if parent >= 0 else []
+        tails.append([] if node in kept else [*above, tokens[node]])
+    longest = max(tails, key=len, default=[])
+    if not longest:
+        return None
+    node = tails.index(longest)
+    for _ in longest:
+        node = parents[node]
+    return Rejected(longest, list(path).index(node) + 1 if node >= 0 else 0)
 
 
 def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTEST) -> Rejection:

@@ -19,6 +19,7 @@ import torch
 from ondevice import chat, commands, corpus, models
 from ondevice.models import Loaded
 from ondevice.speculation import Drafter, generate
+from ondevice.speculation.bundled import mixture
 from ondevice_papers.sdnpu import drafter
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.scheduling import RULES
@@ -110,10 +111,10 @@ def generated(options: argparse.Namespace) -> int:
         raise ValueError(f"The prompt has {len(ids)} tokens; these graphs hold 1 to {built.facts['context'] - 1}.")
     lm: Any = StaticLM(built, PLANS[options.plan], options.memory)
     drafters: dict[str, Callable[[], Drafter]] = {
-        "ours": lambda: drafter.sdnpu(vocabulary, history),
-        "none": Drafter,
+        "mixture": lambda: _informed(mixture(stored=False), history),
+        "sdnpu": lambda: drafter.sdnpu(vocabulary, history),
         "sam": lambda: drafter.base("SAM", vocabulary, history),
-        "printed": lambda: drafter.sdnpu(vocabulary, history, printed=True),
+        "none": Drafter,
     }
     first: list[float] = []
 
@@ -129,10 +130,20 @@ def generated(options: argparse.Namespace) -> int:
         lm, drafters[options.drafter](), ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice
     )
     spent = perf_counter() - began
+    if history is not None and options.drafter in ("mixture", "none"):  # the others append their answers themselves
+        history.append(generation.tokens)
     print(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
     print(f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
           f"{first[0] - began:.3f} s, all after {spent:.3f} s", file=sys.stderr)  # fmt: skip
     return 0
+
+
+def _informed(drafter: Drafter, history: History | None) -> Drafter:
+    """A drafter that has seen the answers of a history."""
+    for response in history.responses if history is not None else ():
+        drafter.begin(())
+        drafter.end(response)
+    return drafter
 
 
 def _parser() -> commands.Parser:
@@ -167,7 +178,8 @@ def _parser() -> commands.Parser:
     add("--prompt", required=True, metavar="TEXT", help="or - for standard input")
     add("--tokens", type=commands.count, default=64, metavar="N", help="of the answer, at most")
     add("--history", type=Path, metavar="FILE", help="earlier answers to draft from; it grows")
-    add("--drafter", choices=("ours", "printed", "sam", "none"), default="ours", help="printed: as the paper has it")
+    add("--drafter", choices=("mixture", "sdnpu", "sam", "none"), default="mixture",
+        help="sdnpu: the paper's; mixture: the library's strongest")  # fmt: skip
     add("--plan", choices=tuple(PLANS), default="ours", help="how graphs are switched")
     add("--memory", type=float, default=1.0, metavar="SHARE", help="for graphs, over the bytes of all prefill graphs")
     return parser

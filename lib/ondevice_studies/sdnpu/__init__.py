@@ -1,1 +1,1 @@
-"""sd.npu's evidence: drafts and passes, schedules on a simulated phone, switching, and its claims."""
+"""sd.npu's evidence: drafts and passes, random schedules, switching on static graphs, and its claims."""

@@ -1,16 +1,19 @@
-"""What the simulation takes from the paper's printed numbers: F of the NPU and of the CPU, and the models' weights.
+"""What is computed from the paper's printed numbers alone: what they say of one forward, and the models' weights.
 
 Nothing here is measured: values are quoted (data/paper/sdnpu), or computed from quoted ones. Times are in milliseconds.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from ondevice import assets, shapes
-from ondevice_papers.sdnpu.npu import Curve, draft_parameters, fit
+
+Line = Callable[[ArrayLike], NDArray[np.float64]]  # ms of a forward of so many rows
 
 
 def numbers() -> pd.DataFrame:
@@ -18,35 +21,44 @@ def numbers() -> pd.DataFrame:
     return assets.paper_table("sdnpu", "paper_text_numbers").set_index("quantity")
 
 
-def npu_curve() -> Curve:
-    """F through Fig. 6's two values: 46.9 + 4.24 n.
-
-    The length of a draft is taken for the shape of its graph: on one graph of 32 rows a token alone would take 32 times
-    what it takes in a full draft, and the printed factor is 9.
-    """
+def figure_6(rows: ArrayLike) -> NDArray[np.float64]:
+    """ms of a forward of so many rows, by the line through Figure 6's two times."""
     per_token = numbers()["low"]
-    return fit([1, 32], [rows * per_token[f"time at draft length {rows}"] for rows in (1, 32)])
+    one, full = (count * per_token[f"time at draft length {count}"] for count in (1, 32))
+    return one + (full - one) / 31 * (np.asarray(rows, float) - 1)
 
 
-def throughput_loss(curve: Curve, short: int = 8, long: int = 64) -> float:
+def flat(rows: ArrayLike) -> NDArray[np.float64]:
+    """The time of one row in Figure 6, whatever the rows."""
+    return np.full(np.shape(rows), figure_6(1))
+
+
+def throughput_loss(line: Line, short: int = 8, long: int = 64) -> float:
     """Percent by which fewer rows are run in a second on a graph of `short` rows than on one of `long`."""
-    return float(100 * (1 - (short / curve(short)) / (long / curve(long))))
+    return float(100 * (1 - (short / line(short)) / (long / line(long))))
 
 
-def cpu_curve(rows: float, accepted: float) -> Curve:
-    """The phone's CPU: one row as long as the NPU's, which Fig. 6 calls similar, and SAM's steps with its printed gain.
+def forwards() -> pd.DataFrame:
+    """source, low, high: ms of Qwen2.5-1.5B's forward of 32 rows by each part of the paper; bounds where it gives one.
 
-    rows, accepted: means of SAM's steps in the log, root and the model's own token included. SAM on the CPU gains 0.92
-    to 1.13 there; their geometric mean is put in, so it is no result. Raises ValueError where SAM drafted nothing.
+    By Tables 3 and 4 a token takes at least the forward over the tokens of a pass, on the same graph in all columns.
     """
     quoted = numbers()
-    low, high = (quoted[end]["speed-up of SAM over CPU vanilla"] for end in ("low", "high"))
-    step = accepted / math.sqrt(low * high)
-    if rows <= 1 or step < 1:
-        raise ValueError(f"SAM's steps have drafts and gain something, not {rows} rows for {accepted} tokens.")
-    one_row = quoted["low"]["time at draft length 1"]
-    slope = one_row * (step - 1) / (rows - 1)
-    return Curve(one_row - slope, slope)
+    table_3 = assets.paper_table("sdnpu", "table_03_ablation_latency").set_index(["model", "paper_label"])
+    latency = table_3["per_token_latency_ms"]["Qwen2.5-1.5B"]
+    table_4 = assets.paper_table("sdnpu", "table_04_acceptance_ratio").query(
+        "model == 'Qwen2.5-1.5B' and dataset == 'summary' and drafter == 'SAM' and with_sdnpu_techniques == 'yes'"
+    )
+    accepted = float(table_4["accepted_tokens_per_verification"].iloc[0])
+    decoding = quoted["low"]["decoding on the graph of 32 rows"]
+    rows = [
+        ("Figure 5, decoding at 4.2 tokens per pass", *(2 * [decoding * quoted["low"]["accepted in Figure 5"]])),
+        ("Figure 5, prefill", 0.0, 32 * quoted["high"]["prefill on the graph of 32 rows"]),
+        ("Figure 6", *(2 * [float(figure_6(32))])),
+        ("Tables 3 and 4, sd.npu", 0.0, latency["Ours"] * accepted),
+        ("Table 3, plain decoding", 0.0, latency["+G"]),
+    ]
+    return pd.DataFrame(rows, columns=["source", "low", "high"])
 
 
 def weights(bits: float = 16) -> pd.DataFrame:
@@ -58,5 +70,13 @@ def weights(bits: float = 16) -> pd.DataFrame:
     rows = []
     for name in ("qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-3b"):
         total = shapes.shape(name).parameters * each
-        rows.append((name, total, 2 * total, draft_parameters(name)[0] * each))
+        rows.append((name, total, 2 * total, _draft_parameters(name) * each))
     return pd.DataFrame(rows, columns=["model", "weights_gb", "twice_gb", "draft_gb"]).set_index("model")
+
+
+def _draft_parameters(model: str) -> int:
+    """Weights of EAGLE's draft model: one layer, and the output layer."""
+    values = shapes.shape(model).values
+    head = values["vocab_size"] * values["hidden_size"]
+    layers = shapes.shape(model).parameters - head * (1 if values["tie_word_embeddings"] else 2)
+    return int(layers // values["num_hidden_layers"] + head)

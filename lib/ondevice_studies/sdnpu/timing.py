@@ -28,7 +28,7 @@ from ondevice.evidence import Recorder, load, machine_name
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Draft, Drafter, Verified, generate, greedy
 from ondevice.speculation.verify_cost import verifications
-from ondevice_papers.sdnpu import calibration
+from ondevice_papers.sdnpu.calibration import Calibration
 from ondevice_papers.sdnpu.drafter import LMAX, methods
 from ondevice_papers.sdnpu.scheduling import RULES
 from ondevice_programs.graphs import exporting, static_graphs, switching
@@ -199,11 +199,11 @@ def switched(folder: Path, way: str, memory: float, cold: bool, profile: switchi
 
 # The method of drafting; how graphs are switched, or "cpu", an engine of any rows.
 ARMS: dict[str, tuple[str, str]] = {
-    "CPU vanilla": ("vanilla", "cpu"), "CPU-SAM": ("SAM", "cpu"), "CPU ours": ("SAM+both", "cpu"),
+    "CPU vanilla": ("vanilla", "cpu"), "CPU-SAM": ("SAM", "cpu"), "CPU mixture": ("mixture", "cpu"),
     "NPU vanilla": ("vanilla", "synchronous"), "NPU +G": ("vanilla", "greedy (paper)"),
     "NPU +G naive": ("vanilla", "naive"), "NPU-SAM": ("SAM", "synchronous"), "NPU-SAM +G": ("SAM", "greedy (paper)"),
     "NPU-SAM +G naive": ("SAM", "naive"),
-    "printed": ("SAM+both, printed", "greedy (paper)"), "ours": ("SAM+both", "ours"),
+    "sd.npu": ("SAM+both", "greedy (paper)"), "mixture": ("mixture", "ours"),
 }  # fmt: skip
 
 
@@ -328,18 +328,17 @@ def costs(specs: Sequence[str], chunk: int = 256, repeats: int = 15) -> None:
     for vocabulary in (8192, 151_936):
         logits = 3 * torch.randn(chunk, vocabulary, generator=random)
         prompt = torch.randint(0, vocabulary, (chunk,), generator=random).tolist()
-        for rule, make in {"ours": calibration.Calibration, "printed": calibration.Printed}.items():
-            spent = []
-            for _ in range(repeats + 1):
-                table = make(vocabulary)
-                table.begin(prompt)
-                spent.append(1e3 * _seconds(table.prefilled, 0, logits) / chunk)
-            kept.add([{"rule": rule, "vocabulary": vocabulary, **summary(spent[1:])}])
+        spent = []
+        for _ in range(repeats + 1):
+            table = Calibration()
+            table.begin(prompt)
+            spent.append(1e3 * _seconds(table.prefilled, 0, logits) / chunk)
+        kept.add([{"rule": "sd.npu", "vocabulary": vocabulary, **summary(spent[1:])}])
     print(kept.finish())
 
 
 def identical_ids(specs: Sequence[str]) -> None:
-    """The ids of transformers' `generate`, and of static graphs with our drafter and schedule, on all requests."""
+    """The ids of transformers' `generate`, and of static graphs with the mixture and our schedule, on all requests."""
     kept = Recorder("sdnpu", "said", ["model", "engine", "task"], {"budget": LMAX - 1}, specs)
     for spec in specs:
         bench = Workbench(spec)
@@ -379,7 +378,7 @@ def plain(bench: Workbench, requests: Sequence[Request]) -> list[list[int]]:
 def on_graphs(spec: str, precision: str, requests: Sequence[Request]) -> list[list[int]]:
     """The whole system's answers."""
     lm: Any = StaticLM(static_graphs.opened(exported(spec, precision)), RULES["ours"])
-    drafter = methods(lm.vocabulary)["SAM+both"][0]()
+    drafter = methods(lm.vocabulary)["mixture"][0]()
     answers = []
     for request in requests:
         generation = generate(lm, drafter, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends)

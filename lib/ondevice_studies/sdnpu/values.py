@@ -1,9 +1,8 @@
-"""The value of each claim, a function of recorded and simulated tables; `claims` names the function beside its rule.
+"""The value of each claim, a function of recorded tables; `claims` names the function beside its rule.
 
 What stands in sd.npu's place is an option (`ours`, `greedy`, `way`), so that a null is the same function with another
 name. Parameters are named as the notebook's tables:
 
-simulated, total, decode: requests on the fitted NPU (`npu.simulate`), and `latency` of them, whole and decoding alone.
 requests, prefill: whole requests and first tokens on this machine (`study.whole_requests`, `study.prefills`).
 rates: tokens per pass (`study.accepted`). static: rows, seconds of one model's static graphs.
 """
@@ -19,71 +18,22 @@ import pandas as pd
 from ondevice import evidence
 from ondevice.evidence import Estimate, exact, kind_of
 from ondevice.evidence.resampling import DRAWS, Resampled, interval, rank_correlation
-from ondevice_papers.sdnpu import npu
-from ondevice_studies.sdnpu.study import by_prompt, medians, of_rounds, rate
+from ondevice_studies.sdnpu.printed import Line
+from ondevice_studies.sdnpu.study import by_prompt, medians, of_rounds
 from ondevice_studies.speculation.nested import OfPrompts
 
 Pair = tuple[Estimate, Estimate]
-NPU = ("NPU vanilla",)
-CPU = ("CPU vanilla",)
-SAM = ("NPU-SAM", "CPU-SAM")
-EAGLE = ("NPU-EAGLE", "CPU-EAGLE")
 _LARGER = "base summary"  # the larger model's summaries
 
 
-# Simulated requests
+# Recorded requests on this machine
 
 
-def latency(simulated: pd.DataFrame, column: str = "total") -> OfPrompts:
-    """ms per token by arm, sums over sums; its tasks are pairs `model task`. column: total, or decode."""
-    table = simulated.assign(counted=simulated["tokens"] - (column == "decode")).rename(columns={"arm": "method"})
-    return rate(evidence.derived(table, simulated), column, "counted")
-
-
-def speedups(total: OfPrompts, others: Sequence[str], ours: str = npu.OURS, task: str = "") -> Pair:
+def speedups(requests: OfPrompts, others: Sequence[str], ours: str = "sd.npu", task: str = "") -> Pair:
     """(least, greatest) speed-up of `ours` over the others, tasks and models. task: of this one alone."""
-    sample = _of_task(total, task)
+    sample = _of_task(requests, task)
     over = np.stack([sample[other] / sample[ours] for other in others if other != ours], axis=2)
     return sample.estimate(over.min(axis=(1, 2))), sample.estimate(over.max(axis=(1, 2)))
-
-
-def greatest_speedup(total: OfPrompts, ours: str = npu.OURS) -> Estimate:
-    """Over NPU vanilla, where the paper has its greatest."""
-    return speedups(total, NPU, ours)[1]
-
-
-def decoding_speedups(decode: OfPrompts, ours: str = npu.OURS) -> Pair:
-    """(least, greatest) over NPU vanilla, of decoding summaries."""
-    return speedups(decode, NPU, ours, "summary")
-
-
-def decoding_range(simulated: pd.DataFrame, flat: bool = False) -> Pair:
-    """(least, greatest) percent of NPU vanilla's time that is decoding, of summaries."""
-    shares = _of_task(_decoding_shares(simulated, flat), "summary")
-    percent = 100 * shares[NPU[0]]
-    return shares.estimate(percent.min(axis=1)), shares.estimate(percent.max(axis=1))
-
-
-def decoding_mean(simulated: pd.DataFrame, task: str = "", flat: bool = False) -> Estimate:
-    """Percent of CPU vanilla's time that is decoding, the mean over models and tasks. task: of this one alone."""
-    shares = _of_task(_decoding_shares(simulated, flat), task)
-    return shares.estimate(100 * shares[CPU[0]].mean(axis=1))
-
-
-def _decoding_shares(simulated: pd.DataFrame, flat: bool) -> OfPrompts:
-    """Decoding over all time. flat: whether a token takes as long in the prompt as in the answer."""
-    table = simulated.rename(columns={"arm": "method"})
-    if flat:
-        table = table.assign(decode=table["tokens"], total=table["prompt_tokens"] + table["tokens"])
-    return rate(evidence.derived(table, simulated), "decode", "total")
-
-
-def _of_task(sample: OfPrompts, task: str) -> OfPrompts:
-    """The sample of one task of both models, or of the larger one, as `base summary`; all of it where task is empty."""
-    return sample.only([column for column, name in enumerate(sample.tasks) if name.endswith(task)])
-
-
-# Recorded requests on this machine
 
 
 def sam_on_cpu(requests: Resampled, arm: str = "CPU-SAM") -> Pair:
@@ -105,13 +55,13 @@ def switching_saved(requests: OfPrompts, greedy: str = "+G") -> Estimate:
     return sample.estimate((sample["NPU vanilla"] / sample[f"NPU {greedy}"])[:, 0] - 1)
 
 
-def over_sam(requests: OfPrompts, ours: str = "printed") -> Estimate:
+def over_sam(requests: OfPrompts, ours: str = "sd.npu") -> Estimate:
     """Of SAM over sd.npu, both with greedy switching, summaries by the larger model."""
     sample = _of_task(requests, _LARGER)
     return sample.estimate((sample["NPU-SAM +G"] / sample[ours])[:, 0])
 
 
-def first_token(prefill: OfPrompts, ours: str = "printed") -> Estimate:
+def first_token(prefill: OfPrompts, ours: str = "sd.npu") -> Estimate:
     """Time to the first token over synchronous switching's without calibration, summaries by the larger model."""
     sample = _of_task(prefill, _LARGER)
     return sample.estimate((sample[ours] / sample["NPU vanilla"])[:, 0])
@@ -129,7 +79,7 @@ def exposed(switching: pd.DataFrame, rest: Estimate, way: str = "synchronous") -
     return replace(estimate, low=min(ends), high=max(ends))
 
 
-def memory_added(peaks: pd.DataFrame, ours: str = "printed") -> Pair:
+def memory_added(peaks: pd.DataFrame, ours: str = "sd.npu") -> Pair:
     """(MB, percent of vanilla's) that `ours` adds to NPU vanilla's peak, the greatest. peaks: model, arm, context."""
     wide = peaks.pivot_table(index=["model", "context"], columns="arm", values="peak_mb")
     added = wide[ours] - wide["NPU vanilla"]
@@ -137,13 +87,13 @@ def memory_added(peaks: pd.DataFrame, ours: str = "printed") -> Pair:
     return exact(added.max(), kind_of(peaks)), exact(percent.max(), kind_of(peaks))
 
 
-def memory_ratio(peaks: pd.DataFrame, ours: str = "printed") -> Estimate:
+def memory_ratio(peaks: pd.DataFrame, ours: str = "sd.npu") -> Estimate:
     """Peak of `ours` over NPU vanilla's, the greatest."""
     wide = peaks.pivot_table(index=["model", "context"], columns="arm", values="peak_mb")
     return exact((wide[ours] / wide["NPU vanilla"]).max(), kind_of(peaks))
 
 
-def calibration_cost(calibration: pd.DataFrame, rule: str = "printed") -> tuple[Estimate, ...]:
+def calibration_cost(calibration: pd.DataFrame, rule: str = "sd.npu") -> tuple[Estimate, ...]:
     """ms per token of the prompt, at each vocabulary, rising. calibration: rule, vocabulary, seconds, low, high, n."""
     table = calibration[calibration["rule"] == rule].sort_values("vocabulary")
     kind = kind_of(calibration)
@@ -151,7 +101,7 @@ def calibration_cost(calibration: pd.DataFrame, rule: str = "printed") -> tuple[
     return tuple(Estimate(value, low, high, int(n), kind, "chunks") for value, low, high, n in rows)
 
 
-def drafting_and_reuse(whole: pd.DataFrame, arm: str = "printed") -> Estimate:
+def drafting_and_reuse(whole: pd.DataFrame, arm: str = "sd.npu") -> Estimate:
     """ms per pass."""
     return _step_ms(whole, arm, whole["draft_s"] + whole["observe_s"])
 
@@ -170,9 +120,9 @@ def _step_ms(whole: pd.DataFrame, arm: str, seconds: pd.Series) -> Estimate:
 # Tokens per pass, ids, drafts
 
 
-def accepted_gain(rates: Resampled, base: str, suffix: str = "+both, printed") -> Pair:
+def accepted_gain(rates: Resampled, base: str, part: str = "+both") -> Pair:
     """(least, mean) gain of both parts over their base, over models and tasks."""
-    gain = rates[base + suffix] / rates[base]
+    gain = rates[base + part] / rates[base]
     return rates.estimate(gain.min(axis=1)), rates.estimate(gain.mean(axis=1))
 
 
@@ -261,6 +211,11 @@ def row_alone(static: pd.DataFrame, flat: bool = False) -> Estimate:
     return Estimate(value, low, high, int(static["n"].min()), kind_of(static), "turns")
 
 
+def decoding_by_line(line: Line) -> float:
+    """ms per token on a graph of 32 rows at 4.2 tokens per pass. line: ms of a forward of so many rows."""
+    return float(line(32)) / 4.2
+
+
 def weights_gb(weights: pd.DataFrame, column: str = "weights_gb", bits: float = 16) -> float:
     """GB of Qwen2.5-1.5B. weights: of `printed.weights`, in 16 bits. column: or twice_gb, what CPU and NPU hold."""
     return float(weights[column]["qwen2.5-1.5b"]) * bits / 16
@@ -274,3 +229,8 @@ def draft_models_gb(weights: pd.DataFrame, bits: float = 16) -> tuple[float, flo
 def agreement(by_schedule: Sequence[bool] | bool, by_partition: Sequence[bool]) -> float:
     """Share of instances with the same answer. by_schedule: an answer each, or one for all."""
     return float(np.equal(by_schedule, by_partition).mean())
+
+
+def _of_task(sample: OfPrompts, task: str) -> OfPrompts:
+    """The sample of one task of both models, or of the larger one, as `base summary`; all of it where task is empty."""
+    return sample.only([column for column, name in enumerate(sample.tasks) if name.endswith(task)])

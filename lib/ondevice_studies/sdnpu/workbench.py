@@ -37,7 +37,7 @@ LONG_ANSWER = (64, 256)
 LONG_COUNT, LONG_TRIED = 20, {"parameters": 320, "turns": 128}  # requests; prompts, of the tasks with long answers
 PLAIN = "vanilla"
 # Methods that keep nothing from request to request.
-FORGETFUL = (PLAIN, "PLD", "PLD+calibration, printed", "PLD+reuse, printed", "PLD+both, printed")
+FORGETFUL = (PLAIN, "PLD", "PLD+calibration", "PLD+reuse", "PLD+both")
 REQUEST = rerun.REQUEST
 
 
@@ -90,7 +90,7 @@ def run_method(
     answers, passes, rejections = [], [], []
     for task, group in groupby(requests, lambda request: request.task):
         drafter, budget = bench.make(method)
-        watched = Watched(drafter) if method in ("SAM", "SAM+both") else None
+        watched = Watched(drafter) if method == "SAM" else None
         for request in group:
             keys = {"model": bench.model, "set": request_set, "task": task, "request": request.prompt, "method": method}
             margins: list[float] = []

@@ -1,0 +1,213 @@
+"""What a notebook's first part computes while one watches: plain answers, and drafters that are led along them.
+
+An answer is decoded once, and the logits behind each of its tokens are kept. A drafter that is *led* along it drafts at
+every token, and counts what the answer would have accepted. No model runs then, so an experiment takes a second. Two
+things differ from decoding: there a draft begins only where the last one ended, and rejected nodes teach the drafter,
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ondevice import evidence
+from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.generation import loop_start
+from ondevice.speculation.draft import EMPTY, Draft
+from ondevice.speculation.drafter import Drafter, Verified
+from ondevice.speculation.loop import Generation, generate, greedy
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A plain answer. task: of its prompt, whose ids are `prompt`. tokens: [n], the end token included, before a loop.
+
+    prompt_logits: [len(prompt), V], behind each token of the prompt. logits: [n, V]; row i chose token i. seconds: of
+    decoding, behind the first token.
+    """
+
+    name: str
+    task: str
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    prompt_logits: Tensor
+    logits: Tensor
+    seconds: float
+
+    @property
+    def limit(self) -> int:
+        """How many tokens every method decodes."""
+        return len(self.tokens)
+
+
+def answered(
+    lm: CausalLM, name: str, task: str, prompt: Sequence[int], limit: int, eos_token_ids: Container[int]
+) -> Answer:
+    """Decode an answer of at most `limit` tokens plainly."""
+    rows: list[Tensor] = []
+    times: list[float] = []
+
+    def choose(logits: Tensor) -> int:
+        rows.append(logits.clone())
+        times.append(perf_counter())
+        return greedy(logits)
+
+    reader = _Reader()
+    tokens = list(generate(lm, reader, prompt, limit, choice=choose, eos_token_ids=eos_token_ids).tokens)
+    kept = loop_start(tokens) or len(tokens)
+    read = torch.cat(reader.parts)
+    return Answer(name, task, prompt, tokens[:kept], read, torch.stack(rows[:kept]), times[kept - 1] - times[0])
+
+
+class _Reader(Drafter):
+    """Drafts nothing, and keeps the logits of the prompt."""
+
+    wants_prefill = True
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.parts: list[Tensor] = []
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        self.parts.append(logits.clone())
+
+
+def answered_with(
+    generate: Callable[..., Generation], lm: CausalLM, drafter: Drafter, answers: Sequence[Answer], budget: int,
+    eos_token_ids: Container[int],
+) -> pd.DataFrame:  # fmt: skip
+    """A drafter answers the prompts: name, task, decoded tokens behind the first, passes, seconds, same (as plainly).
+
+    generate: the loop that runs it.
+    """
+    rows = []
+    for answer in answers:
+        times: list[float] = []
+
+        def choose(logits: Tensor, times: list[float] = times) -> int:
+            times.append(perf_counter())
+            return greedy(logits)
+
+        log = generate(
+            lm, drafter, answer.prompt, answer.limit, budget=budget, choice=choose, eos_token_ids=eos_token_ids
+        )
+        spent = perf_counter() - times[0]
+        same = list(log.tokens) == list(answer.tokens)
+        rows.append((answer.name, answer.task, len(log.tokens) - 1, len(log.steps), spent, same))
+    columns = ["name", "task", "decoded", "passes", "seconds", "same"]
+    return evidence.born(pd.DataFrame(rows, columns=columns), "measured")
+
+
+def followed(draft: Draft, coming: Sequence[int]) -> list[int]:
+    """The nodes of a draft that a text follows, from the root downwards. coming: its next tokens."""
+    children = {key: node for node, key in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))}
+    path: list[int] = []
+    for token in coming:
+        node = children.get((path[-1] if path else -1, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+def led(drafter: Drafter, answers: Sequence[Answer], budget: int) -> pd.DataFrame:
+    """A drafter along the answers, in their order: name, task, position, drafted and accepted nodes of each draft.
+
+    The drafter observes the logits behind every token of an answer, as if it had drafted nothing.
+    """
+    rows = []
+    for answer, position, tokens in steps(drafter, answers):
+        draft = drafter.propose(tokens, budget)
+        path = followed(draft, answer.tokens[position + 1 :])
+        rows.append((answer.name, answer.task, position, len(draft), len(path)))
+    return evidence.born(pd.DataFrame(rows, columns=["name", "task", "position", "drafted", "accepted"]), "measured")
+
+
+def per_answer(table: pd.DataFrame, column: str, over: str = "", seed: int = 0) -> evidence.Estimate:
+    """The sum of a column over that of another, or its mean, with the interval of drawing whole answers."""
+    values = table[column].to_numpy(float)
+    parts = table[over].to_numpy(float) if over else np.ones(len(table))
+    return evidence.resampled(
+        lambda rows: float(values[rows].sum() / parts[rows].sum()),
+        len(values),
+        table,
+        seed=seed,
+        drawn="answers",
+        clusters=table["name"].tolist(),
+    )
+
+
+def summarised(
+    samples: Mapping[tuple[Any, ...], pd.DataFrame], names: Sequence[str], column: str, over: str = "", seed: int = 0
+) -> pd.DataFrame:
+    """`per_answer` of several tables: their labels in columns `names`, then value, low and high.
+
+    Of drafts, `nodes` has the mean number drafted.
+    """
+    rows = []
+    for labels, table in samples.items():
+        estimate = per_answer(table, column, over, seed)
+        row = dict(zip(names, labels, strict=True))
+        if "drafted" in table:
+            row["nodes"] = table["drafted"].mean()
+        rows.append(row | {"value": estimate.value, "low": estimate.low, "high": estimate.high})
+    return evidence.derived(pd.DataFrame(rows), *samples.values())
+
+
+def covered(ranks: Mapping[str, pd.DataFrame], by: str, firsts: Sequence[int], seed: int = 0) -> pd.DataFrame:
+    """The share of next tokens among the first k: `by`, k, value, low, high. ranks: of `coverage`, by name."""
+    hits = {(name, k): table.assign(hit=table["rank"] <= k) for name, table in ranks.items() for k in firsts}
+    return summarised(hits, [by, "k"], "hit", seed=seed)
+
+
+class Watched(Drafter):
+    """A drafter whose verified steps are kept. steps: in their order, of all requests."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.wants_prefill = drafter.wants_prefill
+        self.drafts_trees = drafter.drafts_trees
+        self.steps: list[Verified] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The drafter's."""
+        self.drafter.begin(prompt)
+
+    def prefilled(self, start: int, logits: Tensor) -> None:
+        """The drafter's."""
+        self.drafter.prefilled(start, logits)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
+        """The drafter's."""
+        return self.drafter.propose(tokens, budget)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """The drafter's."""
+        self.drafter.end(tokens)
+
+    def observe(self, step: Verified) -> None:
+        """Keep the step, and let the drafter observe it."""
+        self.steps.append(step)
+        self.drafter.observe(step)
+
+
+def steps(drafter: Drafter, answers: Sequence[Answer]) -> Iterator[tuple[Answer, int, list[int]]]:
+    """(answer, position, prompt and answer up to it) at every token; the drafter learns what came behind each."""
+    for answer in answers:
+        drafter.begin(answer.prompt)
+        if drafter.wants_prefill:
+            drafter.prefilled(0, answer.prompt_logits)
+        tokens = list(answer.prompt)
+        for position, following in enumerate(answer.tokens[1:]):
+            root = answer.tokens[position]
+            tokens.append(root)
+            yield answer, position, tokens
+            drafter.observe(Verified(root, EMPTY, answer.logits[position + 1][None], [], [following]))
+        drafter.end([*tokens, answer.tokens[-1]])

@@ -15,7 +15,9 @@ from ondevice.speculation import Drafter, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
 from ondevice_studies.diaa import identity, parts, quality, sized, spec_bench
 from ondevice_studies.diaa.spec_bench import METHODS, Method
+from ondevice_studies.sdnpu import spec_bench as sdnpu
 from ondevice_studies.speculation import plain
+from ondevice_studies.speculation import spec_bench as shared
 from ondevice_studies.speculation.prompts import digest
 from ondevice_studies.speculation.request_set import Request
 
@@ -56,6 +58,38 @@ def test_a_drafter_answers_as_plain_decoding_and_every_token_is_of_a_pass(bench,
     each = passes.drop_duplicates("request").set_index("request")
     assert each["answer_sha"].to_dict() == {request: digest(tokens) for request, tokens in plainly.items()}
     assert (each["live"] != METHODS[name].replayed).all() and (passes["drafted"] <= METHODS[name].budget).all()
+
+
+@pytest.mark.parametrize("name", sdnpu.METHODS)
+def test_sdnpu_s_drafters_answer_as_plain_decoding(bench, name):
+    method = sdnpu.METHODS[name]
+    passes = shared.drafted(bench, method.drafter(bench), REQUESTS, method.budget, method.replayed)
+    plainly = {request.name: digest(generate(bench.lm, Drafter(), request.ids, 30).tokens) for request in REQUESTS}
+    assert passes.groupby("request")["answer_sha"].first().to_dict() == plainly
+    assert passes["drafted"].max() <= method.budget and passes["accepted"].sum() > 0
+    assert method.most("rag") == 40 and method.most("math") == 10
+
+
+def test_rejections_of_sam_are_recorded_by_request(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    kept = []
+
+    class Kept:
+        done = frozenset()
+
+        def add(self, table):
+            kept.append(table)
+
+        checkpoint = finish = lambda self: ""
+
+    monkeypatch.setattr(evidence, "Recorder", lambda *given, **more: Kept())
+    monkeypatch.setattr(shared, "recordable", lambda model: pd.DataFrame())
+    monkeypatch.setattr(shared, "recorded_requests", lambda bench, answers, most: REQUESTS)
+    monkeypatch.setattr(shared, "name_of", lambda model, name: f"{model}-{name}")
+    sdnpu.rejections(bench)
+    (table,) = kept
+    assert set(table["request"]) <= {request.name for request in REQUESTS} and len(table) > 0
+    assert set(table["case"]) <= {"missing", "synonym", "redundant"} and (table["rejected"] >= 1).all()
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayed and "SAM" not in name])
@@ -157,10 +191,10 @@ def test_a_record_that_is_there_counts_by_its_code(monkeypatch):
     program = "ondevice_studies.diaa.spec_bench+ondevice_studies.diaa.peer_drafters"
     origin = {"program": program, "code": sidecars.code(program), "parameters": {"nodes": 8}}
     monkeypatch.setattr(records, "sidecar", lambda paper, name: origin)
-    assert spec_bench._is_recorded(models.SMOLLM2, "Goose 8", METHODS["Goose 8"])
-    assert not spec_bench._is_recorded(models.SMOLLM2, "Goose 32", METHODS["Goose 32"])
+    assert shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])
+    assert not shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 32"), METHODS["Goose 32"])
     origin["code"] = "another"
-    assert not spec_bench._is_recorded(models.SMOLLM2, "Goose 8", METHODS["Goose 8"])
+    assert not shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])
 
 
 def test_answers_come_from_passes_and_plain_decoding(monkeypatch):

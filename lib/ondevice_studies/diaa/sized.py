@@ -15,9 +15,10 @@ from ondevice.evidence import records
 from ondevice.speculation import Drafter
 from ondevice.speculation.bundled import mixture
 from ondevice_studies.diaa import regimes
-from ondevice_studies.diaa.spec_bench import KEYS, PARAMETERS, PART, Method, name_of, recorded_requests, run
+from ondevice_studies.diaa.spec_bench import PART, Method, name_of, recorded_requests, run
 from ondevice_studies.diaa.workbench import Bench
 from ondevice_studies.speculation import plain
+from ondevice_studies.speculation.spec_bench import KEYS, PARAMETERS
 
 BUDGET = 32  # the most nodes of a draft
 
@@ -42,7 +43,7 @@ def record(model: str) -> None:
     """Record what is missing, a curve after the other."""
     bench = Bench(model)
     answers = plain.load(model)
-    requests = recorded_requests(bench, answers, PART)
+    requests = recorded_requests(bench, answers, lambda task: PART)
     for regime in regimes.all_measured(model).values():
         name = label(regime)
         if records.exists("diaa", name_of(model, name)):

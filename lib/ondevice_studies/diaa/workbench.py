@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from typing import Literal
@@ -11,11 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice import assets, corpus, models
-from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.lean import engine
+from ondevice import assets, corpus
 from ondevice_papers.diaa import warmup
 from ondevice_papers.diaa.tables import Fresh, Tables
+from ondevice_studies.speculation import spec_bench
 from ondevice_studies.speculation.request_set import spread
 
 TOKENS = 60_000  # of a warm-up text
@@ -23,21 +20,8 @@ LONGEST = 512  # tokens of one conversation or document in it
 Source = Literal["tasks", "documents"]
 
 
-@dataclass
-class Bench:
-    """A model in float32 on one thread. model: a spec of `models.load`."""
-
-    model: str
-
-    @cached_property
-    def loaded(self) -> models.Loaded:
-        """The model with its tokenizer."""
-        return models.load(self.model)
-
-    @cached_property
-    def lm(self) -> CausalLM:
-        """Its engine."""
-        return engine(self.loaded, threads=1)
+class Bench(spec_bench.Bench):
+    """A model in float32 on one thread, with tables of a warm-up text."""
 
     def text(self, source: Source) -> list[NDArray[np.int64]]:
         """About 60,000 token ids of the documentation corpus' train split, in sequences of at most 512.

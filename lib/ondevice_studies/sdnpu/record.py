@@ -12,10 +12,10 @@ from itertools import product
 
 import torch
 
-from ondevice import corpus
+from ondevice import corpus, models
 from ondevice.evidence import Recorder
 from ondevice_papers.sdnpu.drafter import methods
-from ondevice_studies.sdnpu import compiler, similarity, timing
+from ondevice_studies.sdnpu import compiler, similarity, spec_bench, timing
 from ondevice_studies.sdnpu.workbench import (
     BASE,
     COUNT,
@@ -30,6 +30,7 @@ from ondevice_studies.sdnpu.workbench import (
     requests,
     run_method,
 )
+from ondevice_studies.speculation import plain
 
 
 def recorders() -> dict[str, Recorder]:
@@ -73,11 +74,11 @@ def record(model: str) -> None:
             print(f"{model} {request_set} {method}: {rate:.3f} tokens a pass, {same}", flush=True)
 
 
-def similar(models: Sequence[str]) -> None:
+def similar(specs: Sequence[str]) -> None:
     """Figure 3: cosines of answers' and contexts' embeddings, overlaps, and what is copied; no drafter has a part."""
     names = ("cosines", "contexts", "copied")
-    kept = {name: Recorder("sdnpu", name, ["model"], {"requests a task": COUNT}, models) for name in names}
-    for model in models:
+    kept = {name: Recorder("sdnpu", name, ["model"], {"requests a task": COUNT}, specs) for name in names}
+    for model in specs:
         if (model,) not in kept["copied"].done:
             bench = Workbench(model)
             tokenizer = corpus.tokenizer()
@@ -98,9 +99,12 @@ def finish() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
-    parts = ["drafts", "similarity", *timing.PARTS, *compiler.PARTS]
+    parts = ["drafts", "similarity", "spec-bench", *timing.PARTS, *compiler.PARTS]
     parser = argparse.ArgumentParser(prog="make record PAPER=sdnpu", description=__doc__)
     parser.add_argument("--models", nargs="+", default=[BASE, SMALL], choices=[BASE, SMALL])
+    parser.add_argument("--public", default=models.SMOLLM2, choices=list(plain.LABELS), help="of spec-bench")
+    parser.add_argument("--methods", nargs="+", default=[], choices=list(spec_bench.METHODS), metavar="NAME",
+                        help="of spec-bench; all without it")  # fmt: skip
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -111,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             finish()
         elif part == "similarity":
             similar(options.models)
+        elif part == "spec-bench":
+            spec_bench.record(options.public, options.methods)
         elif part in timing.PARTS:
             timing.PARTS[part](options.models)
         else:

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = ["drafts", "similarity", "spec-bench", *timing.PARTS, *compiler.PARTS]
     parser = argparse.ArgumentParser(prog="make record PAPER=sdnpu", description=__doc__)
     parser.add_argument("--models", nargs="+", default=[BASE, SMALL], choices=[BASE, SMALL])
-    parser.add_argument("--public", default=models.SMOLLM2, choices=list(plain.LABELS), help="of spec-bench")
+    parser.add_argument("--public", default=models.SMOLLM2, choices=list(plain.LABELS), help="of spec-bench and times")
     parser.add_argument("--methods", nargs="+", default=[], choices=list(spec_bench.METHODS), metavar="NAME",
                         help="of spec-bench; all without it")  # fmt: skip
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         elif part == "spec-bench":
             spec_bench.record(options.public, options.methods)
         elif part in timing.PARTS:
-            timing.PARTS[part](options.models)
+            timing.PARTS[part]([options.public])
         else:
             compiler.PARTS[part]()
 

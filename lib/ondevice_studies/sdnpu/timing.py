@@ -1,7 +1,8 @@
-"""What this machine takes: static graphs by rows, ways of switching, whole requests, memory; and whose ids are equal.
+"""What this machine takes of a public model in 4 bits: static graphs by rows, ways of switching, requests, memory.
 
 Parts of `make record PAPER=sdnpu`, for a quiet machine; each goes on where it was stopped. One thread computes, one
 loads. Ways of switching and peaks of memory are measured in processes of their own, forked before any graph is loaded.
+*Cold* are graphs to load that are on the disk only, *warm* ones in the page cache.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +26,7 @@ from ondevice import assets, corpus, models
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.lean import engine
-from ondevice.evidence import Recorder, load, machine_name
+from ondevice.evidence import Recorder, machine_name
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Draft, Drafter, Verified, generate, greedy
 from ondevice.speculation.verify_cost import verifications
@@ -34,36 +36,40 @@ from ondevice_papers.sdnpu.scheduling import RULES
 from ondevice_programs.graphs import exporting, static_graphs, switching
 from ondevice_programs.graphs.drawn import StaticDrawing
 from ondevice_programs.graphs.static_lm import StaticLM
-from ondevice_studies.sdnpu.workbench import TASKS, Workbench, sample
-from ondevice_studies.speculation.prompts import digest
 from ondevice_studies.speculation.request_set import Request
+from ondevice_studies.speculation.spec_bench import Bench, recordable, recorded_requests
 
-SHAPE = "random:qwen2.5-0.5b"
+WEIGHTS: Weights = "4bit"
+CONTEXT = 2304  # tokens of a session
 ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 128, 256)
 CACHED = 256  # rows before a forward that is timed
-TOKENS = 768  # of the prompt that graphs are switched in: three chunks
+PROMPTS = (768, 1500)  # tokens of the prompts that graphs are switched in: three and six chunks
+TURNS = 25
 ROUNDS = 15
 SPARE = 1.5  # memory over that of all G1, where there is some to spare
-WHOLE = dict(requests=6, rounds=1)
-TEXTS = 4  # windows of 256 tokens that int8's ranges are found on
+LONG, SHORT = 768, 256  # tokens: least of a long prompt, which takes several chunks, and most of one that takes one
+REQUESTS = {"summarization": 3, "rag": 3, "qa": 2}  # by task; the first two are long
+WHOLE_ROUNDS = 10
+TEXTS = 4  # windows of 256 tokens that logits are compared on
 
 
-def exported(spec: str, precision: str, blocks: int = 6) -> Path:
+@cache
+def exported(spec: str) -> Path:
     """The folder of a model's graphs, exported once a version of this code."""
-    folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{precision}-{blocks}"
+    folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{WEIGHTS}-{CONTEXT}"
     if not (folder / static_graphs.FACTS).is_file():
-        tokens = corpus.document_tokens("validation")
-        windows = np.linspace(0, len(tokens) - CACHED, TEXTS).astype(int)
-        texts = [tokens[start : start + CACHED].tolist() for start in windows]
-        weights: Weights = "8bit" if precision == "int8" else "float32"
-        exporting.export(models.load(spec), folder, texts, blocks=blocks, weights=weights)
+        loaded = models.load(spec)
+        text = "\n\n".join(document.docstring for document in corpus.documents("validation")[:200])
+        ids = loaded.tokenizer(text, verbose=False)["input_ids"]
+        texts = [ids[start : start + CACHED] for start in range(0, TEXTS * CACHED, CACHED)]
+        exporting.export(loaded, folder, texts, weights=WEIGHTS, context=CONTEXT)
         static_graphs.opened(folder)
     return folder
 
 
 def recorder(name: str, keys: Sequence[str], specs: Sequence[str], **parameters: Any) -> Recorder:
     """Of this machine's times."""
-    return Recorder("sdnpu", name, keys, parameters, specs, machine=machine_name())
+    return Recorder("sdnpu", f"public-{name}", keys, {"weights": WEIGHTS, **parameters}, specs, machine=machine_name())
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
@@ -75,41 +81,35 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 # Static graphs by rows
 
 
-def curves(specs: Sequence[str], turns: int = 25) -> None:
-    """A forward of all layers and the head: on static graphs of so many rows, and on an engine of any."""
-    kept = recorder("curves", ["model", "part"], [*specs, SHAPE], rows=ROWS, cached=CACHED, turns=turns)
-    for spec in [*specs, SHAPE]:
+def curves(specs: Sequence[str]) -> None:
+    """A forward of all layers and the head: on static graphs of so many rows, and on an engine of any, in turns."""
+    kept = recorder("curves", ["model", "part"], specs, rows=ROWS, cached=CACHED, turns=TURNS)
+    for spec in specs:
         if (spec, "any") in kept.done:
             continue
-        bundled = spec in specs
-        rows, repeats = (ROWS, turns) if bundled else ((1, 8, 16, 32, 64, 256), 5)
-        model = models.load(spec).model
-        if bundled:  # in turns, so that whatever slows the machine for a while does so to all
-            forwards = [static_forward(model, count) for count in rows]
-            static = [[_seconds(run) for run in forwards] for _ in range(repeats + 1)][1:]
-        else:  # one after the other, as they are large
-            large = (static_forward(model, count) for count in rows)
-            each = [[_seconds(run) for _ in range(repeats + 1)][1:] for run in large]
-            static = [list(turn_) for turn_ in zip(*each, strict=True)]
-        lm = engine(model, threads=1)
-        turn = verifications(lm, CACHED, rows)
-        for part, times in {"static": static, "any": [turn() for _ in range(repeats)]}.items():
-            named = {"model": spec, "part": part, "precision": "fp32"}
-            kept.add(
-                [
-                    {**named, "rows": count, **summary(spent)}
-                    for count, spent in zip(rows, zip(*times, strict=True), strict=True)
-                ]
-            )
+        loaded = models.load(spec)
+        forwards = [static_forward(loaded, count) for count in ROWS]
+        turn = verifications(engine(loaded, threads=1, weights=WEIGHTS), CACHED, ROWS)
+        times: dict[str, list[list[float]]] = {"static": [], "any": []}
+        for _ in range(1 + TURNS):  # whatever slows the machine for a while does so to all
+            times["static"].append([_seconds(run) for run in forwards])
+            times["any"].append(turn())
+        for part, turns in times.items():
+            columns = zip(ROWS, zip(*turns[1:], strict=True), strict=True)
+            kept.add([{"model": spec, "part": part, "rows": count, **summary(spent)} for count, spent in columns])
         kept.checkpoint()
     print(kept.finish())
 
 
-def static_forward(model: Any, rows: int) -> Callable[[], Any]:
+def static_forward(loaded: models.Loaded, rows: int) -> Callable[[], Any]:
     """A run of all layers as one static graph, and of the head."""
-    drawn = StaticDrawing(model, rows, 1056).block(range(model.config.num_hidden_layers))
-    head = StaticDrawing(model, rows, 1056).head()
-    sessions = [onnxruntime.InferenceSession(proto.SerializeToString(), drawing.options()) for proto in (drawn, head)]
+    structure, matrix = drawing.matrices(loaded, WEIGHTS, False)
+    layers = range(structure.config.num_hidden_layers)
+    block, head = (StaticDrawing(structure, rows, CACHED + ROWS[-1], matrix) for _ in range(2))
+    sessions = [
+        onnxruntime.InferenceSession(part.SerializeToString(), drawing.options())
+        for part in (block.block(layers), head.head())
+    ]
     given = [static_graphs.zeros(session) for session in sessions]
 
     def run() -> None:
@@ -131,19 +131,19 @@ def _seconds(run: Callable[..., object], *arguments: object) -> float:
 
 def switch(specs: Sequence[str]) -> None:
     """Every way of switching, each time in a process of its own, in an order that rotates."""
-    kept = recorder("switching", ["model", "precision", "cold", "memory", "way", "round"], specs[:1],
-                    tokens=TOKENS, rounds=ROUNDS, spare=SPARE)  # fmt: skip
+    keys = ["model", "tokens", "cold", "memory", "way", "round"]
+    kept = recorder("switching", keys, specs, rounds=ROUNDS, spare=SPARE)
     ways = [(1.0, way) for way in RULES] + [(SPARE, "naive"), (SPARE, "ours")]
-    for spec, precision in product(specs[:1], ("fp32", "int8")):
-        compiled = apart(exported, spec, precision)
-        profiles = {cold: apart(profiled, compiled, cold) for cold in (False, True)}
-        for turn, cold in product(range(ROUNDS), (False, True)):
+    for spec in specs:
+        folder = apart(exported, spec)
+        profiles = {cold: apart(profiled, folder, cold) for cold in (False, True)}
+        for turn, tokens, cold in product(range(ROUNDS), PROMPTS, (False, True)):
             for memory, way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
-                named = {"model": spec, "precision": precision, "cold": cold, "memory": memory, "way": way}
-                if (*named.values(), turn) not in kept.done:
-                    times = apart(switched, compiled, way, memory, cold, profiles[cold])
-                    kept.add([{**named, "tokens": TOKENS, "round": turn, **times}])
-        kept.checkpoint()
+                named = {"model": spec, "tokens": tokens, "cold": cold, "memory": memory, "way": way, "round": turn}
+                if tuple(named.values()) not in kept.done:
+                    times = apart(switched, folder, way, memory, cold, profiles[cold], tokens)
+                    kept.add([{**named, "precision": WEIGHTS, **times}])
+            kept.checkpoint()
     print(kept.finish())
 
 
@@ -170,18 +170,16 @@ def profiled(folder: Path, cold: bool) -> switching.Profile:
     return switching.profile(static_graphs.opened(folder), 5, cold)
 
 
-def switched(folder: Path, way: str, memory: float, cold: bool, profile: switching.Profile) -> dict[str, float]:
+def switched(
+    folder: Path, way: str, memory: float, cold: bool, profile: switching.Profile, tokens: int
+) -> dict[str, float]:
     """One prefill: seconds in all and of loads, and MB of resident memory above what the process began with."""
     began = psutil.Process().memory_info().rss
     built = static_graphs.opened(folder)
     session = StaticLM(built, RULES[way], memory, profile).start()
-    for path in built.small_files:
-        if cold:
-            static_graphs.drop_from_page_cache(path)
-        else:
-            path.read_bytes()
+    warmed(built, not cold)
     shares = [static_graphs.cached_share(path) for path in built.small_files]
-    session.prefill([1 + position % 999 for position in range(TOKENS)])
+    session.prefill([1 + position % 999 for position in range(tokens)])
     timeline = session.lm.timeline
     assert timeline is not None
     loading = float((timeline.load_end - timeline.load_start).sum())
@@ -194,17 +192,32 @@ def switched(folder: Path, way: str, memory: float, cold: bool, profile: switchi
     }
 
 
+def warmed(built: static_graphs.Graphs, warm: bool) -> None:
+    """Bring the decode graphs' files into the page cache, or drop them from it."""
+    for path in built.small_files:
+        if warm:
+            path.read_bytes()
+        else:
+            static_graphs.drop_from_page_cache(path)
+
+
 # Whole requests
 
 
 # The method of drafting; how graphs are switched, or "cpu", an engine of any rows.
 ARMS: dict[str, tuple[str, str]] = {
-    "CPU vanilla": ("vanilla", "cpu"), "CPU-SAM": ("SAM", "cpu"), "CPU mixture": ("mixture", "cpu"),
-    "NPU vanilla": ("vanilla", "synchronous"), "NPU +G": ("vanilla", "greedy (paper)"),
-    "NPU +G naive": ("vanilla", "naive"), "NPU-SAM": ("SAM", "synchronous"), "NPU-SAM +G": ("SAM", "greedy (paper)"),
+    "CPU vanilla": ("vanilla", "cpu"),
+    "CPU-SAM": ("SAM", "cpu"),
+    "CPU mixture": ("mixture", "cpu"),
+    "NPU vanilla": ("vanilla", "synchronous"),
+    "NPU +G": ("vanilla", "greedy (paper)"),
+    "NPU +G naive": ("vanilla", "naive"),
+    "NPU-SAM": ("SAM", "synchronous"),
+    "NPU-SAM +G": ("SAM", "greedy (paper)"),
     "NPU-SAM +G naive": ("SAM", "naive"),
-    "sd.npu": ("SAM+both", "greedy (paper)"), "mixture": ("mixture", "ours"),
-}  # fmt: skip
+    "sd.npu": ("SAM+both", "greedy (paper)"),
+    "mixture": ("mixture", "ours"),
+}
 
 
 class Clock(Drafter):
@@ -251,12 +264,13 @@ class Clock(Drafter):
         self.drafter.end(tokens)
 
 
-def timed(lm: Any, clock: Clock, request: Request) -> dict[str, float]:
-    """A whole request: prefill_s (with switching and calibration), decode_s, and of both draft_s and observe_s."""
+def timed(lm: Any, clock: Clock, request: Request) -> tuple[dict[str, float], list[int]]:
+    """A whole request's prefill_s (with switching and calibration), decode_s, and of both draft_s and observe_s; and
+    its tokens."""
     generation = generate(
         lm, clock, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends, choice=clock.choice
     )
-    return {
+    times = {
         "prompt_tokens": generation.prompt,
         "tokens": len(generation.tokens),
         "passes": len(generation.steps),
@@ -265,44 +279,69 @@ def timed(lm: Any, clock: Clock, request: Request) -> dict[str, float]:
         "draft_s": clock.draft_s,
         "observe_s": clock.observe_s,
     }
+    return times, list(generation.tokens)
+
+
+def asked(bench: Bench) -> list[Request]:
+    """The first requests of REQUESTS' tasks whose prompts are long, or short."""
+    every = recorded_requests(bench, recordable(bench.model), lambda task: None if task in REQUESTS else 1)
+    chosen = []
+    for task, count in REQUESTS.items():
+        long = task != "qa"
+        fits = [r for r in every if r.task == task and (len(r.ids) >= LONG if long else len(r.ids) <= SHORT)]
+        chosen += [request for request in fits if len(request.ids) + request.limit <= CONTEXT][:count]
+    return chosen
 
 
 def whole(specs: Sequence[str]) -> None:
-    """Requests of each task by every arm, one after the other; a round begins with new drafters."""
-    kept = recorder("whole", ["model", "precision", "task", "round"], specs, **WHOLE, arms=list(ARMS))
-    for spec, precision in [*((spec, "fp32") for spec in specs), (specs[0], "int8")]:
-        bench = Workbench(spec)
-        built = static_graphs.opened(exported(spec, precision))
-        profile = switching.profile(built)
-        arms = {
-            arm: bench.lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profile)
-            for arm, (_, way) in ARMS.items()
-            if way != "cpu" or precision == "fp32"
-        }
-        requests = sample(bench, load("sdnpu", "answers"), number=WHOLE["requests"])
-        for turn, task in product(range(WHOLE["rounds"]), TASKS):
-            named = {"model": spec, "precision": precision, "task": task, "round": turn}
-            if tuple(named.values()) not in kept.done:
-                clocks = {arm: Clock(methods(bench.lm.vocabulary)[ARMS[arm][0]][0]()) for arm in arms}
-                rows = []
-                for index, request in enumerate(request for request in requests if request.task == task):
-                    order = list(arms)[(index + turn) % len(arms) :] + list(arms)[: (index + turn) % len(arms)]
-                    for arm in order:
-                        times = timed(arms[arm], clocks[arm], request)
-                        rows.append({**named, "request": request.prompt, "arm": arm, **times})
-                kept.add(rows)
+    """Requests by every arm, one after the other, graphs warm and cold; a round begins with new drafters.
+
+    same: whether an arm's answer is that of plain decoding on an engine of any rows.
+    """
+    kept = recorder("whole", ["model", "cold", "task", "round"], specs, rounds=WHOLE_ROUNDS, arms=list(ARMS))
+    for spec in specs:
+        bench = Bench(spec)
+        lm = engine(bench.loaded, threads=1, weights=WEIGHTS)
+        built = static_graphs.opened(exported(spec))
+        profiles = {cold: switching.profile(built, cold=cold) for cold in (False, True)}
+        requests = asked(bench)
+        for turn, cold, task in product(range(WHOLE_ROUNDS), (False, True), REQUESTS):
+            named = {"model": spec, "cold": cold, "task": task, "round": turn}
+            if tuple(named.values()) in kept.done:
+                continue
+            arms = {
+                arm: lm if way == "cpu" else StaticLM(built, RULES[way], 1.0, profiles[cold])
+                for arm, (_, way) in ARMS.items()
+            }
+            clocks = {arm: Clock(methods(lm.vocabulary)[ARMS[arm][0]][0]()) for arm in arms}
+            rows = []
+            for index, request in enumerate(request for request in requests if request.task == task):
+                names = list(arms)
+                order = names[(index + turn) % len(names) :] + names[: (index + turn) % len(names)]
+                taken = {}
+                for arm in order:
+                    warmed(built, not cold)
+                    taken[arm] = timed(arms[arm], clocks[arm], request)
+                plain = taken["CPU vanilla"][1]
+                of_request = {**named, "precision": WEIGHTS, "request": request.name}
+                rows += [
+                    {**of_request, "arm": arm, "same": answer == plain, **times}
+                    for arm, (times, answer) in taken.items()
+                ]
+            kept.add(rows)
+            kept.checkpoint()
     print(kept.finish())
 
 
-# Memory, calibration, ids
+# Memory and calibration
 
 
 def memory(specs: Sequence[str]) -> None:
     """Figure 12: peaks of serving 32 tokens behind a prompt, by arm."""
     kept = recorder("memory", ["model", "context", "arm"], specs, tokens=32)
     for spec in specs:
-        apart(exported, spec, "fp32")
-    for spec, context, arm in product(specs, (256, TOKENS), ARMS):
+        apart(exported, spec)
+    for spec, context, arm in product(specs, (256, *PROMPTS), ARMS):
         if (spec, context, arm) not in kept.done:
             kept.add([{"model": spec, "context": context, "arm": arm, "peak_mb": apart(peak, spec, context, arm)}])
     print(kept.finish())
@@ -313,19 +352,19 @@ def peak(spec: str, context: int, arm: str) -> float:
     began = psutil.Process().memory_info().rss
     method, way = ARMS[arm]
     if way == "cpu":
-        lm: Any = engine(models.load(spec).model, threads=1)
+        lm: Any = engine(models.load(spec), threads=1, weights=WEIGHTS)
     else:
-        lm = StaticLM(static_graphs.opened(exported(spec, "fp32")), RULES[way])
+        lm = StaticLM(static_graphs.opened(exported(spec)), RULES[way])
     drafter = methods(lm.vocabulary)[method][0]()
-    generate(lm, drafter, corpus.document_tokens("test")[:context].tolist(), 32, budget=LMAX - 1)
+    generate(lm, drafter, [1 + position % 999 for position in range(context)], 32, budget=LMAX - 1)
     return (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began) / 1e6
 
 
 def costs(specs: Sequence[str], chunk: int = 256, repeats: int = 15) -> None:
-    """Calibration of a chunk of prompt, ms a token, on logits drawn at random: their values do not change the time."""
-    kept = recorder("costs", ["rule", "vocabulary"], [], chunk=chunk, repeats=repeats)
+    """Calibration of a chunk of prompt, ms per token, on logits drawn at random: values do not change the time."""
+    kept = recorder("costs", ["vocabulary"], [], chunk=chunk, repeats=repeats)
     random = torch.Generator().manual_seed(0)
-    for vocabulary in (8192, 151_936):
+    for vocabulary in (8192, 49_152, 151_936):
         logits = 3 * torch.randn(chunk, vocabulary, generator=random)
         prompt = torch.randint(0, vocabulary, (chunk,), generator=random).tolist()
         spent = []
@@ -337,62 +376,7 @@ def costs(specs: Sequence[str], chunk: int = 256, repeats: int = 15) -> None:
     print(kept.finish())
 
 
-def identical_ids(specs: Sequence[str]) -> None:
-    """The ids of transformers' `generate`, and of static graphs with the mixture and our schedule, on all requests."""
-    kept = Recorder("sdnpu", "said", ["model", "engine", "task"], {"budget": LMAX - 1}, specs)
-    for spec in specs:
-        bench = Workbench(spec)
-        requests = sample(Workbench(spec), load("sdnpu", "answers"), number=40)
-        for name in ("transformers", "fp32", "int8"):
-            for task in TASKS:
-                if (spec, name, task) not in kept.done:
-                    of_task = [request for request in requests if request.task == task]
-                    answers = plain(bench, of_task) if name == "transformers" else on_graphs(spec, name, of_task)
-                    right = plain(bench, of_task) if name != "transformers" else answers
-                    kept.add([
-                        {"model": spec, "engine": name, "task": task, "request": request.prompt, "tokens": len(answer),
-                         "answer_sha": digest(answer), "identical": answer == wanted, "agree": _agree(answer, wanted)}
-                        for request, answer, wanted in zip(of_task, answers, right, strict=True)
-                    ])  # fmt: skip
-                    kept.checkpoint()
-    print(kept.finish())
-
-
-def plain(bench: Workbench, requests: Sequence[Request]) -> list[list[int]]:
-    """transformers' own answers, without anything of ours."""
-    answers = []
-    for request in requests:
-        ids = torch.tensor([request.ids])
-        out = bench.lm.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=request.limit,
-            eos_token_id=list(request.ends) or None,
-            pad_token_id=0,
-        )
-        answers.append(out[0, ids.shape[1] :].tolist())
-    return answers
-
-
-def on_graphs(spec: str, precision: str, requests: Sequence[Request]) -> list[list[int]]:
-    """The whole system's answers."""
-    lm: Any = StaticLM(static_graphs.opened(exported(spec, precision)), RULES["ours"])
-    drafter = methods(lm.vocabulary)["mixture"][0]()
-    answers = []
-    for request in requests:
-        generation = generate(lm, drafter, request.ids, request.limit, budget=LMAX - 1, eos_token_ids=request.ends)
-        answers.append(list(generation.tokens))
-    return answers
-
-
-def _agree(answer: Sequence[int], wanted: Sequence[int]) -> int:
-    """Tokens before the first difference."""
-    return next((index for index, (a, b) in enumerate(zip(answer, wanted, strict=False)) if a != b), len(wanted))
-
-
 PARTS: dict[str, Callable[[Sequence[str]], None]] = {
-    "said": identical_ids,
     "curves": curves,
     "costs": costs,
     "memory": memory,

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ondevice import chat, commands, corpus, models
-from ondevice.models import Loaded
+from ondevice import chat, commands, models
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.bundled import mixture
 from ondevice_papers.sdnpu import drafter
@@ -28,7 +27,6 @@ from ondevice_programs.graphs.static_lm import StaticLM
 
 PLANS = {name.split(" ")[0] if name != "keep both" else "keep-both": rule for name, rule in RULES.items()}
 FAILED = 3  # exit code where the compiler refuses a graph
-READ = 2048  # tokens of the texts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +46,7 @@ def exported(options: argparse.Namespace) -> int:
     """`ondevice-graphs export`: write a model's graphs into a new folder."""
     loaded = models.load(options.model)
     facts = exporting.export(
-        loaded, options.folder, texts(loaded, options.texts), target=options.target, context=options.context,
+        loaded, options.folder, exporting.texts(loaded, options.texts), target=options.target, context=options.context,
         blocks=options.blocks, large=options.large, small=options.small, weights=options.weights,
         cache_bits=options.cache_bits, compared=options.compared,
     )  # fmt: skip
@@ -61,18 +59,6 @@ def exported(options: argparse.Namespace) -> int:
               f"{100 * compared['argmax_agreement']:.1f} percent, loss {compared['loss']:.3f} per token, the model's "
               f"{compared['model_loss']:.3f}.")  # fmt: skip
     return 0
-
-
-def texts(loaded: Loaded, path: Path | None) -> list[list[int]]:
-    """Windows of 256 token ids: of a text file, or of documentation in the package."""
-    text = path.read_text(encoding="utf-8") if path else "\n\n".join(
-        document.docstring for document in corpus.documents("validation")[:200])  # fmt: skip
-    ids = loaded.tokenizer(text, verbose=False)["input_ids"]
-    if path is None:  # spread over many documents
-        starts = np.linspace(0, max(0, len(ids) - 256), READ // 256).astype(int).tolist()
-    else:
-        starts = list(range(0, min(len(ids), READ), 256))
-    return [ids[start : start + 256] for start in starts]
 
 
 def compiled(options: argparse.Namespace) -> int:

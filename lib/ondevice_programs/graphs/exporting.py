@@ -15,6 +15,7 @@ import onnx
 import torch
 from onnx import numpy_helper
 
+from ondevice import corpus
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Weights
 from ondevice.models import Loaded
@@ -26,6 +27,7 @@ LARGE = 256  # rows of G1 (section 3.2)
 SMALL = 32  # rows of G2
 BLOCKS = 6
 FEWEST = 256  # tokens of texts
+READ = 2048  # tokens that are read of longer ones
 COMPARED = {"cpu": 512, "htp": 32}  # tokens; the emulator takes seconds for each
 _PAGE = 4096
 _INLINE = 1024  # bytes of a constant that stays in the graph
@@ -111,6 +113,18 @@ def export(
             folder.rmdir()  # it is empty
         new.rename(folder)
     return facts
+
+
+def texts(loaded: Loaded, path: Path | None = None) -> list[list[int]]:
+    """Windows of `FEWEST` token ids, `READ` in all: of a text file, or spread over documentation in the package."""
+    if path is None:
+        documents = corpus.documents("validation")[:200]
+        ids = loaded.tokenizer("\n\n".join(document.docstring for document in documents), verbose=False)["input_ids"]
+        starts = np.linspace(0, max(0, len(ids) - FEWEST), READ // FEWEST).astype(int).tolist()
+    else:
+        ids = loaded.tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"]
+        starts = list(range(0, min(len(ids), READ), FEWEST))
+    return [ids[start : start + FEWEST] for start in starts]
 
 
 def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]:

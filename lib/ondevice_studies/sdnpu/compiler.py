@@ -21,23 +21,13 @@ from ondevice_programs.graphs import exporting, htp, static_graphs
 
 CONTEXT = 768  # tokens, as the long prompts that are switched in have
 TOKENS = 700  # of a text that the emulator reads
-TEXTS = 8  # windows of 256 tokens that ranges are noted on
 SHAPE = "random:qwen2.5-0.5b"  # where the larger model's file is not on this machine
 FIRST = 20  # documents of the test split that earlier trials of the arithmetic had read
 
 
-def text(loaded: Loaded, split: str, first: int = 0) -> list[int]:
-    """Token ids of the documentation corpus' documents from one on."""
-    documents = corpus.documents(split)[first : first + 200]
-    return list(loaded.tokenizer("\n\n".join(document.text for document in documents), verbose=False).input_ids)
-
-
 def exported(loaded: Loaded, folder: Path) -> None:
     """Write a model's graphs for the HTP."""
-    ids = text(loaded, "validation")
-    starts = np.linspace(0, len(ids) - 256, TEXTS).astype(int).tolist()
-    texts = [ids[start : start + 256] for start in starts]
-    exporting.export(loaded, folder, texts, target="htp", context=CONTEXT, compared=0)
+    exporting.export(loaded, folder, exporting.texts(loaded), target="htp", context=CONTEXT, compared=0)
 
 
 def larger() -> str:
@@ -81,7 +71,9 @@ def emulated() -> None:
     parameters = {"context": CONTEXT, "tokens": TOKENS, "soc": htp.SOC}
     recorder = Recorder("sdnpu", "emulated", ["model"], parameters, [spec])
     loaded = models.load(spec)
-    ids = text(loaded, "test", FIRST)[: TOKENS + 1]
+    documents = corpus.documents("test")[FIRST : FIRST + 200]
+    text = "\n\n".join(document.text for document in documents)
+    ids = loaded.tokenizer(text, verbose=False).input_ids[: TOKENS + 1]
     with torch.inference_mode():
         right = loaded.model(torch.tensor([ids[:-1]])).logits[0]
     with TemporaryDirectory() as scratch:

@@ -22,7 +22,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from ondevice import assets, corpus, models
+from ondevice import assets, models
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.lean import engine
@@ -50,7 +50,6 @@ SPARE = 1.5  # memory over that of all G1, where there is some to spare
 LONG, SHORT = 768, 256  # tokens: least of a long prompt, which takes several chunks, and most of one that takes one
 REQUESTS = {"summarization": 3, "rag": 3, "qa": 2}  # by task; the first two are long
 WHOLE_ROUNDS = 10
-TEXTS = 4  # windows of 256 tokens that logits are compared on
 
 
 @cache
@@ -59,10 +58,7 @@ def exported(spec: str) -> Path:
     folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{WEIGHTS}-{CONTEXT}"
     if not (folder / static_graphs.FACTS).is_file():
         loaded = models.load(spec)
-        text = "\n\n".join(document.docstring for document in corpus.documents("validation")[:200])
-        ids = loaded.tokenizer(text, verbose=False)["input_ids"]
-        texts = [ids[start : start + CACHED] for start in range(0, TEXTS * CACHED, CACHED)]
-        exporting.export(loaded, folder, texts, weights=WEIGHTS, context=CONTEXT)
+        exporting.export(loaded, folder, exporting.texts(loaded), weights=WEIGHTS, context=CONTEXT)
         static_graphs.opened(folder)
     return folder
 

@@ -53,7 +53,7 @@ TWENTY = {
     "DIAA's tables forgotten between requests": ["DIAA's tables forget between requests"],
     "a tenth of a record's rows dropped": ["a record without a tenth of its rows is believed"],
     "validation used for test pools": ["rules are judged on validation pools"],
-    "simulated called measured": ["requests on a simulated NPU are called measured"],
+    "simulated called measured": ["times of a fitted phone are called measured"],
     "small-sample widening dropped": ["the widening for few samples is dropped"],
     "an interval's level": ["an interval of 90 percent"],
     "intervals over pairs instead of prompts": ["a prompt that is asked five times is five prompts"],

@@ -328,9 +328,9 @@ def downhill(prefill: Prefill, chunk: Ints, changes: Ints) -> Ints:
 
 def changes(blocks: int, most: int) -> Ints:
     """[M, N] moves of at most `most` blocks, 1 or 2, by a chunk each, or of one block by two chunks."""
-    one = np.vstack([np.eye(blocks, dtype=int), -np.eye(blocks, dtype=int)])
-    pairs = [first + second for first, second in combinations(one, 2)] if most > 1 else []
-    return np.vstack([one, 2 * one, *pairs])
+    single = np.vstack([np.eye(blocks, dtype=int), -np.eye(blocks, dtype=int)])
+    pairs = [first + second for first, second in combinations(single, 2)] if most > 1 else []
+    return np.vstack([single, 2 * single, *pairs])
 
 
 def starts(prefill: Prefill) -> Ints:

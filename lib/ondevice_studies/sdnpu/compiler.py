@@ -52,12 +52,12 @@ def compiled() -> None:
                 if (spec, part) in recorder.done:
                     continue
                 graphs = [folder / f"{part}-{facts[rows]}.onnx" for rows in ("large", "small")]
-                one, two = (htp.compiled(graphs, Path(scratch) / f"{part}-{way}", way) for way in (True, False))
+                shared, apart = (htp.compiled(graphs, Path(scratch) / f"{part}-{way}", way) for way in (True, False))
                 row = {
-                    "shared_mb": one.size / 1e6,
-                    "apart_mb": two.size / 1e6,
-                    "shared_spill_mb": one.spill / 1e6,
-                    "apart_spill_mb": two.spill / 1e6,
+                    "shared_mb": shared.size / 1e6,
+                    "apart_mb": apart.size / 1e6,
+                    "shared_spill_mb": shared.spill / 1e6,
+                    "apart_spill_mb": apart.spill / 1e6,
                 }
                 recorder.add([{"model": spec, "part": part, **row}])
                 recorder.checkpoint()

@@ -24,8 +24,8 @@ def numbers() -> pd.DataFrame:
 def figure_6(rows: ArrayLike) -> NDArray[np.float64]:
     """ms of a forward of so many rows, by the line through Figure 6's two times."""
     per_token = numbers()["low"]
-    one, full = (count * per_token[f"time at draft length {count}"] for count in (1, 32))
-    return one + (full - one) / 31 * (np.asarray(rows, float) - 1)
+    single, full = (count * per_token[f"time at draft length {count}"] for count in (1, 32))
+    return single + (full - single) / 31 * (np.asarray(rows, float) - 1)
 
 
 def flat(rows: ArrayLike) -> NDArray[np.float64]:

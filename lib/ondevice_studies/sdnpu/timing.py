@@ -278,7 +278,7 @@ def timed(lm: Any, clock: Clock, request: Request) -> tuple[dict[str, float], li
     return times, list(generation.tokens)
 
 
-def asked(bench: Bench) -> list[Request]:
+def timed_requests(bench: Bench) -> list[Request]:
     """The first requests of REQUESTS' tasks whose prompts are long, or short."""
     every = recorded_requests(bench, recordable(bench.model), lambda task: None if task in REQUESTS else 1)
     chosen = []
@@ -300,7 +300,7 @@ def whole(specs: Sequence[str]) -> None:
         lm = engine(bench.loaded, threads=1, weights=WEIGHTS)
         built = static_graphs.opened(exported(spec))
         profiles = {cold: switching.profile(built, cold=cold) for cold in (False, True)}
-        requests = asked(bench)
+        requests = timed_requests(bench)
         for turn, cold, task in product(range(WHOLE_ROUNDS), (False, True), REQUESTS):
             named = {"model": spec, "cold": cold, "task": task, "round": turn}
             if tuple(named.values()) in kept.done:

@@ -206,8 +206,8 @@ def row_alone(static: pd.DataFrame, flat: bool = False) -> Estimate:
 
     flat: whether both take as long.
     """
-    one, full = static.set_index("rows")[["seconds", "low", "high"]].loc[[1, 1 if flat else 32]].to_numpy()
-    value, low, high = (32 * one / full[[0, 2, 1]]).tolist()
+    single, full = static.set_index("rows")[["seconds", "low", "high"]].loc[[1, 1 if flat else 32]].to_numpy()
+    value, low, high = (32 * single / full[[0, 2, 1]]).tolist()
     return Estimate(value, low, high, int(static["n"].min()), kind_of(static), "turns")
 
 

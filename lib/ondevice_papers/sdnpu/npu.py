@@ -61,7 +61,7 @@ def fitted(
     def rows(unknown: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times [2, 3] of the fitted models, and the cells of both."""
         times = unknown[:6].reshape(2, 3)
-        both = [cells(each, 1 + more, gain, per_token) for each, more in zip(times, unknown[6:], strict=True)]
+        both = [cells(each, 1 + gained, gain, per_token) for each, gained in zip(times, unknown[6:], strict=True)]
         return times, np.ravel(both)
 
     def between(times: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -93,6 +93,7 @@ def test_of_a_response_beyond_the_limit_the_last_tokens_are_kept(tmp_path):
     [
         (lambda path: History(V, "other", path), r"history\.json .*'abc'.*'other'"),
         (lambda path: History(V + 1, "abc", path), "300.*301"),
+        (lambda path: History(V, "abc", path.parent), "is a folder"),
         (lambda path: History(V, "abc", path, limit=3), "room for 4, not 300 and 3"),
         (lambda path: History(V, "abc", path).append([1, V]), "299.* 300"),
         (lambda path: Sam(V + 1, History(V, "abc", path)), "300 .* 301"),

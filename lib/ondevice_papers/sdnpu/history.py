@@ -31,6 +31,8 @@ class History:
         self.path = None if path is None else Path(path)
         self.dropped = 0
         self._facts = {"format": _FORMAT, "tokenizer": tokenizer, "vocabulary": vocabulary}
+        if self.path is not None and self.path.is_dir():
+            raise ValueError(f"{self.path} is a folder; a history is a file.")
         there = self.path is not None and self.path.is_file()
         self.responses = self._within_limit(self._read()) if there else []
 

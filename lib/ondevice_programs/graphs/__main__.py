@@ -90,6 +90,8 @@ def generated(options: argparse.Namespace) -> int:
     tokenizer = _tokenizer(options.folder, built.facts["tokenizer"])
     vocabulary = int(built.facts["vocabulary"])
     history = History(vocabulary, built.facts["tokenizer"], options.history) if options.history else None
+    earlier = History(vocabulary)  # in memory, to draft from
+    earlier.responses = [*history.responses] if history is not None else []
     if not options.memory >= 1 or options.memory == float("inf"):
         raise ValueError(f"The graphs take 1.0 of the prefill graphs' bytes; a memory of {options.memory:g} cannot be.")
     ids = chat.prompt_ids(tokenizer, text)
@@ -97,9 +99,9 @@ def generated(options: argparse.Namespace) -> int:
         raise ValueError(f"The prompt has {len(ids)} tokens; these graphs hold 1 to {built.facts['context'] - 1}.")
     lm: Any = StaticLM(built, PLANS[options.plan], options.memory)
     drafters: dict[str, Callable[[], Drafter]] = {
-        "mixture": lambda: _informed(mixture(stored=False), history),
-        "sdnpu": lambda: drafter.sdnpu(vocabulary, history),
-        "sam": lambda: drafter.base("SAM", vocabulary, history),
+        "mixture": lambda: _informed(mixture(stored=False), earlier),
+        "sdnpu": lambda: drafter.sdnpu(vocabulary, earlier),
+        "sam": lambda: drafter.base("SAM", vocabulary, earlier),
         "none": Drafter,
     }
     first: list[float] = []
@@ -116,17 +118,17 @@ def generated(options: argparse.Namespace) -> int:
         lm, drafters[options.drafter](), ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice
     )
     spent = perf_counter() - began
-    if history is not None and options.drafter in ("mixture", "none"):  # the others append their answers themselves
-        history.append(generation.tokens)
     print(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
     print(f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
           f"{first[0] - began:.3f} s, all after {spent:.3f} s", file=sys.stderr)  # fmt: skip
+    if history is not None:  # at last, so that a full disk loses no answer
+        history.append(generation.tokens)
     return 0
 
 
-def _informed(drafter: Drafter, history: History | None) -> Drafter:
+def _informed(drafter: Drafter, history: History) -> Drafter:
     """A drafter that has seen the answers of a history."""
-    for response in history.responses if history is not None else ():
+    for response in history.responses:
         drafter.begin(())
         drafter.end(response)
     return drafter

@@ -60,8 +60,8 @@ def faults(folder: Path) -> Iterator[str]:
 def differences(fresh: Path, published: Path) -> Iterator[str]:
     """What differs between a run's folder of exhibits and the published one; times and memory of a run do not count.
 
-    What a model gives live differs a little between processors: of a measured exhibit numbers agree to 5 % of their
-    column's largest, and its picture may differ.
+    What a model gives live differs a little between processors: of a measured exhibit a column with fractions
+    agrees to 5 % of its largest number, and the picture may differ.
     """
     for new in sorted(path for path in fresh.glob("[!.]*") if path.is_file()):
         old = published / new.name
@@ -144,7 +144,8 @@ def _other_table(new: Path, old: Path) -> Iterator[str]:
     for column in [name for name in now if name not in timed]:
         rows = now.index if column in _MEASURED else now.index[~anew]
         numbers = pd.to_numeric(before[column], errors="coerce")
-        apart = _LIVE * float(numbers.abs().max()) if live and numbers.notna().all() else _ZERO
+        fractions = numbers.notna().all() and (numbers % 1).any()  # budgets and counts are exact
+        apart = _LIVE * float(numbers.abs().max()) if live and fractions else _ZERO
         other = [row for row in rows if not same(now[column][row], before[column][row], apart)]
         if other:
             row = other[0]

@@ -102,9 +102,8 @@ def recorded_requests(
     chosen = answers.assign(number=answers["request"].str.rpartition("-")[2].astype(int)).sort_values("number")
     rendered = []
     for task, rows in chosen.groupby("task", sort=False):
-        for name, limit, sha in rows[["request", "limit", "prompt_sha"]].head(most(str(task)) or len(rows)).itertuples(
-            index=False
-        ):
+        first = rows[["request", "limit", "prompt_sha"]].head(most(str(task)) or len(rows))
+        for name, limit, sha in first.itertuples(index=False):
             request = plain.rendered(bench.loaded, texts[name], limit)
             if digest(request.ids) != sha:
                 raise ValueError(f"{name} ({task}) is not the recorded prompt: the model or the question changed.")
@@ -153,9 +152,7 @@ def _plain_answer(bench: Bench, request: Request) -> list[int]:
     return answer[: request.limit]
 
 
-def record(
-    paper: str, methods: Mapping[str, Method], bench: Bench, names: Sequence[str]
-) -> None:
+def record(paper: str, methods: Mapping[str, Method], bench: Bench, names: Sequence[str]) -> None:
     """Record the named methods that have no record of today's code yet, each in a file of its own."""
     answers = recordable(bench.model)
     for name in names:

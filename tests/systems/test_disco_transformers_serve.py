@@ -28,6 +28,7 @@ pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")
 FOLDER = str(assets.data("models", "pydocs-lm-small"))
 MESSAGES: Any = [{"role": "user", "content": "Explain the class sklearn.cluster.KMeans with all its attributes."}]
 TOKENS = 40
+PACE = 8.0  # tokens per second: a busy machine generates faster, so tokens wait to be read and a migration comes due
 ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
 
 
@@ -72,7 +73,7 @@ def through(folder: Path, port: int, source: Side, api: str, buffer: int | None)
     waits: dict[Side, float] = {"device": NEVER, "server": NEVER} | {source: 0.0}
 
     async def work() -> tuple[str, Any, bytes]:
-        config = configured(folder, *sides, constrained=source, pace=40.0)
+        config = configured(folder, *sides, constrained=source, pace=PACE)
         router = Router(config, dispatcher=Told(waits, constrained=source, buffer=buffer))
         async with serving(create_app(router)) as url, client_of(f"{url}/v1") as client:
             raw = await client.chat.completions.with_raw_response.create(model="disco", stream=True, **ASKED)

@@ -120,6 +120,26 @@ def test_answers_are_those_of_transformers(drafter) -> None:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize(("alone", "counted"), [(True, [1, 1]), (False, [3, 3])])
+def test_torch_has_one_thread_beside_the_runtime_and_its_own_again_behind_it(alone: bool, counted: list[int]) -> None:
+    class Counting(PromptLookup):
+        def propose(self, tokens, budget):
+            seen.append(torch.get_num_threads())
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+            return super().propose(tokens, budget)
+
+    seen: list[int] = []
+    lm = lean("qwen3") if alone else CausalLM(lean("qwen3").model)
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            generate(lm, Counting.transformers(), PROMPT * 3, 60)
+        assert (seen, torch.get_num_threads()) == (counted, 3)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_tree_may_be_wider_than_what_is_left_of_the_context() -> None:
     session = lean("llama").start()
     session.prefill((PROMPT * 20)[: CONTEXT - 6])

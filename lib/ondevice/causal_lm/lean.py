@@ -53,6 +53,8 @@ class Lean(CausalLM):
     depends on how many there are; and, from `start` on, once the model's weights have changed.
     """
 
+    in_torch = False
+
     def __init__(
         self,
         model: PreTrainedModel | Loaded,

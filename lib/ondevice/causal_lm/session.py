@@ -24,8 +24,11 @@ class CausalLM:
     model: any that has one cache row a token. Architectures that our tests do not cover are probed here, with a few
         forwards of a dozen tokens.
     context: the most tokens a session may hold; by default all that the model was built for.
+    in_torch: whether its forwards run in torch.
     Raises ValueError where sessions cannot be right: encoders, recurrent states, a context longer than the model's.
     """
+
+    in_torch = True
 
     def __init__(self, model: PreTrainedModel, context: int | None = None) -> None:
         support.require_causal(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ondevice import assets, extras
 from ondevice_programs.bench.drafters import DRAFTERS
+from ondevice_programs.bench.formats import ROWS
 from ondevice_programs.bench.predictions import ANY, CHAIN, TREE
 from ondevice_programs.bench.report import setting
 
@@ -26,11 +27,16 @@ def draw(parts: Mapping[str, Any], path: Path) -> None:
     """Draw what was measured. Raises ModuleNotFoundError without matplotlib."""
     with extras.needing("notebooks", "A picture"):
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator, ScalarFormatter
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name, curve in parts["curves"].items():
         left.plot(curve["rows"], curve["ms"], marker="o", markersize=3, linewidth=1, label=name)
     left.set(xlabel="rows of a pass", ylabel="ms", title="T(n), the time of a pass", xscale="log", yscale="log")
+    left.set_xticks(ROWS, map(str, ROWS))
+    left.xaxis.set_minor_locator(NullLocator())
+    left.yaxis.set_major_formatter(ScalarFormatter())
+    left.yaxis.set_minor_formatter(ScalarFormatter())
     left.legend(fontsize=6)
     drafted = parts.get("drafters", [])
     for number, name in enumerate(DRAFTERS):

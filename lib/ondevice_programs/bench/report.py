@@ -117,7 +117,8 @@ def _measured(measured: Mapping[str, Any], limit: int) -> Iterator[str]:
     yield f"\nMeasured in turns, {measured['n']} prompts, answers of {limit} tokens at most: {setting(measured)}"
     yield f"{'ms per token':40}{ms[DRAFTED]:.2f}, plain {ms[PLAIN]:.2f}, fastest plain {ms[FASTEST]:.2f}"
     yield f"{'speed over plain in ' + measured['format']:40}{interval(measured['speed'])}"
-    yield f"{'speed over plain in ' + measured['fastest']:40}{interval(measured['over_fastest'])}"
+    if measured["fastest"] != measured["format"]:
+        yield f"{'speed over plain in ' + measured['fastest']:40}{interval(measured['over_fastest'])}"
     yield f"{'plain decoding over itself (floor)':40}{interval(measured['floor'])}"
     yield f"{'tokens per pass':40}{measured['tokens_per_pass']:.2f}"
     yield (

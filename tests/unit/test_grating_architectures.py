@@ -16,6 +16,7 @@ from transformers import AutoConfig
 
 from ondevice.corpus import pairs
 from ondevice_papers.grating.architectures import Architecture, Batch, Row
+from ondevice_papers.grating.weights import BY_LAYER
 
 SIZES = {"num_key_value_heads": 2, "head_dim": 8}
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "norm_rel_ebd": "layer_norm",
@@ -34,6 +35,27 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # by a name: the class, t
     "Gemma2": ("Gemma2ForSequenceClassification", "gemma2", SIZES | {"sliding_window": 40}),
     "Gemma2LM": ("Gemma2ForCausalLM", "gemma2", SIZES | {"sliding_window": 40, "final_logit_softcapping": 2.0,
                                                          "attn_logit_softcapping": 3.0}),
+    "Gemma3": ("Gemma3TextForSequenceClassification", "gemma3_text", SIZES | {"sliding_window": 8}),
+    "Mistral": ("MistralForSequenceClassification", "mistral", SIZES | {"sliding_window": 8}),
+    "Phi3": ("Phi3ForSequenceClassification", "phi3", {"num_key_value_heads": 2}),
+    "Qwen2Sliding": ("Qwen2ForSequenceClassification", "qwen2", {
+        "num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    "SmolLM3": ("SmolLM3ForSequenceClassification", "smollm3", {"num_key_value_heads": 2}),
+    "GraniteLM": ("GraniteForCausalLM", "granite", {
+        "num_key_value_heads": 2, "residual_multiplier": 0.3, "embedding_multiplier": 5.0, "logits_scaling": 2.0,
+        "attention_multiplier": 0.5}),
+    "Olmo2LM": ("Olmo2ForCausalLM", "olmo2", {"num_key_value_heads": 2}),
+    "CohereLM": ("CohereForCausalLM", "cohere", {"num_key_value_heads": 2}),
+    "Electra": ("ElectraForSequenceClassification", "electra", {"embedding_size": 24}),
+    "DistilBert": ("DistilBertForSequenceClassification", "distilbert", {
+        "dim": 32, "hidden_dim": 48, "n_layers": 5, "n_heads": 4}),
+    "MPNet": ("MPNetForSequenceClassification", "mpnet", {}),
+    "Camembert": ("CamembertForSequenceClassification", "camembert", {"type_vocab_size": 1}),
+    "Ernie": ("ErnieForSequenceClassification", "ernie", {}),
+    "PreNorm": ("RobertaPreLayerNormForSequenceClassification", "roberta-prelayernorm", {"type_vocab_size": 1}),
+    "Deberta1": ("DebertaForSequenceClassification", "deberta", {
+        "relative_attention": True, "type_vocab_size": 0, "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16}),
     "Modern": ("ModernBertForSequenceClassification", "modernbert", {"local_attention": 8}),
     "ModernMean": ("ModernBertForSequenceClassification", "modernbert", {
         "local_attention": 8, "classifier_pooling": "mean", "norm_bias": True, "classifier_bias": True}),
@@ -64,7 +86,7 @@ def built(kind: str) -> Any:
     """A random model in float64 whose scores differ, so that wrong states show."""
     torch.manual_seed(0)
     config = configured(kind)
-    config._attn_implementation = "eager" if kind.startswith(("Gemma2", "Deberta")) else "sdpa"
+    config._attn_implementation = "eager" if kind.startswith(("Gemma2", "Deberta", "MPNet")) else "sdpa"
     model = getattr(transformers, KINDS[kind][0])(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -73,7 +95,7 @@ def built(kind: str) -> Any:
 
 
 def architecture(kind: str) -> Architecture:
-    return Architecture(built(kind).config, (YES, NO) if kind.endswith("LM") else None)
+    return Architecture(built(kind).config, (YES, NO) if "Causal" in KINDS[kind][0] else None)
 
 
 def some_rows(lengths: Sequence[int] = LENGTHS) -> list[Row]:
@@ -103,17 +125,16 @@ def states_by_layer(kind: str, rows: Sequence[Row]) -> tuple[list[Tensor], Tenso
     """The hidden states [n, width, d] after each layer, and the scores [layers, n]."""
     run, model, batch = architecture(kind), built(kind), Batch(rows)
     rest, layers, table = split(model, run)
-    answers = None if run.answers is None else model.lm_head.weight.detach()[list(run.answers)]
-    head, prepared = run.head(rest, answers), run.prepared(rest)
-    hidden = run.embed(prepared, batch, table[batch.ids])
+    run.hold(rest, None if run.answers is None else model.lm_head.weight.detach()[list(run.answers)])
+    hidden = run.embed(batch, table[batch.ids])
     run.require([attention | feed_forward for attention, feed_forward in layers], hidden.dtype)
     states, scores = [], []
     for layer, parts in enumerate(layers):
         for part, parameters in enumerate(parts):
             with run.holding(layer, parameters):
-                hidden = run.forward(layer, part, prepared, batch, hidden)
+                hidden = run.forward(layer, part, batch, hidden)
         states.append(hidden)
-        scores.append(run.scores(head, run.pooled(batch, hidden)))
+        scores.append(run.scores(run.pooled(batch, hidden)))
     return states, torch.stack(scores)
 
 
@@ -150,7 +171,8 @@ def test_scores_between_layers_are_those_of_a_shorter_model(kind: str) -> None:
     _, scores = states_by_layer(kind, rows)
     model = copy.deepcopy(built(kind))
     trunk = model.base_model
-    stack, name = (trunk.encoder, "layer") if hasattr(trunk, "encoder") else (trunk, "layers")
+    stack = getattr(trunk, "encoder", getattr(trunk, "transformer", trunk))
+    name = "layer" if hasattr(stack, "layer") else "layers"
     for layers in range(LAYERS - 1, 0, -1):
         setattr(stack, name, getattr(stack, name)[:layers])
         _, right = transformers_scores(model, rows)
@@ -165,10 +187,14 @@ def test_a_score_does_not_depend_on_the_rows_beside_it(kind: str) -> None:
     assert float((together - alone).abs().max()) < (1e-5 if "Gemma2" in kind else 1e-10)  # its softmax is in float32
 
 
+@torch.no_grad()
 def test_gemma_scales_embeddings_in_the_models_dtype() -> None:
     model, run, batch = copy.deepcopy(built("Gemma")).bfloat16(), architecture("Gemma"), Batch(some_rows((4,)))
+    run.hold({name: value.detach() for name, value in model.named_parameters()})
     table = model.model.embed_tokens
-    assert torch.equal(run.embed({}, batch, table.weight[batch.ids])[0], table(batch.ids))
+    scale = torch.tensor(32**0.5, dtype=torch.bfloat16)
+    scaled = table(batch.ids) if type(table) is not torch.nn.Embedding else table(batch.ids) * scale
+    assert torch.equal(run.embed(batch, table.weight[batch.ids])[0], scaled)
 
 
 # Parts
@@ -178,6 +204,9 @@ def test_gemma_scales_embeddings_in_the_models_dtype() -> None:
 def test_parts_share_out_a_layers_tensors(kind: str) -> None:
     run = architecture(kind)
     _, layers, _ = split(built(kind), run)
+    if run.units == BY_LAYER:
+        assert all(first and not second for first, second in layers)
+        return
     for parts in layers:
         heads = [{name.split(".")[0] for name in part} for part in parts]
         assert all(parts) and not heads[0] & heads[1]
@@ -231,17 +260,15 @@ def test_weights_that_lack_a_tensor_are_refused(kind: str, name: str) -> None:
     run = architecture(kind)
     rest = {found: value for found, value in split(built(kind), run)[0].items() if found != name}
     with pytest.raises(ValueError, match=f"{run.name} .*{name}"):
-        run.head(run.prepared(rest) | rest)
+        run.hold(rest)
 
 
 # Configurations
 
 
-def test_the_longest_row_is_within_positions_and_windows() -> None:
-    kinds = {"Bert": CONTEXT, "Roberta": CONTEXT - PAD - 1, "Qwen3": CONTEXT, "Gemma2": 40, "Modern": CONTEXT}
+def test_the_longest_row_is_within_positions() -> None:
+    kinds = {"Bert": CONTEXT, "Roberta": CONTEXT - PAD - 1, "Qwen3": CONTEXT, "Gemma2": CONTEXT, "Modern": CONTEXT}
     assert {kind: architecture(kind).longest for kind in kinds} == kinds
-    sliding = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
-    assert Architecture(configured("Qwen2", **sliding)).longest == 16
 
 
 @pytest.mark.parametrize(("config", "words"), [
@@ -252,13 +279,26 @@ def test_the_longest_row_is_within_positions_and_windows() -> None:
     (lambda: configured("Qwen3LM"), '"yes".*"no"'),
     (lambda: configured("Bert", num_labels=2), " 2 "),
     (lambda: configured("Bert", is_decoder=True), "is_decoder"),
-    (lambda: configured("Deberta3", conv_kernel_size=3), "conv_kernel_size"),
     (lambda: configured("Gemma", use_bidirectional_attention=True), "use_bidirectional_attention"),
-    (lambda: configured("Qwen3", layer_types=["full_attention"] * 4 + ["chunked_attention"]),
-     "chunked_attention"),
+    (lambda: AutoConfig.for_model("albert", architectures=["AlbertForSequenceClassification"], num_labels=1),
+     "AlbertForSequenceClassification .*layers"),
+    (lambda: AutoConfig.for_model("bart", architectures=["BartForSequenceClassification"], num_labels=1), "decoder"),
     (lambda: configured("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
      "'dynamic'"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused_by_name(config: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Architecture(config())
+
+
+@pytest.mark.parametrize(("kind", "values", "words"), [
+    ("Deberta3", {"conv_kernel_size": 3}, "between its layers"),
+    ("Qwen3", {"layer_types": ["full_attention"] * 4 + ["chunked_attention"]}, "chunked_attention"),
+])  # fmt: skip
+def test_what_is_more_than_layers_is_found_out_with_the_weights(kind: str, values: dict[str, Any], words: str) -> None:
+    config = configured(kind, **values)
+    run = Architecture(config)
+    with torch.device("cpu"):
+        model = getattr(transformers, KINDS[kind][0])._from_config(config)
+    with pytest.raises(ValueError, match=words):
+        run.hold({name: value.detach() for name, value in model.named_parameters()})

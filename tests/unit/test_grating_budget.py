@@ -77,15 +77,15 @@ def test_the_estimate_is_at_least_what_is_allocated_and_not_far_above(
     run = Architecture(network.config)
     tensors = {key: value.detach() for key, value in network.named_parameters()}
     layer = {key.partition(".0.")[2]: value for key, value in tensors.items() if ".0." in key and "layer" in key}
-    rest = run.prepared(tensors)
+    run.hold(tensors)
     for lengths in ((128,) * 8, (700, 1024)):
         batch = Batch([Row(range(2, 2 + n), n // 2) for n in lengths])
         hidden = torch.zeros(len(lengths), max(lengths), D, dtype=dtype)
-        found = allocated(partial(run.embed, rest, batch, torch.zeros(sum(lengths), D, dtype=dtype)))
+        found = allocated(partial(run.embed, batch, torch.zeros(sum(lengths), D, dtype=dtype)))
         for part in (0, 1):
             own = {key: value for key, value in layer.items() if run.part_of(key) == part}
             with run.holding(0, own):
-                found = max(found, allocated(partial(run.forward, 0, part, rest, batch, hidden)))
+                found = max(found, allocated(partial(run.forward, 0, part, batch, hidden)))
         estimate = activations(network.config, dtype.itemsize, len(lengths) * max(lengths), max(lengths))
         assert found <= estimate + planning._SCRATCH and estimate <= 2.5 * found, (lengths, found, estimate)
 

@@ -153,7 +153,7 @@ def test_the_mechanisms_that_are_given_are_the_ones_used() -> None:
     seen: list[Any] = []
 
     def run_layer(*given: Any) -> Tensor:
-        seen.append(given[6])
+        seen.append(given[5])
         return engine_module.run_layer(*given).flip(0)
 
     def chosen(scores_of: Callable, candidates: int, layers: int, *given: Any) -> Any:
@@ -226,7 +226,7 @@ def test_wrong_rows_are_refused(rows: list[Row], words: str) -> None:
 def test_a_score_that_is_no_finite_number_is_an_error(number: float) -> None:
     def run_layer(*given: Any) -> Tensor:
         found = engine_module.run_layer(*given)
-        return found.index_fill(0, torch.tensor([5]), number) if given[6] == 1 else found
+        return found.index_fill(0, torch.tensor([5]), number) if given[5] == 1 else found
 
     with pytest.raises(ValueError, match=r"candidate 5 .*layer 2 .*finite"):
         engine(run_layer=run_layer).score(some_rows())

@@ -1,34 +1,39 @@
-"""Which cross-encoders can be run layer by layer, and how.
+"""How a cross-encoder of transformers is run layer by layer: by its own forward, caught at its layers.
 
-A layer is two parts, attention and feed-forward, each with its norms. Both are transformers' own modules, built without
-memory (on torch's meta device) and called with parameters from wherever they are, so the arithmetic is the library's.
-What a reranker never needs is left out: a cache, logits of any token but the one it is pooled at, and of a causal LM's
-vocabulary all but "yes" and "no".
+The model is built without memory, on torch's meta device. Its forward runs up to the last layer, with what each layer
+would be given kept instead of computed: masks, rotations, relative positions. So a layer can then be called alone, with
+parameters from wherever they are. A score is the same forward once more, with a state given in the last layer's place.
+All arithmetic is the library's. What a reranker never needs is left out: a cache, and of a causal LM's vocabulary all
+but the tokens that it answers with.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from ondevice_papers.grating.checkpoint import StoredTensor
+from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_ROPES = ("default", "linear", "llama3", "yarn")  # in others a token's rotation depends on the longest row beside it
-_ATTENDED = ("full_attention", "sliding_attention")
+_ROPES = ("default", "linear", "llama3", "yarn", "proportional")  # in others a rotation depends on the longest row
+_HEADS = ("ForSequenceClassification", "ForCausalLM")
+_KEPT = 2_000_000  # bytes of masks and rotations of one shape that are kept from layer to layer
+_SHAPES = 16  # shapes of which they are kept
 
-Call = Callable[..., Tensor]  # a submodule's path and its arguments: its output; attention's is a tuple's first
+Named = dict[str, Any]  # what a layer is given beside the hidden states, by the names of its arguments
 
 
 @dataclass(frozen=True)
@@ -66,67 +71,62 @@ class Batch:
         borders = torch.tensor([[row.border] for row in self.rows])
         return ((torch.arange(self.real.shape[1]) >= borders) & self.real).long()
 
-    @property
-    def mask(self) -> Tensor | None:
-        """[n, 1, 1, width] bool of the places that are attended to; None where there is no padding."""
-        return None if bool(self.real.all()) else self.real[:, None, None]
-
 
 class Architecture:
-    """A reranker without its weights: embeddings, parts of layers and head, each called with the tensors it needs.
+    """A reranker without its weights: a model of transformers whose layers are called one by one.
 
-    config: a transformers configuration. answers: ids of "yes" and "no", at which a causal LM is read.
-    layers; width: of a hidden state; vocabulary: rows of the token embedding; causal: decoder-only, pooled at the last
-    token; longest: most tokens of a row, for a decoder no more than a sliding window, within which it attends to all.
-    Rows are padded on the right, whatever the tokenizer says: positions start at 0 in every row, a decoder needs no
-    mask, and a score does not depend on the rows beside it. Left padding, which decoder-only rerankers are published
-    with, differs from this by rounding only, as their positions are relative.
+    config: a transformers configuration. answers: ids of the tokens that a causal LM is read at, one or two.
+    layers; width: of a hidden state; vocabulary: rows of the token embedding; causal: decoder-only; longest: most
+    tokens of a row; units: how a layer's weights are cut, in attention and feed-forward where that is known, else whole.
+    Rows are padded on the right, whatever the tokenizer says: positions start at 0 in every row, padding comes after
+    all that a decoder reads, and a score does not depend on the rows beside it. Left padding, which decoder-only
+    rerankers are published with, differs from this by rounding only, as their positions are relative.
     Raises ValueError, naming it, on what cannot be run so.
     """
 
-    def __init__(self, config: PreTrainedConfig, answers: tuple[int, int] | None = None) -> None:
-        import transformers
-
+    def __init__(self, config: PreTrainedConfig, answers: tuple[int, ...] | None = None) -> None:
         self.name = (config.architectures or ["a model without an architecture"])[0]
-        if self.name not in _KINDS:
-            own = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
-            why = own if getattr(config, "auto_map", None) else f"what can: {', '.join(_KINDS)}"
-            raise ValueError(f"{self.name} cannot be run layer by layer: {why}.")
-        self._kind = _KINDS[self.name](config)
-        if trouble := self._kind.trouble():
-            raise ValueError(f"{self.name} {trouble}")
-        if answers is None and self.name.endswith("ForCausalLM"):
-            raise ValueError(f'{self.name} is scored by the logits of "yes" and "no": give the ids of both.')
-        if answers is None and config.num_labels != 1:
-            raise ValueError(f"{self.name} gives {config.num_labels} numbers a row; a reranker gives one.")
-        self.config = config
+        self.config = config = _prepared(self.name, config, answers)
         self.answers = answers
-        self.causal, self.longest = self._kind.causal, self._kind.longest
-        self.layers = int(config.num_hidden_layers)
-        self.width = int(config.hidden_size)
+        self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
         self.vocabulary = int(config.vocab_size)
-        kinds = self._kind.layers()
-        self._alike = [kinds.index(kind) for kind in kinds]  # of each layer: the first one with the same modules
-        small = copy.deepcopy(config)
-        small.num_hidden_layers = max(self._alike) + 1
-        small._attn_implementation = self._kind.attention
-        with torch.device("meta"):
-            self._model: nn.Module = getattr(transformers, self.name)(small).eval()
-        self._stack: Any = self._model.get_submodule(self._kind.stack)
-        rotary: Any = getattr(self._model.base_model, "rotary_emb", None)
-        self._kind.rotary = rotary and type(rotary)(config)
-        self._heads = ("model.norm",) if answers else self._kind.heads
+        self._model: Any = _built(self.name, config)
+        self._table = self._model.get_input_embeddings()
+        self._table.padding_idx = None  # of no use without a gradient, and out of the range of rows that are given
+        path, self._stack = _stack(self._model, self.layers)
+        heads = [name for name, module in self._model.named_modules() if module is self._model.get_output_embeddings()]
+        if answers is not None:
+            if getattr(self._model.get_output_embeddings(), "bias", None) is not None:
+                raise ValueError(f"{self.name} has an output head with a bias, which is not read here.")
+            self._model.set_output_embeddings(nn.Linear(self.width, len(answers), bias=False, device="meta"))
+        skipped = (f"{path}.", *(f"{name}." for name in heads))
+        table = next(name for name, module in self._model.named_modules() if module is self._table)
+        self._rest = [name for name, _ in self._model.named_parameters()
+                      if not name.startswith(skipped) and name != f"{table}.weight"]  # fmt: skip
+        self._head_names = [f"{name}.weight" for name in heads] if answers is not None else []
+        self._halves = _HALVES.get(type(self._stack[0]).__name__)
+        self.units: tuple[Parts, ...] = BY_PART if self._halves else BY_LAYER
+        self.causal = any(getattr(module, "is_causal", False) for module in self._stack[0].modules())
+        self.longest = _longest(self._model, config)
+        self.reads: Literal["first", "last", "whole"] = "last"  # which state scores are made of; `hold` finds out
+        self._tuples = False  # whether the model's forward takes a layer's output for a tuple
+        self._head: dict[str, Tensor] = {}
+        self._entering: list[Named] | None = None
+        self._hidden = torch.empty(0)  # that the first layer is given, or the last one gives
+        self._kept: dict[Any, list[Named]] = {}
+        for number, layer in enumerate(self._stack):
+            layer.forward = self._caught(number, layer)
 
     def part_of(self, name: str) -> int:
         """Which part of a layer a tensor belongs to, by its name inside the layer: 0 attention, 1 feed-forward."""
-        return int(name.partition(".")[0] not in self._kind.first)
+        return int(self._halves is not None and name.partition(".")[0] not in self._halves.first)
 
     def require(self, layers: Sequence[Mapping[str, StoredTensor]], dtype: torch.dtype) -> None:
         """Raise ValueError where stored layers are not this architecture's, or not all of the embeddings' dtype."""
         if len(layers) != self.layers:
             raise ValueError(f"The weights of {self.name} have {len(layers)} layers; its config says {self.layers}.")
         for index, layer in enumerate(layers):
-            right = {name: list(value.shape) for name, value in self._stack[self._alike[index]].named_parameters()}
+            right = {name: list(value.shape) for name, value in self._stack[index].named_parameters()}
             stored = {name: list(tensor.shape) for name, tensor in layer.items()}
             if odd := sorted(name for name in stored | right if stored.get(name) != right.get(name)):
                 there, wanted = (shapes.get(odd[0], "missing") for shapes in (stored, right))
@@ -135,21 +135,41 @@ class Architecture:
                 if tensor.dtype.is_floating_point and tensor.dtype != dtype:
                     raise ValueError(f"Layer {index}'s {name} is {tensor.dtype}, the embeddings are {dtype}.")
 
-    def prepared(self, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What `embed` and `forward` read of the resident tensors, and what is made of them once for all layers."""
-        parameters = self._taken(rest, self._kind.inputs)
-        return self._kind.prepared(_caller(self._model, parameters), parameters)
+    @torch.inference_mode()
+    def hold(self, rest: Mapping[str, Tensor], answer_rows: Tensor | None = None) -> None:
+        """Take the tensors that stay in memory: those of no layer. The head's are copied, in float32 or wider.
 
-    def embed(self, rest: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> Tensor:
-        """[n, width, d] what the first layer reads. rest: as `prepared`. rows: [tokens, d] of `batch.ids`."""
-        embedded = rows.new_zeros(*batch.real.shape, rows.shape[1])
-        embedded[batch.real] = rows
-        return self._kind.embed(_caller(self._model, rest), batch, embedded)
+        answer_rows: [answers, d] rows of a causal LM's output head.
+        Raises ValueError where one is missing, and for a model whose forward does not run so.
+        """
+        for name in self._rest:
+            if name not in rest:
+                raise ValueError(f"The weights of {self.name} lack {name}.")
+        own = {name: rest[name] for name in self._rest}
+        self._model.load_state_dict(own, strict=False, assign=True)
+        self._kept.clear()
+        if answer_rows is not None:
+            own = own | dict.fromkeys(self._head_names, answer_rows)
+        self._head = {name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
+                      for name, value in own.items()}  # fmt: skip
+        dtype = next(iter(own.values())).dtype
+        try:
+            self._learn(dtype)
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, _Changed) as error:
+            why = str(error).strip().partition("\n")[0][:150]
+            raise ValueError(f"{self.name} cannot be run layer by layer ({why}).") from error
+
+    def embed(self, batch: Batch, rows: Tensor) -> Tensor:
+        """[n, width, d] what the first layer reads. rows: [tokens, d] of `batch.ids`."""
+        places = torch.zeros(batch.real.shape, dtype=torch.int64)
+        places[batch.real] = torch.arange(1, len(rows) + 1)
+        self._enter(batch, torch.cat([rows.new_zeros(1, rows.shape[1]), rows]), places)
+        return self._hidden
 
     @contextlib.contextmanager
     def holding(self, layer: int, parameters: Mapping[str, Tensor]) -> Iterator[None]:
         """A layer's modules hold these parameters meanwhile: put there once for all chunks, not at each call."""
-        module = self._stack[self._alike[layer]]
+        module = self._stack[layer]
         empty = {name: value for name, value in module.named_parameters() if name in parameters}
         module.load_state_dict(parameters, strict=False, assign=True)
         try:
@@ -157,303 +177,284 @@ class Architecture:
         finally:
             module.load_state_dict(empty, strict=False, assign=True)
 
-    def forward(self, layer: int, part: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
+    def forward(self, layer: int, part: int, batch: Batch, hidden: Tensor) -> Tensor:
         """[n, width, d] a part's output, residual included; its parameters are held (`holding`).
 
-        rest: as `prepared`. hidden: output of the part before.
+        hidden: output of the part before. Where a layer is not cut, part 0 is all of it.
         """
-        module = self._stack[self._alike[layer]]
-
-        def call(path: str, *given: Any, **named: Any) -> Any:
-            return module.get_submodule(path)(*given, **named)
-
-        return self._kind.feed(call, hidden) if part else self._kind.attend(call, layer, rest, batch, hidden)
+        module = self._stack[layer]
+        if part:
+            return self._halves.feed(module, hidden) if self._halves else hidden
+        given = self._given(batch, hidden.dtype)[layer]
+        if self._halves:
+            return self._halves.attend(module, hidden, given)
+        output = type(module).forward(module, hidden, **given)
+        return output if isinstance(output, Tensor) else output[0]
 
     def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
         """[n, d] a copy of the states that scores are made of: each row's last real token, or an encoder's first.
 
-        Where an encoder takes the mean of normed states, it is made here, without the norm's weight and bias.
+        Where a model reads all tokens, as for their mean, [n, 1] the scores themselves.
         """
-        return self._kind.pooled(batch, hidden)
+        if self.reads == "whole":
+            return self._released(hidden, None if bool(batch.real.all()) else batch.real)[:, None]
+        return hidden[torch.arange(len(batch.lengths)), batch.lengths - 1 if self.reads == "last" else 0]
 
-    def head(self, rest: Mapping[str, Tensor], answer_rows: Tensor | None = None) -> dict[str, Tensor]:
-        """The tensors that `scores` needs, copied, in float32 (or wider).
+    def scores(self, pooled: Tensor) -> Tensor:
+        """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). pooled: of any layer.
 
-        answer_rows: [2, d] output rows of "yes" and "no", where there are answers.
+        A causal LM's is the first answer's logit, less the second's if there are two: sigmoid(z) is then the
+        probability of the first among the two.
         """
-        parameters = self._taken(rest, self._heads)
-        if answer_rows is not None:
-            parameters["lm_head.weight"] = answer_rows
-        wide = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        return {name: value.to(wide, copy=True) for name, value in parameters.items()}
+        return pooled[:, 0] if self.reads == "whole" else self._released(pooled[:, None])
 
-    def scores(self, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). states: [n, d] pooled of any layer.
+    # The model's own forward
 
-        A causal LM's is logit("yes") - logit("no"): sigmoid(z) is the probability of "yes" among the two.
-        Every product is of two dimensions, as one of three with weights that need no gradient takes a slow path.
+    def _caught(self, number: int, layer: nn.Module) -> Callable[..., Any]:
+        """In place of a layer's forward: keep what it is given, or give the state that was handed in."""
+        names = list(inspect.signature(type(layer).forward).parameters)[2:]
+
+        def forward(hidden: Tensor, *given: Any, **named: Any) -> Any:
+            if self._entering is not None:
+                if number and hidden is not self._hidden:
+                    raise _Changed("it changes the hidden states between its layers")
+                self._hidden = hidden
+                self._entering.append(dict(zip(names, given, strict=False)) | named)
+                if number == self.layers - 1:
+                    raise _Entered
+            elif number == self.layers - 1:
+                hidden = self._hidden
+            return (hidden, None) if self._tuples else hidden
+
+        return forward
+
+    def _run(
+        self, ids: Tensor, mask: Tensor | None, segments: Tensor, rows: Tensor, places: Tensor,
+        parameters: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Any:  # fmt: skip
+        """The model's forward, which embeds token [i, j] as rows[places[i, j]]. parameters: in place of its own."""
+        table, weight = self._table, self._table.weight
+        table.forward = lambda _: type(table).forward(table, places)
+        table.weight = nn.Parameter(rows, requires_grad=False)
+        named: Named = {"input_ids": ids, "attention_mask": None if mask is None else mask.long()}
+        if self._segmented:
+            named["token_type_ids"] = segments
+        try:
+            return functional_call(self._model, dict(parameters), (), named) if parameters else self._model(**named)
+        finally:
+            table.weight = weight
+            del table.forward
+
+    @cached_property
+    def _segmented(self) -> bool:
+        takes = "token_type_ids" in inspect.signature(type(self._model).forward).parameters
+        return takes and getattr(self.config, "type_vocab_size", 0) > 1
+
+    def _enter(self, batch: Batch, rows: Tensor, places: Tensor) -> list[Named]:
+        """What each layer is given of a batch; `_hidden` is what the first one reads."""
+        ids = torch.full(batch.real.shape, int(self.config.pad_token_id))
+        ids[batch.real] = batch.ids
+        mask = None if self.causal or bool(batch.real.all()) else batch.real
+        self._entering = given = []
+        try:
+            self._run(ids, mask, batch.segments, rows, places)
+        except _Entered:
+            pass
+        finally:
+            self._entering = None
+        masks = {id(named.get("attention_mask")): named.get("attention_mask") for named in given}
+        narrow = {key: _narrowed(mask) for key, mask in masks.items()}
+        return [named | {"attention_mask": narrow[id(named["attention_mask"])]} if "attention_mask" in named else named
+                for named in given]  # fmt: skip
+
+    def _given(self, batch: Batch, dtype: torch.dtype) -> list[Named]:
+        """What each layer is given, kept by the batch's shape while it is small.
+
+        A decoder's depends on the width alone, as nothing reads the padding behind it.
         """
-        call = _caller(self._model, head)
-        logits = self._kind.logits(call, head, states.to(next(iter(head.values())).dtype))
-        return logits[:, 0] if self.answers is None else logits[:, 0] - logits[:, 1]
+        lengths = tuple(batch.lengths.tolist())
+        key = max(lengths) if self.causal else lengths
+        if key in self._kept:
+            return self._kept[key]
+        like = Batch([Row([self._filler] * max(lengths), max(lengths))]) if self.causal else batch
+        given = self._enter(like, torch.zeros(1, self._row_width, dtype=dtype), torch.zeros(like.real.shape).long())
+        if _bytes(given) <= _KEPT:
+            if len(self._kept) >= _SHAPES:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = given
+        return given
 
-    def _taken(self, rest: Mapping[str, Tensor], modules: Iterable[str]) -> dict[str, Tensor]:
-        """The parameters of these modules, but for the token embedding's."""
-        names = [f"{path}.{name}" for path in modules for name, _ in self._model.get_submodule(path).named_parameters()]
-        names = [name for name in names if not name.endswith(_TABLES)]
-        for name in names:
-            if name not in rest:
-                raise ValueError(f"The weights of {self.name} lack {name}.")
-        return {name: rest[name] for name in names}
-
-
-def _caller(module: nn.Module, parameters: Mapping[str, Tensor]) -> Call:
-    """How to call a module's submodules with these parameters, named as in the module."""
-
-    def call(path: str, *given: Any, **named: Any) -> Any:
-        before = f"{path}."
-        own = {name.removeprefix(before): value for name, value in parameters.items() if name.startswith(before)}
-        return functional_call(module.get_submodule(path), own, given, named)
-
-    return call
-
-
-# Kinds of models: what differs between them
-
-
-class _Kind:
-    """As it stands BERT: positions are embedded; the module behind each residual adds it and norms the sum.
-
-    stack: where the layers are. inputs, heads: modules whose tensors embedding and scores need. first: of a layer's
-    modules, those of its first part. attention: transformers' name of its implementation. rotary: makes rotations.
-    """
-
-    causal, stack, attention = False, "bert.encoder.layer", "sdpa"
-    inputs: tuple[str, ...] = ("bert.embeddings",)
-    heads: tuple[str, ...] = ("bert.pooler", "classifier")
-    first: tuple[str, ...] = ("attention",)
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.rotary: Any = None
-
-    def trouble(self) -> str | None:
-        """Why this configuration cannot be run, to be read after its name."""
-        if getattr(self.config, "is_decoder", False) or getattr(self.config, "add_cross_attention", False):
-            return "is configured as a decoder (is_decoder or add_cross_attention), not as an encoder."
-        return None
+    def _released(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[n] logits of states [n, width, d] in the last layer's place."""
+        rows = torch.zeros(1, self._row_width, dtype=next(iter(self._head.values())).dtype)
+        self._hidden = hidden.to(rows.dtype)
+        places = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+        ids = torch.full(places.shape, self._filler)
+        if mask is not None:
+            ids[~mask] = int(self.config.pad_token_id)
+        logits = self._run(ids, mask, torch.zeros_like(ids), rows, places, self._head).logits
+        logits = logits[:, -1] if logits.ndim == 3 else logits
+        return logits[:, 0] - logits[:, 1] if logits.shape[1] == 2 else logits[:, 0]
 
     @property
-    def longest(self) -> int:
-        return int(self.config.max_position_embeddings)
-
-    def layers(self) -> list[Any]:
-        """Something for each layer that is equal for those with the same modules."""
-        return [None] * int(self.config.num_hidden_layers)
-
-    def prepared(self, call: Call, rest: dict[str, Tensor]) -> dict[str, Tensor]:
-        return rest
-
-    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
-        types = batch.segments if self.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
-        positions = self.positions(batch)
-        return call(self.inputs[0], inputs_embeds=embedded, token_type_ids=types, position_ids=positions)
-
-    def positions(self, batch: Batch) -> Tensor:
-        """[n, width] each token's position."""
-        return torch.arange(batch.real.shape[1]).expand(batch.real.shape)
-
-    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        return call("attention", hidden, batch.mask)[0]
-
-    def feed(self, call: Call, hidden: Tensor) -> Tensor:
-        return call("output", call("intermediate", hidden), hidden)
-
-    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
-        return hidden[:, 0].clone()
-
-    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        return call("classifier", call(self.heads[0], states[:, None]))
-
-
-class _Roberta(_Kind):
-    """As BERT, but positions begin after the padding token's, and the classifier holds the pooler."""
-
-    stack, inputs, heads = "roberta.encoder.layer", ("roberta.embeddings",), ("classifier",)
+    def _filler(self) -> int:
+        """A token that is no padding."""
+        return int(not self.config.pad_token_id)
 
     @property
-    def longest(self) -> int:
-        return int(self.config.max_position_embeddings) - int(self.config.pad_token_id) - 1
+    def _row_width(self) -> int:
+        """d of an embedding row, which some models widen."""
+        return int(self._table.weight.shape[1])
 
-    def positions(self, batch: Batch) -> Tensor:
-        return (super().positions(batch) + 1) * batch.real + int(self.config.pad_token_id)
-
-    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        return call("classifier", states[:, None])
-
-
-class _Deberta(_Kind):
-    """As BERT, but attention adds terms of the relative positions, which all layers read from one table."""
-
-    stack, heads, attention = "deberta.encoder.layer", ("pooler", "classifier"), "eager"
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.normed = "layer_norm" in getattr(config, "norm_rel_ebd", "none").lower()
-        table = ("deberta.encoder.rel_embeddings",) if config.relative_attention else ()
-        norm = ("deberta.encoder.LayerNorm",) if self.normed else ()
-        self.inputs = ("deberta.embeddings", *table, *norm)
-
-    def trouble(self) -> str | None:
-        if getattr(self.config, "conv_kernel_size", 0) > 0:
-            return "has a convolution beside its first layer (conv_kernel_size), which no part of a layer holds."
-        return super().trouble()
-
-    def prepared(self, call: Call, rest: dict[str, Tensor]) -> dict[str, Tensor]:
-        parameters = {name: value for name, value in rest.items() if name.startswith("deberta.embeddings.")}
-        if self.config.relative_attention:
-            table = rest["deberta.encoder.rel_embeddings.weight"]
-            parameters["relative"] = call("deberta.encoder.LayerNorm", table) if self.normed else table
-        return parameters
-
-    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        return call("attention", hidden, batch.real[:, None, None], rel_embeddings=rest.get("relative"))[0]
+    def _learn(self, dtype: torch.dtype) -> None:
+        """Find out whether layers give tuples, and which states are read: by the model's forward on made-up states."""
+        batch = Batch([Row([self._filler] * 3, 3)] * 2)
+        try:
+            self._given(batch, dtype)
+        except (_Changed, ValueError):
+            self._tuples = True
+            self._given(batch, dtype)
+        if self.answers is None:
+            states = torch.randn(2, 3, self.width, generator=torch.Generator().manual_seed(0))
+            whole = self._released(states)
+            at = {"last": self._released(states[:, -1:]), "first": self._released(states[:, :1])}
+            self.reads = next((name for name, z in at.items() if torch.allclose(z, whole, 1e-3, 1e-4)), "whole")  # type: ignore[assignment]
 
 
-class _ModernBert(_Kind):
-    """Norms before each part, rotated positions; some layers attend to a window, and have a rotation of their own."""
-
-    stack, inputs, heads = "model.layers", ("model.embeddings",), ("model.final_norm", "head", "classifier")
-    first = ("attn_norm", "attn")
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.mean = config.classifier_pooling == "mean"
-
-    def trouble(self) -> str | None:
-        return _odd_ropes(*(self.config.rope_parameters[kind] for kind in _ATTENDED))
-
-    def layers(self) -> list[Any]:
-        return [(index > 0, kind) for index, kind in enumerate(self.config.layer_types)]  # the first has no norm
-
-    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
-        return call("model.embeddings", inputs_embeds=embedded)
-
-    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        kind, positions, mask = self.config.layer_types[layer], torch.arange(hidden.shape[1]), batch.mask
-        if kind == "sliding_attention" and len(positions) - 1 > self.config.sliding_window:
-            near = (positions[:, None] - positions).abs() <= self.config.sliding_window
-            mask = near[None, None] if mask is None else near & mask
-        rotated = self.rotary(hidden, positions[None], kind)
-        normed = call("attn_norm", hidden)
-        return hidden + call("attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
-
-    def feed(self, call: Call, hidden: Tensor) -> Tensor:
-        return hidden + call("mlp", call("mlp_norm", hidden))
-
-    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
-        if not self.mean:
-            return super().pooled(batch, hidden)
-        normed = functional.layer_norm(hidden, hidden.shape[-1:], eps=self.config.norm_eps)
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        return normed.masked_fill_(~batch.real[..., None], 0).sum(1, dtype=wide) / batch.lengths[:, None]
-
-    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        if self.mean:  # of states that are normed already
-            states = states * head["model.final_norm.weight"] + head.get("model.final_norm.bias", 0)
-        else:
-            states = call("model.final_norm", states)
-        return call("classifier", call("head", states))
+class _Entered(Exception):
+    """The forward has come to its last layer."""
 
 
-class _Decoder(_Kind):
-    """Norms before each part, rotated positions, and the score or the answers' logits at the last token.
-
-    Attention without a mask is causal: a row's padding comes after all that is read of it.
-    """
-
-    stack, inputs, heads = "model.layers", (), ("model.norm", "score")
-    first: tuple[str, ...] = ("input_layernorm", "self_attn")
-    causal = True
-
-    def trouble(self) -> str | None:
-        if odd := sorted(set(self.kinds) - set(_ATTENDED)):
-            return f"has layers of {', '.join(odd)}; what can be run: {', '.join(_ATTENDED)}."
-        if getattr(self.config, "use_bidirectional_attention", False):
-            return "attends in both directions (use_bidirectional_attention); a decoder attends to what came before."
-        return _odd_ropes(self.config.rope_parameters or {})
-
-    @property
-    def kinds(self) -> list[str]:
-        return list(getattr(self.config, "layer_types", None) or ["full_attention"])
-
-    @property
-    def longest(self) -> int:
-        windows = [int(self.config.sliding_window)] if "sliding_attention" in self.kinds else []
-        return min([super().longest, *windows])
-
-    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
-        return embedded
-
-    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        return hidden + self.attended(call, hidden, None)
-
-    def attended(self, call: Call, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """[n, width, d] attention's output, without the residual."""
-        # Made anew for each chunk: kept, it would stand among temporaries, and the heap would grow by half of them.
-        rotated = self.rotary(hidden, torch.arange(hidden.shape[1])[None])
-        normed = call("input_layernorm", hidden)
-        return call("self_attn", normed, position_embeddings=rotated, attention_mask=mask)[0]
-
-    def feed(self, call: Call, hidden: Tensor) -> Tensor:
-        return hidden + call("mlp", call("post_attention_layernorm", hidden))
-
-    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
-        return hidden[torch.arange(len(batch.lengths)), batch.lengths - 1]
-
-    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        return call("lm_head" if "lm_head.weight" in head else "score", call("model.norm", states))
+class _Changed(Exception):
+    """A layer was not given what the one before it gave."""
 
 
-class _Gemma(_Decoder):
-    """A decoder whose embeddings are scaled by the root of the width."""
+@dataclass(frozen=True)
+class _Halves:
+    """A layer in two parts, each with its norms and residual. first: its modules of the first part."""
 
-    def embed(self, call: Call, batch: Batch, embedded: Tensor) -> Tensor:
-        return embedded * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32).to(embedded.dtype)
-
-
-class _Gemma2(_Gemma):
-    """A Gemma with norms also after each part; scores of attention and logits are capped.
-
-    Fused attention cannot cap its scores.
-    """
-
-    first = (*_Decoder.first, "post_attention_layernorm")
-    attention = "eager"
-
-    def attend(self, call: Call, layer: int, rest: Mapping[str, Tensor], batch: Batch, hidden: Tensor) -> Tensor:
-        later = hidden.new_full((hidden.shape[1],) * 2, torch.finfo(hidden.dtype).min).triu(1)
-        return hidden + call("post_attention_layernorm", self.attended(call, hidden, later[None, None]))
-
-    def feed(self, call: Call, hidden: Tensor) -> Tensor:
-        output = call("mlp", call("pre_feedforward_layernorm", hidden))
-        return hidden + call("post_feedforward_layernorm", output)
-
-    def logits(self, call: Call, head: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        logits = super().logits(call, head, states)
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None or "lm_head.weight" not in head else (logits / cap).tanh() * cap
+    first: tuple[str, ...]
+    attend: Callable[[Any, Tensor, Named], Tensor]
+    feed: Callable[[Any, Tensor], Tensor]
 
 
-def _odd_ropes(*ropes: Mapping[str, Any]) -> str | None:
-    odd = [rope["rope_type"] for rope in ropes if rope.get("rope_type", "default") not in _ROPES]
-    return f"has rotary positions of type {odd[0]!r}; what can be run: {', '.join(_ROPES)}." if odd else None
+_AFTER = _Halves(  # the module behind each residual adds it and norms the sum
+    ("attention",),
+    lambda layer, hidden, given: layer.attention(hidden, **_taken(layer.attention, given))[0],
+    lambda layer, hidden: layer.output(layer.intermediate(hidden), hidden),
+)
+_BEFORE = _Halves(
+    ("input_layernorm", "self_attn"),
+    lambda layer, hidden, given: hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0],
+    lambda layer, hidden: hidden + layer.mlp(layer.post_attention_layernorm(hidden)),
+)
+_AROUND = _Halves(
+    ("input_layernorm", "self_attn", "post_attention_layernorm"),
+    lambda layer, hidden, given: hidden + layer.post_attention_layernorm(
+        layer.self_attn(layer.input_layernorm(hidden), **given)[0]
+    ),
+    lambda layer, hidden: hidden + layer.post_feedforward_layernorm(
+        layer.mlp(layer.pre_feedforward_layernorm(hidden))
+    ),
+)  # fmt: skip
+_MODERN = _Halves(
+    ("attn_norm", "attn"),
+    lambda layer, hidden, given: hidden + layer.attn(layer.attn_norm(hidden), **given)[0],
+    lambda layer, hidden: hidden + layer.mlp(layer.mlp_norm(hidden)),
+)
+_HALVES = {
+    **dict.fromkeys(("BertLayer", "RobertaLayer", "XLMRobertaLayer", "ElectraLayer", "DebertaV2Layer"), _AFTER),
+    **dict.fromkeys((f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")), _BEFORE),
+    "Gemma2DecoderLayer": _AROUND,
+    "ModernBertEncoderLayer": _MODERN,
+}
 
 
-_TABLES = ("word_embeddings.weight", "tok_embeddings.weight")  # token embeddings, which are read row by row
-_ENCODERS: dict[str, type[_Kind]] = {
-    "Bert": _Kind, "Roberta": _Roberta, "XLMRoberta": _Roberta, "ModernBert": _ModernBert, "DebertaV2": _Deberta,
-}  # fmt: skip
-_DECODERS = {"Llama": _Decoder, "Qwen2": _Decoder, "Qwen3": _Decoder, "Gemma": _Gemma, "Gemma2": _Gemma2}
-_KINDS = {f"{name}ForSequenceClassification": kind for name, kind in (_ENCODERS | _DECODERS).items()}
-_KINDS |= {f"{name}ForCausalLM": kind for name, kind in _DECODERS.items()}
+def _prepared(name: str, config: PreTrainedConfig, answers: tuple[int, ...] | None) -> Any:
+    """A copy of the configuration, without a cache and with a padding token, or ValueError why it cannot be run."""
+    import transformers
+
+    if not name.endswith(_HEADS) or not hasattr(transformers, name):
+        own = "its class comes as code of its own, which is not run here; a class of transformers would be needed"
+        why = own if getattr(config, "auto_map", None) else f"a reranker is one of transformers' {' or '.join(_HEADS)}"
+        raise ValueError(f"{name} cannot be run layer by layer: {why}.")
+    if answers is None and name.endswith("ForCausalLM"):
+        raise ValueError(f'{name} is scored by the logits of answers such as "yes" and "no": give their ids.')
+    if answers is None and config.num_labels != 1:
+        raise ValueError(f"{name} gives {config.num_labels} numbers a row; a reranker gives one.")
+    config = copy.deepcopy(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder with a decoder, of which a layer is not all that a row goes through.")
+    if name.endswith(_HEADS[0]) and (getattr(config, "is_decoder", False) or
+                                     getattr(config, "add_cross_attention", False)):  # fmt: skip
+        raise ValueError(f"{name} is configured as a decoder (is_decoder or add_cross_attention), not as an encoder.")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(f"{name} attends in both directions (use_bidirectional_attention), also to the padding.")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in ropes.values() if all(isinstance(value, dict) for value in ropes.values()) and ropes else [ropes]:
+        if rope.get("rope_type", "default") not in _ROPES:
+            able = ", ".join(_ROPES)
+            raise ValueError(f"{name} has rotary positions of type {rope['rope_type']!r}; what can be run: {able}.")
+    config.use_cache = False
+    if config.pad_token_id is None:
+        config.pad_token_id = 0
+    return config
+
+
+def _built(name: str, config: Any) -> nn.Module:
+    """The model without memory, but for what it computes of its configuration, such as rotations."""
+    import transformers
+
+    soft = getattr(config, "attn_logit_softcapping", None)  # fused attention cannot cap its scores
+    with torch.device("meta"):
+        model = getattr(transformers, name)._from_config(config, attn_implementation="eager" if soft else None).eval()
+    for module in model.modules():
+        computed = {key: value for key, value in module._buffers.items() if value is not None and value.is_meta}
+        for key, value in computed.items():
+            module._buffers[key] = torch.full_like(value, torch.nan if value.is_floating_point() else -1, device="cpu")
+        if computed:
+            model._init_weights(module)
+        for key in computed:
+            value = module._buffers[key]
+            if bool(value.isnan().any() if value.is_floating_point() else (value < 0).any()):
+                raise ValueError(f"{name} has a buffer {key} that is not made from its configuration.")
+    return model
+
+
+def _stack(model: nn.Module, layers: int) -> tuple[str, Any]:
+    """(path, modules) of the model's layers."""
+    several = {
+        path: module for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in ("layer", "layers") and len(module) == layers
+    }  # fmt: skip
+    if len(several) != 1:
+        raise ValueError(f"{type(model).__name__} has {len(several)} stacks of {layers} layers; one is needed.")
+    return next(iter(several.items()))
+
+
+def _longest(model: nn.Module, config: Any) -> int:
+    """Most tokens of a row: by the table of positions, of which some models leave out those up to the padding's."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and path.endswith("position_embeddings"):
+            return int(module.num_embeddings) - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return int(config.max_position_embeddings)
+
+
+def _taken(module: nn.Module, given: Named) -> Named:
+    """Of what a layer is given, what its attention takes."""
+    names = inspect.signature(type(module).forward).parameters
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _narrowed(mask: Any) -> Any:
+    """[n, 1, 1, width] of a mask [n, 1, width, width] that is the same for all that attend, as padding is."""
+    if isinstance(mask, Tensor) and mask.ndim == 4 and bool((mask == mask[:, :, :1]).all()):
+        return mask[:, :, :1].clone()
+    return mask
+
+
+def _bytes(given: Sequence[Named]) -> int:
+    """Of the tensors that layers are given, each counted once."""
+    tensors = [value for named in given for entry in named.values()
+               for value in (entry if isinstance(entry, tuple) else (entry,)) if isinstance(value, Tensor)]  # fmt: skip
+    return sum({value.data_ptr(): value.untyped_storage().nbytes() for value in tensors}.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,13 +35,13 @@ def chunks(rows: Sequence[Row], active: NDArray[np.int64], most: int) -> list[li
 
 
 def run_layer(
-    architecture: Architecture, weights: Weights, rest: Mapping[str, Tensor], states: HiddenStates,
-    rows: Sequence[Row], active: NDArray[np.int64], layer: int, most: int = CHUNK,
+    architecture: Architecture, weights: Weights, states: HiddenStates, rows: Sequence[Row],
+    active: NDArray[np.int64], layer: int, most: int = CHUNK,
 ) -> Tensor:  # fmt: skip
     """Take the active candidates through a layer, chunk by chunk; [n, d] the states that their scores are made of.
 
     Each unit of the weights is waited for once, and computes for all chunks while the next unit is read.
-    layer: from 0. rest: the resident tensors (`Architecture.prepared`).
+    layer: from 0.
     """
     groups = chunks(rows, active, most)
     pooled = torch.empty(0)
@@ -51,7 +51,7 @@ def run_layer(
             for group, hidden in zip(groups, states.each(groups), strict=True):
                 batch = Batch([rows[candidate] for candidate in group])  # kept, its tensors would be holes in the heap
                 for part in parts:
-                    hidden = architecture.forward(layer, part, rest, batch, hidden)
+                    hidden = architecture.forward(layer, part, batch, hidden)
                 states.put(group, hidden)
                 group_states = architecture.pooled(batch, hidden)
                 if not len(pooled):  # one tensor: small ones among temporaries would keep the heap from shrinking
@@ -94,9 +94,8 @@ class Engine:
         self.run_layer = run_layer
         self.select = select
         answers = architecture.answers
-        self.rest = architecture.prepared(weights.rest())
         rows = None if answers is None else weights.head_rows(torch.tensor(answers))
-        self.head = architecture.head(weights.rest(), rows)
+        architecture.hold(weights.rest(), rows)
 
     @torch.inference_mode()
     def score(
@@ -112,7 +111,7 @@ class Engine:
 
             def scores_of(layer: int, active: NDArray[np.int64]) -> Floats:
                 pooled = self.run_layer(
-                    self.architecture, self.weights, self.rest, states, rows, active, layer - 1, self.chunk
+                    self.architecture, self.weights, states, rows, active, layer - 1, self.chunk
                 )
                 scores = self._scores(layer, pooled).double().numpy()
                 if not np.isfinite(scores).all():
@@ -136,7 +135,7 @@ class Engine:
         try:
             for group in chunks(rows, np.arange(len(rows)), self.chunk):
                 batch = Batch([rows[candidate] for candidate in group])
-                embedded = self.architecture.embed(self.rest, batch, self.weights.rows(batch.ids))
+                embedded = self.architecture.embed(batch, self.weights.rows(batch.ids))
                 if states is None:
                     states = self.states([len(row.ids) for row in rows], embedded.shape[-1], embedded.dtype)
                 states.put(group, embedded)
@@ -151,4 +150,4 @@ class Engine:
     def _scores(self, layer: int, pooled: Tensor) -> Tensor:
         if self.probes is not None and layer < self.architecture.layers:
             return self.probes.scores(layer, pooled)
-        return self.architecture.scores(self.head, pooled)
+        return self.architecture.scores(pooled)

@@ -22,7 +22,7 @@ from ondevice.precision import bfloat16_pays
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.checkpoint import PAGE, Checkpoint
 from ondevice_papers.grating.engine import CHUNK
-from ondevice_papers.grating.weights import BY_PART, SHARE, units_of
+from ondevice_papers.grating.weights import SHARE, units_of
 from ondevice_papers.grating.window import span
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: i
 
 
 def _spans(model: Model) -> list[int]:
-    return [span(unit) for unit in units_of(model.checkpoint, model.architecture.part_of, BY_PART)]
+    return [span(unit) for unit in units_of(model.checkpoint, model.architecture.part_of, model.architecture.units)]
 
 
 def activations(config: PreTrainedConfig, size: int, tokens: int, longest: int) -> int:

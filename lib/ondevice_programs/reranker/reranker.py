@@ -328,6 +328,7 @@ class Reranker:
             streamed = Streamed(
                 self._model.checkpoint,
                 self.architecture.part_of,
+                units=self.architecture.units,
                 slots=chosen.slots,
                 embedding_rows=chosen.embedding_rows,
             )

@@ -40,7 +40,7 @@ def opened(
     """(engine, tokenizer) of a reranker with an own head."""
     folder = prepare(name)
     of = Architecture(loading.configuration(name, folder))
-    with contextlib.closing(Streamed(folder, of.part_of, window=window, cache=cache)) as weights:
+    with contextlib.closing(Streamed(folder, of.part_of, units=of.units, window=window, cache=cache)) as weights:
         made = Engine(of, weights, states=states, run_layer=run_layer, select=select)
         yield made, loading.tokenizer(name, folder)
 

@@ -9,27 +9,22 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ondevice import assets, shapes
 from ondevice_papers.grating import reading
-from ondevice_papers.grating.architectures import Architecture, Batch
-from ondevice_papers.grating.reading import PREFIX, SUFFIX, answer_ids, encode
+from ondevice_papers.grating.architectures import Batch
+from ondevice_papers.grating.reading import RECIPES, Prompted, TextPair, answer_ids, encode
 
 ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-@cache
-def architecture(name: str, context: int = 64) -> Architecture:
-    labels = {} if name.endswith("ForCausalLM") else {"num_labels": 1}
-    config = AutoConfig.for_model(
-        "qwen3" if name.startswith("Qwen3") else "bert", vocab_size=300, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=context, architectures=[name], **labels,
-    )  # fmt: skip
-    return Architecture(config, None if labels else (5, 9))
+QWEN = RECIPES["qwen3-reranker"]
+PREFIX, _, SUFFIX = QWEN.parts
 
 
-BERT, LM = "BertForSequenceClassification", "Qwen3ForCausalLM"
+def qwen(tokenizer: Any, most: int = 1000, prompt: str | None = None) -> Prompted:
+    return Prompted(tokenizer, most, prompt, QWEN)
 
 
 def word_tokenizer(words: str) -> PreTrainedTokenizerFast:
@@ -64,8 +59,8 @@ class Counting:
 
 
 def test_a_causal_lm_reads_the_published_prompt() -> None:
-    tokenizer, run = shapes.byte_tokenizer(), architecture(LM, 1000)
-    found = encode(run, tokenizer, ["a query", "other"], ["short", "long " * 50], longest=420, instruction="Do it")
+    tokenizer = shapes.byte_tokenizer()
+    found = encode(qwen(tokenizer, 420, "Do it"), ["a query", "other"], ["short", "long " * 50])
     assert tokenizer.decode(list(found.rows[0].ids)) == (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -74,19 +69,19 @@ def test_a_causal_lm_reads_the_published_prompt() -> None:
     assert found.truncated == 1 and len(found.rows[1].ids) == found.rows[1].border == 420
     cut = tokenizer.decode(list(found.rows[1].ids))
     assert cut.endswith(ENDING) and "<Query>: other\n<Document>: long long" in cut
-    assert "Given a web search query" in tokenizer.decode(list(encode(run, tokenizer, ["q"], ["d"]).rows[0].ids))
+    assert "Given a web search query" in tokenizer.decode(list(encode(qwen(tokenizer), ["q"], ["d"]).rows[0].ids))
 
 
 def test_yes_and_no_are_a_token_each() -> None:
-    assert answer_ids(word_tokenizer("no maybe yes")) == (6, 4)
+    assert answer_ids(word_tokenizer("no maybe yes"), ("yes", "no")) == (6, 4)
     for tokenizer in (shapes.byte_tokenizer(), word_tokenizer("maybe")):
-        with pytest.raises(ValueError, match=r'"yes".*"no"'):
-            answer_ids(tokenizer)
+        with pytest.raises(ValueError, match="'yes'.*'no'"):
+            answer_ids(tokenizer, ("yes", "no"))
 
 
 def test_other_models_read_the_tokenizers_pair() -> None:
-    tokenizer, run = word_tokenizer("a b c d e f"), architecture(BERT)
-    found = encode(run, tokenizer, ["a b", "a b", "", "c"], ["c", "c d e f", "d", ""], longest=7)
+    tokenizer = word_tokenizer("a b c d e f")
+    found = encode(TextPair(tokenizer, 7), ["a b", "a b", "", "c"], ["c", "c d e f", "d", ""])
     assert [row.ids.tolist() for row in found.rows] == [  # type: ignore[attr-defined]
         [0, 4, 5, 2, 6, 2], [0, 4, 5, 2, 6, 7, 2], [0, 2, 7, 2], [0, 6, 2, 2],
     ]  # fmt: skip
@@ -94,9 +89,14 @@ def test_other_models_read_the_tokenizers_pair() -> None:
     batch = Batch(found.rows[:2])
     assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1]]
     assert batch.ids.tolist() == [0, 4, 5, 2, 6, 2, 0, 4, 5, 2, 6, 7, 2]
-    assert encode(run, tokenizer, [], []).rows == []
-    tokenizer.model_max_length = 8
-    assert len(encode(run, tokenizer, ["a b"], ["c d e f " * 9]).rows[0].ids) == 8
+    assert encode(TextPair(tokenizer, 7), [], []).rows == []
+    texts = ["a b c d " * 9, "a " * 900, "a", "a"], ["e f " * 9, "b", "b " * 20, "b"]
+    both = encode(TextPair(tokenizer, 8), *texts)
+    right = tokenizer(*texts, truncation="longest_first", max_length=8)["input_ids"]
+    assert [list(row.ids) for row in both.rows] == right and both.truncated == 3
+    assert right[:2] == [[0, 4, 5, 6, 2, 8, 9, 2], [0, 4, 4, 4, 4, 2, 5, 2]]
+    asked = encode(TextPair(tokenizer, 7, "c "), ["a"], ["b"]).rows[0]
+    assert list(asked.ids) == [0, 6, 4, 2, 5, 2]
 
 
 # Long texts
@@ -116,9 +116,9 @@ def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int
     tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec))
     documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + [long_text()[:n] for n in (0, 80, 700)]
     counting, query = Counting(tokenizer), "Größe of a tensor?"
-    found = encode(architecture(BERT, 1000), counting, [query] * len(documents), documents, longest)  # type: ignore[arg-type]
+    found = encode(TextPair(counting, longest), [query] * len(documents), documents)  # type: ignore[arg-type]
     whole = [tokenizer(query, document, verbose=False)["input_ids"] for document in documents]
-    right = tokenizer([query] * len(documents), documents, truncation="only_second", max_length=longest)["input_ids"]
+    right = tokenizer([query] * len(documents), documents, truncation="longest_first", max_length=longest)["input_ids"]
     assert [list(row.ids) for row in found.rows] == right
     assert found.truncated == sum(len(ids) > longest for ids in whole) > 0
     assert max(counting.given) <= max(32_000, 8 * (longest + 16) + len(query))
@@ -128,7 +128,7 @@ def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int
 def test_a_prompts_kept_tokens_are_those_of_the_whole_text(longest: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "pydocs-lm-base"))
     documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + ["", "short"]
-    found = encode(architecture(LM, 1000), tokenizer, ["Größe?"] * len(documents), documents, longest, "Do it")
+    found = encode(qwen(tokenizer, longest, "Do it"), ["Größe?"] * len(documents), documents)
     start, end = (tokenizer(text)["input_ids"] for text in (PREFIX, SUFFIX))
     bodies = [
         tokenizer(f"<Instruct>: Do it\n<Query>: Größe?\n<Document>: {document}", verbose=False)["input_ids"]
@@ -139,34 +139,37 @@ def test_a_prompts_kept_tokens_are_those_of_the_whole_text(longest: int) -> None
     assert found.truncated == sum(len(body) > room for body in bodies) == len(documents) - 2
 
 
-@pytest.mark.parametrize("name", [BERT, LM])
-@pytest.mark.parametrize(("text", "most"), [("some words " * 500_000, 9), (" " * 5_000_000, 64), ("a" * 5_000_000, 64)])
-def test_little_of_a_huge_text_is_given_to_the_tokenizer(name: str, text: str, most: int) -> None:
+@pytest.mark.parametrize("form", [TextPair, qwen])
+@pytest.mark.parametrize(("text", "most"), [("some words " * 500_000, 9), ("a" * 5_000_000, 64)])
+def test_little_of_a_huge_text_is_given_to_the_tokenizer(form: Any, text: str, most: int) -> None:
     tokenizer = Counting(AutoTokenizer.from_pretrained(assets.data("models", "minilm-reranker")))
-    found = encode(architecture(name, 300), tokenizer, ["a query"] * 2, [text, "short"], 300)  # type: ignore[arg-type]
+    found = encode(form(tokenizer, 300), ["a query"] * 2, [text, "short"])
     assert found.truncated == 1 and len(found.rows[1].ids) < len(found.rows[0].ids) + 2
     assert len(found.rows[0].ids) == 300 or most == 64
     assert max(tokenizer.given) < most * 300 + 1000 and sum(tokenizer.given) < 4 * most * 300 + 4000
 
 
+def test_white_space_hides_no_text() -> None:
+    tokenizer = Counting(AutoTokenizer.from_pretrained(assets.data("models", "minilm-reranker")))
+    far, near = (encode(TextPair(tokenizer, 60), ["a query"], [f"{space}found"]) for space in (" \n" * 2_000_000, ""))  # type: ignore[arg-type]
+    assert far == near and not far.truncated and max(tokenizer.given) < 1000
+
+
 def test_the_blocks_of_texts_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, tokenizer = architecture(BERT), word_tokenizer("a b c d e f")
+    tokenizer = word_tokenizer("a b c d e f")
     pairs = ["a", "b c", "a", "d"], ["c " * 9, "e", "f", "d e " * 90]
-    whole, counting = encode(run, tokenizer, *pairs), Counting(tokenizer)
+    whole, counting = encode(TextPair(tokenizer, 64), *pairs), Counting(tokenizer)
     monkeypatch.setattr(reading, "_BLOCK", 1)
-    assert encode(run, counting, *pairs) == whole  # type: ignore[arg-type]
-    assert isinstance(whole.rows[0].ids, array) and len(counting.given) >= 7  # three queries, each pair on its own
+    assert encode(TextPair(counting, 64), *pairs) == whole  # type: ignore[arg-type]
+    assert isinstance(whole.rows[0].ids, array) and len(counting.given) >= 4  # each pair on its own
 
 
 # Wrong input
 
 
-@pytest.mark.parametrize(("queries", "documents", "longest", "words"), [
-    (["a", "a b c"], ["a", "a"], 6, "Query 1 .* 6 of 6"),
-    (["a b " * 1_000_000], ["a"], None, "64"),
-    (["a", "a"], ["a", None], None, "Document 1 .*NoneType"),
-    (["a", "a"], ["a", "bad \udc80 text"], None, "Document 1 .*surrogate.* 4"),
+@pytest.mark.parametrize(("documents", "words"), [
+    (["a", None], "Document 1 .*NoneType"), (["a", "bad \udc80 text"], "Document 1 .*surrogate.* 4"),
 ])  # fmt: skip
-def test_pairs_that_make_no_sense_are_refused(queries: Any, documents: Any, longest: int | None, words: str) -> None:
+def test_pairs_that_make_no_sense_are_refused(documents: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        encode(architecture(BERT), word_tokenizer("a b c"), queries, documents, longest)
+        encode(TextPair(word_tokenizer("a b c"), 64), ["a", "a"], documents)

@@ -27,7 +27,7 @@ from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
-from ondevice_papers.grating.reading import INSTRUCTION, encode
+from ondevice_papers.grating.reading import Form, encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import prepare
@@ -79,8 +79,8 @@ class Reranker:
     mode: "set" accepts and drops early (the paper), so that scores of documents that were decided after different
     layers are on different scales, those decided earlier first; "order" only drops, and ranks by final scores.
     truncate: whether longer documents lose their end, and are counted, or are refused.
-    instruction: for rerankers that answer yes or no. A causal LM is taken for one of these if its name has "rerank" in
-    it or this is given. dtype: of the computation; None is that of the files.
+    recipe: of `reading.RECIPES`: the prompt of a causal LM whose folder does not say how it scores a pair. dtype: of the
+    computation; None is that of the files.
     receipt: of the last call. Calls from several threads take turns.
     Raises ValueError, FileNotFoundError or ConnectionError, with one sentence.
     """
@@ -89,7 +89,7 @@ class Reranker:
         self, model_name_or_path: str | Path, *, memory_budget: float | str | None = None,
         max_memory: float | str | None = None, calibration: str | Path | bool | None = None,
         threshold: float | None = None, probes: Probes | None = None, mode: Mode = "set",
-        max_length: int | None = None, truncate: bool = True, instruction: str | None = None,
+        max_length: int | None = None, truncate: bool = True, recipe: str | None = None,
         activation_fn: Activation | None = None, dtype: torch.dtype | None = None, num_labels: int | None = None,
         device: str | None = None, backend: str = "torch", revision: str | None = None, token: bool | str | None = None,
         local_files_only: bool = False, cache_folder: str | None = None, trust_remote_code: bool = False,
@@ -112,18 +112,17 @@ class Reranker:
             raise ValueError(f"A dispersion threshold is a number from 0 on, not {threshold!r}.")
         self.spec, self.mode, self.threshold, self.probes = str(model_name_or_path), mode, threshold, probes
         self.truncate = truncate
-        self.prompts = dict(prompts or {})
-        self._default = self._prompt(None, default_prompt_name)
-        self.instruction = instruction or self._default or INSTRUCTION
         if self.budget is not None:
             few_arenas()
         folder = prepare(self.spec, dtype, revision, token, local_files_only, cache_folder)
         checkpoint = Checkpoint.open(folder)
         config = loading.configuration(self.spec, folder)
         self.tokenizer = loading.tokenizer(self.spec, folder)
-        self.architecture = Architecture(
-            config, loading.answers(self.spec, config, self.tokenizer, instruction or default_prompt_name)
-        )
+        self.scoring = loading.scoring(self.spec, folder, config, self.tokenizer, recipe)
+        self.prompts = {**self.scoring.prompts, **(prompts or {})}
+        self.default_prompt_name = default_prompt_name or self.scoring.default
+        self._prompt(None, self.default_prompt_name)
+        self.architecture = Architecture(config, self.scoring.answers)
         self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
         if probes is not None:
             probes.require(self.architecture.layers, self.architecture.width)
@@ -131,7 +130,7 @@ class Reranker:
         if max_length is not None and not (_is(Integral, max_length) and 1 <= max_length <= longest):
             raise ValueError(f"max_length is from 1 to {longest} tokens, not {max_length}.")
         self.max_length = max_length
-        self.activation_fn = activation_fn or loading.activation(config, folder)
+        self.activation_fn = activation_fn or loading.activation(self.scoring)
         _forget_pages(folder)
         trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
@@ -249,7 +248,7 @@ class Reranker:
         pools = []
         for number, (query, texts) in enumerate(zip(queries, every, strict=True)):
             with self._turn:
-                history = self._run([query] * len(texts), list(texts), None, None).outcome.history
+                history = self._run([query] * len(texts), list(texts), None, self._prompt(None, None)).outcome.history
             right = np.isin(np.arange(len(texts)), [] if relevant is None else relevant[number])
             pools.append(Pool(str(number), "validation", history, right))
         calibrated = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
@@ -283,10 +282,7 @@ class Reranker:
         if self._closed:
             raise ValueError("This reranker is closed.")
         self.receipt = None
-        if self.architecture.answers is None and (start := self._default if prompt is None else prompt):
-            queries = [start + query for query in queries]  # as CrossEncoder does
-        instruction = prompt or self.instruction
-        read = encode(self.architecture, self.tokenizer, queries, documents, self.max_length, instruction)
+        read = encode(self._form(prompt), queries, documents)
         if read.truncated and not self.truncate:
             raise ValueError(f"{read.truncated} of {len(documents)} documents are longer than the model reads.")
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
@@ -312,6 +308,11 @@ class Reranker:
         self.receipt = _receipt(done, counted, read.truncated, chosen, (peak - self._baseline) / MB)
         return done
 
+    def _form(self, prompt: str | None) -> Form:
+        """How pairs are read, of the most tokens that model, tokenizer, folder and user allow."""
+        most = self.max_length or self.scoring.limit or int(self.tokenizer.model_max_length)
+        return self.scoring.form(self.tokenizer, min(most, self.architecture.longest), prompt)
+
     def _rule(self, k: int) -> Rule | None:
         if self.threshold is not None:
             return cluster_rule(self.threshold)
@@ -336,9 +337,12 @@ class Reranker:
         return held[1]
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
+        if prompt is not None:
+            return prompt
+        name = self.default_prompt_name if name is None else name
         if name is not None and name not in self.prompts:
             raise ValueError(f"There is no prompt {name!r}; there are {', '.join(self.prompts) or 'none'}.")
-        return self.prompts[name] if prompt is None and name is not None else prompt
+        return None if name is None else self.prompts[name]
 
 
 def _calibrated(

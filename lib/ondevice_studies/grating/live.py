@@ -19,7 +19,7 @@ from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
 from ondevice_papers.grating.hidden_states import Resident
 from ondevice_papers.grating.pruning import Rule, select
-from ondevice_papers.grating.reading import encode
+from ondevice_papers.grating.reading import TextPair, encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_papers.grating.window import Window
 from ondevice_programs.reranker import Reranker, loading
@@ -43,6 +43,11 @@ def opened(
     with contextlib.closing(Streamed(folder, of.part_of, units=of.units, window=window, cache=cache)) as weights:
         made = Engine(of, weights, states=states, run_layer=run_layer, select=select)
         yield made, loading.tokenizer(name, folder)
+
+
+def form(engine: Engine, tokenizer: Any) -> TextPair:
+    """How the bundled rerankers read pairs."""
+    return TextPair(tokenizer, min(int(tokenizer.model_max_length), engine.architecture.longest))
 
 
 def units(scores: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +89,7 @@ def outcomes(name: str, runs: pd.DataFrame, rules: Sequence[Rule | None], **mech
         run: Any
         for run, rule in zip(runs.itertuples(), rules, strict=True):
             asked = pools(run.set, "test")[run.pool]
-            given = encode(engine.architecture, tokenizer, [asked.query] * len(asked.documents), asked.documents).rows
+            given = encode(form(engine, tokenizer), [asked.query] * len(asked.documents), asked.documents).rows
             outcome = engine.score(given, run.k, rule).outcome
             rows.append({"model": name, "set": run.set, "k": run.k, "rule": run.rule, "pool": run.pool,
                          "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
@@ -122,7 +127,7 @@ def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.Da
             texts = list(asked[number].documents)
 
             def pruned(query: str = query, texts: list[str] = texts) -> object:
-                given = encode(engine.architecture, tokenizer, [query] * len(texts), texts).rows
+                given = encode(form(engine, tokenizer), [query] * len(texts), texts).rows
                 return engine.score(given, k, rule)
 
             ways: dict[str, Callable[[], object]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,35 @@ def test_a_causal_lm_reads_the_published_prompt() -> None:
         "<Instruct>: Do it\n<Query>: a query\n<Document>: short" + ENDING
     )
     assert found.truncated == 1 and len(found.rows[1].ids) == found.rows[1].border == 420
-    cut = tokenizer.decode(list(found.rows[1].ids))
+    cut = str(tokenizer.decode(list(found.rows[1].ids)))
     assert cut.endswith(ENDING) and "<Query>: other\n<Document>: long long" in cut
     assert "Given a web search query" in tokenizer.decode(list(encode(qwen(tokenizer), ["q"], ["d"]).rows[0].ids))
+
+
+@pytest.mark.parametrize("name", ["bge-reranker-v2-gemma", "mxbai-rerank-v2"])
+def test_recipes_are_the_authors_steps(name: str) -> None:
+    """Parts are made into tokens apart; a query keeps three quarters at most, then the document is cut."""
+    recipe, tokenizer = RECIPES[name], shapes.byte_tokenizer()
+    first, between, second, *behind = recipe.parts if name.startswith("bge") else recipe.parts[1:]
+    before = "" if name.startswith("bge") else recipe.parts[0]
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    inner, texts = 200, [("a query", "short"), ("a query", "long " * 80), ("query " * 80, "long " * 80)]
+    around = len(tokens(before)) + sum(len(tokens(part.format(prompt=recipe.prompt))) for part in behind)
+    form = Prompted(tokenizer, 5000, None, replace(recipe, limit=inner))
+    for (query, document), row in zip(texts, encode(form, *zip(*texts, strict=True)).rows, strict=True):
+        asked = tokens(first.format(query=query))[: 3 * inner // 4]
+        read = (tokens(between) + tokens(second.format(document=document)))[: inner - len(asked)]
+        end = [token for part in behind for token in tokens(part.format(prompt=recipe.prompt))]
+        assert list(row.ids) == [*tokens(before), *asked, *read, *end] and len(row.ids) <= inner + around
 
 
 def test_yes_and_no_are_a_token_each() -> None:
     assert answer_ids(word_tokenizer("no maybe yes"), ("yes", "no")) == (6, 4)
     for tokenizer in (shapes.byte_tokenizer(), word_tokenizer("maybe")):
-        with pytest.raises(ValueError, match="'yes'.*'no'"):
+        with pytest.raises(ValueError, match=r"'yes'.*'no'"):
             answer_ids(tokenizer, ("yes", "no"))
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import multiprocessing
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.modules import LogitScore
 from test_grating_reading import word_tokenizer
 from transformers import AutoConfig
 
 from ondevice_programs.reranker import Reranker
+from ondevice_programs.reranker import reranker as reranker_module
 
 WORDS = "alpha beta gamma delta yes no Yes 1 0 query: document: system: judge it please end"
 QUERY = "alpha beta"
@@ -29,6 +34,7 @@ ROLES = (
 )
 PARTS = ROLES.replace("message.content", "message.content[0].text")
 NO_ROLES = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}end"
+MODULE = "sentence_bert_config.json"
 LM, ENCODER, DECODER = "Qwen3ForCausalLM", "BertForSequenceClassification", "Qwen3ForSequenceClassification"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,10 +77,10 @@ def alike(folder: Path, **options: Any) -> None:
     pairs = [[QUERY, text] for text in DOCUMENTS] + [[LONG, "gamma delta"], [LONG, LONG], ["", LONG]]
     theirs = CrossEncoder(str(folder), device="cpu", **options)
     with Reranker(folder, **options) as ours:
-        for more in ({}, {"prompt": "please"}):
-            right = theirs.predict(pairs, **more)
+        for prompt in (None, "please"):
+            right = theirs.predict(pairs, prompt=prompt)
             assert right.std() > 1e-3
-            assert np.abs(ours.predict(pairs, **more) - right).max() < 1e-4
+            assert np.abs(ours.predict(pairs, prompt=prompt) - right).max() < 1e-4
         ranks = [[hit["corpus_id"] for hit in model.rank(QUERY, DOCUMENTS)] for model in (ours, theirs)]
         assert ranks[0] == ranks[1]
 
@@ -108,7 +114,7 @@ def test_a_saved_activation(saved: Callable[..., Path]) -> None:
     made = again(CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity()), folder)
     alike(made)
     with Reranker(made) as ours:
-        assert np.abs(ours.predict([[QUERY, text] for text in DOCUMENTS])).max() > 1
+        assert ours.predict([[QUERY, text] for text in DOCUMENTS]).min() < 0
 
 
 def test_a_saved_length(saved: Callable[..., Path]) -> None:
@@ -123,8 +129,8 @@ def test_a_saved_length(saved: Callable[..., Path]) -> None:
 def test_a_logit_score(saved: Callable[..., Path], template: str, true: str, false: str | None) -> None:
     folder = saved(LM, template)
     model = CrossEncoder(str(folder), device="cpu")
-    ids = [None if word is None else model.tokenizer.convert_tokens_to_ids(word) for word in (true, false)]
-    model = CrossEncoder(modules=[model[0], LogitScore(*ids)], device="cpu")
+    first, second = (None if word is None else model.tokenizer.convert_tokens_to_ids(word) for word in (true, false))
+    model = CrossEncoder(modules=[model[0], LogitScore(first, second)], device="cpu")  # type: ignore[arg-type]
     alike(again(model, folder))
 
 
@@ -134,7 +140,8 @@ def test_a_chat_template_with_roles_is_enough(saved: Callable[..., Path]) -> Non
 
 def test_a_default_prompt_is_the_systems_message(saved: Callable[..., Path]) -> None:
     folder = saved(LM, ROLES)
-    alike(again(CrossEncoder(str(folder), device="cpu", prompts={"a": "please judge"}, default_prompt_name="a"), folder))
+    model = CrossEncoder(str(folder), device="cpu", prompts={"a": "please judge"}, default_prompt_name="a")
+    alike(again(model, folder))
 
 
 def test_a_name_says_nothing(saved: Callable[..., Path], tmp_path: Path) -> None:
@@ -146,7 +153,12 @@ def test_a_name_says_nothing(saved: Callable[..., Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("recipe", ["bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"])
 def test_a_recipe_is_the_users(saved: Callable[..., Path], recipe: str) -> None:
-    with Reranker(saved(LM), recipe=recipe) as ours:
+    folder = edited(saved(LM), "tokenizer_config.json", model_max_length=512)
+    words = r"prompt alone takes \d+ tokens, of 4"
+    with Reranker(folder, recipe=recipe, max_length=4) as ours, pytest.raises(ValueError, match=words):
+        ours.predict([[QUERY, "gamma"]])
+    edited(folder, "config.json", max_position_embeddings=512)
+    with Reranker(folder, recipe=recipe) as ours:
         scores = ours.predict([[QUERY, text] for text in DOCUMENTS])
         assert np.isfinite(scores).all() and scores.std() > 0
 
@@ -154,8 +166,8 @@ def test_a_recipe_is_the_users(saved: Callable[..., Path], recipe: str) -> None:
 @pytest.mark.parametrize(("name", "template", "file", "values", "words"), [
     (LM, NO_ROLES, None, {}, "no roles"),
     (ENCODER, NO_ROLES, None, {}, "no roles"),
-    (ENCODER, None, "sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
-    (ENCODER, None, "sentence_bert_config.json", {"processing_kwargs": {"text": {"stride": 2}}}, "processing_kwargs.text"),
+    (ENCODER, None, MODULE, {"do_lower_case": True}, "do_lower_case"),
+    (ENCODER, None, MODULE, {"processing_kwargs": {"text": {"stride": 2}}}, "processing_kwargs.text"),
     (ENCODER, None, "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.activation.Tanh"}, "Tanh"),
 ])  # fmt: skip
 def test_what_is_not_read_is_refused(
@@ -176,3 +188,66 @@ def test_other_modules_are_refused_by_name(saved: Callable[..., Path]) -> None:
     (made / "modules.json").write_text(json.dumps([*modules, more]))
     with pytest.raises(ValueError, match="Transformer, Dense"):
         Reranker(made)
+
+
+# Where people run it
+
+
+def ranked(reranker: Reranker) -> list[int]:
+    return [hit["corpus_id"] for hit in reranker.rank(QUERY, DOCUMENTS)]
+
+
+def test_copies_and_other_processes_rank_as_the_first_does(saved: Callable[..., Path]) -> None:
+    with Reranker(saved(ENCODER), max_length=20) as ours:
+        right = ranked(ours)
+        for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+            with twin:
+                assert ranked(twin) == right and twin.max_seq_length == 20
+        for method in ("fork", "spawn"):
+            with multiprocessing.get_context(method).Pool(2) as pool:
+                assert pool.map(ranked, [ours] * 2, 1) == [right] * 2
+
+
+def test_a_fork_ranks_on_with_what_it_inherited(saved: Callable[..., Path]) -> None:
+    """As behind gunicorn's --preload and in torch's DataLoader: the parent's threads and locks are gone."""
+    with Reranker(saved(ENCODER)) as ours:
+        right = ranked(ours)
+        context = multiprocessing.get_context("fork")
+        told = context.SimpleQueue()
+        with ours._turn:  # held by a thread that the child has not
+            child = context.Process(target=lambda: told.put(ranked(ours)))
+            child.start()
+        child.join(60)
+        assert not child.is_alive() and child.exitcode == 0 and told.get() == right
+        assert ranked(ours) == right
+
+
+def test_any_number_of_pairs_goes_through_in_segments(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [[QUERY, text] for text in DOCUMENTS * 8]
+    with Reranker(saved(ENCODER)) as ours:
+        right = ours.predict(pairs)
+        whole = ours.receipt
+        monkeypatch.setattr(reranker_module, "_SEGMENT", 300)
+        assert np.abs(ours.predict(pairs) - right).max() < 1e-5
+        parts = ours.receipt
+        assert whole and parts and parts.candidates == whole.candidates == 40 and parts.active == [40] * 3
+        assert parts.plan_mb["hidden"] < whole.plan_mb["hidden"] / 3 and parts.read_bytes > whole.read_bytes
+        assert ours.predict(iter(pairs[:3])).tolist() == pytest.approx(right[:3].tolist(), abs=1e-5)
+        assert ours.predict(np.array(pairs[0])) == pytest.approx(right[0], abs=1e-5)
+        assert ours.predict([]).shape == (0,) and ours.receipt is None
+
+
+@pytest.mark.parametrize("odd", [{"a": "b"}, "text", [["a"]], [{"query": "a", "document": "b"}], [["a", 3]]])
+def test_what_is_no_pair_is_refused(saved: Callable[..., Path], odd: Any) -> None:
+    with Reranker(saved(ENCODER)) as ours, pytest.raises(ValueError, match=r"pair|no text"):
+        ours.predict(odd)
+
+
+def test_the_fields_evaluator_takes_it(saved: Callable[..., Path]) -> None:
+    folder = saved(ENCODER)
+    samples: Any = [{"query": QUERY, "positive": [DOCUMENTS[0]], "negative": DOCUMENTS[1:]}] * 3
+    evaluate = CrossEncoderRerankingEvaluator(samples, show_progress_bar=False)
+    with Reranker(folder, device=torch.device("cpu")) as ours:
+        assert evaluate(cast(Any, ours)) == pytest.approx(evaluate(CrossEncoder(str(folder), device="cpu")))

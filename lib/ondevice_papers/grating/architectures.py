@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class Architecture:
 
     config: a transformers configuration. answers: ids of the tokens that a causal LM is read at, one or two.
     layers; width: of a hidden state; vocabulary: rows of the token embedding; causal: decoder-only; longest: most
-    tokens of a row; units: how a layer's weights are cut, in attention and feed-forward where that is known, else whole.
+    tokens of a row; units: how a layer's weights are cut: in attention and feed-forward where that is known, else not.
     Rows are padded on the right, whatever the tokenizer says: positions start at 0 in every row, padding comes after
     all that a decoder reads, and a score does not depend on the rows beside it. Left padding, which decoder-only
     rerankers are published with, differs from this by rounding only, as their positions are relative.
@@ -108,7 +108,7 @@ class Architecture:
         self.units: tuple[Parts, ...] = BY_PART if self._halves else BY_LAYER
         self.causal = any(getattr(module, "is_causal", False) for module in self._stack[0].modules())
         self.longest = _longest(self._model, config)
-        self.reads: Literal["first", "last", "whole"] = "last"  # which state scores are made of; `hold` finds out
+        self.reads = "last"  # or first or whole: the states that scores are made of, which `hold` finds out
         self._tuples = False  # whether the model's forward takes a layer's output for a tuple
         self._head: dict[str, Tensor] = {}
         self._entering: list[Named] | None = None
@@ -255,7 +255,8 @@ class Architecture:
         ids = torch.full(batch.real.shape, int(self.config.pad_token_id))
         ids[batch.real] = batch.ids
         mask = None if self.causal or bool(batch.real.all()) else batch.real
-        self._entering = given = []
+        given: list[Named] = []
+        self._entering = given
         try:
             self._run(ids, mask, batch.segments, rows, places)
         except _Entered:
@@ -317,8 +318,10 @@ class Architecture:
         if self.answers is None:
             states = torch.randn(2, 3, self.width, generator=torch.Generator().manual_seed(0))
             whole = self._released(states)
-            at = {"last": self._released(states[:, -1:]), "first": self._released(states[:, :1])}
-            self.reads = next((name for name, z in at.items() if torch.allclose(z, whole, 1e-3, 1e-4)), "whole")  # type: ignore[assignment]
+            self.reads = "whole"
+            for name, part in (("first", states[:, :1]), ("last", states[:, -1:])):
+                if torch.allclose(self._released(part), whole, 1e-3, 1e-4):
+                    self.reads = name
 
 
 class _Entered(Exception):
@@ -401,7 +404,7 @@ def _prepared(name: str, config: PreTrainedConfig, answers: tuple[int, ...] | No
     return config
 
 
-def _built(name: str, config: Any) -> nn.Module:
+def _built(name: str, config: Any) -> Any:
     """The model without memory, but for what it computes of its configuration, such as rotations."""
     import transformers
 
@@ -425,7 +428,7 @@ def _stack(model: nn.Module, layers: int) -> tuple[str, Any]:
     """(path, modules) of the model's layers."""
     several = {
         path: module for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and path.rpartition(".")[2] in ("layer", "layers") and len(module) == layers
+        if isinstance(module, nn.ModuleList) and len(module) == layers and path.endswith(("layer", "layers"))
     }  # fmt: skip
     if len(several) != 1:
         raise ValueError(f"{type(model).__name__} has {len(several)} stacks of {layers} layers; one is needed.")

@@ -25,8 +25,9 @@ class Calibration:
 
     kind: "recall" (certified: mean recall of the full model's top K at least `target`, with `confidence`), or
     "precision" (the paper's threshold for a Precision@K; no promise). mode: "set" or "order", as the reranker's.
-    queries: that certified, or calibrated. reached: mean recall or precision on them. saved: share of the
-    layer-candidates. Nothing is pruned where `margins` and `threshold` are both None: nothing could be certified.
+    queries: that certified, or calibrated. truncated: pairs of theirs that were cut, as too long. reached: mean recall
+    or precision on them. saved: share of the layer-candidates. Nothing is pruned where `margins` and `threshold` are
+    both None: nothing could be certified.
     """
 
     k: int
@@ -37,6 +38,7 @@ class Calibration:
     queries: int
     reached: float
     saved: float
+    truncated: int = 0
     weights: list[list[float]] | None = None
     margins: list[float] | None = None
     threshold: float | None = None
@@ -55,23 +57,34 @@ def fingerprint(sums: Checksums) -> str:
     return xxhash.xxh3_64_hexdigest(repr((sorted(sums.tensors.items()), rows)).encode())
 
 
-def load(path: Path, model: str) -> dict[tuple[int, str], Calibration]:
-    """A file's calibrations by K and mode. model: a fingerprint.
+def digest(content: Any) -> str:
+    """A checksum of what repr says of it."""
+    return xxhash.xxh3_64_hexdigest(repr(content).encode())
 
-    Raises ValueError on a damaged file and on one of another model.
+
+def require(certified: Mapping[str, str], scoring: Mapping[str, str], what: str) -> None:
+    """Raise ValueError, naming what differs, where scores are not made as those that were calibrated."""
+    odd = [name for name in scoring if certified.get(name) != scoring[name]]
+    if odd:
+        raise ValueError(f"{what} was calibrated for another {' and '.join(odd)}: calibrate anew, or remove it.")
+
+
+def load(path: Path, scoring: Mapping[str, str]) -> dict[tuple[int, str], Calibration]:
+    """A file's calibrations by K and mode. scoring: digests of all that scores are made with, by what they are of.
+
+    Raises ValueError on a damaged file and on one of another scoring.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         calibrations = [Calibration(**entry) for entry in stored["calibrations"]]
-        of_model = stored["model"]
+        certified = dict(stored["scoring"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path.name} is damaged: it is no file of calibrations.") from None
-    if of_model != model:
-        raise ValueError(f"{path.name} was calibrated for another model: remove it, or calibrate this one.")
+    require(certified, scoring, path.name)
     return {(calibration.k, calibration.mode): calibration for calibration in calibrations}
 
 
-def save(path: Path, model: str, calibrations: Mapping[tuple[int, str], Calibration]) -> None:
+def save(path: Path, scoring: Mapping[str, str], calibrations: Mapping[tuple[int, str], Calibration]) -> None:
     """Write the file whole, or not at all."""
-    stored: dict[str, Any] = {"model": model, "calibrations": list(map(asdict, calibrations.values()))}
+    stored: dict[str, Any] = {"scoring": dict(scoring), "calibrations": list(map(asdict, calibrations.values()))}
     assets.write_text(path, json.dumps(stored, indent=1) + "\n")

@@ -112,7 +112,7 @@ class Chat(Form):
     def text(self, query: str, document: str) -> str:
         """A pair as the template writes it. Raises ValueError where the template refuses its roles."""
         said = [("query", query), ("document", document)]
-        messages = [
+        messages: Any = [
             {"role": role, "content": [{"type": "text", "text": text}] if self.structured else text}
             for role, text in ([("system", self.prompt)] if self.prompt else []) + said
         ]
@@ -165,6 +165,8 @@ class Prompted(Form):
     recipe: Recipe | None = None
 
     def read(self, pairs: Sequence[Pair]) -> Iterable[tuple[Row, bool]]:
+        if self._room < 1:
+            raise ValueError(f"The recipe's prompt alone takes {self._outside} tokens, of {self._most_of_row}.")
         for pair in pairs:
             parts = self._parts(pair.query, pair.document)
             whole = sum(map(len, parts))
@@ -265,7 +267,7 @@ def encode(form: Form, queries: Sequence[str], documents: Sequence[str]) -> Enco
     """
     for kind, texts in (("Query", queries), ("Document", documents)):
         for index, text in enumerate(texts):
-            _require_text(kind, index, text)
+            require_text(kind, index, text)
     rows = []
     truncated = 0
     for block in _blocks(_pairs(form, queries, documents)):
@@ -315,7 +317,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _require_text(kind: str, index: int, text: object) -> None:
+def require_text(kind: str, index: int, text: object) -> None:
+    """Raise ValueError, with the place, on what is no text, or none that UTF-8 can encode."""
     if not isinstance(text, str):
         raise ValueError(f"{kind} {index} is no text but of type {type(text).__name__}.")
     if not text.isascii() and (surrogate := _SURROGATE.search(text)):

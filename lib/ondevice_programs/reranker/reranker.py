@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -27,7 +28,7 @@ from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
-from ondevice_papers.grating.reading import Form, encode
+from ondevice_papers.grating.reading import Form, encode, require_text
 from ondevice_papers.grating.weights import Streamed
 from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import prepare
@@ -35,6 +36,7 @@ from ondevice_programs.reranker.loading import Activation
 
 Mode = Literal["set", "order"]
 # What the budget decides, what one process with one score a pair has no use for.
+_SEGMENT = 16_384  # tokens of the pairs that `predict` takes through the model together
 _IGNORED = ["batch_size", "show_progress_bar", "model_card_data", "pool", "chunk_size", "num_workers", "apply_softmax",
             "convert_to_numpy", "convert_to_tensor"]  # fmt: skip
 
@@ -79,8 +81,8 @@ class Reranker:
     mode: "set" accepts and drops early (the paper), so that scores of documents that were decided after different
     layers are on different scales, those decided earlier first; "order" only drops, and ranks by final scores.
     truncate: whether longer documents lose their end, and are counted, or are refused.
-    recipe: of `reading.RECIPES`: the prompt of a causal LM whose folder does not say how it scores a pair. dtype: of the
-    computation; None is that of the files.
+    recipe: of `reading.RECIPES`: the prompt of a causal LM whose folder does not say how it scores a pair. dtype: of
+    the computation; None is that of the files.
     receipt: of the last call. Calls from several threads take turns.
     Raises ValueError, FileNotFoundError or ConnectionError, with one sentence.
     """
@@ -91,11 +93,13 @@ class Reranker:
         threshold: float | None = None, probes: Probes | None = None, mode: Mode = "set",
         max_length: int | None = None, truncate: bool = True, recipe: str | None = None,
         activation_fn: Activation | None = None, dtype: torch.dtype | None = None, num_labels: int | None = None,
-        device: str | None = None, backend: str = "torch", revision: str | None = None, token: bool | str | None = None,
+        device: Any = None, backend: str = "torch", revision: str | None = None, token: bool | str | None = None,
         local_files_only: bool = False, cache_folder: str | None = None, trust_remote_code: bool = False,
         prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
         model_kwargs: Mapping[str, Any] | None = None, **others: Any,
     ) -> None:  # fmt: skip
+        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
+        self._given = given | others  # what a copy in another process is made of
         baseline = anonymous()
         self.budget = _megabytes(memory_budget if max_memory is None else max_memory)
         dtype = _dtype(dtype, model_kwargs)
@@ -126,21 +130,21 @@ class Reranker:
         self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
         if probes is not None:
             probes.require(self.architecture.layers, self.architecture.width)
-        longest = self.architecture.longest
-        if max_length is not None and not (_is(Integral, max_length) and 1 <= max_length <= longest):
-            raise ValueError(f"max_length is from 1 to {longest} tokens, not {max_length}.")
-        self.max_length = max_length
+        self.max_length = None if max_length is None else self._length(max_length)
+        self.model_card_data = _Card()
         self.activation_fn = activation_fn or loading.activation(self.scoring)
         _forget_pages(folder)
         trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
         self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
         plan(self._model, [1], self.budget)  # a budget that is too small for anything is refused at once
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         self._closed = False
         self._open: tuple[Plan, Streamed] | None = None
         self.receipt: Receipt | None = None
         self._calibrations: dict[tuple[int, str], Calibration] = {}
+        self._certified: dict[str, str] = {}  # what they were calibrated with
         self._load(calibration)
 
     # What CrossEncoder has
@@ -150,25 +154,46 @@ class Reranker:
         """Scores of a pair."""
         return 1
 
+    @property
+    def max_seq_length(self) -> int:
+        """Most tokens of a row, which can be set."""
+        return self._form(None).most
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int) -> None:
+        self.max_length = self._length(tokens)
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are computed."""
+        return torch.device("cpu")
+
     def predict(
-        self, inputs: Sequence[Sequence[str]] | Sequence[str] = (), prompt_name: str | None = None,
+        self, inputs: Iterable[Sequence[str]] | Sequence[str] | np.ndarray = (), prompt_name: str | None = None,
         prompt: str | None = None, *, activation_fn: Activation | None = None, apply_softmax: bool | None = False,
         convert_to_numpy: bool = True, convert_to_tensor: bool = False, device: str | None = None,
         sentences: Any = None, **ignored: Any,
     ) -> Any:  # fmt: skip
         """Scores of (query, document) pairs, none of which is pruned: an array [n], a tensor, or a list of tensors.
 
-        One pair gives one score; none give an empty array, tensor or list.
+        One pair gives one score; none give an empty array, tensor or list. Any number of pairs goes through the model
+        in segments, so that their hidden states take no more memory than one segment's. The receipt sums them up.
         """
         _require_known(ignored, device)
-        given = inputs if sentences is None else sentences
-        single = len(given) == 2 and isinstance(given[0], str)
-        pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else list(given))]
+        given: Any = inputs if sentences is None else sentences
+        given = given.tolist() if isinstance(given, np.ndarray) else given if isinstance(given, str) else list(given)
+        single = len(given) > 0 and isinstance(given[0], str)
+        pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else given)]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
         with self._turn:
             start = self._prompt(prompt, prompt_name)
-            logits = self._run(queries, documents, None, start).outcome.score if pairs else np.empty(0)
-        activated = (activation_fn or self.activation_fn)(torch.tensor(np.asarray(logits), dtype=torch.float32))
+            receipts, logits = list[Receipt](), list[np.ndarray]()
+            for part in _segments(documents):
+                logits.append(self._run(queries[part], documents[part], None, start).outcome.score)
+                receipts += [self.receipt] if self.receipt else []
+            self.receipt = _summed(receipts)
+        together = torch.tensor(np.concatenate([np.empty(0), *logits]), dtype=torch.float32)
+        activated = (activation_fn or self.activation_fn)(together)
         scores = activated[0] if single else activated
         if convert_to_tensor or (single and not convert_to_numpy):
             return scores
@@ -212,6 +237,18 @@ class Reranker:
                 self._open[1].close()
                 self._open = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = ("budget", "max_length", "activation_fn", "_calibrations", "_certified")
+        kept = {name: getattr(self, name) for name in names}
+        return _made, (type(self), self._given, kept)
+
+    @property
+    def _turn(self) -> threading.RLock:
+        """The lock of this process: one that a fork copied may be held for ever, and the reader's thread is gone."""
+        if self._process != os.getpid():
+            self._process, self._lock, self._open = os.getpid(), threading.RLock(), None
+        return self._lock
+
     def __enter__(self) -> Reranker:
         return self
 
@@ -245,17 +282,25 @@ class Reranker:
             raise ValueError("A Precision@K needs the relevant places of each query.")
         if empty := [number for number, texts in enumerate(every) if not len(texts)]:
             raise ValueError(f"Query {empty[0]} has no candidates.")
+        for number, query in enumerate(queries):
+            require_text("Query", number, query)
         pools = []
+        truncated = 0
+        scoring = self._made_with(self._prompt(None, None))
         for number, (query, texts) in enumerate(zip(queries, every, strict=True)):
             with self._turn:
                 history = self._run([query] * len(texts), list(texts), None, self._prompt(None, None)).outcome.history
+                truncated += self.receipt.truncated if self.receipt else 0
             right = np.isin(np.arange(len(texts)), [] if relevant is None else relevant[number])
             pools.append(Pool(str(number), "validation", history, right))
         calibrated = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
+        calibrated = replace(calibrated, truncated=truncated)
+        if self._certified != scoring:
+            self._certified, self._calibrations = scoring, {}
         self._calibrations[calibrated.k, calibrated.mode] = calibrated
         if save is not False:
             path = self._beside() if save is True else Path(save)
-            calibration.save(path, self._identity, self._calibrations)
+            calibration.save(path, scoring, self._calibrations)
         return calibrated
 
     def _load(self, given: str | Path | bool | None) -> None:
@@ -263,7 +308,8 @@ class Reranker:
             return
         path = self._beside() if given is None or given is True else Path(given)
         if path.is_file():
-            self._calibrations = calibration.load(path, self._identity)
+            self._certified = self._made_with(self._prompt(None, None))
+            self._calibrations = calibration.load(path, self._certified)
         elif given is not None:
             raise FileNotFoundError(f"There is no file {str(given)!r} of calibrations.")
 
@@ -271,9 +317,28 @@ class Reranker:
         return self._model.checkpoint.folder / calibration.FILE
 
     @cached_property
-    def _identity(self) -> str:
+    def _weights(self) -> str:
         """The fingerprint of the weights, for which the files may have to be read once."""
         return calibration.fingerprint(Checksums.load(self._model.checkpoint))
+
+    @cached_property
+    def _reading(self) -> dict[str, str]:
+        """Digests of what pairs are read and scored with, whatever the call."""
+        tokenizer, probes = self.tokenizer, self.probes
+        entries = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+        arrays = None if probes is None else (probes.weights.tobytes(), probes.intercepts.tobytes())
+        return {
+            "model": self._weights,
+            "form of pairs": calibration.digest((self.scoring, tokenizer.chat_template)),
+            "tokenizer": calibration.digest(entries),
+            "set of probes": calibration.digest(arrays),
+        }
+
+    def _made_with(self, prompt: str | None) -> dict[str, str]:
+        """Digests of all that scores are made with: what a certificate holds for. prompt: of the call."""
+        activation = getattr(self.activation_fn, "__name__", type(self.activation_fn).__name__)
+        call = {"prompt": prompt or "", "max_length": self.max_seq_length, "activation": activation}
+        return self._reading | {name: calibration.digest(value) for name, value in call.items()}
 
     # A run
 
@@ -284,7 +349,7 @@ class Reranker:
         self.receipt = None
         read = encode(self._form(prompt), queries, documents)
         if read.truncated and not self.truncate:
-            raise ValueError(f"{read.truncated} of {len(documents)} documents are longer than the model reads.")
+            raise ValueError(f"{read.truncated} of {len(documents)} pairs are longer than the model reads.")
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
         weights = self._streamed(chosen)
         peak = anonymous()
@@ -302,7 +367,7 @@ class Reranker:
             self.architecture, weights, chunk=chosen.chunk, states=Offloaded if chosen.offload else Resident,
             probes=self.probes, run_layer=watched,
         )  # fmt: skip
-        rule = None if k is None or k >= len(documents) else self._rule(k)
+        rule = None if k is None or k >= len(documents) else self._rule(k, prompt)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
         counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
         self.receipt = _receipt(done, counted, read.truncated, chosen, (peak - self._baseline) / MB)
@@ -313,11 +378,20 @@ class Reranker:
         most = self.max_length or self.scoring.limit or int(self.tokenizer.model_max_length)
         return self.scoring.form(self.tokenizer, min(most, self.architecture.longest), prompt)
 
-    def _rule(self, k: int) -> Rule | None:
+    def _length(self, tokens: int) -> int:
+        longest = self.architecture.longest
+        if not (_is(Integral, tokens) and 1 <= tokens <= longest):
+            raise ValueError(f"max_length is from 1 to {longest} tokens, not {tokens}.")
+        return int(tokens)
+
+    def _rule(self, k: int, prompt: str | None) -> Rule | None:
         if self.threshold is not None:
             return cluster_rule(self.threshold)
         calibrated = self._calibrations.get((k, self.mode))
-        return None if calibrated is None else calibrated.rule
+        if calibrated is None or calibrated.rule is None:
+            return None
+        calibration.require(self._certified, self._made_with(prompt), f"Pruning for top_k={k}")
+        return calibrated.rule
 
     def _streamed(self, chosen: Plan) -> Streamed:
         """The open weights, opened anew where they hold more than the plan has room for."""
@@ -343,6 +417,48 @@ class Reranker:
         if name is not None and name not in self.prompts:
             raise ValueError(f"There is no prompt {name!r}; there are {', '.join(self.prompts) or 'none'}.")
         return None if name is None else self.prompts[name]
+
+
+class _Card:
+    """In the place of CrossEncoder's model card, to which its evaluators add their metrics; nothing is kept."""
+
+    def set_evaluation_metrics(self, *_: Any, **__: Any) -> None: ...
+
+
+def _made(kind: type[Reranker], given: dict[str, Any], kept: dict[str, Any]) -> Reranker:
+    """A copy of a reranker, in another process or in this one."""
+    others = {name: given[name] for name in given if name != "model_name_or_path"}
+    copied = kind(given["model_name_or_path"], **others)
+    vars(copied).update(kept)
+    return copied
+
+
+def _segments(documents: Sequence[str]) -> Iterator[slice]:
+    """Parts of pairs with such documents, by a guess of four characters to a token."""
+    start = size = 0
+    for index, text in enumerate(documents):
+        size += 64 + (len(text) // 4 if isinstance(text, str) else 0)
+        if size > _SEGMENT:
+            yield slice(start, index + 1)
+            start, size = index + 1, 0
+    if start < len(documents):
+        yield slice(start, len(documents))
+
+
+def _summed(receipts: Sequence[Receipt]) -> Receipt | None:
+    """One receipt of several segments, all candidates of which went through all layers."""
+    if not receipts:
+        return None
+    numbers = {name: [getattr(receipt, name) for receipt in receipts] for name in vars(receipts[0])}
+    added = ["candidates", "truncated", "embedding_seconds", "stalled_seconds"]
+    added += ["read_bytes", "rows_cached", "rows_read"]
+    return replace(
+        max(receipts, key=lambda receipt: sum(receipt.plan_mb.values())),
+        **{name: sum(numbers[name]) for name in added},
+        **{name: np.sum(numbers[name], axis=0).tolist() for name in ("active", "layer_seconds")},
+        peak_mb=max(numbers["peak_mb"]),
+        margin=None,
+    )
 
 
 def _calibrated(
@@ -427,9 +543,9 @@ def _dtype(given: torch.dtype | None, options: Mapping[str, Any] | None) -> torc
     return dtype
 
 
-def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> None:
+def _require_known(ignored: Mapping[str, Any], device: Any = None) -> None:
     """Refuse keywords that CrossEncoder has not, or that would need something that is not here."""
-    if device not in (None, "cpu"):
+    if device is not None and str(device) != "cpu":
         raise ValueError(f"Weights are streamed to the CPU, not to {device!r}.")
     odd = [name for name in ignored if name not in _IGNORED]
     if odd:
@@ -442,7 +558,7 @@ def _require_known(ignored: Mapping[str, Any], device: str | None = None) -> Non
 
 
 def _pair(number: int, pair: Sequence[str]) -> Sequence[str]:
-    if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+    if isinstance(pair, str | Mapping) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise ValueError(f"Input {number} is not a pair of a query and a document.")
     return pair
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ from string import ascii_lowercase
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from sentence_transformers import CrossEncoder
 from transformers import (
@@ -30,7 +32,7 @@ from ondevice.retrieval import pools as evaluation_data
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.layer_scores import layer_scores, scores_of
 from ondevice.retrieval.pools import evaluation_pools
-from ondevice_training.reranking import examples, learning
+from ondevice_training.reranking import examples, learning, low_rank
 from ondevice_training.reranking.examples import training_examples
 from ondevice_training.reranking.learning import Recipe
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES
@@ -146,6 +148,8 @@ def toy_lists(step: int) -> list[Row]:
 
 def trained(folder: Path, kind: str = "decoder", lists=toy_lists, **values):
     model = learning.warm(PARENTS[kind]())
+    if rank := values.get("rank"):
+        low_rank.adapt(model, rank)
     recipe = Recipe("last", 12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
     recipe = dataclasses.replace(recipe, **values)
     return learning.train(recipe, model, lists, lambda _: 0.5, folder), model
@@ -302,6 +306,45 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
         assert torch.equal(one, other), name
     with pytest.raises(ValueError, match=r"broken.*96 .*'deep'.*96 .*'last'"):
         trained(tmp_path / "broken", kind, supervision="last")
+
+
+def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
+    start = learning.warm(decoder())
+    _, model = trained(tmp_path / "whole", queries=60 * QUERIES, matrix_rate=0.02, rank=4)
+    with (tmp_path / "whole" / "log.csv").open() as file:
+        log = list(csv.DictReader(file))
+    assert float(log[0]["loss"]) > 1.5 > 0.8 > float(log[-1]["loss"])
+    kept = dict(model.named_parameters())
+    for name, value in start.named_parameters():
+        there = kept[name.replace("_proj.weight", "_proj.base.weight") if "self_attn" in name else name]
+        assert name == "score.weight" or torch.equal(there, value.to(there.dtype)), name
+    files = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert files == {"checkpoint.safetensors", "log.csv", "adapter"}
+    stored = safetensors.torch.load_file(tmp_path / "whole" / "adapter" / "adapter_model.safetensors")
+    assert len(stored) == 1 + 3 * 4 * 2 and {value.dtype for value in stored.values()} == {torch.bfloat16}
+    layer = model.model.layers[1].self_attn.q_proj
+    a, b = (stored[f"base_model.model.model.layers.1.self_attn.q_proj.lora_{half}.weight"].float() for half in "AB")
+    facts = json.loads((tmp_path / "whole" / "adapter" / "adapter_config.json").read_text())
+    given = torch.randn(5, 32)
+    merged = layer.base.weight.float() + facts["lora_alpha"] / facts["r"] * b @ a
+    assert torch.allclose(layer(given.to(layer.base.weight.dtype)).float(), given @ merged.T, atol=0.05)
+    assert float((merged - layer.base.weight.float()).abs().max()) > 0.01
+
+    trained(tmp_path / "broken", lists=_StopAt(5), rank=4)
+    _, resumed = trained(tmp_path / "broken", rank=4)
+    _, unbroken = trained(tmp_path / "unbroken", rank=4)
+    for (name, one), (_, other) in zip(unbroken.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    for options in ({}, {"rank": 2}):
+        with pytest.raises(ValueError, match="another shape"):
+            trained(tmp_path / "broken", **options)
+
+
+def test_a_chat_models_own_markers_stand_for_ours():
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    ids = rows(reading_pairs(tokenizer, causal=True), "which?", ["text"])[0].ids
+    assert tokenizer.decode(list(ids)) == "<|im_start|>text<|im_end|>which?<|im_end|>"
 
 
 @pytest.mark.parametrize("kind", PARENTS)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LONGEST = 160  # tokens of a pair
+_MARKERS = ((PASSAGE, USER, ASSISTANT), ("<|im_start|>", "<|im_end|>", "<|im_end|>"))  # what tokenizers may know
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,20 @@ def reading_pairs(tokenizer: PreTrainedTokenizerBase, causal: bool) -> PreTraine
     """A copy of the tokenizer whose pairs of query and passage are what a reranker reads, cut to `LONGEST` tokens.
 
     A decoder-only model reads the passage first, then the query, and is pooled at the assistant's marker: the order of
-    the tasks that the language models were trained on. An encoder reads [CLS] query [SEP] passage [SEP]. The format is
-    the tokenizer's own, so that sentence-transformers' CrossEncoder makes the same rows of a stored model.
+    the tasks that the language models were trained on. A chat model's own markers stand in for ours, and it is pooled
+    at the last. An encoder reads [CLS] query [SEP] passage [SEP]. The format is the tokenizer's own, so that
+    sentence-transformers' CrossEncoder makes the same rows of a stored model.
     """
     reader: Any = copy.deepcopy(tokenizer)
     reader.backend_tokenizer.no_truncation()
     reader.backend_tokenizer.no_padding()
     reader.model_max_length = LONGEST
     if causal:
-        markers = [(marker, reader.convert_tokens_to_ids(marker)) for marker in (PASSAGE, USER, ASSISTANT)]
+        known = reader.get_vocab()
+        passage, user, assistant = next(three for three in _MARKERS if known.keys() >= set(three))
+        markers = [(marker, known[marker]) for marker in sorted({passage, user, assistant})]
         reader.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A", pair=f"{PASSAGE} $B {USER} $A {ASSISTANT}", special_tokens=markers
+            single="$A", pair=f"{passage} $B {user} $A {assistant}", special_tokens=markers
         )
         reader.chat_template = None  # CrossEncoder would take it for the format of a pair
     return reader

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _VALIDATED = 48  # pools for the log's nDCG
+_ADAPTER_RATE = 1e-3
 _MATRIX_RATES = {True: 0.005, False: 1e-4}  # Muon's for a decoder, AdamW's for an encoder
 
 
@@ -36,8 +37,10 @@ def register(programs: Any) -> None:
     training.add_argument("--supervision", choices=get_args(learning.Supervision), default="last", help="which layers")
     training.add_argument("--queries", type=count, required=True, help="length of the run, eight queries a step")
     training.add_argument("--out", type=writable, required=True, help="folder of checkpoint, log, model; resumed")
-    training.add_argument("--matrix-rate", type=positive, help="peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT)")
+    rates = "peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT), 0.001 (an adapter)"
+    training.add_argument("--matrix-rate", type=positive, help=rates)
     training.add_argument("--head-rate", type=positive, default=1e-3, help="peak rate of the head")
+    training.add_argument("--rank", type=count, help="of a low-rank adapter, trained in place of the trunk")
     training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 
@@ -52,9 +55,11 @@ def register(programs: Any) -> None:
 def train_reranker(arguments: argparse.Namespace) -> None:
     """The `reranker` command."""
     _prepare(arguments.threads)
-    model, tokenizer = learning.start(arguments.parent)
-    rate = _MATRIX_RATES[is_causal(model)] if arguments.matrix_rate is None else arguments.matrix_rate
-    recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate)
+    rank = arguments.rank or 0
+    model, tokenizer = learning.start(arguments.parent, rank)
+    usual = _ADAPTER_RATE if rank else _MATRIX_RATES[is_causal(model)]
+    rate = usual if arguments.matrix_rate is None else arguments.matrix_rate
+    recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate, rank)
     lists = Lists(examples.for_training(), tokenizer)
     pools = for_evaluation("validation").pools[:_VALIDATED]
 
@@ -64,7 +69,7 @@ def train_reranker(arguments: argparse.Namespace) -> None:
         return mean_ndcg([one[-1] for one in scores], pools).mean
 
     print(f"{len(lists.examples)} queries to train on", flush=True)
-    reached = learning.train(recipe, model, lists, validate, arguments.out, tokenizer)
+    reached = learning.train(recipe, model, lists, validate, arguments.out, tokenizer, arguments.parent)
     state = "stopped" if reached.stopped else "finished"
     print(f"{state} at step {reached.step}, {reached.tokens} tokens, {reached.seconds:.0f} s")
 

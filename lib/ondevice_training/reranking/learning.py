@@ -17,6 +17,7 @@ from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice_training import checkpoint
 from ondevice_training.muon import Muon
+from ondevice_training.reranking import low_rank
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES
 from ondevice_training.reranking.loss import listwise
 from ondevice_training.running import Log, export, set_rates, signals
@@ -35,12 +36,14 @@ class Recipe:
 
     supervision: the loss is on the last layer's scores, or on every layer's. matrix_rate: of the trunk's matrices, by
     Muon in a decoder and AdamW in an encoder; head_rate: of the new head and, in a decoder, a tenth of it of the norms.
+    rank: of a low-rank adapter, which is trained in the trunk's place, by AdamW at the matrix rate; 0 is the trunk.
     """
 
     supervision: Supervision
     queries: int
     matrix_rate: float
     head_rate: float = 1e-3
+    rank: int = 0
     warmup: int = 30
     save_every: float = 120.0
     validate_every: int = 100
@@ -62,13 +65,18 @@ class Position:
     stopped: bool = field(default=False, compare=False)
 
 
-def start(parent: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def start(parent: str, rank: int = 0, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model of one score with the parent's trunk and a fresh head; its embeddings are frozen.
 
-    They are most of the weights, and hardly move. Raises ValueError when the parent is neither a Llama nor a BERT.
+    They are most of the weights, and hardly move. rank: as of a `Recipe`. Raises ValueError when the parent is neither
+    a Llama nor a BERT, or an adapter is asked for on a BERT.
     """
     loaded = models.load(parent)
     model = warm(loaded.model, seed)
+    if rank and not is_causal(model):
+        raise ValueError(f"An adapter is for a decoder's attention; {parent} is an encoder.")
+    if rank:
+        low_rank.adapt(model, rank, seed)
     return model, reading_pairs(loaded.tokenizer, is_causal(model))
 
 
@@ -100,6 +108,8 @@ def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Op
     matrices = [parameter for parameter in trunk if parameter.ndim == 2]
     vectors = [parameter for parameter in trunk if parameter.ndim != 2]
     heads = {"params": head, "lr": recipe.head_rate}
+    if recipe.rank:
+        return [torch.optim.AdamW([{"params": trunk, "lr": recipe.matrix_rate}, heads], weight_decay=0.0)]
     if is_causal(model):
         groups = [{"params": vectors, "lr": recipe.head_rate / 10}, heads]
         return [Muon(matrices, lr=recipe.matrix_rate, weight_decay=0.0), torch.optim.AdamW(groups, weight_decay=0.0)]
@@ -109,6 +119,7 @@ def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Op
 def train(
     recipe: Recipe, model: PreTrainedModel, lists: Callable[[int], list[Row]],
     validate: Callable[[PreTrainedModel], float], folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
+    parent: str = "",
 ) -> Position:  # fmt: skip
     """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
 
@@ -121,9 +132,11 @@ def train(
     log = Log(folder / "log.csv", COLUMNS, position.step)
 
     def save() -> None:
-        run: dict[str, Any] = {"supervision": recipe.supervision, "queries": recipe.queries}
+        run: dict[str, Any] = {"supervision": recipe.supervision, "queries": recipe.queries, "rank": recipe.rank}
         here = {"step": position.step, "tokens": position.tokens, "seconds": position.seconds}
-        checkpoint.save(folder / "checkpoint.safetensors", model, optimizers, {**run, **here})
+        checkpoint.save(folder / "checkpoint.safetensors", model, optimizers, {**run, **here}, bool(recipe.rank))
+        if recipe.rank:
+            low_rank.save(model, recipe.rank, parent, folder / "adapter")
 
     saved = time.monotonic()
     losses: list[tuple[float, float]] = []
@@ -150,7 +163,8 @@ def train(
                 save()
                 saved = time.monotonic()
     save()
-    export(model, tokenizer, folder / "model", torch.float16)
+    if not recipe.rank:
+        export(model, tokenizer, folder / "model", torch.float16)
     position.stopped = position.step < schedule.total
     return position
 
@@ -177,9 +191,9 @@ def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: li
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         return Position()
-    progress = checkpoint.load(path, model, optimizers)
-    found = (progress.get("supervision"), progress.get("queries"))
-    if found != (recipe.supervision, recipe.queries):
-        message = f"{folder.name} holds a run of {found[1]} queries with {found[0]!r} supervision"
-        raise ValueError(f"{message}, not of {recipe.queries} with {recipe.supervision!r}.")
+    progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
+    found = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))
+    if found != (recipe.supervision, recipe.queries, recipe.rank):
+        message = f"{folder.name} holds a run of {found[1]} queries with {found[0]!r} supervision and rank {found[2]}"
+        raise ValueError(f"{message}, not of {recipe.queries} with {recipe.supervision!r} and {recipe.rank}.")
     return Position(progress["step"], progress["tokens"], progress["seconds"])

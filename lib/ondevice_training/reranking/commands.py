@@ -60,7 +60,7 @@ def train_reranker(arguments: argparse.Namespace) -> None:
     usual = _ADAPTER_RATE if rank else _MATRIX_RATES[is_causal(model)]
     rate = usual if arguments.matrix_rate is None else arguments.matrix_rate
     recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate, rank)
-    lists = Lists(examples.for_training(), tokenizer)
+    lists = Lists(examples.for_training(asked=bool(rank)), tokenizer)
     pools = for_evaluation("validation").pools[:_VALIDATED]
 
     def validate(found: PreTrainedModel) -> float:

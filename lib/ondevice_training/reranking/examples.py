@@ -11,6 +11,7 @@ import numpy as np
 from ondevice import corpus, retrieval
 from ondevice.corpus import Document, Query
 from ondevice.corpus.modules import held_out
+from ondevice.corpus.natural import questions
 from ondevice.corpus.prompts import pick
 from ondevice.precision import mixed_precision
 from ondevice.retrieval import Embedder
@@ -20,6 +21,7 @@ from ondevice.retrieval.pools import judged, modules_of_all, search
 _DOCUMENTS = 16_000  # of the train split that are mined: what the embedder reads in about three minutes
 _DEPTH = 40  # of either list
 _HARD = 10  # negatives kept of either list
+_REPEATS = 8  # of each question of our own
 _EASY = 4  # of the same module, and of any
 
 
@@ -32,12 +34,18 @@ class Example:
     negatives: Mapping[str, tuple[str, ...]]
 
 
-def for_training() -> list[Example]:
-    """Examples from train-split documents in modules that are not held out, in an order set by hash."""
+def for_training(asked: bool = False) -> list[Example]:
+    """Examples from train-split documents in modules that are not held out, in an order set by hash.
+
+    asked: with the questions of our own, each several times, as they are few.
+    """
     module_of = modules_of_all()
-    documents = _sample([d for d in corpus.documents("train") if not held_out(module_of[d.name])])
+    every = [d for d in corpus.documents("train") if not held_out(module_of[d.name])]
+    natural = questions(every) if asked else []
+    documents = _sample(every, {query.name for query in natural})
     collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = sorted(corpus.queries(documents), key=lambda query: pick(query.name, "example", 2**62))
+    queries = [*natural * _REPEATS, *queries]
     encoder = retrieval.embedder()
     # Three times as fast where it pays, and hard negatives need no exact cosine; cached apart from exact vectors.
     encoder = dataclasses.replace(encoder, key=f"{encoder.key}-mixed")
@@ -79,6 +87,8 @@ def training_examples(
     return examples
 
 
-def _sample(documents: Sequence[Document]) -> list[Document]:
-    chosen = sorted(documents, key=lambda document: pick(document.name, "mined", 2**62))[:_DOCUMENTS]
+def _sample(documents: Sequence[Document], named: frozenset[str] | set[str] = frozenset()) -> list[Document]:
+    """Documents by hash, those that are named first."""
+    chosen = sorted(documents, key=lambda document: (document.name not in named, pick(document.name, "mined", 2**62)))
+    chosen = chosen[:_DOCUMENTS]
     return sorted(chosen, key=lambda document: document.name)

@@ -36,6 +36,7 @@ from ondevice_programs.reranker.loading import Activation
 
 Mode = Literal["set", "order"]
 # What the budget decides, what one process with one score a pair has no use for.
+_PROBE = "Naïve  café:\tf(x) = 3.14; 東京 don't\n"  # whose tokens tell tokenizers of one vocabulary apart
 _SEGMENT = 16_384  # tokens of the pairs that `predict` takes through the model together
 _IGNORED = ["batch_size", "show_progress_bar", "model_card_data", "pool", "chunk_size", "num_workers", "apply_softmax",
             "convert_to_numpy", "convert_to_tensor"]  # fmt: skip
@@ -325,7 +326,7 @@ class Reranker:
     def _reading(self) -> dict[str, str]:
         """Digests of what pairs are read and scored with, whatever the call."""
         tokenizer, probes = self.tokenizer, self.probes
-        entries = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+        entries = sorted(tokenizer.get_vocab().items()), tokenizer(_PROBE, verbose=False)["input_ids"]
         arrays = None if probes is None else (probes.weights.tobytes(), probes.intercepts.tobytes())
         return {
             "model": self._weights,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from ondevice.causal_lm import CausalLM
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
 
+P = ParamSpec("P")
+T = TypeVar("T")
 BUDGET = 64  # nodes of a draft
 Choice = Callable[[Tensor], int]  # a token id from logits [V]; called once for every emitted token, in order
 PREFILL_CHUNK = 256  # tokens per forward where a drafter reads the prompt's logits, which are never kept whole
@@ -52,6 +55,27 @@ def greedy(logits: Tensor) -> int:
     return int(logits.argmax())
 
 
+def torch_beside_runtime(loop: Callable[Concatenate[CausalLM, P], T]) -> Callable[Concatenate[CausalLM, P], T]:
+    """A loop during which torch has one thread, where another runtime than torch runs the model.
+
+    The threads of both spin while they wait. With two each on two cores, drafting took four times as long.
+    """
+
+    @wraps(loop)
+    def run(lm: CausalLM, *given: P.args, **named: P.kwargs) -> T:
+        threads = torch.get_num_threads()
+        if threads == 1 or getattr(lm, "in_torch", True):  # what stands in for a `CausalLM` may not say
+            return loop(lm, *given, **named)
+        torch.set_num_threads(1)
+        try:
+            return loop(lm, *given, **named)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
+@torch_beside_runtime
 def generate(
     lm: CausalLM, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int, *,
     budget: int = BUDGET, choice: Choice = greedy, eos_token_ids: Container[int] = (),
@@ -64,14 +88,6 @@ def generate(
     Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
-    with _torch_beside(lm):
-        return _generated(lm, drafter, prompt, max_new_tokens, budget, choice, eos_token_ids)
-
-
-def _generated(
-    lm: CausalLM, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int, budget: int, choice: Choice,
-    eos_token_ids: Container[int],
-) -> Generation:  # fmt: skip
     session = lm.start(min(lm.context, len(prompt) + max_new_tokens + budget))
     drafter.begin(prompt)
     reads = (PREFILL_CHUNK, drafter.prefilled) if drafter.wants_prefill else ()
@@ -90,23 +106,6 @@ def _generated(
         steps.append(Step(len(draft), len(path), len(emitted), draft.depth, cached, drafter.forwards - before))
     drafter.end(tokens)
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in eos_token_ids, steps)
-
-
-@contextmanager
-def _torch_beside(lm: CausalLM) -> Iterator[None]:
-    """Torch on one thread where another runtime runs the model.
-
-    The threads of both spin while they wait. With two each on two cores, drafting took five times as long.
-    """
-    threads = torch.get_num_threads()
-    alone = threads > 1 and not getattr(lm, "in_torch", True)  # what stands in for a `CausalLM` may not say
-    if alone:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if alone:
-            torch.set_num_threads(threads)
 
 
 def verifiable(lm: CausalLM, draft: Draft) -> Draft:

@@ -75,7 +75,7 @@ test: lint
 	@echo "== Breaks on purpose (pytest), in two processes of one thread each"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/breaks
 	@echo "== System and notebook tests (pytest), in two such processes; a notebook's is skipped while nothing it uses changes"
-	@OMP_NUM_THREADS=1 ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest -m 'not edits' \
+	@OMP_NUM_THREADS=1 ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest --durations=30 --durations-min=8 -m 'not edits' \
 		-n 2 --dist loadgroup --no-loadscope-reorder tests/notebooks tests/systems
 
 # make test runs one of these a paper.

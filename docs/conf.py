@@ -18,7 +18,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/*.md", "notebooks/*.ipynb", "data/*/README.md", "data/models/*/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.ipynb", "data/*/README.md", "data/models/*/README.md")
 LINK = re.compile(r"\[([^]]*)]\((?!\w+:|#)([^)#\s]+)(?:#([^)\s]*))?\)")
 RAW_LINK = re.compile(r'href="(?!\w+:)([^"#]*)\.(?:ipynb|md)(?:#([^"]*))?"')
 

@@ -253,14 +253,13 @@ class Flow(relay.Flow):
             self.line.link = replace(link, delay=partial(_delay, link, piece.late))
             self.put(piece.data, None if piece.cut is None else partial(self.connection.close, piece.cut.reset))
             self.line.link = link
-        self.deliver()
 
     def end(self, action: Callable[[], None]) -> None:
-        if self.stream.silent(self.loop.time() - self.began):
-            self.ended = True
-            self.deliver()
-        else:
-            super().end(action)
+        super().end(self.hide if self.stream.silent(self.loop.time() - self.began) else action)
+
+    def hide(self) -> None:
+        """The end is here, and the sink does not hear of it."""
+        self.ended = True
 
 
 def _delay(link: Link, late: float, sent: float) -> float:

@@ -14,19 +14,20 @@ import openai
 import uvicorn
 from starlette.types import ASGIApp
 
+from ondevice.network.listening import listener
 from ondevice_papers.disco.budgeted import Account, Dispatcher, Order
-from ondevice_papers.disco.policy import NEVER, Side
+from ondevice_papers.disco.policy import NEVER, SIDES, Side
+from ondevice_papers.disco.traffic import Traffic
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.config import Config
 from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice_programs.router.listening import listener
 from ondevice_programs.router.replay import answer, plain_chat
 from ondevice_programs.router.request import Request
 from ondevice_programs.router.router import Router
 from ondevice_programs.router.session import Session, StreamError
 
 T = TypeVar("T")
-INFO = ("api", "can_continue", "tokenizer", "max_output_tokens")
+INFO = ("can_continue", "max_output_tokens", "stream_options")
 MESSAGES: Any = [{"role": "user", "content": "Tell me about buffers, 6 words."}]
 NOW: dict[Side, float] = {"device": 0.0, "server": 0.0}
 DEVICE_FIRST: dict[Side, float] = {"device": 0.0, "server": NEVER}
@@ -76,7 +77,8 @@ class Told(Dispatcher):
         buffer: int | None = None,
     ) -> None:
         self.waits, self.tokens, self.constrained, self.budget, self.buffer = waits, tokens, constrained, 1.0, buffer
-        self.account = Account(1.0)
+        self.other: Side = SIDES[1 - SIDES.index(constrained)]
+        self.account, self.traffic = Account(1.0), Traffic()
         self.told: list[tuple[Any, ...]] = []
 
     def arrive(self, tokens: int, device_free_in: float = 0.0) -> Order:
@@ -142,18 +144,19 @@ async def serving(app: ASGIApp) -> AsyncIterator[str]:
         opened.close()
 
 
-def deployment(side: Side, url: str = "http://127.0.0.1:1", name: str | None = None, **more: Any) -> dict[str, Any]:
+def deployment(side: Side, url: str = "http://127.0.0.1:1", name: str = "m", **more: Any) -> dict[str, Any]:
     """An entry of model_list; what is not in model_info goes to litellm_params."""
     info = {key: more.pop(key) for key in INFO if key in more}
     return {
-        "model_name": name or "m",
+        "model_name": name,
         "litellm_params": {"model": side, "api_base": url} | more,
         "model_info": {"side": side, "can_continue": True} | info,
     }
 
 
 def configured(folder: Path, *deployments: dict[str, Any], general: Any = None, **settings: Any) -> Config:
-    settings = {"constrained": "device", "state": str(folder / "state.json")} | settings
+    usual = {"constrained": "device", "over_budget": "refuse", "state": str(folder / "state")}
+    settings = usual | settings
     return Config.model_validate(
         {"model_list": deployments, "router_settings": settings, "general_settings": general or {}}
     )
@@ -181,7 +184,7 @@ class Scripted:
         self.asked.append(prefix)
         self.limits.append(limits)
         most = min(limits.values(), default=None)
-        tokens = answer(plain_chat(request.messages or ()) + prefix, most, self.voice)
+        tokens = answer(plain_chat(request.messages) + prefix, most, self.voice)
         try:
             await asyncio.sleep(self.ttft[number % len(self.ttft)])
             for sent, token in enumerate(tokens):

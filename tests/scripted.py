@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from ondevice_papers.dragon.scheduler import Stay
+from ondevice_papers.dragon.scheduler import Scheduler
 
 
-class Scripted(Stay):
+class Scripted(Scheduler):
     """It moves after the given positions, whatever happens."""
 
     def __init__(self, positions: Iterable[int]) -> None:

@@ -20,6 +20,15 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     if tokenizer.chat_template is None:
         warnings.warn("This model has no chat template: it reads prompts as plain text.", stacklevel=2)
         return list(tokenizer(text, verbose=False).input_ids)
-    messages = [{"role": "user", "content": text}]
-    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    return list(ids)
+    return list(_rendered(tokenizer, text, return_dict=False))
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """The text of the same prompt, with its special tokens written out. Raises ValueError without a template."""
+    if tokenizer.chat_template is None:
+        raise ValueError("This model has no chat template.")
+    return str(_rendered(tokenizer, text, tokenize=False))
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any) -> Any:
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, **options)

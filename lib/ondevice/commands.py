@@ -71,7 +71,8 @@ def loading(program: str, extra: str) -> Iterator[None]:
         with extras.needing(extra, program):
             yield
     except ModuleNotFoundError as error:
-        print(sentence(error), file=sys.stderr)
+        why = sentence(error)  # of the program, or of a part of the library that it imports
+        print(why if why.startswith(program) else f"{program}: {why}", file=sys.stderr)
         sys.exit(REFUSED)
 
 

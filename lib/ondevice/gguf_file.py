@@ -233,8 +233,8 @@ def _split_as(path: Path, tokenizer: Any, pieces: str) -> None:
     elif pieces in _BY_TRANSFORMERS:
         return
     else:
-        known = ", ".join([*_BY_TRANSFORMERS, *_DIGITS_APART, *_LLAMA_3])
-        raise ValueError(f"{path.name} splits text as {pieces!r}, which this reader does not know, only {known}.")
+        supported = ", ".join([*_BY_TRANSFORMERS, *_DIGITS_APART, *_LLAMA_3])
+        raise ValueError(f"{path.name} splits text as {pieces!r}, which this reader does not know, only {supported}.")
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(steps)
 
 

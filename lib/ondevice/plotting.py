@@ -3,7 +3,8 @@ one legend, the kind in the corner.
 
 Tables are long: a row a mark, in the order in which it is drawn (`average` last). `by` is the column that colours tell
 apart; columns `low` and `high`, where a table has them, are the ends of an interval. A table that cannot be drawn is
-refused with a ValueError (`need`).
+refused with a ValueError (`need`). A name that a notebook's dictionary of looks has (`use_style`) looks the same in
+all its figures.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from IPython import get_ipython
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ondevice.evidence import kind_of
+from ondevice.evidence.exhibits import compact_png
 
 # Okabe-Ito: told apart by readers with any kind of colour vision.
 COLOURS = {
@@ -31,23 +35,48 @@ COLOURS = {
 }  # fmt: skip
 CYCLE = ("blue", "orange", "green", "red", "purple", "sky", "grey", "black")
 MARKERS = "osD^vP*X"
-HOLLOW: dict[str, Any] = dict(marker="o", mfc="white", mec=COLOURS["black"], ls="", ms=6, zorder=5)
+HOLLOW: dict[str, Any] = dict(color=COLOURS["black"], marker="o", mfc="white", ls="", ms=6, zorder=5)
 BAND: dict[str, Any] = dict(fc=COLOURS["grey"], alpha=0.25, lw=0, zorder=0)
 Looks = Mapping[str, Mapping[str, Any]]  # styles by the name of a series
 _STRIP = 10.0  # points at the top of a figure, for the kind
+_QUOTED = "quoted"  # the id of a mark that is the paper's
+_KIND = "kind"  # the id of the text in the corner
+_looks: dict[str, Mapping[str, Any]] = {}  # the notebook's
 VERDICTS = {"reproduced": "green", "trend": "sky", "undecided": "yellow", "contradicted": "red", "untested": "grey"}
 
 
-def use_style() -> None:
-    """Apply the repository's figure style: called once at the top of each notebook."""
+class Origin(NamedTuple):
+    """What numbers are of, as a caption says it: models, machines ("any machine"), and n, such as "478 questions"."""
+
+    model: str
+    machine: str
+    n: str
+
+
+def use_style(looks: Looks | None = None) -> None:
+    """Apply the repository's figure style: called once at the top of each notebook.
+
+    looks: the notebook's dictionary, by the name of a series: colour and marker in every figure (`looks_by_name`).
+    """
+    _looks.clear()
+    _looks.update(looks or {})
     sns.set_theme(context="paper", style="ticks", font_scale=1.05)
     plt.rc("figure", dpi=84)  # in a notebook, which has to stay small; exhibits are finer
     plt.rc("savefig", dpi=84)
     plt.rc("figure.constrained_layout", use=True)
-    plt.rc("axes", grid=True, titlesize=9, prop_cycle=plt.cycler(color=list(COLOURS.values())))
+    plt.rc("axes", grid=True, titlesize=9, labelsize=9, prop_cycle=plt.cycler(color=list(COLOURS.values())))
     plt.rc("axes.spines", top=False, right=False)
     plt.rc("grid", alpha=0.25)
     plt.rc("legend", frameon=False)
+    shell = get_ipython()
+    if shell is not None and "inline" in plt.get_backend():
+        plt.switch_backend(plt.get_backend())  # else the first figure sets it up, and a formatter of its own
+        shell.display_formatter.formatters["image/png"].for_type(Figure, _picture)
+
+
+def _picture(figure: Figure) -> bytes:
+    """The PNG that a notebook keeps."""
+    return compact_png(figure, {}, bbox_inches="tight", dpi=figure.dpi)
 
 
 # Panels, legend, kind
@@ -99,23 +128,43 @@ def legend(
 def mark_kind(figure: Figure, kind: Any) -> None:
     """Write the kind of the numbers (measured, simulated, ...) into the upper right corner, above everything else.
 
-    kind: in words, or the table that is drawn, which knows it.
+    kind: in words, or the table that is drawn, which knows it. Where the paper's values are drawn (`quoted`), before
+    or after, the kind has `quoted`, too.
     """
-    words = kind if isinstance(kind, str) else kind_of(kind)
+    words, comma, remark = (kind if isinstance(kind, str) else kind_of(kind)).partition(",")
+    if figure.findobj(lambda artist: artist.get_gid() == _QUOTED):
+        words = kind_of((words, "quoted"))
+    for mark in _kind_marks(figure):
+        mark.remove()
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - _STRIP / 72 / figure.get_figheight()))
-    figure.text(0.998, 0.998, words, ha="right", va="top", fontsize=7, color=COLOURS["grey"], style="italic")
+    style: dict[str, Any] = dict(fontsize=7, color=COLOURS["grey"], style="italic", gid=_KIND)
+    figure.text(0.998, 0.998, words + comma + remark, ha="right", va="top", **style)
 
 
-def caption(figure: Figure, words: str) -> None:
-    """A line below all panels: what to see, of which model, on which machine, from how many prompts."""
-    figure.supxlabel("\n".join(textwrap.wrap(words, int(17 * figure.get_figwidth()))), fontsize=7, color="0.35")
+def _kind_marks(figure: Any) -> list[Text]:
+    return [text for text in figure.texts if text.get_gid() == _KIND]
+
+
+def caption(figure: Figure, words: str, origin: Origin | None = None) -> None:
+    """A line below all panels: what to see, then of which model, on which machine, from how many prompts.
+
+    words: lines break at spaces, so a formula has none.
+    """
+    if origin is not None:
+        words += f" {origin.model}; {origin.machine}; n = {origin.n}."
+    lines = textwrap.wrap(words, int(17 * figure.get_figwidth()), break_on_hyphens=False)
+    figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
 
 
 def panel(
-    table: pd.DataFrame, x: str, y: str, by: str = "", *, labels: tuple[str, str], words: str, draw: Any = None,
-    top: float | None = None, width: float = 4.2, height: float = 2.6, **style: Any,
+    table: pd.DataFrame, x: str, y: str, by: str = "", *, labels: tuple[str, str], words: str,
+    origin: Origin | None = None, draw: Any = None, top: float | None = None, width: float = 4.2, height: float = 2.6,
+    **style: Any,
 ) -> tuple[Figure, Axes]:  # fmt: skip
-    """One panel with its legend, kind and caption: (figure, axes). draw: `lines`, or `bars`. labels: of both axes."""
+    """One panel with its legend, kind and caption: (figure, axes).
+
+    draw: `lines`, `bars` or `points`. labels: of both axes. words, origin: of the caption.
+    """
     figure, axes = panels(1, 1, width=width, height=height)
     axis = axes[0, 0]
     (draw or lines)(axis, table, x, y, by, **style)
@@ -123,10 +172,10 @@ def panel(
     if not style.get("flat"):
         axis.set_ylim(0, top)
     if by:
-        legend(figure, table, columns=2)
+        legend(figure, table, columns=3)
     else:
         mark_kind(figure, table)
-    caption(figure, words)
+    caption(figure, words, origin)
     return figure, axis
 
 
@@ -201,7 +250,23 @@ def groups(table: pd.DataFrame, by: str) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 def look(number: int, **style: Any) -> dict[str, Any]:
     """Colour and marker of the number-th of several series."""
-    return dict(color=COLOURS[CYCLE[number % len(CYCLE)]], marker=MARKERS[number % len(MARKERS)], ms=4) | style
+    marker = MARKERS[(number + number // len(CYCLE)) % len(MARKERS)]
+    return dict(color=COLOURS[CYCLE[number % len(CYCLE)]], marker=marker, ms=4) | style
+
+
+def looks_by_name(*series: str | Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A look for each name, or for several that share it; of the first eight no two have the same colour."""
+    several = [[names] if isinstance(names, str) else names for names in series]
+    return {name: look(number) for number, names in enumerate(several) for name in names}
+
+
+def looks_of(labels: Sequence[Any], looks: Looks | None = None) -> list[dict[str, Any]]:
+    """The look of each label: from `looks`, else from the notebook's dictionary, else the next colour that is free."""
+    own = [{**_looks.get(label, {}), **(looks or {}).get(label, {})} for label in labels]
+    taken = {style["color"] for style in own if "color" in style}
+    free = [number for number, name in enumerate(CYCLE) if COLOURS[name] not in taken] or range(len(CYCLE))
+    numbers = count()
+    return [look(0) | style if "color" in style else look(free[next(numbers) % len(free)]) | style for style in own]
 
 
 def bar_positions(groups: int, number: int, count: int, width: float = 0.8) -> np.ndarray:
@@ -240,19 +305,56 @@ def bars(
 
     texts: a format for the value at a bar's end. names: the categories, where they are more than the table's.
     """
-    need(table, f"{x} {by}", y, unique=f"{x} {by}")
-    names = list(names) or order(table[x])
-    series = order(table[by]) if by else [""]
-    for number, (label, rows) in enumerate(groups(table, by)):
-        rows = rows.set_index(x).reindex(names)
-        style = dict(color=look(number)["color"], label=label or None) | dict((looks or {}).get(label, {}))
-        position = bar_positions(len(names), number, len(series), width)
+    names, series = _beside(table, x, y, by, looks, names, width)
+    for label, style, rows, position in series:
         error = spread(rows, y)
+        style = {name: value for name, value in style.items() if name not in ("marker", "ms", "ls")}
         style |= {"xerr" if flat else "yerr": error, "error_kw": dict(elinewidth=0.8, capsize=1.5)}
-        drawn = (axis.barh if flat else axis.bar)(position, rows[y], width / len(series), **style)
+        drawn = (axis.barh if flat else axis.bar)(position, rows[y], width / len(series), label=label, **style)
         if texts:
             axis.bar_label(drawn, [texts.format(v) if np.isfinite(v) else "" for v in rows[y]], fontsize=7, padding=2)
     categories(axis, names, flat=flat)
+
+
+def points(
+    axis: Axes,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "",
+    *,
+    looks: Looks | None = None,
+    flat: bool = False,
+    width: float = 0.6,
+    texts: str = "",
+    names: Sequence[Any] = (),
+) -> None:
+    """As `bars`, with points in their place: for values whose distance from 0 says nothing."""
+    names, series = _beside(table, x, y, by, looks, names, width)
+    for label, style, rows, position in series:
+        across, up = (rows[y], position) if flat else (position, rows[y])
+        whiskers = {"xerr" if flat else "yerr": spread(rows, y), "elinewidth": 0.8, "capsize": 1.5}
+        axis.errorbar(across, up, label=label, **style | whiskers | dict(ls=""))
+        for at, value in zip(position, rows[y], strict=True):
+            if texts and np.isfinite(value):
+                spot: dict[str, Any] = dict(textcoords="offset points", fontsize=7, va="bottom", ha="center")
+                axis.annotate(texts.format(value), (value, at) if flat else (at, value), (0, 2), **spot)
+    categories(axis, names, flat=flat)
+
+
+def _beside(
+    table: pd.DataFrame, x: str, y: str, by: str, looks: Looks | None, names: Sequence[Any], width: float
+) -> tuple[list[Any], list[tuple[Any, dict[str, Any], pd.DataFrame, np.ndarray]]]:
+    """Marks beside each other: the categories, and (label, look, rows by category, positions) of each series."""
+    need(table, f"{x} {by}", y, unique=f"{x} {by}")
+    names = list(names) or order(table[x])
+    parts = list(groups(table, by))
+    styles = looks_of([label for label, _ in parts], looks)
+    series = []
+    for number, ((label, rows), style) in enumerate(zip(parts, styles, strict=True)):
+        positions = bar_positions(len(names), number, len(parts), width)
+        series.append((label or None, style, rows.set_index(x).reindex(names), positions))
+    return names, series
 
 
 def categories(axis: Axes, names: Sequence[Any], *, flat: bool = False) -> None:
@@ -274,17 +376,25 @@ def stacked(axis: Axes, wide: pd.DataFrame, looks: Looks, *, height: float = 0.6
 
 
 def lines(
-    axis: Axes, table: pd.DataFrame, x: str, y: str, by: str = "", *, looks: Looks | None = None,
-    whiskers: bool = False, **style: Any,
-) -> None:  # fmt: skip
+    axis: Axes,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "",
+    *,
+    looks: Looks | None = None,
+    whiskers: bool = False,
+    **style: Any,
+) -> None:
     """Lines of y over x, one a value of `by`, with the interval as a band, or as whiskers at the points.
 
     looks: styles by value of `by`; style: of all (`ls=""` draws points alone).
     """
     need(table, f"{x} {by}", y)
-    for number, (label, rows) in enumerate(groups(table, by)):
+    series = list(groups(table, by))
+    for (label, rows), chosen in zip(series, looks_of([label for label, _ in series], looks), strict=True):
         rows = rows.sort_values(x, kind="stable")
-        own = look(number, label=label or None) | dict((looks or {}).get(label, {})) | style
+        own: dict[str, Any] = dict(label=label or None) | chosen | style
         error = spread(rows, y)
         if error is not None and (whiskers or len(rows) == 1):
             axis.errorbar(rows[x], rows[y], yerr=error, elinewidth=0.8, capsize=2, **own)
@@ -295,14 +405,23 @@ def lines(
 
 
 def quoted(axis: Axes, x: Any = None, y: Any = None, label: str = "quoted", **style: Any) -> None:
-    """The paper's value: hollow marks at x and y; of one of them a dashed line across, or a band between two values."""
+    """The paper's value: hollow marks at x and y; of one of them a dashed line across, or a band between two values.
+
+    label: with the word quoted or paper. Without one the mark is no value of the paper but a reference, such as a
+    budget, and the kind stays as it is.
+    """
+    ours = not any(word in label.lower() for word in ("quoted", "paper"))
+    style |= dict(label=label, gid=None if ours else _QUOTED)
     if x is not None and y is not None:
-        axis.plot(x, y, label=label, **HOLLOW | style)
+        axis.plot(x, y, **HOLLOW | style)
     elif np.ndim(x if y is None else y):
-        (axis.axvspan if y is None else axis.axhspan)(*(x if y is None else y), label=label, **BAND | style)
+        (axis.axvspan if y is None else axis.axhspan)(*(x if y is None else y), **BAND | style)
     else:
-        dashes: dict[str, Any] = dict(color=COLOURS["black"], lw=1, ls="--", label=label) | style
+        dashes: dict[str, Any] = dict(color=COLOURS["black"], lw=1, ls="--") | style
         (axis.axvline if y is None else axis.axhline)(x if y is None else y, **dashes)
+    figure: Any = axis.figure
+    for mark in _kind_marks(figure):
+        mark_kind(figure, mark.get_text())
 
 
 def basis_of(kind: str) -> str:

@@ -49,9 +49,13 @@ def _decoder(
 ) -> Shape:  # fmt: skip
     """A Llama-like decoder: rotary positions, gated feed-forward of width `inner`, grouped key-value heads."""
     sizes = dict(
-        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=vocabulary,
-    )  # fmt: skip
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+    )
     architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[kind]
     return Shape(kind, architecture, parameters, sizes | values)
 
@@ -73,9 +77,14 @@ _QWEN25 = _rope(1e6) | {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6}
 _QWEN3 = _rope(1e6) | {"max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "head_dim": 128}
 _LLAMA1 = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 _MINILM = dict(
-    hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12, vocab_size=30_522,
-    max_position_embeddings=512, type_vocab_size=2,
-)  # fmt: skip
+    hidden_size=384,
+    intermediate_size=1536,
+    num_hidden_layers=6,
+    num_attention_heads=12,
+    vocab_size=30_522,
+    max_position_embeddings=512,
+    type_vocab_size=2,
+)
 
 SHAPES: dict[str, Shape] = {
     # DRAGON

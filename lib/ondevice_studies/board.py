@@ -18,6 +18,7 @@ from ondevice.evidence.paper_run import read_value, shown
 from ondevice.evidence.rules import Rule, Untested, parts_of
 from ondevice_studies.claims import CLAIMS
 
+NAMES = {"diaa": "DIAA", "disco": "DiSCo", "dragon": "DRAGON", "grating": "GRATING", "sdnpu": "sd.npu"}
 _FILLED = re.compile(r"\{(\S+)\s+(\w+)\s*(\d*)\}")
 
 
@@ -124,7 +125,7 @@ def as_html(rows: pd.DataFrame) -> str:
         number = re.match(r"[\d.]*\d", row.section)
         remark = row.remark.partition(":")[0]
         source = ", ".join(word for word in (row.kind, row.machine) if word not in ("", "simulated", "analytic"))
-        place = f"{row.claim.rpartition('-')[2]}, {number[0] if number else row.section}"
+        label = f"{row.claim.rpartition('-')[2]}, {number[0] if number else row.section}"
         texts = [
             f"{row.statement} ({row.conditions})" if row.conditions else row.statement,
             row.printed,
@@ -134,7 +135,7 @@ def as_html(rows: pd.DataFrame) -> str:
             row.basis + (f" ({source})" if source else "") if row.kind else "",
             f"{row.verdict}; {remark}" if remark else row.verdict,
         ]
-        anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(place)}</a>'
+        anchor = f'<a href="{html.escape(link(row.paper, row.section))}">{html.escape(label)}</a>'
         lines += ["<tr>", _cell(anchor), *(_cell(html.escape(text, quote=False)) for text in texts), "</tr>"]
     return "\n".join(["<table>", *lines, "</table>"]) if len(rows) else "<p>No claim is left by the filters.</p>"
 
@@ -149,19 +150,30 @@ def text_table(rows: pd.DataFrame) -> str:
 def verdict_bars(counts: pd.DataFrame) -> Figure:
     """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
     papers = sorted(set(counts["paper"]))
+    names = [NAMES.get(paper, paper) for paper in papers]
     ranks = ["measurement", "simulation", "formula", "untested"]
     basis = counts.assign(basis=counts["kind"].map(plotting.basis_of))
     basis = basis.sort_values("basis", key=lambda b: b.map(ranks.index))
-    figure, _, parts = plotting.facets(basis, across="basis", width=2.4, height=0.9 + 0.45 * len(papers), sharey=True)
+    height = 0.7 + 0.27 * len(papers)
+    figure, axes = plotting.panels(2, 2, width=3.6, height=height, sharex=True, sharey=True)
+    shown = list(plotting.groups(basis, "basis"))
+    for axis in axes.ravel()[len(shown) :]:
+        axis.remove()
     looks = {verdict: dict(color=plotting.COLOURS[colour]) for verdict, colour in plotting.VERDICTS.items()}
     drawn: Any
-    for axis, rows in parts:
+    for axis, (rank, rows) in zip(axes.ravel(), shown, strict=False):
         wide = rows.pivot_table(index="paper", columns="verdict", values="claims", aggfunc="sum", fill_value=0)
-        plotting.stacked(axis, wide.reindex(papers, fill_value=0), looks)
+        plotting.stacked(axis, wide.reindex(papers, fill_value=0).set_axis(names), looks)
         for drawn in axis.containers:
             axis.bar_label(drawn, [f"{v:.0f}" if v else "" for v in drawn.datavalues], label_type="center", fontsize=8)
+        axis.set(title=rank)
+    for axis in axes[-1]:
         axis.set(xlabel="claims of the paper")
     plotting.legend(figure, None, columns=5)
+    words = "Claims by what their verdict rests on. Trend: the direction agrees with the paper, the size does not."
+    total = counts["claims"].sum()
+    origin = plotting.Origin("Models and machines", "as each paper's notebook names them", f"{total} claims")
+    plotting.caption(figure, words, origin)
     return figure
 
 

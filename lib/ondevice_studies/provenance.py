@@ -27,14 +27,10 @@ from ondevice.evidence.sidecars import FIELDS, UNKNOWN
 # Records that were not left as their recorder wrote them, by what their notes and the history of their files say.
 EDITED = {
     "diaa/answers": "parts of several processes were joined, and the column stored was added, by a script of its own",
-    "diaa/passes": "parts of several processes were joined, and the column stored was added, by a script of its own",
-    "diaa/curves.zen3-2c": "a format was renamed; command, minutes and commit were entered by hand",
-    "diaa/curves.zen5-2c": "curves of a second run were added, and the command was entered by hand",
-    "diaa/whole.zen3-2c": "command, minutes and commit were entered by hand",
     "grating/scores": "rows of agents' tasks by the two decoders were removed",
     "scoreboard/first": "put together from earlier claims.csv by git show, as its command says",
 }
-UNTIMED = ("diaa/curves.zen5-2c", "diaa/whole.zen5-2c", "scoreboard/first")  # their 0.0 minutes count writing alone
+UNTIMED = ("scoreboard/first",)  # its 0.0 minutes count writing alone
 
 
 def ancestor(commit: str) -> str:

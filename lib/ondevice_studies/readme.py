@@ -1,4 +1,4 @@
-"""README's table of main numbers and its map of the library: `python -m ondevice_studies.readme` writes both."""
+"""Blocks of README and of docs/ that a program writes: `python -m ondevice_studies.readme` writes them all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import pandas as pd
 from ondevice import assets, evidence, plotting
 from ondevice.evidence.paper_run import read_value
 from ondevice.evidence.rules import Rule, parts_of
-from ondevice_studies.board import GROUPS, group, scoreboard, wrapped
+from ondevice.run.moved import HOMES
+from ondevice_studies import front
+from ondevice_studies.board import GROUPS, claims, group, scoreboard, wrapped
 from ondevice_studies.claims import CLAIMS, headlines
 
 # The blocks that are written here, each between two comments
+FINDINGS = "findings"
+NOTEBOOKS = "notebooks"
 SUMMARY = "summary"
 MAP = "map"
-WORKED = "example"
+MOVED = "moved"
+EXAMPLE_BLOCK = "example"
 EXAMPLE = "diaa"  # the paper whose first headline docs/verdicts.md works out
 _BY = "written by python -m ondevice_studies.readme"
 _NO_CODE = {
@@ -95,6 +100,12 @@ def library_map(library: Path) -> str:
     return "\n".join(lines)
 
 
+def moved() -> str:
+    """Markdown: the packages of before the library was five, and where their modules are now."""
+    rows = (f"| `{old}` | {', '.join(f'`{name}`' for name in homes)} |" for old, homes in sorted(HOMES.items()))
+    return "\n".join(["| before | now |", "|---|---|", *rows])
+
+
 def code_lines(text: str) -> int:
     """How many lines of a Python text hold code."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -122,17 +133,25 @@ def written(text: str, block: str, name: str) -> str:
 def pages() -> dict[Path, str]:
     """The pages that have such blocks, with the text that they should have."""
     board = scoreboard()
-    front = assets.ROOT / "README.md"
-    verdicts = assets.ROOT / "docs" / "verdicts.md"
-    text = written(front.read_text(encoding="utf-8"), summary(board), SUMMARY)
-    return {
-        front: written(text, library_map(assets.ROOT / "lib"), MAP),
-        verdicts: written(verdicts.read_text(encoding="utf-8"), example(board), WORKED),
+    blocks = {
+        "README.md": {FINDINGS: front.findings(claims()), NOTEBOOKS: front.notebooks()},
+        "CHANGELOG.md": {MOVED: moved()},
+        "docs/findings.md": {SUMMARY: summary(board)},
+        "docs/house.md": {MAP: library_map(assets.ROOT / "lib")},
+        "docs/verdicts.md": {EXAMPLE_BLOCK: example(board)},
     }
+    texts = {}
+    for page, written_blocks in blocks.items():
+        path = assets.ROOT / page
+        text = path.read_text(encoding="utf-8")
+        for name, block in written_blocks.items():
+            text = written(text, block, name)
+        texts[path] = text
+    return texts
 
 
 def main() -> None:
-    """Write README.md and docs/verdicts.md where a block is not that of the published verdicts or of the library."""
+    """Write each page where a block is not that of the published verdicts or of the library."""
     for path, text in pages().items():
         assets.write_text(path, text)
 

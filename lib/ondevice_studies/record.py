@@ -32,14 +32,13 @@ from ondevice_studies import worktree
 _PARTS = {
     "disco --parts": "policy_times device cold_start",
     "sdnpu --parts": "costs memory curves switching whole",
-    "grating --only": "memory latency larger",
+    "grating --only": "memory latency limits larger",
     "assistant --only": "memory costs live",
     "dragon --only": "latency",
 }
 # Files of data/records that a machine decides, and what makes them; what takes longest is last.
 STEPS = {
     "disco/router": "tests/benchmarks/record_disco_router.py",
-    "diaa/whole": "-m ondevice_studies.diaa.timing --minutes 33",
     "diaa/formats": "-m ondevice_studies.diaa.costs",
     "diaa/parts": "-m ondevice_studies.diaa.parts",
     **{
@@ -48,9 +47,17 @@ STEPS = {
         for part in parts.split()
     },
 }
+
+
+def _drafters(n: int) -> list[list[str]]:
+    """The names of DIAA's drafters in n parts."""
+    methods = importlib.import_module("ondevice_studies.diaa.spec_bench").METHODS
+    return [list(methods)[first::n] for first in range(min(n, len(methods)))]
+
+
 SHARES: dict[str, Callable[[int], list[list[str]]]] = {  # by paper: what divides its work
-    "dragon": lambda n: [["--share", f"{one}/{n}"] for one in range(1, n + 1)],
-    "diaa": lambda n: [["--models", name] for name in ("pydocs-lm-base", "pydocs-lm-small")],
+    "dragon": lambda n: [["--share", f"{share}/{n}"] for share in range(1, n + 1)],
+    "diaa": lambda n: [["--only", "drafters", "--methods", *names] for names in _drafters(n)],
 }
 
 
@@ -72,8 +79,8 @@ def recording(paper: str, arguments: Sequence[str]) -> int:
 def duration(step: str) -> str:
     """The most that a step took on a machine so far, by the sidecars, in words."""
     paper, name = step.split("/")
-    made = [load(paper, f"{name}.{machine}") for machine in machines(paper, name)]
-    minutes = max((spent for table in made if (spent := table.attrs["sidecar"]["minutes"]) != UNKNOWN), default=-1.0)
+    tables = [load(paper, f"{name}.{machine}") for machine in machines(paper, name)]
+    minutes = max((spent for table in tables if (spent := table.attrs["sidecar"]["minutes"]) != UNKNOWN), default=-1.0)
     return "never recorded so far" if minutes < 0 else f"{minutes:.0f} minutes at most, elsewhere"
 
 
@@ -141,7 +148,7 @@ def shared(paper: str, arguments: Sequence[str], executor: Executor, shares: int
     started = [
         executor.submit(_process, ["-m", __spec__.name, "share", paper, *arguments, *part], name) for part in parts
     ]
-    errors = [one.exception() or one.result() for one in started]  # a worker that was lost, or an exit code
+    errors = [future.exception() or future.result() for future in started]  # a worker that was lost, or an exit code
     for part, error in zip(parts, errors, strict=True):
         if error:
             print(f"The share {' '.join(part)} failed ({error}). The same command goes on.", file=sys.stderr)

@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Check the lock, or write new versions into it."""
     parser = commands.Parser(
         PROGRAM,
-        "python -m ondevice_studies.rules_lock --why 'a null is named' disco-c02",
+        "python -m ondevice_studies.rules_lock --why 'a null is named' disco-c01",
         description=f"Check that {FILE} has the rules of the code, or write the new version of a rule that changed.",
     )
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help="whose rule changed")
@@ -214,22 +214,22 @@ def _verdicts(today: Rule | Untested, versions: pd.DataFrame, stored: str) -> li
 
 def _test(text: str) -> Test:
     try:
-        made = _made(ast.parse(text, mode="eval").body)
+        parsed = _evaluated(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError):
-        made = None
-    if not isinstance(made, Test):
+        parsed = None
+    if not isinstance(parsed, Test):
         raise ValueError(f"{text!r} is no form of a test.")
-    return made
+    return parsed
 
 
-def _made(node: ast.expr) -> Any:
+def _evaluated(node: ast.expr) -> Any:
     """A node's test, number or text; nothing but the constructors is called."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     if not isinstance(node.func, ast.Name) or node.func.id not in _CONSTRUCTORS:
         raise ValueError(ast.dump(node.func))
-    named = {keyword.arg or "": _made(keyword.value) for keyword in node.keywords}
-    return getattr(rules, node.func.id)(*map(_made, node.args), **named)
+    named = {keyword.arg or "": _evaluated(keyword.value) for keyword in node.keywords}
+    return getattr(rules, node.func.id)(*map(_evaluated, node.args), **named)
 
 
 def _head() -> str:

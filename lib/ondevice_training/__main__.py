@@ -52,14 +52,23 @@ def train_language_model(arguments: argparse.Namespace) -> None:
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     device = automatic if arguments.device == "auto" else arguments.device
     recipe = language_model.Recipe(
-        arguments.size, arguments.tokens, arguments.batch_tokens,
-        matrix_rate=arguments.matrix_rate, vector_rate=arguments.vector_rate, compiled=arguments.compile,
-    )  # fmt: skip
+        arguments.size,
+        arguments.tokens,
+        arguments.batch_tokens,
+        matrix_rate=arguments.matrix_rate,
+        vector_rate=arguments.vector_rate,
+        compiled=arguments.compile,
+    )
     transformers.utils.logging.disable_progress_bar()
     tokenizer = corpus.tokenizer()
     rows = max(1, recipe.batch_tokens // recipe.context)
-    batches = Batches(corpus.document_tokens("train"), corpus.task_tokens("train"), rows, recipe.context,
-                      decay_start=recipe.schedule.decay_start)  # fmt: skip
+    batches = Batches(
+        corpus.document_tokens("train"),
+        corpus.task_tokens("train"),
+        rows,
+        recipe.context,
+        decay_start=recipe.schedule.decay_start,
+    )
     held_out = windows(corpus.document_tokens("validation"), HELD_OUT, 512)
     model = language_model.build(arguments.size, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     reached = language_model.train(recipe, model, batches, held_out, arguments.out, tokenizer, device)

@@ -20,9 +20,14 @@ class Batches:
     """
 
     def __init__(
-        self, documents: np.ndarray, tasks: np.ndarray | None, rows: int, context: int, seed: int = 0,
+        self,
+        documents: np.ndarray,
+        tasks: np.ndarray | None,
+        rows: int,
+        context: int,
+        seed: int = 0,
         decay_start: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.streams: Sequence[np.ndarray] = (documents,) if tasks is None else (documents, tasks)
         self.rows, self.context, self.seed = rows, context, seed
         self._switch = None if decay_start is None else decay_start * rows
@@ -41,17 +46,17 @@ class Batches:
             return self._chunk(0, number)
         if self._switch is None or number < self._switch:
             every = _TASK_EVERY
-            (tasks, place) = divmod(number, _TASK_EVERY)
+            (tasks, position) = divmod(number, _TASK_EVERY)
         else:
             every = _TASK_EVERY // 2
-            (more, place) = divmod(number - self._switch, _TASK_EVERY // 2)
-            tasks = self._switch // _TASK_EVERY + more
-        return self._chunk(1, tasks) if place == every - 1 else self._chunk(0, number - tasks)
+            (later_tasks, position) = divmod(number - self._switch, _TASK_EVERY // 2)
+            tasks = self._switch // _TASK_EVERY + later_tasks
+        return self._chunk(1, tasks) if position == every - 1 else self._chunk(0, number - tasks)
 
     def _chunk(self, stream: int, number: int) -> np.ndarray:
         tokens = self.streams[stream]
-        epoch, place = divmod(number, (len(tokens) - 1) // self.context - 1)
-        start = self._order(stream, epoch)[place] * self.context + epoch * _SHIFT % self.context
+        epoch, position = divmod(number, (len(tokens) - 1) // self.context - 1)
+        start = self._order(stream, epoch)[position] * self.context + epoch * _SHIFT % self.context
         return tokens[start : start + self.context + 1]
 
     def _order(self, stream: int, epoch: int) -> np.ndarray:

@@ -16,9 +16,12 @@ from ondevice import assets
 
 
 def save(
-    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], progress: dict[str, Any],
+    path: Path,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    progress: dict[str, Any],
     trained: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a checkpoint in one step. progress: anything JSON holds. trained: without the weights that are frozen."""
     tensors = {}
     for name, parameter in _parameters(model, trained).items():

@@ -89,9 +89,14 @@ def optimizers_of(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Op
 
 
 def train(
-    recipe: Recipe, model: LlamaForCausalLM, batches: Batches, held_out: np.ndarray, folder: Path,
-    tokenizer: PreTrainedTokenizerBase | None = None, device: str = "cpu",
-) -> Position:  # fmt: skip
+    recipe: Recipe,
+    model: LlamaForCausalLM,
+    batches: Batches,
+    held_out: np.ndarray,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str = "cpu",
+) -> Position:
     """Train, or go on training, until the recipe's tokens are spent or a signal asks to stop.
 
     held_out: [windows, context] token ids for the perplexity. folder: gets checkpoint.safetensors,
@@ -126,9 +131,13 @@ def train(
                 validates = done or position.step % recipe.validate_every == 0
                 perplexity = f"{perplexity_of(model, held_out, device):.3f}" if validates else ""
                 log.add(
-                    position.step * recipe.batch_tokens, position.seconds, step=position.step,
-                    loss=f"{np.mean(losses):.4f}", lr=f"{factor * recipe.matrix_rate:.6f}", perplexity=perplexity,
-                )  # fmt: skip
+                    position.step * recipe.batch_tokens,
+                    position.seconds,
+                    step=position.step,
+                    loss=f"{np.mean(losses):.4f}",
+                    lr=f"{factor * recipe.matrix_rate:.6f}",
+                    perplexity=perplexity,
+                )
                 losses = []
             if time.monotonic() - saved > recipe.save_every:
                 save()
@@ -169,9 +178,12 @@ def _loss_function(model: LlamaForCausalLM, compiled: bool, device: str) -> Call
 
 
 def _step(
-    loss_of: Callable[[Tensor, Tensor], Tensor], model: torch.nn.Module, optimizers: list[torch.optim.Optimizer],
-    batch: tuple[np.ndarray, np.ndarray], device: str,
-) -> float:  # fmt: skip
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    batch: tuple[np.ndarray, np.ndarray],
+    device: str,
+) -> float:
     inputs, targets = (torch.from_numpy(part).to(device) for part in batch)
     with mixed_precision(device):
         loss = loss_of(inputs, targets)

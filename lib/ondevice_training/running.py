@@ -42,9 +42,9 @@ class Log:
     def add(self, tokens: int, seconds: float, **values: Any) -> None:
         """A row; the speed since the row before goes into tokens_per_second. tokens, seconds: from the run's start."""
         speed = round((tokens - self.tokens) / max(seconds - self.seconds, 1e-9))
-        found = {"tokens": tokens, "seconds": f"{seconds:.1f}", "tokens_per_second": speed, **values}
+        row = {"tokens": tokens, "seconds": f"{seconds:.1f}", "tokens_per_second": speed, **values}
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerow([found[column] for column in self.columns])
+            csv.writer(file).writerow([row[column] for column in self.columns])
         self.tokens = tokens
         self.seconds = seconds
 
@@ -58,11 +58,14 @@ def facts(path: Path) -> dict[str, Any]:
     last = log.iloc[-1]
     peak = float(log["lr"].max())
     return {
-        "steps": int(last["step"]), "tokens": int(last["tokens"]),
-        "tokens_a_step": int(last["tokens"]) // int(last["step"]), "minutes": round(float(last["seconds"]) / 60, 1),
-        "peak_matrix_rate": peak, "finished": bool(last["lr"] < 0.01 * peak),
+        "steps": int(last["step"]),
+        "tokens": int(last["tokens"]),
+        "tokens_a_step": int(last["tokens"]) // int(last["step"]),
+        "minutes": round(float(last["seconds"]) / 60, 1),
+        "peak_matrix_rate": peak,
+        "finished": bool(last["lr"] < 0.01 * peak),
         "last_loss": round(float(log["loss"].tail(10).mean()), 4),
-    }  # fmt: skip
+    }
 
 
 def set_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:

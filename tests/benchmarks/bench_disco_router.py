@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ondevice_programs.router.listening import listener
+from ondevice.network.listening import listener
 
 TTFT_S, TBT_S, TOKENS = 0.1, 0.02, 24  # a stream lasts 0.56 s: 50 tokens/s, as a fast server's
 LOSER_TTFT_S = 0.3

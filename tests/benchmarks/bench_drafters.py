@@ -34,9 +34,14 @@ class Timed(Drafter):
 
     def __init__(self, drafter: Drafter, search: Callable[[Tensor], object] | None) -> None:
         self.drafter, self.search = drafter, search
-        self.wants_prefill, self.drafts_trees = drafter.wants_prefill, drafter.drafts_trees
-        self.begin, self.prefilled, self.end = drafter.begin, drafter.prefilled, drafter.end
+        self.drafts_trees = drafter.drafts_trees
+        self.prefilled, self.end = drafter.prefilled, drafter.end
         self.times: list[tuple[float, float, float]] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The drafter's."""
+        self.drafter.begin(prompt)
+        self.wants_prefill = self.drafter.wants_prefill
 
     def propose(self, tokens: Sequence[int], budget: int) -> Draft:
         """The drafter's."""
@@ -72,7 +77,7 @@ def main() -> None:
     vocabulary = lm.vocabulary
     drafters = {}
     for budget in BUDGETS:
-        drafters["mixture", budget] = Timed(bundled.mixture(stored=False), partial(estimated_likeliest, k=K))
+        drafters["mixture", budget] = Timed(bundled.mixture(), partial(estimated_likeliest, k=K))
         drafters["Token Recycling", budget] = Timed(TokenRecycling(vocabulary), partial(largest, k=K))
         drafters["SAM-Decoding", budget] = Timed(SamDecoding(), None)
     every = prompts.own("validation")

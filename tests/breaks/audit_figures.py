@@ -12,8 +12,8 @@ FAULTS = [
         "another column is plotted",
         "sdnpu",
         "notebooks/sdnpu.ipynb",
-        'axes[0, 1].plot(of_base["overlap"], of_base["cosine"]',
-        'axes[0, 1].plot(of_base["overlap"], of_base["overlap"]',
+        'axes[0, 1].plot(contexts["overlap"], contexts["cosine"]',
+        'axes[0, 1].plot(contexts["overlap"], contexts["overlap"]',
         (f"{AGAIN}[sdnpu-figure-3]",),
     ),
     Break(

@@ -35,8 +35,8 @@ FAULTS = [
         "questions on one document are drawn apart",
         "grating",
         "lib/ondevice_studies/grating/study.py",
-        '"request": found["name"]',
-        '"request": found["pool"]',
+        '"name": "request"})',
+        '"pool": "request"})',
         (f"{GRATING}questions_on_one_document_are_drawn_together",),
     ),
     Break(

@@ -40,8 +40,8 @@ FAULTS = [
         "the notebook shows a threshold's effect on validation pools",
         "grating",
         "notebooks/grating.ipynb",
-        "forty = study.pools_of(scores, study.DEEP, QUESTIONS)[:40]",
-        'forty = study.pools_of(scores, study.DEEP, QUESTIONS, "validation")[:40]',
+        "few = study.pools_of(scores, study.DEEP, QUESTIONS)[:pools]",
+        'few = study.pools_of(scores, study.DEEP, QUESTIONS, "validation")[:pools]',
         (f"{POOLS}the_notebook_reads_validation_pools_where_it_calibrates_alone",),
     ),
     Break(

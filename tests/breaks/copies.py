@@ -21,7 +21,7 @@ import pytest
 from _pytest.main import pytest_runtestloop
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("lib", "notebooks", "tests", "docs", "README.md")
+COPIED = ("lib", "notebooks", "tests", "docs", "README.md", "CHANGELOG.md")
 LINKED = ("data", "figures", "pyproject.toml")
 SECONDS = 120  # of one break's checks; they take a few
 # The server imports other people's packages once for all breaks. A submodule is named where transformers loads it late.

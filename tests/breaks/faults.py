@@ -120,11 +120,6 @@ DISCO = [
         (f"{UNIT}disco_race.py::test_the_first_token_wins_and_a_late_starter_may_never_run",),
     ),
     Break(
-        "the median predictor has seen the test values", "disco", "lib/ondevice_papers/disco/predictors.py",
-        "np.median(ttft[:split])", "np.median(ttft)",
-        (f"{UNIT}disco_predictors.py::test_the_future_does_not_change_past_predictions",),
-    ),
-    Break(
         "P99 is P90", "disco", "lib/ondevice_studies/disco/study.py", "np.quantile(raced.ttft, 0.99, axis=1",
         "np.quantile(raced.ttft, 0.9, axis=1", (f"{UNIT}disco_study.py::test_the_sweeps_p99_is_a_ttft_that_occurred",),
     ),
@@ -135,7 +130,7 @@ DISCO = [
     ),
     Break(
         "tables are compared without their order", "disco", "lib/ondevice_studies/disco/study.py",
-        "stats.spearmanr(one, other).statistic", "stats.spearmanr(np.sort(one), np.sort(other)).statistic",
+        "stats.spearmanr(ours, paper).statistic", "stats.spearmanr(np.sort(ours), np.sort(paper)).statistic",
         (f"{UNIT}disco_study.py::test_a_table_is_compared_cell_by_cell",),
     ),
     Break(
@@ -263,7 +258,7 @@ DRAGON = [
     ),
     Break(
         "a window that is made again has its passages in disorder", "dragon", "lib/ondevice_studies/dragon/record.py",
-        'found.sort_values("rank")', 'found.sort_values("title")',
+        'rows.sort_values("rank")', 'rows.sort_values("title")',
         (f"{UNIT}dragon_record.py::test_a_window_is_made_again_from_its_rows_without_the_index",),
     ),
     Break(
@@ -280,12 +275,12 @@ DRAGON = [
     ),
     Break(
         "simulated pipelines are called measured", "dragon", "lib/ondevice_studies/dragon/values.py",
-        'exact(round(float(seconds), 9), "simulated")', 'exact(round(float(seconds), 9), "measured")',
+        '.last()[case]), 9), "simulated")', '.last()[case]), 9), "measured")',
         (f"{UNIT}dragon_claims.py::test_pipelines_are_of_the_last_token",),
     ),
     Break(
         "a bound of how latency grows with the delay", "dragon", "lib/ondevice_studies/dragon/claims.py",
-        "AtMost(1.25), AtMost(1.6), 2.2", "AtMost(1.25), AtMost(2.6), 2.2", wrong("dragon-c12"),
+        "AtMost(1.6),\n        2.2,", "AtMost(2.6),\n        2.2,", wrong("dragon-c12"),
     ),
 ]  # fmt: skip
 
@@ -448,7 +443,7 @@ SDNPU = [
     ),
     Break(
         "recorded acceptance is called simulated", "sdnpu", "notebooks/sdnpu.ipynb",
-        'run.save("table_04_cells", cells)', 'run.save("table_04_cells", cells, kind="simulated")', notebook("sdnpu"),
+        '"table_04_cells", cells,', '"table_04_cells", cells, kind="simulated",', notebook("sdnpu"),
     ),
 ]  # fmt: skip
 
@@ -484,11 +479,6 @@ DIAA = [
         (f"{UNIT}mixture.py::test_a_store_backs_off_as_witten_and_bell_do",),
     ),
     Break(
-        "validation answers in the store", "diaa", "lib/ondevice/speculation/bundled.py",
-        'table["split"] == "train"', 'table["split"] != "train"',
-        (f"{UNIT}mixture.py::test_the_bundled_stores_hold_train_text_alone",),
-    ),
-    Break(
         "a tree of the unlikeliest nodes", "diaa", "lib/ondevice/speculation/mixture.py",
         "heappush(queue, (-above *", "heappush(queue, (above *",
         (f"{UNIT}mixture.py::test_the_tree_has_the_likeliest_nodes_of_all",),
@@ -499,19 +489,18 @@ DIAA = [
         (f"{UNIT}mixture.py::test_a_class_without_answers_has_the_weights_of_all",),
     ),
     Break(
-        "forwards that draft are free", "diaa", "lib/ondevice_studies/diaa/study.py",
-        'draft_forward * rows["drafting_passes"]', '0 * rows["drafting_passes"]',
-        (f"{UNIT}diaa_study.py::test_an_answers_time_is_its_passes_and_what_drafts_cost",),
+        "forwards that draft are free", "diaa", "lib/ondevice_studies/diaa/regimes.py",
+        'skipped * passes["drafting_passes"]', '0 * passes["drafting_passes"]',
+        (f"{UNIT}diaa_regimes.py::test_speeds_are_tokens_over_the_cost_of_all_passes",),
     ),
     Break(
         "intervals of speeds are of 50 percent", "diaa", "lib/ondevice/evidence/resampling.py",
         "np.quantile(draws[1:], [0.025, 0.975])", "np.quantile(draws[1:], [0.25, 0.75])",
-        (f"{UNIT}diaa_study.py::test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart",
-         f"{UNIT}diaa_study.py::test_predictions_are_compared_with_runs_that_took_the_same_passes"),
+        (f"{UNIT}diaa_study.py::test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart",),
     ),
     Break(
         "Token Recycling is dropped from the baselines", "diaa", "lib/ondevice_studies/diaa/study.py",
-        '"SWIFT", "SAM-D", "TR")', '"SWIFT", "SAM-D")',
+        '"SAM-D", "TR")  # the', '"SAM-D")  # the',
         (f"{UNIT}diaa_study.py::test_the_baselines_are_those_of_table_1",),
     ),
     Break(

@@ -10,7 +10,7 @@ from ondevice import assets
 from ondevice.evidence import RecordError, load, records, sidecars
 
 
-@pytest.fixture(params=["diaa/answers.parquet", "diaa/curves.zen5-2c.csv", "sdnpu/whole.zen4-2c.csv"])
+@pytest.fixture(params=["diaa/answers.parquet", "diaa/formats.xeon-amx-2c.csv", "sdnpu/whole.zen4-2c.csv"])
 def copied(request, tmp_path, monkeypatch):
     """A committed record alone in a folder, which may be harmed, and its sidecar."""
     path = tmp_path / request.param

@@ -7,40 +7,32 @@ from functools import cache
 import pandas as pd
 import pytest
 
-from ondevice import evidence
+from ondevice import evidence, models
 from ondevice.evidence import Rule, derived
-from ondevice_studies.sdnpu import printed, study
+from ondevice_studies.sdnpu import printed, spec_bench, study
 from ondevice_studies.sdnpu.claims import CLAIMS
-from ondevice_studies.sdnpu.workbench import BASE
 
 MACHINE = evidence.machines("sdnpu", "curves")[0]
-KEYS = ["model", "set", "task", "request", "step"]
-
-
-NAMED = {"answers": "method", "passes": "method", "rejections": "method"}
-NAMED |= {"whole": "arm", "memory": "arm", "costs": "rule"}
 
 
 @cache
-def record(name: str) -> pd.DataFrame:
-    table = evidence.load("sdnpu", name)
-    column = NAMED.get(name.partition(".")[0])
-    return study.of_the_paper(table, column) if column else table
-
-
 def timed(name: str) -> pd.DataFrame:
-    return record(f"{name}.{MACHINE}")
+    return evidence.load("sdnpu", f"{name}.{MACHINE}")
+
+
+def of_smollm2(name: str) -> pd.DataFrame:
+    return evidence.load("sdnpu", f"smollm2-{name}")
 
 
 @cache
-def tasks() -> pd.DataFrame:
-    return record("passes")[lambda table: table["set"] == "tasks"]
+def recorded() -> tuple[pd.DataFrame, pd.DataFrame]:
+    return spec_bench.load(models.SMOLLM2)
 
 
 def whole(scale: dict[str, float]):
     """Recorded requests of which some arms take another time."""
     table = timed("whole")
-    table = table[table["precision"] == "fp32"]
+    table = table[~table["cold"]]
     factor = table["arm"].map(scale).fillna(1.0)
     return derived(table.assign(**{part: table[part] * factor for part in ("prefill_s", "decode_s")}), table)
 
@@ -48,17 +40,22 @@ def whole(scale: dict[str, float]):
 def switching_and_drafts_cost_time():
     """Each claim reads other arms: SAM on the CPU, greedy switching alone, sd.npu."""
     table = whole({"CPU-SAM": 0.2, "NPU +G": 9.0, "sd.npu": 9.0})
-    return {"requests": study.whole_requests(table), "prefill": study.prefills(table)}
+    summaries = table[table["task"] == "summarization"]
+    return {
+        "requests": study.per_token(table),
+        "summarized": study.per_token(summaries),
+        "prefill": study.by_prompt(summaries, "prefill_s"),
+    }
 
 
 def nothing_is_exposed():
     """Synchronous switching takes what keeping both takes."""
     table = timed("switching")
-    table = table[(table["model"] == BASE) & (table["precision"] == "fp32") & ~table["cold"] & (table["memory"] == 1.0)]
+    table = table[(table["tokens"] == 768) & ~table["cold"] & (table["memory"] == 1.0)]
     both = table[table["way"] == "keep both"].set_index("round")["total_s"]
     synchronous = table["way"] == "synchronous"
     table = derived(table.assign(total_s=table["total_s"].mask(synchronous, table["round"].map(both))), table)
-    rest = study.rest_seconds(whole({})[lambda t: (t["model"] == BASE) & (t["task"] == "summary")])
+    rest = study.rest_seconds(whole({})[lambda t: t["task"] == "summarization"])
     return {"switching": table, "rest": rest}
 
 
@@ -75,13 +72,14 @@ def memory_is_wasted():
 
 def drafts_are_rejected():
     """Drafts with calibration or reuse give one token per pass; no answer is vanilla's."""
-    table = tasks().assign(emitted=tasks()["emitted"].where(~tasks()["method"].str.contains("+", regex=False), 1.0))
-    answers = record("answers").assign(identical=False)
-    return {"rates": study.accepted(derived(table, tasks())), "answers": answers}
+    answers, _ = recorded()
+    added = answers["method"].str.contains("+", regex=False)
+    wrong = derived(answers.assign(passes=answers["passes"].mask(added, answers["decoded"])), answers)
+    return {"rates": study.accepted(wrong), "answers": derived(answers.assign(identical=False), answers)}
 
 
 def answers_are_unlike():
-    cosines, contexts = (record(name)[lambda table: table["model"] == BASE] for name in ("cosines", "contexts"))
+    cosines, contexts = map(of_smollm2, ("cosines", "contexts"))
     wrong = {"task": 0.1, "group": 0.5, "across": 0.9}
     cosines = derived(cosines.assign(cosine=cosines["pair"].map(wrong)), cosines)
     return {"cosines": cosines, "contexts": derived(contexts.assign(cosine=0.1, overlap=0.9), contexts)}
@@ -89,18 +87,19 @@ def answers_are_unlike():
 
 def static(seconds):
     table = timed("curves")
-    table = table[(table["model"] == BASE) & (table["part"] == "static")].sort_values("rows")
+    table = table[table["part"] == "static"].sort_values("rows")
     wrong = seconds(table["rows"])
     return {"static": derived(table.assign(seconds=wrong, low=wrong, high=wrong), table)}
 
 
 def drafts_are_long():
-    table = tasks()[(tasks()["model"] == BASE) & (tasks()["task"] == "summary")]
+    _, passes = recorded()
+    table = passes[passes["task"] == "summarization"]
     return {"summaries": derived(table.assign(drafted=63), table)}
 
 
 def never_reused():
-    table = record("rejections")
+    table = of_smollm2("rejections")
     return {"rejections": derived(table.assign(case="redundant"), table)}
 
 

@@ -74,6 +74,22 @@ class Notebook:
         wrong = self.texts | {cell: self.texts[cell].replace(old, new)}
         return self.run(self.span(cell, shown), dict(self.before[cell]), wrong)
 
+    def to_the_end(self, cell, old, new):
+        """Run the cells from an edited one to the notebook's last; none may fail."""
+        assert self.texts[cell].count(old) == 1
+        texts = self.texts | {cell: self.texts[cell].replace(old, new), "end": "print('the end')"}
+        rest = self.span(cell, list(self.texts)[-1])
+        printed = self.run([*rest, "end"], dict(self.before[cell]), texts)
+        last = list(printed)[-1]
+        assert printed.get("end") == "the end\n", f"{last}: {printed[last][-2000:]}"
+
+    def live(self, first, last, texts=None):
+        """The tables that the cells from one to another leave in `live`, run once more."""
+        state = dict(self.before[first]) | {"live": dict(self.before[first]["live"])}
+        printed = self.run(self.span(first, last), state, texts)
+        assert "Error: " not in printed[list(printed)[-1]], printed
+        return state["live"]
+
 
 @functools.cache
 def names_of(text):

@@ -35,18 +35,7 @@ pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, 
 @pytest.fixture(scope="module")
 def sdnpu(exhibits_elsewhere):
     book = Notebook("sdnpu", SHORT)
-    few = 'answers[(answers["model"] == SMALL) & (answers["set"] == "tasks") & (answers["request"] < 2)]'
-    drafters = '[lambda rows: rows["method"].isin(["SAM+both", "PLD+both"])]'
-    book.texts["again"] = book.texts["again"].replace("workbench.drawn(answers, seed, sample)", few + drafters)
     return book.begin("phones")
-
-
-def drawn(sdnpu, first, last, texts=None):
-    """The tables that the cells from one to another leave in `live`, run once more."""
-    state = dict(sdnpu.before[first]) | {"live": dict(sdnpu.before[first]["live"])}
-    printed = sdnpu.run(sdnpu.span(first, last), state, texts)
-    assert "Error: " not in printed[list(printed)[-1]], printed
-    return state["live"]
 
 
 def test_every_source_cell_has_an_edit(sdnpu):
@@ -58,12 +47,12 @@ def test_a_wrong_body_moves_a_value_beyond_its_interval(sdnpu, cell):
     old, new, last, name = LIVE[cell]
     assert sdnpu.texts[cell].count(old) == 1
     before = sdnpu.before["execute"]["live"][name]
-    after = drawn(sdnpu, cell, last, sdnpu.texts | {cell: sdnpu.texts[cell].replace(old, new)})[name]
+    after = sdnpu.live(cell, last, sdnpu.texts | {cell: sdnpu.texts[cell].replace(old, new)})[name]
     assert ((after["value"] < before["low"]) | (after["value"] > before["high"])).any(), after
 
 
 def test_an_unedited_repeat_moves_none(sdnpu):
-    again = drawn(sdnpu, "searched", "pool-shown")
+    again = sdnpu.live("searched", "pool-shown")
     for name, before in sdnpu.before["execute"]["live"].items():
         assert again[name].equals(before), name
 
@@ -72,6 +61,18 @@ def test_an_unedited_repeat_moves_none(sdnpu):
 def test_a_wrong_body_changes_what_is_printed(sdnpu, cell):
     shown = PRINTED[cell][-1]
     assert sdnpu.again(cell, *PRINTED[cell]).get(shown) != sdnpu.said[shown]
+
+
+PLANNED = ("execute", "greedy", "latencies", "downhill", "ours-schedule")
+
+
+@pytest.mark.parametrize("cell", PLANNED)
+def test_a_wrong_rule_moves_the_planned_share_beside_the_recorded_one(sdnpu, cell):
+    old, new, _ = PRINTED[cell]
+    texts = sdnpu.texts | {cell: sdnpu.texts[cell].replace(old, new)}
+    between = [*sdnpu.span(cell, "ours-schedule"), "figure-8", "switching"]
+    printed = sdnpu.run(between, dict(sdnpu.before["switching"]), texts)
+    assert printed["switching"] != sdnpu.said["switching"]
 
 
 def agreeing(text):

@@ -153,7 +153,7 @@ def test_a_budget_of_0_is_the_unconstrained_endpoint_alone(lengths, server, devi
 def test_a_budget_of_1_starts_both_endpoints_on_every_request(lengths, server, device, alpha):
     for policy in spending(lengths, server, device, 1.0, alpha):
         if not policy.name.startswith("Stoch"):  # which routes to the constrained endpoint alone
-            waits = [policy.decider()(int(length), 0.5) for length in lengths.support]
+            waits = [policy.waits(int(length), 0.5) for length in lengths.support]
             assert waits == [(0.0, 0.0)] * len(waits), policy.name
 
 
@@ -309,7 +309,7 @@ def test_eq_1_spends_its_budget_up_to_one_step_of_the_ramp(lengths, server, budg
 @examples
 @given(LENGTHS, TRACES, DEVICES, st.floats(0.02, 0.98))
 def test_a_length_that_never_occurred_is_served_like_the_next_longer_one(lengths, server, device, budget):
-    decide = optimal.mean_optimal(lengths, server, device, budget).decider()
+    decide = optimal.mean_optimal(lengths, server, device, budget).waits
     for length in range(1, int(lengths.support[-1])):
         longer = int(lengths.support[np.searchsorted(lengths.support, length)])
         assert decide(length, 0.5) == decide(longer, 0.5)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scripted import Scripted
 
 from ondevice_papers.dragon import side as side_module
-from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Stay
+from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Scheduler
 from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
 from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
 
@@ -219,7 +219,7 @@ def changed(world: World, **fields) -> World:
 
 
 def schedulers(name: str, rtt: float):
-    make = {"stay": Stay, "random": Randomly, "paper": lambda: Greedy(rtt), "ours": lambda: Lagging(rtt)}[name]
+    make = {"stay": Scheduler, "random": Randomly, "paper": lambda: Greedy(rtt), "ours": lambda: Lagging(rtt)}[name]
     return make(), make()
 
 

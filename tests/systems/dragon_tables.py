@@ -25,7 +25,7 @@ from ondevice_papers.dragon.side import Draft
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.answer import Asked
 from ondevice_programs.pair.cloud import Cloud
-from ondevice_programs.pair.decoder import Interrupted
+from ondevice_programs.pair.decoder import Interrupted, Piece
 from ondevice_programs.pair.engine import Engine
 
 
@@ -101,10 +101,13 @@ class TableDecoder:
     def interrupt(self) -> None:
         self.stopped.set()
 
-    def pieces(self) -> Iterator[int]:
+    def pieces(self) -> Iterator[Piece]:
         return iter(())
 
     def require_open(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

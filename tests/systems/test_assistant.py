@@ -86,7 +86,9 @@ def test_on_one_machine_an_answer_streams_with_sources_of_both_sides(folder: Pat
     assert len((first + rest).decode().split()) >= 3
     assert "Sources:" in note and re.search(r"notes\.md:\d \(device, \d+ %\)", note)
     assert re.search(r"docs\.md:\d \(cloud, \d+ %\)", note)
-    assert re.search(r"Left this device: \d+ bytes \(Begin \d+, Target \d+", note) and "alone" not in note
+    assert re.search(r"Left this device: \d+ bytes \(the question \d+, decided tokens \d+", note)
+    assert re.search(r"The cloud could read the question and (\d) of the answer's \1 words; .* stands? in", note)
+    assert "alone" not in note
     assert re.search(r"Drafts accepted: device \d of 8, cloud \d of 8", note)
     assert sorted(path.name for path in folder.iterdir()) == ["docs", "empty", "notes"]  # nothing is left there
 

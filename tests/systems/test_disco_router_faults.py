@@ -12,12 +12,13 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from replaying import Fault, Timing, create_replay
 from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
 from waiting import until
 
 from ondevice_papers.disco.policy import NEVER, Side
 from ondevice_programs.router.app import create_app
-from ondevice_programs.router.replay import Fault, Timing, answer, create_replay, plain_chat
+from ondevice_programs.router.replay import answer, plain_chat
 from ondevice_programs.router.router import Router
 
 TOKENS, CUTS = 24, 247
@@ -68,7 +69,7 @@ async def stream(client: openai.AsyncOpenAI) -> tuple[str, str | None]:
     """(text, error)."""
     text = ""
     try:
-        chunks = await client.chat.completions.create(model="disco", messages=MESSAGES, max_tokens=TOKENS, stream=True)
+        chunks = await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=TOKENS, stream=True)
         async for chunk in chunks:
             text += chunk.choices[0].delta.content or ""
     except openai.APIError as error:

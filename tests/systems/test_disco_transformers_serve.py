@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from routing import Told, client_of, configured, deployment, serving
-from waiting import wait_for
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from transformers import AutoTokenizer
+from waiting import until, wait_for
 
 from ondevice import assets
+from ondevice.network.listening import listener
 from ondevice_papers.disco.policy import NEVER, Side
 from ondevice_programs.router.app import create_app
-from ondevice_programs.router.listening import listener
 from ondevice_programs.router.router import Router
 
 pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")
@@ -65,18 +73,58 @@ def whole(port: int) -> str:
     return text
 
 
-def through(folder: Path, port: int, source: Side, api: str, buffer: int | None) -> tuple[str, Any, bytes]:
+def continuing(port: int) -> Starlette:
+    """Chat that goes on from a prefix, as `transformers serve` does by /v1/completions only: it writes the prompt."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
+
+    async def chat(http: Request) -> StreamingResponse:
+        body = await http.json()
+        messages = body.pop("messages")
+        prefix = messages.pop()["content"] if body.pop("continue_final_message", False) else ""
+        body.pop("add_generation_prompt", None)
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + prefix
+
+        async def events() -> AsyncIterator[str]:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"http://localhost:{port}/v1/completions", json=body | {"prompt": prompt}) as reply,
+            ):
+                async for line in reply.content:
+                    if line.startswith(b"data: {"):
+                        chunk = json.loads(line[6:])
+                        for choice in chunk["choices"]:
+                            choice["delta"] = {"content": choice.pop("text")}
+                        yield f"data: {json.dumps(chunk)}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+
+
+@contextlib.asynccontextmanager
+async def itself(port: int) -> AsyncIterator[str]:
+    """Its own chat."""
+    yield f"http://127.0.0.1:{port}"
+
+
+def through(folder: Path, chat: Any, source: Side, can_continue: Any) -> tuple[str, Any, bytes]:
     """(text, the last chunk, all that was sent) of one stream that begins at `source`, by two names of one server."""
-    more = {"api": api, "can_continue": "probe", "tokenizer": FOLDER, "model": FOLDER}
-    urls: dict[Side, str] = {"device": f"http://localhost:{port}", "server": f"http://127.0.0.1:{port}"}
-    sides = [deployment(side, url, **more) for side, url in urls.items()]
+    more = {"can_continue": can_continue, "model": FOLDER}
     waits: dict[Side, float] = {"device": NEVER, "server": NEVER} | {source: 0.0}
 
     async def work() -> tuple[str, Any, bytes]:
-        config = configured(folder, *sides, constrained=source, pace=PACE)
-        router = Router(config, dispatcher=Told(waits, constrained=source, buffer=buffer))
-        async with serving(create_app(router)) as url, client_of(f"{url}/v1") as client:
-            raw = await client.chat.completions.with_raw_response.create(model="disco", stream=True, **ASKED)
+        async with contextlib.AsyncExitStack() as stack:
+            url = await stack.enter_async_context(chat)
+            urls: dict[Side, str] = {"device": url, "server": url.replace("127.0.0.1", "localhost")}
+            config = configured(
+                folder, *(deployment(side, name, **more) for side, name in urls.items()), constrained=source, pace=PACE
+            )
+            router = Router(config, dispatcher=Told(waits, constrained=source, buffer=4))
+            address = await stack.enter_async_context(serving(create_app(router)))
+            client = await stack.enter_async_context(client_of(f"{address}/v1"))
+            assert await until(lambda: all(end.can_continue is not None for end in router.endpoints.values()))
+            raw = await client.chat.completions.with_raw_response.create(model="m", stream=True, **ASKED)
             lines = [line async for line in raw.http_response.aiter_lines()]
         data = [line[6:] for line in lines if line.startswith("data: {")]
         chunks = [openai.types.chat.ChatCompletionChunk.model_validate_json(it) for it in data]
@@ -90,7 +138,7 @@ def through(folder: Path, port: int, source: Side, api: str, buffer: int | None)
 def test_an_answer_moves_from_one_side_to_the_other_and_stays_the_same(
     tmp_path: Path, port: int, whole: str, source: Side
 ) -> None:
-    text, last, sent = through(tmp_path, port, source, "completions", buffer=4)
+    text, last, sent = through(tmp_path, serving(continuing(port)), source, True)
     assert text == whole
     switches = [(switch["side"] == source, switch["role"]) for switch in last.disco["switches"]]
     assert switches == [(True, "race"), (False, "migration")]
@@ -100,5 +148,5 @@ def test_an_answer_moves_from_one_side_to_the_other_and_stays_the_same(
 def test_its_chat_cannot_continue_which_the_probe_finds_so_it_is_not_spliced(
     tmp_path: Path, port: int, whole: str
 ) -> None:
-    text, last, _ = through(tmp_path, port, "device", "chat", buffer=4)
+    text, last, _ = through(tmp_path, itself(port), "device", "probe")
     assert text == whole and len(last.disco["switches"]) == 1 and last.disco["estimated"] is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -72,8 +73,7 @@ def nobody_s_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "other, named",
     [
-        (dict(name="larger"), "cloud .* larger, .* device tables"),
-        (dict(model="another"), "tables.* weights"),
+        (dict(model="another", name="larger"), "weights .*cloud larger, .* device tables"),
         (dict(version=7), f"cloud .* version 7 .* device version {messages.VERSION}"),
     ],
     ids=lambda found: found if isinstance(found, str) else None,
@@ -219,7 +219,7 @@ def test_nobody_listens():
     "reply, named",
     [
         (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "HTTP"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "--authority"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "is no DRAGON cloud"),
     ],
 )
 def test_a_stranger_listens(reply: bytes, named: str):
@@ -345,21 +345,23 @@ def test_64_devices_at_once_and_one_more(mode):
 
 
 def test_a_device_that_vanishes_is_forgotten_after_a_while():
+    def vanish(device: Device) -> None:
+        """Close its connection so that it does not come back. In one step: a busy machine reconnects between two."""
+        device.port = 1
+        device.link.connection._socket.transport.abort()
+
     async def run() -> None:
-        cloud = Cloud(TableNode(1, delay=0.01), keep=1.0, **QUICK)
+        cloud = Cloud(TableNode(1, delay=0.01), keep=1.0)
         async with cloud.listening() as port:
-            device = Device(TableNode(2, delay=0.01), port=port, **QUICK)
-            asking = asyncio.create_task(device.ask("q", replace(ASKED, limit=1000)))
-            assert await until(lambda: bool(cloud._sessions))
-            connection = device.link.connection
-            device._loop.call_soon_threadsafe(connection._socket.transport.abort)
-            device._loop.call_soon_threadsafe(setattr, device, "port", 1)  # it does not find back
-            assert await until(lambda: any(session.connection is None for session in cloud._sessions.values()))
-            assert cloud._sessions  # it may come back
-            assert await until(lambda: not cloud._sessions)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            device.close()
+            with Device(TableNode(2, delay=0.01), port=port) as device:
+                asking = asyncio.create_task(device.ask("q", replace(ASKED, limit=1000)))
+                assert await until(lambda: bool(cloud._sessions))
+                device._loop.call_soon_threadsafe(vanish, device)
+                assert await until(lambda: any(session.connection is None for session in cloud._sessions.values()))
+                assert cloud._sessions  # it may come back
+                assert await until(lambda: not cloud._sessions)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
         assert await until(lambda: not list(left_over()))
 
     asyncio.run(run())
@@ -516,18 +518,18 @@ def test_tls_refuses_a_device_without_the_right_certificate(certificates: Path, 
     server = server_tls(certificates / "ours.pem", certificates / "ours.key", root)
     own = [certificates / f"{shown}.pem", certificates / f"{shown}.key"] if shown else []
     found = ask(TableNode(2), TableNode(1), server=server, client=client_tls(root, *own))
-    assert found.alone_from == 0 and found.reason.endswith("or not accept this device's certificate")
+    assert found.alone_from == 0 and found.reason.endswith("it may not accept this device's certificate")
 
 
 def test_a_device_with_tls_at_a_plain_cloud_is_told(certificates: Path):
     found = ask(TableNode(2), TableNode(1), client=client_tls(certificates / "ours-root.pem"))
-    assert found.alone_from == 0 and "may not speak TLS, which --authority here asks for" in found.reason
+    assert found.alone_from == 0 and "does not speak TLS, which --authority here asks for" in found.reason
 
 
 def test_a_plain_device_at_a_cloud_with_tls_is_told(certificates: Path):
     server = server_tls(certificates / "ours.pem", certificates / "ours.key")
     found = ask(TableNode(2), TableNode(1), server=server)
-    assert found.alone_from == 0 and found.reason.endswith("a cloud with TLS needs --authority here")
+    assert found.alone_from == 0 and found.reason.endswith("speaks TLS, which needs --authority here")
 
 
 def test_a_certificate_that_expired_is_named(certificates: Path):
@@ -565,12 +567,45 @@ def served(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, int, Path]]:
 
 
 def start(command: str, folder: Path, *words: str) -> subprocess.Popen:
-    common = ["--model", "pydocs-lm-small", "--documents", str(folder)]
+    common = ["--model", "pydocs-lm-small", "--documents", str(folder), "--reranker", "none"]
     call = [sys.executable, "-m", "ondevice_programs.pair", command, *common]
     return subprocess.Popen(
         [*call, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "TQDM_DISABLE": "1"}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+
+
+def test_an_empty_private_folder_can_ask(tmp_path_factory, served):
+    empty = tmp_path_factory.mktemp("empty")
+    device = start("device", empty, "--connect", f"127.0.0.1:{served[1]}", "--query", "What does a bird do?", "--limit",
+                   "6", "--k", "1", "--json")  # fmt: skip
+    text, note = device.communicate(timeout=120)
+    assert device.returncode == 0, note
+    account = json.loads(text)
+    assert f"{empty} has no document: answers come from the cloud's documents alone." in note
+    assert account["share"] == 0.0 and account["alone_from"] is None
+    assert [source["side"] for source in account["sources"]] == ["cloud"]
+    assert account["words"]["cloud_could_read"] == account["words"]["answer"] > 0
+    assert account["words"]["in_private_text"] == []
+
+
+def test_a_reranker_that_one_side_lacks_is_refused_in_a_sentence(served):
+    start_with = ["device", served[2], "--connect", f"127.0.0.1:{served[1]}", "--query", "What does a bird do?"]
+    device = start(*start_with, "--reranker", "minilm-reranker")  # type: ignore[arg-type]
+    text, note = device.communicate(timeout=240)
+    assert device.returncode == 3 and not text
+    assert "by BM25's share of the question over 0.03125, the device by minilm-reranker (" in note
+    assert note.strip().endswith("give both sides the same --reranker.") and "Traceback" not in note
+    device = start(*start_with, "--reranker", "nowhere/at-all")  # type: ignore[arg-type]
+    text, note = device.communicate(timeout=240)
+    assert device.returncode == 2 and not text and "nowhere/at-all" in note and "Traceback" not in note
+
+
+def test_a_question_longer_than_the_context_is_refused_in_a_sentence(served):
+    device = start("device", served[2], "--connect", f"127.0.0.1:{served[1]}", "--query", "a bird " * 1000)
+    text, note = device.communicate(timeout=120)
+    assert device.returncode == 2 and not text and "no room behind it in the model's context of 1024" in note
+    assert note.count("ondevice-pair device:") == 1 and "Traceback" not in note
 
 
 def test_both_commands_answer_and_are_interrupted(served):
@@ -597,7 +632,7 @@ def test_a_device_without_a_cloud_says_so_in_a_line(served):
         device = start("device", served[2], "--connect", address, "--query", "What does a bird do?", "--limit", "4",
                        "--k", "1", "--patience", "0.1")  # fmt: skip
         text, notes = device.communicate(timeout=120)
-    first, second, *_, left, _ = notes.splitlines()
+    first, second, *_, left, _ = notes.splitlines()[2:]  # behind what prompts and relevance are made of
     assert device.returncode == 0 and text.strip() and left == "Nothing left this device."
     assert first.startswith(f"No cloud at {address}: nobody answers at {address} (")
     assert second.startswith(f"The device answered alone: nobody answers at {address} (")

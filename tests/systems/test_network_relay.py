@@ -119,10 +119,9 @@ def one_byte_each(relay: Relay, target: Recorder, count: int) -> tuple[np.ndarra
         (Link(0.1), 0),
         (Link(0.02, 0.1), 1),
         (Link(0.02, 0.1), 2),
-        (Link(0.02, loss=0.3, retransmission=0.15), 1),
         (Link(0.02, bandwidth=45.0), 0),
     ],
-    ids=["none", "delay", "jitter", "other jitter", "loss", "bandwidth"],
+    ids=["none", "delay", "jitter", "other jitter", "bandwidth"],
 )
 def test_bytes_arrive_when_the_model_says(link, seed):
     """Message by message: so a relay that draws another jitter, or none, fails."""

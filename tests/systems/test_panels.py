@@ -13,7 +13,7 @@ from ondevice.assets import ROOT
 PAPERS = {  # cells that the panel's needs, code in place of others, an edit, and where the sliders are and go
     "disco": (
         "parameters checked imports setup device-constrained",
-        'server, b, table = traces.server("LLaMA"), 0.3, "simulated"',
+        'expected, live = racing.expected, {"waits": "simulated"}',
         ("left = b - alpha", "left = (b - alpha) / 2"),
         ("waited", {"b": 0.3, "alpha": 0.15}, {"b": 0.35, "alpha": 0.2}),
     ),

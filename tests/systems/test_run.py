@@ -227,7 +227,7 @@ DEPEND = {  # whose runs a change of a module may invalidate
     "ondevice_papers.diaa.drafter": OF_DRAFTERS,
     "ondevice_papers.disco.race": {"disco", "assistant"},
     "ondevice_papers.dragon.side": {"dragon", "assistant"},
-    "ondevice_papers.grating.pruning": {"grating", "assistant"},
+    "ondevice_papers.grating.pruning": {"grating", "assistant", "dragon"},  # DRAGON weighs passages by it
     "ondevice.run.schedule": set(),
 }
 

@@ -91,3 +91,10 @@ def test_the_set_up_says_which_build_of_torch_it_takes(answers, words, options, 
     assert [word for word in options if word not in first] == [] and ("index-url" in first) == bool(options)
     [line] = [line for line in result.stdout.splitlines() if locked in line]
     assert said in line
+
+
+def test_a_file_s_tests_run_in_one_process(request: pytest.FixtureRequest):
+    """pytest-xdist tells groups by the ends of ids; without them each process runs each file's fixtures again."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("not in one of several processes of --dist loadgroup")
+    assert request.node.nodeid.endswith("@tests/systems/test_setup.py")

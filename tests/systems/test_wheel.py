@@ -1,6 +1,6 @@
 """The wheel, installed outside the checkout: models, router, DRAGON's pair, reranker, drafters work in any folder.
 
-Its core alone, in an environment that has nothing else, runs README's examples of the library.
+Its core alone, in an environment that has nothing else, runs the examples of README and of its drafters' page.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_dragons_pair_answers(installed, tmp_path):
     with installed.serving(*cloud) as address:
         answer = installed.run(
             "-m", "ondevice_programs.pair", "device", "--connect", address, *common, "--query", "What is the mean?",
-            "--limit", "8", "--temperature", "0", "--json",
+            "--limit", "8", "--guard", "0", "--json",
         )  # fmt: skip
     found = json.loads(answer)
     assert 1 <= len(found["tokens"]) <= 8 and found["alone_from"] is None and found["received"]
@@ -189,11 +189,13 @@ assert not [name for name in heavy if importlib.util.find_spec(name)]
 
 
 def test_the_core_alone_runs_the_librarys_examples(core):
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    timed = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").partition("## Time it yourself")[2]
+    pages = (ROOT / "README.md").read_text(encoding="utf-8") + timed
+    examples = re.findall(r"^```python\n(.*?)^```$", pages, re.M | re.S)
     assert [name in "".join(examples) for name in ("Reranker", "sdnpu", "Diaa", "speculative")] == [True] * 4
     best, _, texts = core.run("-c", "".join(examples) + CHECKS).partition("\n")
     assert best == "sum(values) adds numbers."
-    assert texts.count(" passes\n") == 4 and texts.count(" tokens in ") == 3
+    assert texts.count(" passes\n") == 5 and texts.count(" tokens in ") == 3
 
 
 @pytest.mark.parametrize(("program", "words", "extra"), [

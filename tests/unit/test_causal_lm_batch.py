@@ -12,7 +12,8 @@ import torch
 from tiny import random_model
 
 from ondevice.causal_lm import CausalLM, Interrupted, TokenTree
-from ondevice.causal_lm.batch import Batch, refusal
+from ondevice.causal_lm import batch as batch_module
+from ondevice.causal_lm.batch import Batch, PaddedCache, extend_together, refusal
 
 V, CONTEXT = 61, 48
 KINDS = "llama", "qwen2", "qwen3", "opt"
@@ -86,46 +87,94 @@ def test_any_order_of_calls_gives_what_the_tokens_alone_give(kind: str, same: bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bound_rejects_padding_that_is_seen_and_positions_of_the_buffer(
+def test_the_bound_rejects_padding_that_is_seen_and_positions_of_the_pack(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, forward = prefilled(lm(kind)), lm(kind).model.forward
-    for wrong in ("attention_mask", "position_ids"):
+    batch, forward, arrange = prefilled(lm(kind)), lm(kind).model.forward, batch_module._Packed.arrange
+
+    def careless(*args: Any, position_ids: torch.Tensor, **kwargs: Any) -> Any:
+        return forward(*args, position_ids=torch.arange(position_ids.shape[1])[None], **kwargs)
+
+    def unmasked(packed: Any, *like: torch.Tensor) -> None:
+        arrange(packed, *like)
+        assert packed.sides and not packed.stretches
+        for side in packed.sides:
+            side.mask.zero_()
+
+    for patched, name, wrong in ((lm(kind).model, "forward", careless), (batch_module._Packed, "arrange", unmasked)):
         with monkeypatch.context() as patch:
-
-            def careless(*args: Any, wrong: str = wrong, **kwargs: Any) -> Any:
-                value = kwargs[wrong]
-                kwargs[wrong] = torch.zeros_like(value) if wrong == "attention_mask" else value[2:3].expand(4, -1)
-                return forward(*args, **kwargs)
-
-            patch.setattr(lm(kind).model, "forward", careless)
+            patch.setattr(patched, name, wrong)
             found = batch.extend([41])
         assert worst(batch, found, [41]) > 1e-2
         batch.rollback(0)
     assert worst(batch, batch.extend([41]), [41]) < 1e-10
 
 
-@pytest.mark.parametrize(("dtype", "attention", "bound"), [
-    (torch.float64, "eager", 1e-5),  # transformers takes its eager softmax in fp32
-    (torch.float32, "sdpa", 1e-4), (torch.float32, "eager", 1e-4), (torch.bfloat16, "sdpa", 0.5),
-])  # fmt: skip
-def test_other_precisions_and_eager_attention(dtype: torch.dtype, attention: str, bound: float) -> None:
-    batch = prefilled(CausalLM(built("qwen2", dtype, attention)))
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)], ids=str)
+def test_other_precisions(dtype: torch.dtype, bound: float) -> None:
+    batch = prefilled(CausalLM(built("qwen2", dtype)))
     batch.prefill(SUFFIX)
     assert worst(batch, batch.extend([41]), [*SUFFIX, 41]) < bound
 
 
-def test_one_forward_serves_all_and_equal_lengths_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, forward = list[tuple[tuple[int, ...], bool]](), lm().model.forward
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_forward_packs_the_new_tokens_of_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, forward = list[tuple[int, ...]](), lm(kind).model.forward
 
     def counted(*args: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        calls.append((tuple(input_ids.shape), bool({"attention_mask", "position_ids"} & set(kwargs))))
+        calls.append(tuple(input_ids.shape))
         return forward(*args, input_ids=input_ids, **kwargs)
 
-    different, same = prefilled(lm()), prefilled(lm(), [PREFIXES[0], PREFIXES[0][::-1]])
-    monkeypatch.setattr(lm().model, "forward", counted)
-    different.prefill(SUFFIX), different.extend([3]), same.prefill(SUFFIX), same.extend([3])
-    assert calls == [((4, 3), True), ((4, 1), True), ((2, 3), False), ((2, 1), False)]
+    one, other = prefilled(lm(kind)), prefilled(lm(kind), [PREFIXES[0], PREFIXES[0][::-1]])
+    fresh = Batch(lm(kind), [3]).members[0]
+    monkeypatch.setattr(lm(kind).model, "forward", counted)
+    new = [[3], [8, 9], [60], [1], [4, 4, 4], [7], [5, 6, 7]]
+    found = extend_together([*one.members, *other.members, fresh], new)
+    assert calls == [(1, 12)]
+    monkeypatch.undo()
+    prefixes = [*PREFIXES, PREFIXES[0], PREFIXES[0][::-1]]
+    for logits, prefix, tokens in zip(found, prefixes, new, strict=False):
+        assert float((logits[0] - own(lm(kind), prefix, tokens)[-1]).abs().max()) < 1e-10
+    assert float((found[-1][0] - lm(kind).start().prefill(new[-1])).abs().max()) < 1e-10
+    assert lm(kind).model.config._attn_implementation == "sdpa"
+
+
+# The cache
+
+
+@pytest.mark.parametrize("gone", [(), (0, 2, 3), (1, 2, 3, 4, 5, 6)])
+def test_batches_share_a_padded_cache_and_what_is_gone_is_overwritten(gone: tuple[int, ...]) -> None:
+    """Also where few slots of a slab are in a forward, so that each sequence attends by itself."""
+    cache = PaddedCache()
+    batches = [Batch(lm(), [len(prefix)], cache=cache) for prefix in PREFIXES[:3] * 3]
+    for batch, prefix in zip(batches, PREFIXES[:3] * 3, strict=True):
+        batch.members[0].prefill([*prefix, *[8] * 20])
+        batch.rollback(0)
+    kept = [place for place in range(9) if place not in gone]
+    members = [batches[place].members[0] for place in kept]
+    del batches, batch
+    assert cache.sequences == 9 - len(gone)
+    joined = Batch(lm(), [2, 2], cache=cache)
+    joined.members[0].prefill([1, 2]), joined.members[1].prefill([3, 4])
+    assert cache.sequences == 11 - len(gone)
+    found = extend_together([*members, *joined.members], [[41]] * (len(members) + 2))
+    prefixes = [(PREFIXES[:3] * 3)[place] for place in kept] + [[1, 2], [3, 4]]
+    for logits, prefix in zip(found, prefixes, strict=True):
+        assert float((logits[0] - own(lm(), prefix, [41])[0]).abs().max()) < 1e-10
+    del members, joined
+    assert cache.sequences == 0 and not cache._slabs
+
+
+def test_one_that_grows_moves_to_a_wider_slot() -> None:
+    of, cache = CausalLM(built("llama", context=400)), PaddedCache()
+    batch = Batch(of, [3, 2], cache=cache)
+    batch.members[0].prefill([1, 2, 3]), batch.members[1].prefill([4, 5])
+    common = [(7 * k) % V for k in range(300)]
+    batch.members[0].extend(common[:200])
+    assert [slab.columns for slab in cache._slabs] == [128, 256] and cache.sequences == 2
+    batch.members[1].extend(common[:200])
+    assert [slab.columns for slab in cache._slabs] == [256]
+    assert worst(batch, batch.extend(common[200:201]), common[:201], [[1, 2, 3], [4, 5]]) < 1e-10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +183,7 @@ def test_the_buffer_grows_for_all(kind: str) -> None:
     prefixes = [[(7 * k) % V for k in range(size)] for size in (3, 62, 40)]
     batch = Batch(of, [3, 62, 40])
     batch.members[0].prefill(prefixes[0])
-    batch.members[0].verify(TokenTree.chain([8, 9]))  # its rows do not count yet when the others make the buffer grow
+    batch.members[0].verify(TokenTree.chain([8, 9]))
     batch.members[1].prefill(prefixes[1] + [1, 2, 3])
     batch.members[0].keep([0, 1])
     batch.members[0].extend([3]), batch.members[1].rollback(62), batch.members[1].extend([8, 9, 3])
@@ -161,32 +210,17 @@ def test_a_member_goes_its_own_way_and_comes_back_in_line() -> None:
     assert worst(batch, batch.extend([40, 50]), [1, 2, 40, 50]) < 1e-10
 
 
-def test_rows_are_filled_from_outside() -> None:
+def test_rows_are_put_in_from_outside() -> None:
     batch = Batch(lm(), [len(prefix) for prefix in PREFIXES])
     for member, prefix in zip(batch.members, PREFIXES, strict=True):
-        session = lm().start()
-        session.prefill(prefix)
-        rows = session.exported()
-        shapes = [(part.shape[1], part.shape[3]) for part in rows]
-        for view, part in zip(member.window(len(prefix), *shapes), rows, strict=True):
-            view.copy_(part)
-        assert member.length == 0
-        member.filled(prefix)
+        other = Batch(lm(), [len(prefix)]).members[0]
+        other.prefill([*prefix, 3, 3])
+        member.put(prefix, *other.first(len(prefix)))
     assert worst(batch, batch.extend(SUFFIX), SUFFIX) < 1e-10
     with pytest.raises(ValueError, match="do not fit"):
-        batch.members[0].window(1, (2, 9), (2, 9))
+        batch.members[0].put([1], *[torch.zeros(2, 2, 1, 9, dtype=torch.float64)] * 2)
     with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
-        batch.members[0].window(CONTEXT, (2, 8), (2, 8))
-
-
-def test_released_memory_takes_another_shape_where_nothing_is_committed() -> None:
-    batch = Batch(lm(), [2, 3])
-    batch.members[1].window(3, (7, 5), (7, 5))
-    batch.members[1].release()
-    batch.members[0].prefill([1, 2])
-    batch.members[0].release()  # something is committed: nothing happens
-    batch.members[1].prefill([1, 2, 3])
-    assert worst(batch, batch.extend([41]), [41], [[1, 2], [1, 2, 3]]) < 1e-10
+        batch.members[0].put([1] * CONTEXT, *[torch.zeros(2, 2, CONTEXT, 8, dtype=torch.float64)] * 2)
 
 
 def test_the_context_can_be_filled_to_its_end_and_no_further() -> None:
@@ -238,6 +272,7 @@ def test_a_stopped_forward_leaves_the_batch_as_it_was(kind: str, layer: int) -> 
 @pytest.mark.parametrize(("kind", "values", "message"), [
     ("bloom", {}, "BloomForCausalLM.*position_ids"),
     ("mistral", {"num_key_value_heads": 2, "sliding_window": 8}, "window of 8 "),
+    ("qwen2", {"attention": "eager"}, "sdpa attention, not eager"),
 ])  # fmt: skip
 def test_models_that_cannot_are_refused_with_the_reason(kind: str, values: dict[str, Any], message: str) -> None:
     of = CausalLM(built(kind, torch.float32, **values))
@@ -255,15 +290,15 @@ def test_other_architectures_are_probed_and_then_right(kind: str, values: dict[s
     assert worst(batch, batch.extend([41]), [*SUFFIX, 41]) < 1e-9
 
 
-def test_the_probe_finds_a_model_that_gives_all_sequences_the_firsts_positions(
+def test_the_probe_finds_a_model_that_counts_positions_in_the_pack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = CausalLM(built("phi"))
     forward = of.model.forward
 
     def careless(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        first = None if position_ids is None else position_ids[:1]
-        return forward(*args, position_ids=first, **kwargs)
+        counted = None if position_ids is None else torch.arange(position_ids.shape[1])[None]
+        return forward(*args, position_ids=counted, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(of.model, "forward", careless)
@@ -271,10 +306,10 @@ def test_the_probe_finds_a_model_that_gives_all_sequences_the_firsts_positions(
             with pytest.raises(ValueError, match="does not obey the positions and masks of several sequences"):
                 Batch(of, [1, 2])
 
-    def failing(*args: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        if len(input_ids) > 1:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if "position_ids" in kwargs:
             raise RuntimeError("one sequence only")
-        return forward(*args, input_ids=input_ids, **kwargs)
+        return forward(*args, **kwargs)
 
     other = CausalLM(built("phi"))
     forward = other.model.forward

@@ -18,11 +18,12 @@ from ondevice import assets
 from ondevice.evidence import records
 from ondevice.evidence.sidecars import UNKNOWN
 from ondevice_studies import provenance
-from ondevice_studies.diaa import record as diaa
-from ondevice_studies.diaa import spec_bench
-from ondevice_studies.disco import record as disco
-from ondevice_studies.dragon import lockstep
+from ondevice_studies.diaa import costs, identity, spec_bench
+from ondevice_studies.dragon import both_sides, lockstep
 from ondevice_studies.grating import record as grating
+from ondevice_studies.sdnpu import spec_bench as sdnpu
+from ondevice_studies.sdnpu import timing
+from ondevice_studies.speculation.plain import SPLIT_ANEW
 
 MANIFEST = json.loads((records.folder() / "manifest.json").read_text(encoding="utf-8"))
 NAMES = [file.rpartition(".")[0] for file, entry in MANIFEST.items() if "rows" in entry]
@@ -35,12 +36,16 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "assistant/memory": ([], ["systems"], ["run"]),
     "assistant/relevance": ([], ["question"], ["picked", "temperature"]),
     "diaa/answers": (["model", "set"], ["method"], REQUEST),
-    "diaa/whole": (["model"], ["method"], REQUEST),
+    "diaa/parts": ([], ["model", "method"], ["request"]),
+    "diaa/smollm2-identity": ([], ["weights", "arithmetic", "method"], ["request"]),
+    "diaa/smollm2-identity-4bit": ([], ["weights", "arithmetic", "method"], ["request"]),
+    "diaa/smollm2-quality": ([], ["weights", "arithmetic"], ["window"]),
     "disco/cold_start": ([], ["turn"], ["model", "page_cache"]),
     "disco/device": (["part"], ["model"], ["turn", "request", "token"]),
     "disco/policy_times": ([], ["n", "policy", "what"], ["turn"]),
     "disco/quality": ([], ["direction", "handover"], ["family", "document"]),
     "dragon/answers": ([], ["method"], ["question"]),
+    "dragon/both_sides": ([], ["method"], ["question"]),
     "dragon/found": ([], ["split", "window"], ["rank"]),
     "dragon/latency": ([], ["pace", "delay_ms", "method"], ["question"]),
     "dragon/membership": ([], ["candidates", "mode", "cap", "with_query"], ["question"]),
@@ -49,7 +54,6 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "dragon/lockstep": (["question"], ["side"], ["position"]),
     "dragon/temperatures": (["model"], ["temperature"], ["split", "window"]),
     "dragon/windows": ([], ["model", "method", "documents", "cap"], ["window"]),
-    "grating/answers": ([], ["model", "way"], ["pool"]),
     "grating/calibrated": (["model"], ["set", "k"], ["rule"]),
     "grating/curves": ([], ["model", "k"], ["threshold", "pool"]),
     "grating/larger": ([], ["method", "rule", "k"], ["round"]),
@@ -57,38 +61,37 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "grating/layers": ([], ["tokens", "round"], ["active"]),
     "grating/probes": ([], ["model"], ["layer"]),
     "grating/scores": (["set", "split"], ["model"], ["pool"]),
-    "sdnpu/answers": (["model", "set"], ["method"], REQUEST),
-    "sdnpu/copied": ([], ["model"], ["task"]),
-    "sdnpu/costs": ([], ["rule"], ["vocabulary"]),
     "sdnpu/curves": (["model"], ["part"], ["rows"]),
     "sdnpu/memory": ([], ["model", "context"], ["arm"]),
-    "sdnpu/switching": ([], ["precision", "cold", "memory", "way"], ["round"]),
-    "sdnpu/whole": (["model", "precision", "round"], ["arm"], REQUEST),
-    "speculation/weights": (["stored"], ["kind", "order"], ["source"]),
+    "sdnpu/smollm2-own": ([], ["weights", "arithmetic", "method"], ["request"]),
+    "sdnpu/profiles": ([], ["model", "cold"], ["block"]),
+    "sdnpu/switching": (["memory"], ["tokens", "cold", "way"], ["round"]),
+    "sdnpu/whole": (["cold"], ["arm"], REQUEST),
 }
-# Passes of an answer: as many as the answer counts, and each emits what the answer has.
-PASSES = ("diaa/passes", "sdnpu/passes")
-DRAFTED = "diaa/smollm2-"  # then the drafter
-ASKED = ["model", "set", "method", *REQUEST]
+DRAFTED = ("diaa/smollm2-", "diaa/qwen-", "sdnpu/smollm2-", "sdnpu/qwen-")  # then the drafter
+METHODS = {"diaa": spec_bench.METHODS, "sdnpu": sdnpu.METHODS}
 # Rows of records that are no grid, or one whose size no parameter tells.
 ROWS = {
     "assistant/costs.zen4-2c": 640,
     "assistant/steps": 45550,
-    "diaa/curves.zen3-2c": 246,
-    "diaa/curves.zen5-2c": 312,
+    "diaa/answers": 84922,
     "diaa/formats.xeon-amx-2c": 246,
+    "diaa/formats.zen3-2c": 246,
+    "diaa/formats.zen4-2c": 328,
+    "diaa/parts.zen3-2c": 36,  # of one model
+    "diaa/parts.zen4-2c": 72,
     "dragon/schedules": 9900,
-    "grating/answers": 880,
     "grating/firsts": 373,
     "grating/memory.xeon-avx512-2c": 17,
     "grating/memory.zen5-2c": 42,
     "scoreboard/first": 244,
-    "sdnpu/contexts": 80,
-    "sdnpu/cosines": 25419,
-    "sdnpu/curves.zen4-2c": 68,
-    "sdnpu/rejections": 6454,
-    "sdnpu/said": 960,
-    "speculation/answered": 5217,
+    "sdnpu/compiled": 14,  # six blocks and the output layer of two models
+    "sdnpu/costs.zen4-2c": 3,  # vocabularies
+    "sdnpu/smollm2-contexts": 40,
+    "sdnpu/smollm2-copied": 6,
+    "sdnpu/smollm2-cosines": 7140,
+    "sdnpu/smollm2-rejections": 5179,
+    "speculation/plain-qwen": 120,
     "speculation/plain-smollm2": 480,
 }
 HOLDERS = 4  # of documents, who are asked as many questions each
@@ -96,20 +99,23 @@ UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's paramet
     "assistant/answers": lambda given: HOLDERS * given["each"],
     "assistant/steps": lambda given: HOLDERS * given["each"],
     "assistant/relevance": lambda given: HOLDERS * given["each"],
-    "diaa/answers": lambda given: len(diaa.units()),
-    "diaa/passes": lambda given: len(diaa.units()),
+    "diaa/smollm2-identity": lambda given: len(identity.RECORDS["identity"]) * len(identity.NAMES),
+    "diaa/smollm2-identity-4bit": lambda given: len(identity.RECORDS["identity-4bit"]) * len(identity.NAMES),
+    "diaa/smollm2-quality": lambda given: len({(form.weights, form.arithmetic) for form in costs.FORMATS}),
     "disco/cold_start": lambda given: given["turns"],
-    "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(disco.PROBED),
+    # a record of before SmolLM2 was probed does not name its three models
+    "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(given.get("models", range(3))),
     "dragon/answers": lambda given: HOLDERS * given["questions of a holder"] * len(lockstep.METHODS),
+    "dragon/both_sides": lambda given: given["questions"] * len(both_sides.METHODS),
     "dragon/lockstep": lambda given: HOLDERS * given["questions of a holder"],
     "dragon/membership": lambda given: 2 * HOLDERS * given["questions of a holder"],
     "dragon/relevance": lambda given: HOLDERS * given["questions of a holder"],
     "dragon/found": lambda given: sum(given["windows"]),
     "dragon/temperatures": lambda given: 2 * given["windows"],
     "dragon/windows": lambda given: 2 * given["windows"],
-    "grating/calibrated": lambda given: len(grating.CALIBRATED),
-    "sdnpu/answers": lambda given: 2 * 2 * 22,  # models, sets, methods, some of which left
-    "sdnpu/passes": lambda given: 2 * 2 * 22,
+    "grating/calibrated": lambda given: len(grating.CALIBRATED) + 2,  # agents' tasks, which left
+    "sdnpu/smollm2-own": lambda given: len(sdnpu.OWN),
+    "sdnpu/whole": lambda given: given["rounds"] * 2 * len(timing.TASKS),  # warm and cold
 }
 
 
@@ -131,16 +137,15 @@ def problems(name: str, table: pd.DataFrame, parameters: dict[str, Any]) -> list
         lacking.append(f"{len(table)} rows, not {ROWS[name]}")
     if kind in UNITS and (units := len(table[keys].drop_duplicates())) != UNITS[kind](parameters):
         lacking.append(f"{units} units, not {UNITS[kind](parameters)}")
-    if kind in PASSES:
-        answers = records.load(*kind.replace("passes", "answers").split("/")).set_index(ASKED)
-        counted = table.groupby(ASKED)["emitted"].agg(["size", "sum"]).reindex(answers.index, fill_value=0)
-        wrong = (counted["size"] != answers["passes"]) | (counted["sum"] + 1 != answers["tokens"])
-        lacking += [f"passes of {wrong.sum()} answers"] if wrong.any() else []
-    if kind.startswith(DRAFTED):
-        plain = records.load("speculation", "plain-smollm2")
-        if spec_bench.METHODS[table["method"].iloc[0]].requests == "part":
-            plain = plain.sort_values("request", key=lambda ids: ids.str.rpartition("-")[2].astype(int))
-            plain = plain.groupby("task").head(spec_bench.PART)
+    if kind.startswith(DRAFTED) and kind not in GRIDS | UNITS | ROWS:
+        plain = records.load("speculation", f"plain-{kind.partition('/')[2].partition('-')[0]}")
+        if not table["request"].isin(SPLIT_ANEW).any():  # recorded since these prompts are split into other tokens
+            plain = plain[~plain["request"].isin(SPLIT_ANEW)]
+        method = table["method"].iloc[0]
+        sized = method.startswith("mixture, sized")
+        most = (lambda task: spec_bench.PART) if sized else METHODS[kind.partition("/")[0]][method].most
+        plain = plain.sort_values("request", key=lambda ids: ids.str.rpartition("-")[2].astype(int))
+        plain = pd.concat([rows.head(most(task) or len(rows)) for task, rows in plain.groupby("task")])
         behind_the_first = plain.set_index("request")["limit"].sub(1)
         emitted = table.groupby("request")["emitted"].sum().reindex(behind_the_first.index, fill_value=0)
         wrong = int((emitted != behind_the_first).sum())

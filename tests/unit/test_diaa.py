@@ -256,6 +256,12 @@ def test_every_combination_says_what_the_model_alone_says(lm, plain, name):
     assert list(ended.tokens) == plain[: plain.index(plain[7]) + 1]
 
 
+def test_tables_last_from_request_to_request(lm):
+    drafter = Diaa(Tables.empty(V))
+    passes = [len(generate(lm, drafter, [1, 2, 3], 30, budget=8).steps) for _ in range(2)]
+    assert passes[1] < passes[0]
+
+
 @pytest.mark.parametrize("limit", [5, 40, 80])
 def test_without_a_dynamic_tree_it_is_token_recycling(limit):
     tables, recycling = Tables.empty(V), TokenRecycling(V)

@@ -63,7 +63,8 @@ def test_a_curve_that_there_is_not_is_refused():
         regimes.measured(curves(), "here", "m", "float32", "float32", 2)
 
 
-def test_all_regimes_of_a_model_are_those_with_trees(monkeypatch):
+def test_all_regimes_of_a_model_are_by_machine_format_and_threads(monkeypatch):
     table = pd.concat([curves(), curves().assign(arithmetic="float32"), curves().assign(model="other")])
     monkeypatch.setattr(evidence, "times", lambda paper, name: evidence.born(table, "recorded"))
-    assert list(regimes.all_measured("m")) == ["4 bits, 2 threads, here"]
+    names = ["4 bits in integers, 2 threads, here", "4 bits, 2 threads, here"]
+    assert list(regimes.all_measured("m")) == names

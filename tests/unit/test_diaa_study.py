@@ -1,77 +1,60 @@
-"""What exhibits share: times from curves, draws of prompts in pairs, and what is judged."""
+"""What exhibits share: speeds in regimes, draws of prompts in pairs, and what is judged."""
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice import assets, evidence
 from ondevice.evidence import born
-from ondevice_studies.diaa import study
+from ondevice_studies.diaa import regimes, study
 from ondevice_studies.diaa.claims import CLAIMS
-from ondevice_studies.diaa.methods import BASE, SMALL
+from ondevice_studies.diaa.regimes import Regime
 
-TASKS = ["doctest", "rag"]
-METHODS = {"vanilla": 0, "SAM-D": 4, "DIAA": 3, study.STALE: 3, "SpS": 2}  # and what they draft in each pass
-
-
-@pytest.fixture
-def record():
-    """Answers of 9 tokens: vanilla takes 8 passes, the others 4 behind a prompt of 10 tokens."""
-    answers, passes = [], []
-    for model in (BASE, SMALL):
-        for task in TASKS:
-            for request in range(3):
-                for method, drafted in METHODS.items():
-                    keys = (model, "tasks", task, request, method)
-                    each, more = 2 if drafted else 1, int(method == "SAM-D" and task == "rag")
-                    said = (f"{task}{request}", f"said by {model}")
-                    answers.append((*keys, *said, 10, 9, 8 // each, True, 0.5 * request))
-                    spent = int(method == "SpS")
-                    passes += [(*keys, drafted + more, each - 1, spent, 10 + step) for step in range(8 // each)]
-    columns = ["model", "set", "task", "request", "method"]
-    after = ["prompt_sha", "answer_sha", "prompt_tokens", "tokens", "passes", "identical", "redundancy"]
-    counted = ["drafted", "accepted", "drafting_passes", "cached"]
-    tables = pd.DataFrame(answers, columns=columns + after), pd.DataFrame(passes, columns=columns + counted)
-    return tuple(born(table, "recorded") for table in tables)
+TASKS = ["math", "rag"]
+METHODS = {"vanilla": 0, "SAM-D": 4, "TR": 8, "DIAA": 3, study.STALE: 3, study.SKIPPING: 2}  # and what a pass drafts
 
 
 @pytest.fixture
-def machine():
-    """A row more costs a tenth of a pass, a cached token nothing; each of four parts takes a thousandth.
-
-    A prompt's token takes a tenth. Only DIAA and plain decoding were run whole.
-    """
-    rows = [(model, "float32", n, cached, 1 + 0.1 * (n - 1))
-            for model in (BASE, SMALL) for n in (1, 2, 8) for cached in (0, 99)]  # fmt: skip
-    curves = born(pd.DataFrame(rows, columns=["model", "dtype", "rows", "cached", "mean"]), "recorded")
-    whole = [{"model": model, "method": method, "prompt_tokens": tokens, "prefill_s": tokens / 10, "passes": passes}
-             | {f"{part}_s": 1e-3 * passes for part in study.PARTS}
-             for model in (BASE, SMALL) for method, passes in (("DIAA", 4), ("vanilla", 8))
-             for tokens in (10, 20)]  # fmt: skip
-    return study.Machine("a machine", curves, pd.DataFrame(whole))
+def answers():
+    """Answers of 9 tokens, 8 of them decoded: in 8 passes by vanilla, in 4 by the others."""
+    rows = [("m", task, f"{task}{request}", method, 8 if method == "vanilla" else 4, 8, True)
+            for task in TASKS for request in range(3) for method in METHODS]  # fmt: skip
+    columns = ["model", "task", "request", "method", "passes", "decoded", "identical"]
+    return born(pd.DataFrame(rows, columns=columns), "recorded")
 
 
 @pytest.fixture
-def timed(record, machine):
-    return study.timed(*record, machine, "float32", {"SpS": SMALL})
+def passes():
+    """SAM-D drafts one node more on rag."""
+    rows = [("m", task, f"{task}{request}", method, drafted + (method == "SAM-D" and task == "rag"), 0)
+            for task in TASKS for request in range(3) for method, drafted in METHODS.items() if drafted
+            for _ in range(4)]  # fmt: skip
+    columns = ["model", "task", "request", "method", "drafted", "drafting_passes"]
+    return born(pd.DataFrame(rows, columns=columns), "recorded")
 
 
-def test_an_answers_time_is_its_passes_and_what_drafts_cost(timed):
-    first = timed[(timed["model"] == BASE) & (timed["task"] == "rag") & (timed["request"] == 0)].set_index("method")
-    forward = {"vanilla": 8 * 1.0, "SAM-D": 4 * 1.5, "DIAA": 4 * 1.3, "SpS": 4 * 1.2}
-    assert first["forward"].loc[list(forward)].to_dict() == pytest.approx(forward)
-    assert first["drafting"]["SpS"] == pytest.approx(4.0) and first["drafting"]["DIAA"] == 0
-    assert first["seconds"]["DIAA"] == pytest.approx(4 * 1.3 + 4 * 4e-3)
-    assert first["seconds"][study.STALE] == pytest.approx(4 * 1.3 + 4 * 3e-3)  # the update is hidden
-    assert first["latency"]["DIAA"] == pytest.approx(1e3 * first["seconds"]["DIAA"] / 8)
-    assert first["end_to_end"]["DIAA"] == pytest.approx(1e3 * (first["seconds"]["DIAA"] + 1.0) / 9)
-    assert timed.attrs["kind"] == "recorded"
+def regime(slope: float) -> Regime:
+    """A row more costs `slope` of a pass."""
+    return Regime(f"{slope}", "simulated", np.array([1.0, 81.0]), np.array([1.0, 1 + 80 * slope]))
 
 
-def test_beyond_the_last_size_the_last_slope_goes_on_and_an_unknown_model_is_named(machine):
-    assert machine.forward(BASE, "float32", [33, 1], 50) == pytest.approx([4.2, 1.0])
-    with pytest.raises(ValueError, match=r"'a model'.*float32"):
-        machine.forward("a model", "float32", 1, 1)
+@pytest.fixture
+def timed(answers, passes):
+    return study.in_regimes(answers, passes, {"3B": regime(0.1), "1B": regime(0.2)}, update=0.03)
+
+
+def test_an_answer_costs_its_passes_by_their_rows_in_each_regime(timed):
+    first = timed[(timed["request"] == "rag0")].set_index(["model", "method"])
+    for size, slope in (("3B", 0.1), ("1B", 0.2)):
+        spent = {"vanilla": 8.0, "SAM-D": 4 * (1 + 5 * slope), "TR": 4 * (1 + 8 * slope), "DIAA": 4 * (1 + 3 * slope)}
+        assert first.loc[size, "spent"][list(spent)].to_dict() == pytest.approx(spent)
+        assert first.loc[(size, "DIAA"), "latency"] == pytest.approx(spent["DIAA"] / 8)
+        hidden = first.loc[(size, study.STALE)]
+        assert hidden["spent"] == pytest.approx(0.97 * spent["DIAA"])  # the update's share is taken off
+        assert hidden["speed"] * hidden["latency"] == pytest.approx(1)
+    assert evidence.kind_of(timed) == "simulated"
 
 
 def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
@@ -90,56 +73,73 @@ def test_draws_take_the_same_prompts_for_every_name_and_keep_tasks_apart():
 
 
 def test_claims_and_a_null_are_the_same_code(timed):
-    goodput, latency = (study.by_model(timed, column, METHODS) for column in ("goodput", "latency"))
-    speed = 8 * (1 + 4e-3) / (4 * (1.3 + 4e-3))
-    assert study.average_speedup(latency, 0).value == pytest.approx(speed)
-    best = (1 / (1.4 + 4e-3) + 1 / (1.5 + 4e-3)) / 2
-    assert study.goodput_lead(goodput, 0).value == pytest.approx(1 / (1.3 + 4e-3) / best)
+    goodput, latency = (study.by_regime(timed, column, METHODS) for column in ("speed", "latency"))
+    assert study.average_speedup(latency, 0).value == pytest.approx(2 / 1.3)
+    assert study.average_speedup(latency, 1).value == pytest.approx(2 / 1.6)
+    best = (2 / 1.4 + 2 / 1.5) / 2
+    assert study.goodput_lead(goodput, 0).value == pytest.approx(2 / 1.3 / best)
     cells = study.first_or_second(goodput)
-    assert cells.value == 1 and cells.n == 6  # both models have the same prompts
+    assert cells.value == 1 and cells.n == 6  # both regimes have the same prompts
     assert study.lead_on_rag(goodput)[0].n == 3
     assert study.average_speedup(latency, 0, ours="vanilla").value == 1
     assert study.goodput_lead(goodput, 0, ours="vanilla").value < 1
+    least, greatest = study.skipping_speedups(latency)
+    assert (least.value, greatest.value) == pytest.approx((2 / 1.4, 2 / 1.2))
 
 
-def test_whole_runs_are_judged_by_the_prompt_and_overheads_as_sums_over_sums():
-    seconds = {"vanilla": 1.0, "DIAA": 0.5, study.LOOKUP: 0.8}
-    rows = [{"model": model, "task": task, "prompt_sha": f"{task}{request}", "method": method, "tokens": 5,
+def test_overheads_are_sums_over_sums_of_the_model_whose_answers_take_longest():
+    rows = [{"model": model, "task": task, "request": f"{task}{request}", "method": method,
              "decode_s": spent * (1 + request), "observe_s": 0.1}
-            for model in (BASE, SMALL, study.LARGEST) for task in TASKS for request in range(3)
-            for method, spent in seconds.items() for _ in range(2)]  # fmt: skip
+            for model in ("larger", "small") for task in TASKS for request in range(3)
+            for method, spent in (("vanilla", 1.0), ("DIAA", 0.5 if model == "larger" else 0.1))]  # fmt: skip
     whole = born(pd.DataFrame(rows), "recorded")
-    speed = study.average_speedup(study.ran(whole), 1)
-    assert (speed.value, speed.n) == (2, 6)
     share = study.percent_of_time(whole, ["observe_s"])
     assert (share.value, share.n) == (pytest.approx(100 * 0.1 / (0.5 * 2)), 6)
 
 
-def test_answers_and_their_null_are_compared_alike(record):
-    answers, _ = record
-    assert [part.value for part in study.differing(answers)] == [0, 12]
-    assert [part.value for part in study.differing(answers, "vanilla", by_itself=False)] == [100, 12]
+def test_answers_that_differ_are_counted_and_a_format_is_the_null(answers):
+    rows = [("float32", "float32", "DIAA", f"r{n}", "a") for n in range(4)]
+    rows += [("4bit", arithmetic, "TR", f"r{n}", "b" if n else "a")
+             for arithmetic in ("float32", "int8") for n in range(4)]  # fmt: skip
+    identity = pd.DataFrame(rows, columns=["weights", "arithmetic", "method", "request", "answer_sha"])
+    assert [part.value for part in study.differing(answers, identity)] == [0, 6]
+    assert [part.value for part in study.differing(answers, identity, "4bit")] == [75, 4]
+    answers.loc[answers["method"] == "DIAA", "identical"] = [False, True, True, True, True, True]
+    assert study.differing(answers, identity)[0].value == pytest.approx(100 / 6)
 
 
-def test_the_regimes_that_the_rules_name_are_the_recorded_ones():
-    curves = evidence.load("diaa", "curves.zen5-2c").query("dtype == 'float32' and cached == 256")
-    mean = curves.set_index(["model", "rows"])["mean"]
-    larger, small = (f"{mean[model, 33] / mean[model, 1]:.1f}" for model in (BASE, SMALL))
-    notes = [row.rule.note.rpartition("Regime: ")[2] for row in CLAIMS.values() if row.value]
-    assert {note for note in notes if "T(33)" in note} == {
-        f"float32 on zen5-2c, 17.5M parameters, T(33)/T(1) {larger}",
-        f"float32 on zen5-2c, 6.9M parameters, T(33)/T(1) {small}",
-        f"float32 on zen5-2c, T(33)/T(1) {larger} with 17.5M parameters and {small} with 6.9M",
-    }
+def test_the_regimes_that_the_rules_name_are_the_implied_ones():
+    ratios = {size: float(regimes.implied(size).cost(81)) for size in study.SIZES}
+    one = {f"the paper's for its {size}, implied: T(81)/T(1) {ratio:.2f}" for size, ratio in ratios.items()}
+    both = "the paper's for its 3B and its 1B, implied: T(81)/T(1) {:.2f} and {:.2f}".format(*ratios.values())
+    notes = [row.rule.note.partition("Regime")[2].partition(": ")[2] for row in CLAIMS.values() if row.value]
+    assert {note for note in notes if note} == {*one, both}
 
 
 def test_the_baselines_are_those_of_table_1():
     methods = assets.paper_table("diaa", "table_01_goodput_latency")["method"].str.replace("Vanilla", "vanilla")
-    assert {*study.PAPERS, "DIAA"} == {*methods}
+    assert {*study.PAPERS, "DIAA", "SpS", "SWIFT"} == {*methods}  # SpS is not recorded, SWIFT on a part
 
 
-def test_predictions_are_compared_with_runs_that_took_the_same_passes(timed):
-    runs = timed[["model", "task", "request", "method", "passes"]].assign(decode_s=timed["seconds"] / 1.03)
-    runs.loc[runs["request"] == 0, ["passes", "decode_s"]] = [99, 1.0]
-    found = study.checked(timed, born(runs, "recorded")).set_index(["model", "method"])
-    assert found["ratio"].to_numpy() == pytest.approx(1.03) and (found["answers"] == 4).all()
+def test_the_probability_of_a_node_tells_more_than_its_depth():
+    rng = np.random.default_rng(0)
+    chance = rng.uniform(0, 1, 4000)
+    nodes = pd.DataFrame({"answer": rng.integers(0, 20, 4000), "chance": chance, "depth": rng.integers(1, 4, 4000),
+                          "accepted": rng.uniform(0, 1, 4000) < chance})  # fmt: skip
+    nodes = born(nodes, "measured")
+    assert study.confidence_rank_correlation(nodes).value == pytest.approx(1)
+    assert study.confidence_rank_correlation(nodes, by="depth").low < 0.9
+
+
+def test_the_heads_share_is_of_all_weights():
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    tied = LlamaForCausalLM(LlamaConfig(vocab_size=10, tie_word_embeddings=True, **shape))
+    weights = sum(parameter.numel() for parameter in tied.parameters())
+    assert study.head_share(tied) == 80 / weights
+
+
+def test_the_mixture_reads_short_prompts_and_racer_all_of_them():
+    rows = [("mixture 8", 512), ("mixture 32", 513), ("RACER 32", 900), ("DIAA, prompt read", 900), ("DIAA", 9)]
+    answers = pd.DataFrame(rows, columns=["method", "prompt_tokens"])
+    assert study.prompt_read(answers).tolist() == [512, 0, 900, 900, 0]

@@ -107,11 +107,11 @@ def test_a_policy_refuses_a_chance_outside_0_to_1(chance):
 
 
 def test_the_decider_takes_the_second_alternative_below_its_chance():
-    decide = mixture("coin", "device", 0.5, (ONE, 2 * ONE), (3 * ONE, 4 * ONE), 0.25).decider()
+    decide = mixture("coin", "device", 0.5, (ONE, 2 * ONE), (3 * ONE, 4 * ONE), 0.25).waits
     assert decide(1, 0.2499) == (3.0, 4.0)
     assert decide(1, 0.25) == (1.0, 2.0)
 
 
 def test_prompts_longer_than_any_seen_are_served_like_the_longest():
-    decide = single("rising", "device", 0.5, np.arange(3.0), np.zeros(3)).decider()
+    decide = single("rising", "device", 0.5, np.arange(3.0), np.zeros(3)).waits
     assert decide(2, 0.0) == decide(10_000, 0.0) == (2.0, 0.0)

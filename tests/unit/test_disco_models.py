@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice import models, shapes
 from ondevice.causal_lm import CausalLM
+from ondevice.causal_lm.lean import engine
 from ondevice.evidence import agreement, born, load
 from ondevice_papers.disco import quality
 from ondevice_studies.disco import cold_start, device_probe, record
@@ -34,20 +35,13 @@ def tiny(width: int, vocabulary: int = 64, seed: int = 0) -> LlamaForCausalLM:
 
 
 def test_the_probe_times_every_token_of_every_prompt_in_order(folder):
-    timed = device_probe.measure(device_probe.load(folder).model, np.array([5, 9, 3]), 4, seed=0)
+    timed = device_probe.measure(engine(device_probe.load(folder)), np.array([5, 9, 3]), 4, seed=0)
     assert timed["length"].tolist() == [5] * 4 + [9] * 4 + [3] * 4
     assert timed["token"].tolist() == [0, 1, 2, 3] * 3 and (timed["seconds"] > 0).all()
     requests = device_probe.requests(timed)
     assert requests["length"].tolist() == [5, 9, 3]
     assert requests["ttft_s"].tolist() == timed.loc[timed["token"] == 0, "seconds"].tolist()
     assert requests["tbt_s"].iloc[1] == pytest.approx(timed["seconds"].iloc[5:8].mean())
-
-
-def test_the_probe_gives_the_threads_back(folder):
-    before = torch.get_num_threads()
-    with device_probe.one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
 
 
 def test_the_line_is_through_the_medians():
@@ -69,15 +63,15 @@ def test_a_prompt_that_is_asked_in_every_turn_counts_once():
     found = device_probe.line(x, y, "simulated", prompts.tolist())["pearson_r"]
     assert (found.n, found.drawn) == (once.n, once.drawn) == (12, "prompts")
     assert found.interval == pytest.approx(once.interval)
-    steady = device_probe.steadiness(y, "simulated", prompts.tolist())["spread"]
+    steady = device_probe.spread(y, "simulated", prompts.tolist())
     assert (steady.n, steady.drawn) == (12, "turns")
 
 
 def test_the_spread_takes_no_notice_of_one_hiccup():
-    calm = device_probe.steadiness([1.0] * 50, "simulated")
-    assert calm["spread"].value == calm["spread"].high == calm["cv"].value == 0 and calm["p99_over_p50"].value == 1
-    hiccup = device_probe.steadiness([1.0] * 49 + [9.0], "simulated")
-    assert hiccup["spread"].value == 0 and hiccup["cv"].value > 0.5 and hiccup["cv"].low == 0 < hiccup["cv"].high
+    calm = device_probe.spread([1.0] * 50, "simulated")
+    assert calm.value == calm.high == 0
+    assert device_probe.spread([1.0] * 49 + [9.0], "simulated").value == 0
+    assert device_probe.spread([1.0, 2.0, 3.0] * 20, "simulated").value == 1
 
 
 def test_a_label_is_the_last_part():
@@ -86,7 +80,7 @@ def test_a_label_is_the_last_part():
 
 @pytest.mark.slow  # processes that import PyTorch and load a model
 def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
-    table = cold_start.measure({"tiny": folder}, 1)
+    table = cold_start.loads({"tiny": folder}, 1)
     assert table["page_cache"].tolist() == ["warm", "cold"] and table.attrs["kind"] == "measured"
     assert (table[["load_s", "ttft_s"]] > 0).all().all()
     assert (table["parameters"] == models.load(folder).model.num_parameters()).all()
@@ -148,23 +142,6 @@ def test_an_answer_that_has_ended_is_not_handed_over(pair, monkeypatch):
     answers = quality.migrated(*pair, [3], [0, 1, 2, 3], 3)
     five, end, eight, again = (5, 0.1), (EOS, 0.2), (8, 0.3), (8, 0.4)
     assert answers == {0: [eight, again], 1: [five, eight, again], 2: [five, end], 3: [five, end]}
-
-
-def loaded(model, origin="folder"):
-    return models.Loaded("x", origin, model, shapes.byte_tokenizer())
-
-
-def test_what_cannot_be_compared_is_said():
-    one, two = tiny(32), tiny(48, seed=1)
-    assert quality.why_not({"a": loaded(one)}) == "it takes two models of different names"
-    assert quality.why_not({"a": loaded(one), "b": loaded(two)}) == ""
-    marked = tiny(32)
-    setattr(marked.config, shapes.MARK, True)
-    assert "random" in quality.why_not({"a": loaded(one), "b": loaded(marked)})
-    other = shapes.byte_tokenizer()
-    other.add_tokens(["more"])
-    with pytest.raises(ValueError, match="vocabularies"):
-        record.again({"a": loaded(one), "b": models.Loaded("x", "folder", two, other)}, [])
 
 
 def by_hand(scored, family="rag", direction="small to base"):

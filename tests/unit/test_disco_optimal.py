@@ -17,7 +17,7 @@ BIMODAL = Latency.from_seconds([1.0, 10.0])
 def test_a_slow_mode_is_worth_waiting_for():
     # One length, D = 2 s. Waiting 1 s sees whether the server is slow: TTFT 1 or 3, at half the tokens.
     policy = optimal.mean_optimal(Lengths.from_tokens([2]), BIMODAL, Device("d", 1.0, 1.0), 0.5)
-    assert policy.decider()(2, 0.5) == (1.0, 0.0)
+    assert policy.waits(2, 0.5) == (1.0, 0.0)
     assert expected(policy, Lengths.from_tokens([2]), BIMODAL, Device("d", 1.0, 1.0)).mean == pytest.approx(2.0)
 
 
@@ -45,7 +45,7 @@ def test_with_a_cold_start_disco_s_is_no_longer_optimal():
 
 def test_prompts_of_a_length_never_seen_still_get_the_device():
     policy = optimal.mean_optimal(Lengths.from_tokens([10, 30]), BIMODAL, MIDDLE, 0.9)
-    assert policy.decider()(20, 0.0)[0] < NEVER
+    assert policy.waits(20, 0.0)[0] < NEVER
 
 
 def test_lengths_that_tip_at_the_same_price_do_not_overspend():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 import pytest
 import yaml
 from routing import Told, configured, deployment
+from starlette.applications import Starlette
 
 from ondevice_papers.disco.budgeted import Dispatcher
+from ondevice_programs.router import __main__ as program
 from ondevice_programs.router import state
 from ondevice_programs.router.config import Config, load
+from ondevice_programs.router.endpoints import EndpointError
+from ondevice_programs.router.request import Request
 from ondevice_programs.router.router import Router
+from ondevice_programs.router.sides import Endpoint
 
 EXAMPLE = """
 model_list:
@@ -53,7 +59,7 @@ def test_the_example_says_what_it_means_and_flags_override_it(written: Any) -> N
     device, server = found.model_list
     assert (device.litellm_params.api_base, device.model) == ("http://127.0.0.1:8001/v1", "phone")
     assert (server.litellm_params.api_base, server.litellm_params.api_key) == ("https://api.example.com/v1", "secret")
-    assert (device.model_info.api, device.model_info.can_continue) == ("chat", "probe")
+    assert device.model_info.can_continue == "probe" and found.model_name == "assistant"
     assert (found.router_settings.budget, found.router_settings.migration) == (0.5, "no")
 
 
@@ -71,10 +77,16 @@ def put(*path: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("colour", 1), "colour is no key that is known here"),
-        (put("model_list", 0, "litellm_params", "modle", 1), "model_list.0.litellm_params.modle is no key"),
+        (put("colour", 1), "colour: this is no key that is known here"),
+        (put("model_list", 0, "litellm_params", "modle", 1), "model_list.0.litellm_params.modle: this is no key"),
         (put("model_list", 0, "model_info", {}), "model_list.0.model_info.side: field required"),
         (put("model_list", 0, "model_info", "side", "server"), "has no deployment whose side is device"),
+        (put("model_list", 0, "litellm_params", "weight", 2), "weight is not taken any more: a fleet goes"),
+        (put("router_settings", "routing_strategy", "simple-shuffle"), "routing_strategy is not taken any more: a"),
+        (put("router_settings", "migration", "overlap"), "migration: overlap is not taken any more: the endpoint"),
+        (put("model_list", 0, "model_info", "api", "completions"), "api is not taken any more: each"),
+        (put("model_list", 0, "model_info", "tokenizer", "here"), "tokenizer is not taken any more: each endpoint"),
+        (put("model_list", 1, "model_name", "cloud"), "model_list names assistant and cloud; both sides answer to one"),
         (put("model_list", 1, "litellm_params", "api_key", "os.environ/NONE_SUCH"), "variable NONE_SUCH holds nothing"),
         (put("model_list", 0, "litellm_params", "api_base", "ftp://host"), "'ftp://host' is not the http(s) URL"),
         (put("router_settings", "budget", 1.1), "router_settings.budget: input should be less than or equal to 1"),
@@ -84,6 +96,16 @@ def test_a_mistake_is_one_sentence_with_its_place(written: Any, change: Any, sai
     with pytest.raises(ValueError) as caught:
         load(written(change), {"router_settings": {}})
     assert said in str(caught.value) and "\n" not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_fleet_is_refused_and_told_where_it_goes(written: Any) -> None:
+    path = written(lambda config: config["model_list"].append(config["model_list"][1]))
+    with pytest.raises(ValueError) as caught:
+        load(path, {})
+    assert str(caught.value).endswith(
+        "model_list names 2 deployments whose side is server; a fleet goes behind LiteLLM, whose one address is named "
+        "here (docs/router.md)."
+    )
 
 
 def test_two_endpoints_that_are_one_are_refused() -> None:
@@ -99,18 +121,23 @@ def test_two_endpoints_that_are_one_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_a_state_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kept: str) -> None:
-    (tmp_path / "state.json").write_text(kept)
-    with pytest.raises(ValueError, match=r"state\.json is .*; move it away to begin anew"):
-        Router(configured(tmp_path, deployment("device"), deployment("server")))
-    assert (tmp_path / "state.json").read_text() == kept
+    config = configured(tmp_path, deployment("device"), deployment("server"))
+    path = state.path_of(config)
+    path.parent.mkdir()
+    path.write_text(kept)
+    with pytest.raises(ValueError, match=r"disco-\w+\.json is .*; move it away to begin anew"):
+        Router(config)
+    assert path.read_text() == kept
 
 
 @pytest.mark.parametrize("spoiled", [{"arrived": "lots", "spent": -5}, {"arrived": 10, "spent": -5e9}])
 def test_a_damaged_account_is_refused_with_its_file(tmp_path: Path, spoiled: dict[str, object]) -> None:
     learned = Dispatcher("server", 0.3).state() | {"account": spoiled}
-    state.write(tmp_path / "state.json", learned, {})
-    with pytest.raises(ValueError, match=r"state\.json: The kept state is of another version or damaged"):
-        Router(configured(tmp_path, deployment("device"), deployment("server")))
+    config = configured(tmp_path, deployment("device"), deployment("server"))
+    state.path_of(config).parent.mkdir()
+    state.write(state.path_of(config), {"dispatcher": learned, "spent": {}})
+    with pytest.raises(ValueError, match=r"disco-\w+\.json: The kept state is of another version or damaged"):
+        Router(config)
 
 
 def test_a_state_that_could_not_be_kept_is_refused_at_once(tmp_path: Path) -> None:
@@ -122,14 +149,89 @@ def test_a_state_that_could_not_be_kept_is_refused_at_once(tmp_path: Path) -> No
 def test_state_is_kept_whole_and_by_default_for_these_deployments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = Router(configured(tmp_path, deployment("device"), deployment("server")), dispatcher=Told())
-    router.members[1].spent = 0.25
+    config = configured(tmp_path, deployment("device"), deployment("server"))
+    router = Router(config, dispatcher=Told())
+    router.endpoints["server"].spent = 0.25
     router.save()
-    assert json.loads((tmp_path / "state.json").read_text())["spent"]["http://127.0.0.1:1/v1 server"] == 0.25
-    assert [it.name for it in tmp_path.iterdir()] == ["state.json"]
+    assert json.loads(state.path_of(config).read_text())["spent"]["http://127.0.0.1:1/v1 server"] == 0.25
+    assert [*(tmp_path / "state").iterdir()] == [state.path_of(config)]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     paths = {
         state.path_of(configured(tmp_path, deployment("device"), deployment("server", url), state=None))
         for url in ("http://a", "http://b")
     }
     assert len(paths) == 2 and all(path.is_relative_to(tmp_path) for path in paths)
+
+
+def test_another_budget_keeps_what_was_learned_but_no_debt(tmp_path: Path) -> None:
+    def opened(budget: float | None) -> Router:
+        return Router(configured(tmp_path, deployment("device"), deployment("server"), budget=budget))
+
+    router = opened(0.9)
+    for _ in range(40):
+        order = router.dispatcher.arrive(77)
+        router.dispatcher.account.take(order.number, 77)
+        router.dispatcher.close(order, 5)
+    router.save()
+    assert opened(0.9).dispatcher.account.spent == 40 * 77
+    for budget in (0.1, None):
+        dispatcher = opened(budget).dispatcher
+        assert dispatcher.account.spent == dispatcher.account.arrived == 0
+        assert list(dispatcher.traffic.kept["prompts"])[-40:] == [77] * 40
+
+
+def test_two_routers_do_not_share_a_state(tmp_path: Path) -> None:
+    config = configured(tmp_path, deployment("device"), deployment("server"))
+    held = Router(config).lock()
+    with pytest.raises(ValueError, match=r"Another router keeps .*disco-\w+\.json: .*--state"):
+        Router(config).lock()
+    held.close()
+    Router(config).lock().close()
+
+
+def test_the_state_stands_in_the_named_folder_or_nowhere(tmp_path: Path) -> None:
+    sides = deployment("device"), deployment("server")
+    router = Router(configured(tmp_path, *sides, state=str(tmp_path / "kept")))
+    router.save()
+    assert [it.suffix for it in (tmp_path / "kept").iterdir()] == [".json"]
+    router = Router(configured(tmp_path, *sides, state="none"))
+    router.save()
+    assert router.lock() is None and [it.name for it in tmp_path.iterdir()] == ["kept"]
+
+
+def test_both_sides_of_a_command_line_answer_to_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    monkeypatch.setattr(program, "create_app", lambda router: names.append(router.config.model_name) or Starlette())
+    urls = ["serve", "--device", "http://127.0.0.1:1", "--server", "http://127.0.0.1:2", "--state", "none"]
+    models = ["--device-model", "small", "--server-model", "large"]
+    for more in ([], models, [*models, "--model", "mine"]):
+        program.build_router(program._parser().parse_args([*urls, *more]))
+    assert names == ["default", "large", "mine"]
+
+
+def test_a_budget_of_money_begins_anew_after_its_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e9
+    monkeypatch.setattr("time.time", lambda: now)
+    daily = {"output_cost_per_token": 1.0, "max_budget": 10.0, "budget_duration": "1d"}
+    asked = Request(messages=({"role": "user", "content": "?"},), limits={"max_tokens": 6})
+
+    def server() -> Endpoint:
+        return Router(configured(tmp_path, deployment("device"), deployment("server", **daily))).endpoints["server"]
+
+    async def refusal(endpoint: Endpoint) -> EndpointError | None:
+        return endpoint.refusal(asked, 1, False, None, False)
+
+    router = Router(configured(tmp_path, deployment("device"), deployment("server", **daily)))
+    assert asyncio.run(refusal(router.endpoints["server"])) is None
+    router.endpoints["server"].spent = 6.0
+    router.save()
+    now += 86_399
+    assert "max_budget" in str(asyncio.run(refusal(server())))  # another run of the router remembers the period
+    now += 1
+    assert asyncio.run(refusal(server())) is None
+
+
+@pytest.mark.parametrize("duration", ["1 day", "0s", "d", 5, "1y"])
+def test_a_duration_that_is_none_is_one_sentence(tmp_path: Path, duration: Any) -> None:
+    with pytest.raises(ValueError, match="is no duration such as 30s, 15m, 24h, 7d or 1mo"):
+        configured(tmp_path, deployment("device"), deployment("server", budget_duration=duration))

@@ -65,8 +65,8 @@ def test_only_who_finishes_the_word_continues(
 ) -> None:
     config = configured(tmp_path, deployment("device", can_continue="probe"), deployment("server"))
     router = Router(config, lambda _: Says(continued, fresh, counts), Told())
-    assert router.members[1].can_continue is True and router.members[0].can_continue is None
-    assert asyncio.run(probe.can_continue(router.members[0])) is found
+    assert router.endpoints["server"].can_continue is True and router.endpoints["device"].can_continue is None
+    assert asyncio.run(probe.can_continue(router.endpoints["device"])) is found
 
 
 def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path:
         async with serving(create_replay()) as url:
             config = configured(tmp_path, deployment("device", url, can_continue="probe"), deployment("server"))
             router = Router(config, dispatcher=Told())
-            assert router.members[0].can_continue is None  # nobody has started the router's own life
+            assert router.endpoints["device"].can_continue is None  # nobody has started the router's own life
             session = router.open(Request(messages=tuple(MESSAGES), limits={"max_tokens": 3}))
             session.start()
             assert len([part async for part in session.out.read()]) == 3
-            assert await until(lambda: router.members[0].can_continue is True)
-            await router.members[0].source.aclose()
+            assert await until(lambda: router.endpoints["device"].can_continue is True)
+            await router.endpoints["device"].source.aclose()
 
     asyncio.run(work())

@@ -28,7 +28,7 @@ def test_the_sweeps_p99_is_a_ttft_that_occurred():
     drawn = Requests.draw((2, 500), traces.lengths(), traces.server("GPT"), np.random.default_rng(0))
     made = study.policies(traces.lengths())("device", traces.server("GPT"), DEVICES["Pixel 7 Pro, Bloom-560M"], 0.3)
     raced = play(made["Stoch"], drawn, DEVICES["Pixel 7 Pro, Bloom-560M"])
-    assert study._by_run(raced, drawn, "device")["p99_s"].tolist() == np.sort(raced.ttft, axis=1)[:, 494].tolist()
+    assert study._by_run(raced)["p99_s"].tolist() == np.sort(raced.ttft, axis=1)[:, 494].tolist()
 
 
 def test_answers_belong_to_their_prompts():
@@ -36,7 +36,7 @@ def test_answers_belong_to_their_prompts():
     server, gaps = traces.server("GPT"), traces.measured("together-70b", "tbt_s")
     default = inspect.signature(study.bill).parameters["pairs"].default
     for pairs, together in ((default, True), (study.joint, True), (study.apart, False)):
-        found = study.asked(server, gaps, traces.lengths(), 300, 10**9, pairs, np.random.default_rng(0))
+        found = study.workload(server, gaps, traces.lengths(), 300, 10**9, pairs, np.random.default_rng(0))
         drawn = set(zip(found.requests.prompt.tolist(), found.answer.tolist(), strict=True))
         assert (drawn <= known) == together
 

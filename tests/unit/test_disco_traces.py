@@ -74,8 +74,7 @@ def test_arrival_gaps_have_the_mean_asked_for_and_the_users_burstiness(user):
 def test_the_committed_tables_are_what_the_raw_traces_give():
     folder = assets.local_data() / "traces"
     for name, table in traces._derive(folder).items():
-        if name != "prediction_errors":  # those of trees are of one version of their packages
-            assert table.to_csv(index=False) == assets.data("traces", f"{name}.csv").read_text(), name
+        assert table.to_csv(index=False) == assets.data("traces", f"{name}.csv").read_text(), name
 
 
 @pytest.mark.parametrize(

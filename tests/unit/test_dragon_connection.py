@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -12,7 +13,7 @@ from waiting import PATIENCE, until
 from ondevice_papers.dragon.messages import VERSION, Draft, End, Hello, Message, Target
 from ondevice_programs.pair import link as link_module
 from ondevice_programs.pair.link import Link
-from ondevice_programs.pair.wire import Connection, Lost, Refused, connect, listening
+from ondevice_programs.pair.wire import Connection, Lost, Refused, Unheard, connect, listening
 
 HELLO = Hello(VERSION, "base", "m", "t", 8)
 MESSAGES: list[Message] = [Target("s", 0, i, i, True) for i in range(50)]
@@ -127,6 +128,22 @@ def test_nobody_there():
         await server.wait_closed()
         with pytest.raises(Lost, match=rf"127\.0\.0\.1:{port} \("):
             await connect("127.0.0.1", port, HELLO, within=5.0)
+
+    asyncio.run(run())
+
+
+def test_a_dead_cloud_behind_a_proxy_is_no_mismatch_of_tls():
+    """The proxy takes a connection, finds nobody behind it, and closes it."""
+
+    async def run() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        for tls in (None, ssl.create_default_context()):
+            with pytest.raises(Lost, match="the cloud behind it may be down") as raised:
+                await connect("127.0.0.1", port, HELLO, tls=tls)
+            assert not isinstance(raised.value, Unheard) and "TLS" not in str(raised.value)
+        server.close()
+        await server.wait_closed()
 
     asyncio.run(run())
 

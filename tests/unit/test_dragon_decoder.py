@@ -17,7 +17,8 @@ from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice_papers.dragon.aggregation import Floats, target
 from ondevice_papers.dragon.kv_store import KVStore
-from ondevice_programs.pair.decoder import Decoder, Interrupted, Template, next_together
+from ondevice_programs.pair.decoder import Decoder, Interrupted, Template, next_together, run
+from ondevice_programs.pair.prefixes import Prefixes
 
 # The last takes no mask of ours: its documents run one by one.
 KINDS: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "opt": {}, "mistral": {"sliding_window": 12}}
@@ -81,9 +82,10 @@ def test_the_mixture_is_that_of_brute_force(
     of, store = lm(kind, dtype), None
     if stored:
         store = KVStore(tmp_path, of, shapes.byte_tokenizer(), "{document}{query}")
-        list(side(of, store=store).pieces())
+        side(of, store=store).next_distribution()
     decoder = side(of, store=store)
-    list(decoder.pieces())
+    for piece in decoder.pieces():
+        run([piece])
     assert store is None or (store.hits, store.misses) == (3, 3)
     for token in (7, 50, 7, 2, 33):
         assert_next(decoder, bound)
@@ -274,11 +276,59 @@ def test_documents_are_prefilled_in_pieces(monkeypatch: pytest.MonkeyPatch, kind
     monkeypatch.setattr("ondevice_programs.pair.decoder._PIECE", 4)
     forwards, decoder = counted(monkeypatch, lm(kind)), side(lm(kind))
     assert not forwards
-    query = [] if kind == "mistral" else [3, 3]  # all documents' next token, twice
-    assert list(decoder.pieces()) == [4, 3, 2, 4, 4, 2, *query]
-    assert forwards == [*((1, n) for n in (4, 3, 2, 4, 4, 2)), *((3, 1) for _ in query)]
+    sizes = []
+    for piece in decoder.pieces():
+        run([piece])
+        sizes.append(piece.tokens)
+    tokens = sum(map(len, PREFIXES)) + (0 if kind == "mistral" else 3 * (len(SUFFIX) - 1))  # all but the last
+    assert sum(sizes) == tokens and max(sizes) == 4
+    if kind != "mistral":
+        assert forwards == [(1, size) for size in sizes] and decoder.in_line
     assert list(decoder.pieces()) == []
     assert_next(decoder)
+    assert_next(decoder)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_pieces_of_several_decoders_share_a_forward(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    decoders, forwards = [side(lm(kind)) for _ in range(3)], counted(monkeypatch, lm(kind))
+    run([next(decoder.pieces()) for decoder in decoders])
+    next_together(decoders)
+    assert forwards == [(1, 3 * (19 + 6)), (1, 9)]
+    for decoder in decoders:
+        assert_next(decoder)
+
+
+def test_a_document_is_prefilled_once_for_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, questions = Prefixes(), [[9, 33, 14], [9, 33, 50], [9, 33, 14, 8]]
+    for question in questions:
+        decoder = Decoder(lm(), PREFIXES, question, SCORES, memory=memory, common=2)
+        with monkeypatch.context() as patch:
+            forwards = counted(patch, lm())
+            for piece in decoder.pieces():
+                run([piece])
+            found = decoder.next_distribution()
+        alone = Decoder(lm(), PREFIXES, question, SCORES).next_distribution()
+        assert np.abs(np.exp(found) - np.exp(alone)).max() < 1e-12
+        new = 3 * len(question) + (sum(map(len, PREFIXES)) if question is questions[0] else -6)
+        assert sum(tokens for _, tokens in forwards) == new
+    assert (memory.hits, memory.misses) == (6, 3)
+
+
+def test_memory_of_documents_is_bounded_and_the_longest_unused_go_first() -> None:
+    bytes_a_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, width, float64
+    memory = Prefixes(size=12 * bytes_a_token)
+
+    def prefill(prefix: list[int]) -> int:
+        before = memory.hits
+        Decoder(lm(), [prefix], SUFFIX, [0.0], bare=[1], memory=memory).next_distribution()
+        return memory.hits - before
+
+    assert prefill([3] * 6) == 0 and prefill([4] * 5) == 1
+    assert prefill([3] * 6) == 2  # used last, so that it stays
+    assert prefill([5] * 5) == 1
+    assert prefill([3] * 6) == 2 and prefill([4] * 5) == 1
+    assert prefill([7] * 13) == 1 and prefill([7] * 13) == 0  # larger than all of it
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
@@ -287,19 +337,20 @@ def test_decoders_of_unlike_documents_share_a_forward(monkeypatch: pytest.Monkey
     decoders = [side(lm(kind), bare=[1]), *(Decoder(lm(kind), *one, bare=[1]) for one in others)]
     fresh = [side(lm(kind), bare=[1]), *(Decoder(lm(kind), *one, bare=[1]) for one in others)]
     for decoder, twin, n in zip(decoders, fresh, (1, 4, 2), strict=True):
-        assert not decoder.in_line
+        assert not decoder.in_line  # nothing is prefilled
         for token in greedily(decoder, n):
             twin.commit(token)
         assert decoder.in_line and decoder.rows == len(decoder._prefixes)
     forwards = counted(monkeypatch, lm(kind))
     for _ in range(3):
+        forwards.clear()
         next_together(decoders)
+        assert forwards == [(1, 10)]
         for decoder, twin in zip(decoders, fresh, strict=True):
             assert np.abs(decoder.next_distribution() - twin.next_distribution()).max() < 1e-10
             assert np.abs(decoder.prior - twin.prior).max() < 1e-10
             token = int(decoder.next_distribution().argmax())
             decoder.commit(token), twin.commit(token)
-    assert forwards.count((10, 1)) == 3
     decoders[0].rollback(2)
     assert not decoders[0].in_line or decoders[0].position == 2
     decoders[0].commit(41), fresh[0].rollback(2), fresh[0].commit(41)
@@ -327,7 +378,8 @@ def counted(patch: pytest.MonkeyPatch, of: CausalLM) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [
-    ("llama", [(3, 3), (3, 1)]), ("opt", [(3, 3), (3, 1)]), ("mistral", [(1, 3)] * 3 + [(1, 1)] * 3),
+    ("llama", [(1, 9), (1, 3)]), ("opt", [(1, 9), (1, 3)]),
+    ("mistral", [(1, 3)] * 3 + [(1, 1)] * 3),
 ])  # fmt: skip
 def test_stored_documents_take_the_query_in_one_forward_where_the_model_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: list[tuple[int, int]]

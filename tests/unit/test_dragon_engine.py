@@ -14,7 +14,7 @@ from waiting import wait_for
 from ondevice_papers.dragon.side import Decode
 from ondevice_programs.pair import engine as engine_module
 from ondevice_programs.pair import engine as module
-from ondevice_programs.pair.decoder import Interrupted
+from ondevice_programs.pair.decoder import Interrupted, Piece
 from ondevice_programs.pair.engine import Drafted, Drafting, Engine
 
 V = 5
@@ -41,11 +41,11 @@ class Decoder:
     in_line = property(lambda self: self.position > 0 and not self.shared)
     position = property(lambda self: len(self.tokens))
 
-    def pieces(self) -> Iterator[int]:
+    def pieces(self) -> Iterator[Piece]:
         for size in self.sizes:
             self.model.turns.append((f"{self.name} piece",))
             time.sleep(0.002)
-            yield size
+            yield Piece(size, [])
 
     def next_distribution(self) -> np.ndarray:
         if not self.shared:
@@ -73,6 +73,9 @@ class Decoder:
     def require_open(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def together(decoders: list[Decoder]) -> None:
     if any(decoder.position == decoder.failing for decoder in decoders):
@@ -91,10 +94,10 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
 class Session:
     """Drafts on and on, each draft from the one before, `count` of them."""
 
-    def __init__(self, engine: Engine, decoder: Decoder, count: int) -> None:
+    def __init__(self, engine: Engine, decoder: Decoder, count: int, client: object = None) -> None:
         self.count, self.found, self.error = count, list[Drafted](), list[Exception]()
         self.drafting = Drafting(engine, lambda: decoder, lambda position, p: int(p.argmax()), self.drew,  # type: ignore
-                                 self.error.append)  # fmt: skip
+                                 self.error.append, client=client)  # fmt: skip
         self.drafting.decode(Decode(0, 0, None))
 
     def drew(self, drafted: Drafted) -> None:
@@ -117,16 +120,27 @@ def tokens(count: int) -> list[int]:
     return found
 
 
+def held(engine: Engine) -> threading.Event:
+    """The engine waits for it, so that all are there before any has a turn."""
+    hold = threading.Event()
+
+    def build() -> Any:
+        hold.wait(60)
+        raise ValueError("It was held long enough.")
+
+    Drafting(engine, build, lambda position, p: 0, lambda drafted: None, lambda error: None)
+    return hold
+
+
 def run(*sessions: tuple[str, dict[str, Any]], count: int = 6, rows: int = 96) -> tuple[Model, list[Session]]:
     """All of them at once, until they are done and the engine's thread is gone."""
     model, engine = Model(), Engine(rows)
-    hold = threading.Event()
-    holding = engine.call(lambda: hold.wait(60))  # so that all are there before any has a turn
+    hold = held(engine)
     made = [Session(engine, Decoder(model, name, **options), count) for name, options in sessions]
     hold.set()
     wait_for(lambda: all(session.done for session in made))
     wait_for(lambda: engine._thread is None)
-    assert holding.result() and not any(thread.name == "engine" for thread in threading.enumerate())
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
     return model, made
 
 
@@ -148,8 +162,8 @@ def test_a_forward_has_at_most_so_many_rows_and_all_have_their_turn():
 
 
 def test_drafts_that_may_be_void_fill_what_is_left_of_a_forward():
-    model, engine, hold = Model(), Engine(rows=20, spare=4), threading.Event()
-    engine.call(lambda: hold.wait(60))
+    model, engine = Model(), Engine(rows=20, spare=4)
+    hold = held(engine)
     needed, ahead = (Session(engine, Decoder(model, name, rows=2), 6) for name in "na")
     others = [Session(engine, Decoder(model, name, rows=2), 6) for name in "bc"]
     for session in (ahead, *others):
@@ -168,9 +182,51 @@ def test_one_with_many_documents_holds_up_nobody():
     assert all(len(session.found) == 6 for session in made)
     turns = [turn[0] for turn in model.turns]
     first = turns.index("a")
-    assert turns[:first].count("greedy piece") <= 3
+    assert turns[:first].count("greedy piece") <= 8  # one in a forward with pieces of others
     last = max(place for place, turn in enumerate(model.turns) if "a" in turn)
     assert turns[:last].count("greedy piece") <= 20  # six turns of the others, and as much time between
+
+
+def test_drafts_that_may_be_void_wait_for_others_prefill():
+    model, engine = Model(), Engine()
+    hold = held(engine)
+    ahead = Session(engine, Decoder(model, "a"), 30)
+    ahead.drafting.decided(1)
+    other = Session(engine, Decoder(model, "b", pieces=(100,) * 10), 1)
+    hold.set()
+    wait_for(lambda: ahead.done and other.done)
+    first = next(place for place, turn in enumerate(model.turns) if "b" in turn)
+    assert sum("a" in turn for turn in model.turns[:first]) <= 1
+
+
+def test_pieces_of_sessions_share_a_forward_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
+    forwards = list[list[int]]()
+    monkeypatch.setattr(module, "run", lambda pieces: forwards.append([piece.tokens for piece in pieces]))
+    run(("a", {"pieces": (50, 50)}), ("b", {"pieces": (60,)}), ("c", {"pieces": (40,)}))
+    assert forwards[0] == [50, 60, 40] and all(sum(sizes[:-1]) < module._PACKED for sizes in forwards)
+
+
+def test_a_session_whose_piece_fails_fails_alone(monkeypatch: pytest.MonkeyPatch):
+    def failing(pieces: list[Piece]) -> None:
+        if any(piece.tokens == 60 for piece in pieces):
+            raise RuntimeError("60 are too many.")
+
+    monkeypatch.setattr(module, "run", failing)
+    _, made = run(("a", {"pieces": (50, 50)}), ("b", {"pieces": (60,)}), ("c", {"pieces": (40,)}))
+    assert [str(error) for error in made[1].error] == ["60 are too many."] and not made[1].found
+    for session in (made[0], made[2]):
+        assert [one.token for one in session.found] == tokens(6) and not session.error
+
+
+def test_many_sessions_of_one_client_hold_up_nobody():
+    model, engine, client = Model(), Engine(), object()
+    hold = held(engine)
+    many = [Session(engine, Decoder(model, f"many{n}", pieces=(100,) * 4), 1, client) for n in range(8)]
+    other = Session(engine, Decoder(model, "other", pieces=(100, 100)), 1)
+    hold.set()
+    wait_for(lambda: other.done and all(session.done for session in many))
+    turns = [turn[0] for turn in model.turns]
+    assert sum("many" in turn for turn in turns[: turns.index("other")]) <= 8  # of 32
 
 
 def test_a_session_that_fails_fails_alone():
@@ -212,16 +268,6 @@ def test_a_rollback_voids_what_runs():
     drafting.stop()
     wait_for(lambda: engine._thread is None)
     assert drafting.decoder is None  # its rows are let go
-
-
-def test_calls_come_between_turns_and_bring_their_errors():
-    model, engine = Model(), Engine()
-    session = Session(engine, Decoder(model, "a"), 200)
-    places = [engine.call(lambda: len(session.found)).result(60) for _ in range(5)]
-    assert places == sorted(places) and places[-1] < 200
-    with pytest.raises(KeyError):
-        engine.call(lambda: {}["nothing"]).result(60)
-    wait_for(lambda: session.done and engine._thread is None)
 
 
 def test_freed_memory_goes_back_after_some_sessions(monkeypatch):

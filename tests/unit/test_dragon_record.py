@@ -21,9 +21,9 @@ from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.node import Documents, Node
 from ondevice_studies.dragon import lockstep, pair, record, study
-from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, ROWS, SW, TEXT, TW
+from ondevice_studies.dragon.language_modelling import Retrieved, retrieve, windows
+from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, SW, TW
 from ondevice_studies.dragon.record import IMPOSED
-from ondevice_studies.dragon.windows import Retrieved, retrieve, windows
 from ondevice_studies.dragon.world import Question
 from ondevice_studies.speculation.prompts import digest
 
@@ -65,15 +65,11 @@ class Asks:
         (ON_CLOUD, "answer", {"mode": "cloud-only"}),
         (CRCG, "alone", {}),
         (AS_MANY, "alone", {"k": 6}),  # those of both sides
-        (TEXT, "texts", {}),
-        (ROWS, "rows", {}),
     ],
 )
 def test_what_is_asked_of_which_device(name: str, how: str, changed: dict, monkeypatch: pytest.MonkeyPatch):
     device = Asks()
     monkeypatch.setattr(pair, "alone", device.noted("alone"))
-    for kind in ("texts", "rows"):
-        monkeypatch.setattr(pair.centralised, f"fetched_{kind}", device.noted(kind))
     pair.method(name, ASKED)(device, "q")  # type: ignore[arg-type]
     assert device.calls == [(how, "q", replace(ASKED, **changed), {})]
 
@@ -181,11 +177,28 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
 def test_every_record_has_a_recorder_whose_keys_its_rows_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sidecars, "checkout", lambda: (sidecars.UNKNOWN, False))
-    names = [name for made in record.RECORDS.values() for name in made]
-    assert len(names) == len(set(names)) == 9
+    names = [name for _, made in record.RECORDS.values() for name in made]
+    assert len(names) == len(set(names)) == 10
     for name in names:
         made = record.recorder(name)
         assert made.keys and made.sidecar["parameters"]["threads"] == 1 and made.done == set()
         assert ("." in made.name) == (name == "latency")
     with pytest.raises(KeyError):
         record.recorder("first tokens")
+
+
+def test_shares_record_what_misses_and_the_last_one_says_that_all_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+):
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sidecars, "checkout", lambda: (sidecars.UNKNOWN, False))
+    units = {("test", number): ("test", number) for number in range(5)}
+    made = []
+
+    def rows_of(split: str, number: int) -> list[dict[str, Any]]:
+        made.append(number)
+        return [{"split": split, "window": number, "rank": rank} for rank in (0, 1)]
+
+    assert [record.recorded("found", units, rows_of, share, 2) for share in (0, 1, 0)] == [False, True, True]
+    assert made == [0, 2, 4, 1, 3]
+    assert len(record.recorder("found").rows()) == 10

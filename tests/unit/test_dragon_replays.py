@@ -11,13 +11,13 @@ import pytest
 
 from ondevice.network.link import Link
 from ondevice_papers.dragon.cost import Costs
-from ondevice_papers.dragon.scheduler import Stay
+from ondevice_papers.dragon.scheduler import Scheduler
 from ondevice_studies.dragon import analysis, printed, replays
 from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Bools, World, independent, simulate
 from ondevice_studies.dragon.world import placed
 
 
-class Scripted(Stay):
+class Scripted(Scheduler):
     """It moves after the given positions, whatever happens."""
 
     def __init__(self, *positions: int) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 
+from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon.messages import Cited
 from ondevice_programs.pair import terminal
 from ondevice_programs.pair.answer import Answer
+from ondevice_programs.pair.node import Documents, Source
 
 WORDS = ["It ", "rains", ". ", "Snow ", "is ", "white.", "\n", "caf\ufffd", "é"]
 
@@ -87,7 +89,7 @@ def answer(**more: object) -> Answer:
 
 
 def test_a_line_of_json_has_all_of_it():
-    line = terminal.as_json("Rain?", answer(alone_from=0, reason="it was silent", text="It rains."), Words())  # type: ignore
+    line = terminal.as_json("Rain?", answer(alone_from=0, reason="it was silent", text="It rains."), Words(), [])  # type: ignore
     found = json.loads(line)
     assert "\n" not in line and found["query"] == "Rain?" and found["text"] == "It rains."
     assert found["sources"][0] == {"side": "device", "file": "a.txt", "paragraph": 3, "weight": 0.75}
@@ -95,3 +97,28 @@ def test_a_line_of_json_has_all_of_it():
         {"text": "It rains.", "device_share": 1.0}, {"text": "Snow is white.", "device_share": 1.0},
     ]  # fmt: skip
     assert found["left"] == {"Begin": 80, "Target": 100} and found["alone_from"] == 0
+
+
+def test_the_account_counts_the_words_that_the_cloud_could_read_and_names_the_private_ones():
+    private = ["Snow is white in May."]
+    whole = answer(text="It rains. Snow is white.", readable=6)
+    count, listed = terminal.readable(whole, Words(), private)  # type: ignore[arg-type]
+    assert count == 5 and listed == ["Snow", "white"]  # not `is`, which stands in any text
+    (line,) = [note for note in terminal.notes(whole, Words(), private) if "could read" in note]  # type: ignore[arg-type]
+    assert "5 of the answer's 5 words; 2 stand in private text: Snow, white." in line
+    part = answer(text="It rains. Snow is white.", readable=3, alone_from=3, reason="it began to quote")
+    assert terminal.readable(part, Words(), private) == (2, [])  # type: ignore[arg-type]
+    (line,) = [note for note in terminal.notes(part, Words(), private) if "could read" in note]  # type: ignore[arg-type]
+    assert "2 of the answer's 5 words; none stands in private text." in line
+    found = json.loads(terminal.as_json("Rain?", whole, Words(), private))  # type: ignore[arg-type]
+    assert found["words"] == {"answer": 5, "cloud_could_read": 5, "in_private_text": ["Snow", "white"]}
+    assert "Left this device: 180 bytes (the question 80, decided tokens 100)" in " ".join(
+        terminal.notes(whole, Words(), private)  # type: ignore[arg-type]
+    )
+
+
+def test_the_device_s_texts_that_an_answer_was_made_from_are_found_by_their_places():
+    texts, places = ["It rains.", "Snow is white.", "Ice is cold."], [("a.txt", 2), ("a.txt", 3), ("b.md", 1)]
+    held = Documents(texts, SparseIndex.build(texts), [Source(*place) for place in places])
+    assert terminal.texts_used(answer(), held) == ["Snow is white."]  # the cited b.md is the cloud's
+    assert terminal.texts_used(Answer(), held) == []

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -76,11 +77,13 @@ def test_an_exhibit_is_numbers_picture_and_provenance(run, folder):
 
 
 def test_a_picture_that_fails_leaves_no_half_of_it(run, folder, monkeypatch):
-    def fail(self, path, **options):
-        path.write_bytes(b"half a picture")
+    write = Path.write_bytes
+
+    def fail(self, data):
+        write(self, data[:9])
         raise OSError("disk full")
 
-    monkeypatch.setattr(Figure, "savefig", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         run.save("fig_01_speed", NUMBERS, Figure(), kind="measured")
     assert set(files(folder)) <= {"fig_01_speed.csv"} and not run.exhibits

@@ -14,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from ondevice import assets, models, shapes
 from ondevice.causal_lm import TokenTree
 from ondevice.causal_lm.lean import Lean, engine
+from ondevice.causal_lm.session import Session
 from ondevice.gguf_file import _MODULES, _OUTER, opened
+from ondevice_programs.reranker.folder import prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HIDDEN = 64
@@ -170,14 +172,24 @@ def test_text_is_split_as_the_file_says(tmp_path, pieces, split):
     assert [piece for piece, _ in every] == split
 
 
-def test_a_folder_in_float32_is_made_once(tmp_path, capsys):
-    loaded = models.load(str(written(tmp_path)[0]))
-    folder = models.safetensors_folder(loaded)
-    assert "MB in float32" in capsys.readouterr().err
-    again = models.load(str(folder))
-    assert all((again.model.state_dict()[name] == value).all() for name, value in loaded.model.state_dict().items())
-    assert models.safetensors_folder(loaded) == folder and not capsys.readouterr().err
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_folder_that_can_be_streamed_is_made_once(tmp_path, capsys, dtype):
+    path = written(tmp_path)[0]
+    folder = prepare(str(path), dtype)
+    said = capsys.readouterr().err
+    assert f"as {'bfloat16' if dtype else 'float32'}" in said and "0 MB" in said
+    again, loaded = AutoModelForCausalLM.from_pretrained(folder), models.load(str(path))
+    assert again.dtype == (dtype or torch.float32)
+    for name, value in loaded.model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value.to(again.dtype)), name
+    capsys.readouterr()
+    assert prepare(str(path), dtype) == folder and not capsys.readouterr().err
     assert isinstance(AutoTokenizer.from_pretrained(folder).eos_token_id, int)
+
+
+def test_no_gguf_is_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*none\.gguf"):
+        prepare(str(tmp_path / "none.gguf"))
 
 
 def cut(path: Path, share: float) -> Path:
@@ -219,7 +231,7 @@ def test_what_is_no_gguf_is_refused(tmp_path):
 def test_integers_are_near_float32(tmp_path, weights, forms):
     loaded = models.load(str(written(tmp_path, forms=forms)[0]))
     exact, rounded = (
-        engine(loaded, weights=weights, arithmetic=arithmetic).start().extend(IDS)
+        engine(loaded, weights=weights, arithmetic=arithmetic, drafts=False).start().extend(IDS)
         for arithmetic in ("float32", "int8")
     )
     assert float((rounded - exact).std() / exact.std()) < 0.1
@@ -230,9 +242,18 @@ def test_a_file_is_read_in_float32_on_the_cpu_alone(tmp_path):
         models.load(str(written(tmp_path)[0]), torch.bfloat16)
 
 
+def in_integers(loaded, weights):
+    """An engine that verifies drafts in int8, where the processor has the kernels for it; elsewhere it is refused."""
+    try:
+        return engine(loaded, weights=weights, arithmetic="int8")
+    except ValueError as error:
+        assert "how many rows" in str(error)
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("weights", ["4bit", "8bit"])
 def test_chains_in_integers_are_plain_decoding_bit_for_bit(tmp_path, weights):
-    lm = engine(models.load(str(written(tmp_path)[0])), weights=weights, arithmetic="int8")
+    lm = in_integers(models.load(str(written(tmp_path)[0])), weights)
     alone = lm.start()
     rows = [alone.prefill(IDS)] + [alone.extend([token])[-1] for token in (11, 23, 7, 50)]
     session = lm.start()
@@ -246,10 +267,15 @@ def test_chains_in_integers_are_plain_decoding_bit_for_bit(tmp_path, weights):
         session.verify(TokenTree([11, 23], [-1, -1]))
 
 
+def test_drafts_in_integers_are_refused_where_rows_behind_a_cache_differ(tmp_path, monkeypatch):
+    verify = Session.verify
+    monkeypatch.setattr(Session, "verify", lambda session, tree: verify(session, tree) + 1e-6 * (len(tree) > 2))
+    with pytest.raises(ValueError, match="how many rows"):
+        engine(models.load(str(written(tmp_path)[0])), weights="8bit", arithmetic="int8")
+
+
 def test_a_lone_row_without_drafts_is_near_the_padded_one(tmp_path):
     loaded = models.load(str(written(tmp_path)[0]))
-    plain, padded = (
-        engine(loaded, weights="4bit", arithmetic="int8", drafts=drafts).start().extend([5])[-1]
-        for drafts in (False, True)
-    )
+    engines = engine(loaded, weights="4bit", arithmetic="int8", drafts=False), in_integers(loaded, "4bit")
+    plain, padded = (lm.start().extend([5])[-1] for lm in engines)
     assert float((plain - padded).abs().max() / padded.std()) < 0.5

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ondevice.meters import limit
+from ondevice_studies.grating import full_size
 from ondevice_studies.grating.full_size import depths, driven, rows
 
 
@@ -43,3 +48,29 @@ def test_rows_are_the_same_every_time_and_new_with_another_seed():
     assert made == rows(of, 3, 40) != rows(of, 3, 40, seed=1)
     assert [(len(row.ids), row.border) for row in made] == [(40, 40)] * 3
     assert all(5 <= token < 50 for row in made for token in row.ids) and len({row.ids for row in made}) == 3
+
+
+# A hard limit
+
+
+def of_a_run(monkeypatch, code: str) -> dict:
+    monkeypatch.setattr(full_size, "hard_limit", lambda size: contextlib.nullcontext(Path(f"group-of-{size}")))
+    monkeypatch.setattr(full_size, "_command", lambda job: [sys.executable, "-c", code, job.group])
+    return full_size.limited(full_size.Job("nowhere", full_size.OURS, 1, 1), 150, 5.0)
+
+
+def test_a_run_under_a_limit_says_how_it_ended(monkeypatch):
+    told = of_a_run(monkeypatch, "import sys; assert sys.argv[1] == 'group-of-150000000'; print('a word'); print(1.5)")
+    assert told == {"ended": "done", "seconds": 1.5}
+    killed = of_a_run(monkeypatch, "import os; os.kill(os.getpid(), 9)")
+    assert killed["ended"] == "killed" and np.isnan(killed["seconds"])
+    late = of_a_run(monkeypatch, "import time; time.sleep(60)")
+    assert late["ended"] == "too long" and np.isnan(late["seconds"])
+    with pytest.raises(RuntimeError, match=r"GRATING in 150 MB failed: .*ValueError: no"):
+        of_a_run(monkeypatch, "raise ValueError('no')")
+
+
+def test_a_limit_that_cannot_be_set_is_said_before_a_run(monkeypatch):
+    monkeypatch.setattr(limit, "_mounted", lambda: (2, Path("/nowhere")))
+    with pytest.raises(OSError, match="No control group can be made"):
+        full_size.limited(full_size.Job("nowhere", full_size.OURS, 1, 1), 150)

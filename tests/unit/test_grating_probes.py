@@ -59,14 +59,26 @@ def test_a_planted_direction_is_found_whatever_the_length_of_a_state_and_the_lev
     states, final, direction = planted(200, 0.05)
     found = fit(states, final, K)
     assert np.abs(found.weights - direction).max() < 0.05
-    assert abs(predicted(found, states)[:, 0].mean() - final.mean()) < 0.01
+    assert abs(np.mean([predicted(found, pool)[0] for pool in states]) - final.mean()) < 0.01
+
+
+def test_pools_may_have_different_numbers_of_candidates() -> None:
+    states, final, direction = planted(200, 0.05)
+    kept = [slice(None if number % 2 else K + 1 + number % 4) for number in range(200)]
+    cut = [pool[:, part] for pool, part in zip(states, kept, strict=True)]
+    scores = [pool[part] for pool, part in zip(final, kept, strict=True)]
+    assert np.abs(fit(cut, scores, K).weights - direction).max() < 0.05
+    crossed = cross_fitted(cut, scores, K)
+    assert [pool.shape for pool in crossed] == [(2, len(of)) for of in scores]
+    with pytest.raises(ValueError, match="pools of more candidates"):
+        fit([*cut, states[0][:, :K]], [*scores, final[0][:K]], K)
 
 
 def test_noise_alone_is_not_learned() -> None:
     states, final, _ = planted(60, 0.0)
     shuffled = np.random.default_rng(2).permuted(final, axis=1)
-    own = kendall(cross_fitted(states, final, K), final[:, None]).mean()
-    other = kendall(cross_fitted(states, shuffled, K), shuffled[:, None]).mean()
+    own = kendall(np.stack(cross_fitted(states, final, K)), final[:, None]).mean()
+    other = kendall(np.stack(cross_fitted(states, shuffled, K)), shuffled[:, None]).mean()
     assert own > 0.95 and abs(other) < 0.1
 
 

@@ -1,4 +1,4 @@
-"""Pools of all six sets: the same every time, of the sizes and with the relevance that they say, and apart by split."""
+"""Pools of all sets: the same every time, of the sizes and with the relevance that they say, and apart by split."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 
 from ondevice import assets, corpus, retrieval
 from ondevice.corpus.modules import held_out
-from ondevice_papers.grating import agent_memory
 from ondevice_studies.grating import questions
-from ondevice_studies.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, SPLITS, VIDEO, Asked, pools
+from ondevice_studies.grating.questions import CLOZE, CONTEXT, QUESTIONS, RAG, SPLITS, Question, pools
 
 MODULES = [name for name in (f"pack.part{n}" for n in range(80)) if held_out(name)][:24]
 TRAINED = next(name for name in (f"pack.part{n}" for n in range(80)) if not held_out(name))
@@ -54,18 +53,18 @@ def toy(tmp_path, monkeypatch):
     forget()
 
 
-def content(of: list[Asked]) -> list[tuple[object, ...]]:
-    return [(one.name, one.query, one.documents, one.answer, one.relevant.tolist(), one.found.tolist()) for one in of]
+def content(of: list[Question]) -> list[tuple[object, ...]]:
+    return [(one.name, one.query, one.documents, one.answer, one.relevant.tolist(), one.ranks.tolist()) for one in of]
 
 
-@pytest.mark.parametrize("set_", [RAG, VIDEO, COMMUNITY, CONTEXT])
+@pytest.mark.parametrize("set_", [RAG, CONTEXT])
 def test_pools_are_the_same_every_time_and_their_parts_fit(set_):
     found = content(pools(set_, "test"))
     pools.cache_clear()
     assert found == content(pools(set_, "test")) and found
     for one in pools(set_, "test"):
         assert len(one.documents) == len(set(one.documents)) == len(one.relevant)
-        assert sorted(one.found.tolist()) == list(range(len(one.documents)))
+        assert sorted(one.ranks.tolist()) == list(range(len(one.documents)))
         assert (one.set, one.split) == (set_, "test") and one.relevant.dtype == bool
 
 
@@ -84,24 +83,6 @@ def test_twenty_are_found_by_either_search_and_the_best_of_both_is_first():
     assert len(places) == len(set(places)) == 20 and places[0] == 18
     near = retrieval.dense_index(texts).search(["motor car"], 10)[1][0].tolist()
     assert set(near) <= set(places) and 19 in near
-
-
-@pytest.mark.parametrize("set_", [VIDEO, COMMUNITY])
-def test_agents_ask_again_what_three_in_four_times_is_known_and_a_split_asks_nothing_of_the_other(set_):
-    work = agent_memory.workload(set_.removeprefix("agent "))
-    past, splits = {one.actions: one for one in work.memory}, {}
-    assert len(past) == len(work.memory) == 200
-    for split in SPLITS[set_]:
-        found = pools(set_, split)
-        known = [one for one in found if tuple(one.name.split("; ")) in past]
-        assert (len(found), len(known), len({one.query for one in found})) == (200, 150, 200)
-        assert len({one.name for one in found}) == 100  # in two wordings each
-        for one in found:
-            own = past.get(tuple(one.name.split("; ")))
-            assert one.relevant.tolist() == [own is not None and text == own.text for text in one.documents]
-            assert one.query not in {task.task for task in work.memory}
-        splits[split] = {one.name for one in found}
-    assert not splits["test"] & splits["validation"]
 
 
 def test_splits_and_sets_that_there_are_not_are_refused():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import json
 import os
+import pickle
 import re
 import shutil
 import tempfile
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -29,7 +32,10 @@ from torch.nn import Identity
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ondevice import assets, models
+from ondevice_papers.grating import margins
+from ondevice_papers.grating import probes as fitting
 from ondevice_papers.grating.calibration import FILE
+from ondevice_papers.grating.hidden_states import Resident
 from ondevice_papers.grating.probes import Probes
 from ondevice_programs.reranker import Receipt, Reranker
 from ondevice_programs.reranker.folder import prepare
@@ -116,6 +122,8 @@ def plain(value: Any, number: Callable[[float], Any] = float) -> Any:
 
 
 def same(found: Any, right: Any) -> bool:
+    if isinstance(found, type):
+        return found is right
     return type(found) is type(right) and plain(found) == plain(right, lambda number: pytest.approx(number, abs=1e-5))
 
 
@@ -137,11 +145,21 @@ def receipt(reranker: Reranker) -> Receipt:
     "predict(sentences=PAIRS, batch_size=32, show_progress_bar=None)", "predict(PAIRS, prompt='Python: ')",
     "rank('', [], batch_size=8)", "rank('a', ('c', 'c', 'b', 'c'), show_progress_bar=False, device=None)",
     "rank('a', ['b', 'c'], return_documents=True)", "rank('a', ['b'], apply_softmax=False, convert_to_tensor=False)",
+    "is_singular_input(PAIRS[0])", "is_singular_input(np.array(PAIRS))", "is_singular_input(np.array([], dtype=str))",
+    "predict(PAIRS, activation_fct=Identity())", "rank('a', ['b', 'c'], activation_fct=Identity())",
+    "activation_fn.__class__",
     *(f"rank('a', ['b', 'c', 'd'], top_k={k}, activation_fn=Identity())" for k in (0, 1, 3, 9)),
 ])  # fmt: skip
 def test_a_call_gives_what_crossencoder_gives(call: str, ours: Reranker) -> None:
     found, right = (eval(f"model.{call}", globals() | {"model": model}) for model in (ours, theirs()))
     assert same(found, right)
+
+
+@pytest.mark.parametrize("name", ["convert_to_numpy", "convert_to_tensor", "apply_softmax", "num_workers"])
+def test_a_keyword_without_effect_is_named_in_the_log(name: str, ours: Reranker, caplog: Any) -> None:
+    with caplog.at_level("WARNING"):
+        assert type(ours.rank("a", ["b"], **{name: True})[0]["score"]) is float
+    assert name in caplog.text
 
 
 @pytest.mark.parametrize("spec", BUNDLED)
@@ -319,6 +337,26 @@ def test_without_a_cache_that_can_be_written_checksums_are_made_anew(
     assert len(Reranker(folder).rank(QUERY, DOCUMENTS)) == len(DOCUMENTS)
 
 
+def test_hidden_states_are_gone_after_a_call_without_a_collector(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = list[Any]()
+    made = Resident.__init__
+
+    def noted(self: Resident, *arguments: Any) -> None:
+        made(self, *arguments)
+        kept.append(weakref.ref(self))
+
+    monkeypatch.setattr(Resident, "__init__", noted)
+    gc.disable()
+    try:
+        with Reranker(folder) as reranker:
+            reranker.rank(QUERY, DOCUMENTS)
+            assert len(kept) == 1 and kept[0]() is None
+    finally:
+        gc.enable()
+
+
 # Calibration
 
 
@@ -371,6 +409,8 @@ def test_a_certificate_holds_for_the_scoring_that_it_was_made_with(place: Callab
             Reranker(folder, **{"max_length": 40} | options)
     with Reranker(folder, max_length=40) as reranker:
         assert reranker.rank(QUERY, DOCUMENTS, 3) and receipt(reranker).saved > 0
+        reranker.activation_fn = torch.sigmoid  # another name of the module's function
+        assert reranker.rank(QUERY, DOCUMENTS, 3) and receipt(reranker).saved > 0
         with pytest.raises(ValueError, match="top_k=3 was calibrated for another prompt"):
             reranker.rank(QUERY, DOCUMENTS, 3, prompt="mu ")
         reranker.max_seq_length = 35
@@ -382,6 +422,87 @@ def test_a_certificate_holds_for_the_scoring_that_it_was_made_with(place: Callab
     (folder / "tokenizer.json").write_text(entries)
     with pytest.raises(ValueError, match="another tokenizer"):
         Reranker(folder, max_length=40)
+
+
+def test_probes_are_fitted_on_the_queries_that_certify_nothing_and_kept_with_the_rule(
+    place: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place()
+    monkeypatch.setattr(fitting, "PENALTIES", (1.0,))
+    lists = [DOCUMENTS[: 5 + number % 6] for number in range(60)]
+    numbers, rest = margins.parts(60)
+    fitted_on = list[int]()
+    fit = fitting.fit
+
+    def counted(states: Any, final: Any, k: int) -> Probes:
+        fitted_on.append(len(states))
+        return fit(states, final, k)
+
+    monkeypatch.setattr(fitting, "fit", counted)
+    with Reranker(folder) as first:
+        plain = first.calibrate(asked(60), lists, 3, 0.8, 0.8, save=False)
+        probed = first.calibrate(asked(60), lists, 3, 0.8, 0.8, probes=True)
+        assert fitted_on[-1] == len(numbers) == 15 and probed.queries == plain.queries == len(rest)
+        assert probed.saved > plain.saved and probed.reached >= 0.8  # a random head says little of the last layer's
+        best = first.rank(QUERY, DOCUMENTS, 3)
+        copied = pickle.loads(pickle.dumps(first))
+    with Reranker(folder) as again, copied:
+        for reranker in (again, copied):
+            assert reranker.rank(QUERY, DOCUMENTS, 3) == best and receipt(reranker).saved > 0
+            assert np.array_equal(reranker.probes.weights, first.probes.weights)
+        other = again.calibrate(asked(60), lists, 2, 0.8, 0.8)  # by the probes that are there
+        assert other.saved > 0 and sorted(k for k, _ in again._calibrations) == [2, 3]
+        fitted_last = [asked(60)[number] for number in [*rest, *numbers]]
+        with pytest.raises(ValueError, match=r"fitted on query \d+.*probes=True"):
+            again.calibrate(fitted_last, DOCUMENTS, 2, 0.8, 0.8)
+        assert sorted(k for k, _ in again._calibrations) == [2, 3]
+        again.calibrate([f"new {query}" for query in fitted_last], DOCUMENTS, 2, 0.8, 0.8, save=False)
+        with pytest.raises(ValueError, match="Precision"):
+            again.calibrate(asked(5), DOCUMENTS, 3, precision=0.5, relevant=[[0]] * 5, probes=True)
+
+
+def test_a_calibration_that_is_interrupted_changes_nothing(place: Callable[..., Path]) -> None:
+    folder = place(small=True)
+    with Reranker(folder) as reranker:
+        reranker.calibrate(asked(40), DOCUMENTS, 3, 0.8, 0.8)
+        before, kept = (folder / FILE).read_bytes(), dict(reranker._calibrations)
+        run, turns = reranker._run, iter(range(25))
+
+        def interrupted(*arguments: Any) -> Any:
+            if next(turns, None) is None:
+                raise KeyboardInterrupt
+            return run(*arguments)
+
+        reranker._run = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            reranker.calibrate(asked(40), DOCUMENTS, 2, 0.8, 0.8, probes=True)
+        assert reranker.probes is None and reranker._calibrations == kept and (folder / FILE).read_bytes() == before
+        reranker._run = run  # type: ignore[method-assign]
+        with pytest.raises(OSError):  # behind the fit of the probes
+            reranker.calibrate(asked(40), DOCUMENTS, 2, 0.8, 0.8, probes=True, save=folder / "config.json" / "x")
+        assert reranker.probes is None and reranker._calibrations == kept
+        reranker.rank(QUERY, DOCUMENTS, 3)
+        assert receipt(reranker).saved > 0
+
+
+def test_others_are_pruned_by_the_earlier_rule_until_a_calibration_is_done(place: Callable[..., Path]) -> None:
+    with Reranker(place(small=True)) as reranker:
+        reranker.calibrate(asked(40), DOCUMENTS, 3, 0.8, 0.8, save=False)
+        run, saved = reranker._run, list[float]()
+
+        def beside(*arguments: Any) -> Any:
+            reranker._run = run  # type: ignore[method-assign]
+            reranker.rank(QUERY, DOCUMENTS, 3)
+            saved.append(receipt(reranker).saved)
+            reranker._run = beside  # type: ignore[method-assign]
+            return run(*arguments)
+
+        reranker._run = beside  # type: ignore[method-assign]
+        reranker.calibrate(asked(40), DOCUMENTS, 2, 0.8, 0.8, probes=True, save=False)
+        reranker._run = run  # type: ignore[method-assign]
+        assert len(saved) == 40 and min(saved) > 0
+        reranker.rank(QUERY, DOCUMENTS, 3)
+        assert reranker.probes is not None and receipt(reranker).saved == 0  # its rule was of other scores
 
 
 def test_a_precision_is_calibrated_from_relevant_places(folder: Path) -> None:

@@ -15,10 +15,10 @@ from ondevice.evidence import born, kind_of, load
 from ondevice.run import Layout
 from ondevice_papers.grating.margins import CHANCES
 from ondevice_papers.grating.pools import measure
-from ondevice_studies.grating import study, values
+from ondevice_studies.grating import live, study, values
 from ondevice_studies.grating.claims import CLAIMS
 from ondevice_studies.grating.full_size import HF, OFFLOAD, OURS
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS, RAG, VIDEO
+from ondevice_studies.grating.questions import CLOZE, QUESTIONS, RAG
 from ondevice_studies.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, PROBED, UNPRUNED
 
 LAYERS, N = 4, 6
@@ -86,7 +86,7 @@ def test_the_notebook_reads_validation_pools_where_it_calibrates_alone():
         for cell in cells
         if cell["cell_type"] == "code" and re.search("[\"']validation[\"']", "".join(cell["source"]))
     }
-    assert reading == {"calibrated-again", "agents", "own"}
+    assert reading == {"thresholds-shown", "calibrated-again", "own"}
 
 
 def test_pools_come_back_as_they_were_recorded():
@@ -109,11 +109,11 @@ def test_rules_are_as_aggressive_as_validation_pools_allow(settled: bool):
     assert rows[LOW]["setting"] == rows[HIGH]["setting"] and (rows[LOW]["setting"] == EVERY[-1]) == settled
     assert rows[PROBED]["setting"] == CHANCES[-1] and (rows[MARGIN]["setting"] == CHANCES[-1]) == settled
     assert all(rows[name]["p_value"] <= 0.05 for name in (MARGIN, PROBED))
-    found = study.outcomes(scores, pd.DataFrame(rows.values()), [BASE], [QUESTIONS, RAG], [1])
+    found = study.outcomes(scores, pd.DataFrame(rows.values()), [BASE], [QUESTIONS], [1])
     assert (found["overlap"] == 1).all() and (found["precision"] == found["full"]).all()
     saved = found.groupby("rule")["saved"].mean()
     assert saved[PROBED] > 0.5 and (saved[[LOW, HIGH, MARGIN]] > 0.5).all() == settled
-    assert len(found) == 4 * 2 * 5 and kind_of(found) == "recorded"
+    assert len(found) == 4 * 5 and kind_of(found) == "recorded"
 
 
 def test_a_chance_of_0_prunes_nothing_and_a_rule_that_is_missing_is_refused():
@@ -127,8 +127,8 @@ def test_a_chance_of_0_prunes_nothing_and_a_rule_that_is_missing_is_refused():
 def test_an_encoder_has_no_probes_and_nothing_is_pruned_where_all_are_kept():
     scores = record(settled=True, model=ENCODER, pools=10)
     settings = table({LOW: 0.1, HIGH: 0.1, MARGIN: 0}, ENCODER)
-    assert set(study.outcomes(scores, settings, [ENCODER], [RAG], [1])["rule"]) == {LOW, HIGH, MARGIN}
-    few = study.outcomes(scores, table({LOW: 0.001}, ENCODER, N), [ENCODER], [RAG], [N], [LOW], some=[0, 1])
+    assert set(study.outcomes(scores, settings, [ENCODER], [QUESTIONS], [1])["rule"]) == {LOW, HIGH, MARGIN}
+    few = study.outcomes(scores, table({LOW: 0.001}, ENCODER, N), [ENCODER], [QUESTIONS], [N], [LOW], some=[0, 1])
     assert few["saved"].tolist() == [0, 0] and few["kept"].map(sum).tolist() == [N, N]
 
 
@@ -144,9 +144,81 @@ def test_seconds_by_hand(runs: list[int], seconds: float):
     assert COST.seconds(np.array(runs)) == pytest.approx(seconds)
 
 
-def outcome(*layers: list[int], **columns: Any) -> pd.DataFrame:
-    rows = {"layer": [np.array(one) for one in layers], "layers": LAYERS, "k": 1}
-    return born(pd.DataFrame(rows | columns), "replayed")
+def test_seconds_of_every_round_stand_beside_each_other():
+    slow = replace(COST, layer=2 * COST.layer, whole={"HF": 8.0, "HF Offload": 9.0})
+    rows = {"layer": [np.array([4, 2])], "layers": LAYERS, "k": 1, "set": RAG, "name": "a", "pool": 0}
+    table = study.timed(born(pd.DataFrame(rows), "replayed"), [COST, slow])
+    full = study.FULL_LAYERS
+    expected = [COST.seconds(np.array([full, full // 2])), slow.seconds(np.array([full, full // 2]))]
+    assert table["GRATING"].iloc[0].tolist() == pytest.approx(expected)
+    assert table["HF"].iloc[0].tolist() == [14, 16] and kind_of(table) == "recorded+replayed"
+    middle = study.median_cost([COST, slow])
+    assert middle.layer.tolist() == [1.5, 3, 4.5] and middle.whole["HF"] == 7.5
+    read = study.end_to_end(table, 1.0, lambda count: 10.0 * count)
+    assert read["HF"].iloc[0].tolist() == [25, 27] and read[study.NO_RERANKER].iloc[0].tolist() == [21, 21]
+
+
+def test_costs_are_of_their_own_round():
+    layers = pd.DataFrame([("m", 128, turn, active, 1.0 + turn) for turn in range(3) for active in (2, 1)],
+                          columns=["machine", "tokens", "round", "active", "seconds"])  # fmt: skip
+    latency = pd.DataFrame([("m", 128, 20, turn, method, 20.0 * (1 + turn), 2.0) for turn in range(2)
+                            for method in ("HF", "HF Offload")],
+                           columns=["machine", "tokens", "documents", "round", "method", "seconds",
+                                    "embedding"])  # fmt: skip
+    rounds = study.costs(latency, layers, "m", 128)
+    assert [cost.whole["HF"] for cost in rounds] == [1, 2, 1] and rounds[0].active.tolist() == [1, 2]
+    assert [cost.layer.tolist() for cost in rounds] == [[1, 1], [2, 2], [3, 3]] and rounds[1].embedding == 0.1
+
+
+# A reranker of one's own
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the pools are retrieved from the whole corpus, which a fresh machine embeds first
+def test_it_is_scored_live_as_the_record_has_it():
+    name = "minilm-reranker"
+    (pool,) = live.scored(name, QUESTIONS, [1])
+    recorded = study.pools_of(load("grating", "scores"), name, QUESTIONS)[1]
+    assert pool.name == recorded.name and (pool.relevant == recorded.relevant).all()
+    assert np.abs(pool.scores - recorded.scores).max() < 1e-3
+
+
+# Applications
+
+
+def test_an_application_s_threshold_is_of_the_other_half_of_its_pools():
+    scores = record(settled=True, pools=2)
+    scores = born(scores[scores["set"] == RAG].assign(name=lambda t: t["name"] + t["split"]), "recorded")
+    found = study.halved(scores, [BASE], RAG, 2, every=EVERY)
+    halves = len(study.pools_of(scores, BASE, RAG)) // 2
+    assert len(found) == study.HALVINGS * halves and (found["rule"] == study.HALVED).all()
+    assert (found["precision"] == found["full"]).all() and found["saved"].min() > 0.4
+    cautious = study.Mechanism(lowest=lambda every, values, target: every[0])
+    assert study.halved(scores, [BASE], RAG, 2, cautious, every=EVERY)["saved"].max() == 0
+
+
+def test_the_half_that_a_threshold_was_found_on_is_not_pruned_by_it(monkeypatch):
+    pools = study.pools_of(record(settled=True, pools=4), BASE, RAG)
+    order = iter(list(range(len(pools))) * len(EVERY))
+
+    def decided(pool, k, how, threshold):  # the mean precision of a half tells which pools are in it
+        return {"name": pool.name, "saved": threshold, "precision": 2.0 ** next(order), "full": 0.0, "overlap": 1.0,
+                "layer": np.ones(1), "kept": np.ones(1, bool), "layers": 1}  # fmt: skip
+
+    halves = len(pools) - len(pools) // 2
+    searched = []
+
+    def lowest(every, values, target):
+        searched.append({place for place in range(len(pools)) if round(values[0] * halves) >> place & 1})
+        return every[len(searched) % len(every)]
+
+    monkeypatch.setattr(study, "_decided", decided)
+    rows = study.halved(record(settled=True, pools=4), [BASE], RAG, 2, study.Mechanism(lowest=lowest), every=EVERY)
+    assert len(searched) == study.HALVINGS
+    for turn, of_half in enumerate(searched):
+        rest = rows.iloc[turn * (len(pools) // 2) :][: len(pools) // 2]
+        assert len(of_half) == halves and set(rest["pool"]) == set(range(len(pools))) - of_half
+        assert (rest["saved"] == EVERY[(turn + 1) % len(EVERY)]).all()
 
 
 # Values
@@ -156,7 +228,9 @@ def timed_cells(names: list[str], rule: str = LOW) -> list[values.Cell]:
     """Of pools about these documents: pruning takes 5 to 8 of 10 seconds, and loses every other pool."""
     seconds = 5.0 + np.arange(len(names)) % 4
     rows = {"model": BASE, "set": CLOZE, "k": 1, "rule": rule, "name": names, "pool": range(len(names)), "full": 1.0,
-            "precision": np.arange(len(names)) % 2, OURS: seconds, UNPRUNED: 10.5, HF: 10.0, OFFLOAD: 14.0}  # fmt: skip
+            "precision": np.arange(len(names)) % 2, OURS: [np.array([x]) for x in seconds]}  # fmt: skip
+    others = {UNPRUNED: 10.5, HF: 10.0, OFFLOAD: 14.0}
+    rows |= {method: [np.array([taken])] * len(names) for method, taken in others.items()}
     return values.cells(born(pd.DataFrame(rows), "recorded"))
 
 
@@ -165,6 +239,26 @@ def test_questions_on_one_document_are_drawn_together():
     assert (apart.lost.n, apart.lost.drawn, shared.lost.n, shared.lost.drawn) == (8, "pools", 4, "documents")
     assert apart.lost.value == shared.lost.value == 50
     assert apart.lost.low < 50 == shared.lost.low  # each document has a pool that is lost and one that is not
+
+
+def test_the_clock_s_rounds_are_in_the_interval():
+    names = list("abcdefgh")
+    rows = {"model": BASE, "set": CLOZE, "k": 1, "rule": LOW, "name": names, "pool": range(8), "full": 1.0,
+            "precision": 1.0}  # fmt: skip
+    widths = []
+    for slow in (5.0, 8.0):
+        taken = {OURS: [np.array([5.0, slow])] * 8, HF: [np.array([10.0, 10.0])] * 8}
+        (cell,) = values.cells(born(pd.DataFrame(rows | taken), "recorded"))
+        saved, _ = cell.pair(HF)
+        widths.append(saved.high - saved.low)
+        assert saved.value == pytest.approx(100 - 5 * (5 + slow))
+    assert widths == pytest.approx([0, 30])
+
+
+def test_draws_of_pools_are_those_of_resample():
+    table = pd.DataFrame({"set": RAG, "name": list("abcde"), "pool": range(5), "x": [1.0, 2, 4, 8, 16]})
+    sample = study.means(born(table, "recorded"), {"x": "x"}, seed=3)
+    assert sample["x"][:, 0] == pytest.approx(study.weights(5, 3) @ table["x"].to_numpy())
 
 
 def test_the_null_of_a_saving_is_ranking_without_pruning():
@@ -193,29 +287,3 @@ def test_a_fixed_exit_is_a_curve_of_its_own():
     fixed = values.exits(record(settled=True, pools=1), [BASE], [1])
     assert fixed["precision"].eq(1).all() and fixed["saved"].unique().tolist() == [0.75, 0.5, 0.25, 0]
     assert sorted(fixed["pool"].unique()) == [0, 1, 2, 3, 4]
-
-
-# Agents
-
-
-def pool(number: int, split: str, final: list[float], right: int, name: str = "open; tap; type") -> dict[str, Any]:
-    return {"model": ENCODER, "set": VIDEO, "split": split, "pool": number, "name": name, "layers": 1, "n": 2,
-            "relevant": np.arange(2) == right, "scores": np.array(final), "probed": np.empty(0)}  # fmt: skip
-
-
-def tasks(kept: int) -> pd.DataFrame:
-    """Validation sets the cut-off to 2. In the first task 0 is right, in the second no score reaches the cut-off."""
-    rows = [pool(0, "validation", [1, 0], 1), pool(1, "validation", [2, 0], 0), pool(0, "test", [5, 3], 0),
-            pool(1, "test", [1, 0], 1)]  # fmt: skip
-    found = outcome([1, 1], [1, 1], model=ENCODER, pool=[0, 1], kept=[np.arange(2) == kept, np.arange(2) == 0])
-    found = found.assign(HF=10.0, GRATING=4.0)
-    return study.agents(born(pd.DataFrame(rows), "recorded"), found, VIDEO, call=100, before=1)
-
-
-@pytest.mark.parametrize(("kept", "done"), [(0, 1), (1, 0)])
-def test_a_wrong_replay_costs_the_success_and_a_refused_one_calls(kept: int, done: float):
-    made = tasks(kept).set_index(["request", "method"])
-    assert made["seconds"].tolist() == [11, 5, 300, 311, 305, 300]
-    assert made["done"].tolist() == [1, done, 1, 1, 1, 1]
-    assert made["replayed"].tolist() == [True, True, False, False, False, False]
-    assert "simulated" in kind_of(made)

@@ -16,27 +16,31 @@ LAYOUT = Layout()
 KINDS = {
     "measured": {
         "speculation.live.answered_with", "speculation.live.led", "diaa.live.by_source", "diaa.live.coverage",
-        "diaa.memory.peaks", "disco.cold_start.measure", "disco.device_probe.measure", "disco.record.again",
-        "disco.study.policy_times", "dragon.values.aggregation_time", "grating.live.outcomes", "grating.live.small",
-        "diaa.ipynb confidence", "diaa.ipynb cost", "diaa.ipynb go-on", "disco.ipynb quality-again",
-        "dragon.ipynb live-again", "dragon.ipynb verdicts", "grating.ipynb whole-runs", "sdnpu.ipynb reuse-shown",
-
+        "speculation.own_prompts.run_again",
+        "diaa.memory.peaks", "disco.cold_start.loads", "disco.device_probe.measure", "disco.record.again",
+        "disco.study.policy_times", "dragon.values.aggregation_time", "grating.live.outcomes",
+        "diaa.ipynb confidence", "diaa.ipynb cost", "disco.ipynb quality-again", "disco.ipynb stream-drawn",
+        "disco.ipynb figure-6-values",
+        "dragon.ipynb live-again", "dragon.ipynb verdicts", "grating.ipynb cache-shown", "grating.ipynb whole-runs",
+        "sdnpu.ipynb reuse-shown",
     },
     "simulated": {
         "assistant.study.__init__", "diaa.regimes.implied", "diaa.regimes.timed",
         "disco.claims.share_of_cells_that_gain", "disco.study.beyond_the_tail",
-        "disco.study.bill", "disco.study.learned", "disco.study.savings", "disco.study.sweep", "disco.study.users",
+        "disco.study.bill", "disco.study.learned", "disco.study._of_savings", "disco.study.sweep", "disco.study.users",
         "dragon.analysis.difference_curves", "dragon.analysis.speedups", "dragon.simulator.__init__",
-        "dragon.values._simulated", "dragon.values.least_p_value", "dragon.values.saved_where_acceptance_changes",
-        "grating.study.agents", "grating.study.end_to_end", "sdnpu.npu.fitted",
-        "disco.ipynb algorithm-2-figure", "disco.ipynb figure-2", "disco.ipynb figure-4", "disco.ipynb held-out",
-        "disco.ipynb plane", "dragon.ipynb figure-3", "dragon.ipynb figure-4", "dragon.ipynb figure-5",
+        "dragon.values.steady", "dragon.values.least_p_value", "dragon.values.saved_where_acceptance_changes",
+        "grating.study.end_to_end", "grating.ipynb applications", "grating.ipynb probe-shown", "sdnpu.npu.fitted",
+        "disco.ipynb race-shown", "disco.ipynb algorithm-2", "disco.ipynb algorithm-3", "disco.ipynb figure-2",
+        "disco.ipynb figure-4", "disco.ipynb held-out", "disco.ipynb learned-shown", "disco.ipynb mean-optimal-shown",
+        "disco.ipynb survived-shown", "disco.ipynb plane", "disco.ipynb figure-6-values",
+        "dragon.ipynb figure-3", "dragon.ipynb figure-4", "dragon.ipynb figure-5",
         "dragon.ipynb simulator", "dragon.ipynb table-1", "sdnpu.ipynb ratios",
     },
     "replayed": {
         "disco.claims.slowest_rates", "dragon.study.schedules", "dragon.values.exchanged_on_the_cloud",
-        "grating.study.agents", "disco.ipynb figure-2-claim", "disco.ipynb figure-3", "disco.ipynb table-5",
-        "dragon.ipynb figure-10", "grating.ipynb applications",
+        "disco.ipynb table-1", "disco.ipynb figure-3", "disco.ipynb table-5",
+        "dragon.ipynb figure-10",
     },
 }  # fmt: skip
 

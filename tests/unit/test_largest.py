@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ondevice.speculation.largest import estimated_likeliest, largest
+from ondevice.speculation.largest import estimated_likeliest, largest, likeliest
 
 
 @given(st.integers(1, 6), st.sampled_from([5, 127, 128, 1024, 1152, 2048]), st.integers(1, 9), st.integers(0, 99))
@@ -45,3 +45,29 @@ def test_probabilities_of_a_large_vocabulary_are_near_those_of_the_softmax(sprea
     ratio = probabilities / scores.softmax(-1).gather(1, tokens)
     assert (ratio.mean() - 1).abs() < 0.03 and ratio.std() < 0.1
     assert (probabilities.sum(-1) <= 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_likeliest_of_each_row_is_the_first_of_the_greatest(dtype):
+    logits = torch.randint(0, 9, (5, 300), generator=torch.Generator().manual_seed(0)).to(dtype)  # with many equals
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert likeliest(logits).tolist() == expected
+    assert [int(likeliest(row)) for row in logits] == expected
+
+
+def test_on_another_device_only_the_ids_leave_it():
+    seen = []
+
+    class Elsewhere(torch.Tensor):
+        """A tensor whose device is no CPU's, and which says what is copied from it."""
+
+        @property
+        def device(self):
+            return torch.device("meta")
+
+        def cpu(self):
+            seen.append(tuple(self.shape))
+            return self.as_subclass(torch.Tensor)
+
+    logits = torch.randint(0, 9, (5, 300), generator=torch.Generator().manual_seed(0)).float()
+    assert likeliest(logits.as_subclass(Elsewhere)).tolist() == likeliest(logits).tolist() and seen == [(5,)]

@@ -9,7 +9,7 @@ import pytest
 from ondevice.evidence import born
 from ondevice.evidence.resampling import median_interval
 from ondevice_programs.graphs import switching
-from ondevice_studies.diaa import timing as diaa
+from ondevice_studies.diaa import costs as diaa
 from ondevice_studies.disco import cold_start, device_probe
 from ondevice_studies.grating import record as grating
 from ondevice_studies.sdnpu import timing as sdnpu
@@ -27,12 +27,22 @@ def test_sdnpu_s_times():
 
 
 def test_diaa_s_curves(monkeypatch):
-    turns = iter([[1.0, 2.0]] * 14 + [[SLOW, SLOW]])
-    monkeypatch.setattr(diaa, "verifications", lambda *given: lambda: next(turns))
-    curve = diaa.Curve(None, 64, (1, 8), {"model": "m"})
-    for _ in range(15):
-        curve.turn()
-    assert curve.table()["seconds"].tolist() == [1, 2] and curve.table()["mean"].min() > 60
+    turns = iter(([[1.0] * 8] * 14 + [[SLOW] * 8]) * len(diaa.FORMATS))
+    given = {name: [next(turns) for _ in range(15)] for name in range(len(diaa.FORMATS))}
+    numbers = iter(given)
+
+    def verifications(lm, cached, rows):
+        own = iter(given[next(numbers)])
+        return lambda: next(own)[: len(rows)]
+
+    loaded = SimpleNamespace()
+    monkeypatch.setattr(diaa.models, "load", lambda model: loaded)
+    monkeypatch.setattr(diaa, "engine", lambda *given, **more: None)
+    monkeypatch.setattr(diaa, "verifications", verifications)
+    monkeypatch.setattr(diaa, "CACHED", {"m": (256,)})
+    monkeypatch.setattr(diaa, "TURNS", 15)
+    curves = diaa.curves("m", 1, float("inf"))
+    assert set(curves["seconds"]) == {1.0} and curves["mean"].min() > 60 and set(curves["n"]) == {15}
 
 
 def test_a_layer_s_seconds_of_grating(monkeypatch):
@@ -69,7 +79,7 @@ def test_the_profile_of_sdnpu_s_graphs(monkeypatch, tmp_path):
         return SLOW if counted[kind] % 5 == 0 else 1.0
 
     (tmp_path / "graph").write_bytes(b"12")
-    monkeypatch.setattr(switching, "_seconds", seconds)
+    monkeypatch.setattr(switching, "seconds", seconds)
     files = [tmp_path / "graph"]
     built = SimpleNamespace(
         large_files=files, small_files=files, large=4, small=2, facts={"hidden": 8}, caches=lambda: [None],
@@ -87,9 +97,8 @@ def test_disco_s_line_through_lengths():
     assert line["tokens_per_s"].value == pytest.approx(1000) and line["overhead_s"].value == pytest.approx(0.5)
 
 
-def test_disco_s_steadiness():
-    steady = device_probe.steadiness([1.0] * 40 + [SLOW], "recorded")
-    assert (steady["median_s"].value, steady["spread"].value) == (1, 0)
+def test_disco_s_spread():
+    assert device_probe.spread([1.0] * 40 + [SLOW], "recorded").value == 0
 
 
 def test_how_disco_s_load_times_grow():

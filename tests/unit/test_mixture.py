@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ondevice import evidence
 from ondevice.causal_lm import CausalLM
-from ondevice.corpus.splits import split_of
 from ondevice.speculation import Draft, Drafter, Verified, bundled, fitting, generate
+from ondevice.speculation.custom_generate import _Guarded
+from ondevice.speculation.live import Watched
 from ondevice.speculation.logit_tables import FADING, FAINT, RECENT, WIDE, LogitTables
 from ondevice.speculation.mixture import (
     KEPT,
     LEAST,
     LOGITS,
     LOGITS_SHAPE,
+    LONGEST_READ,
     SHAPE,
     TEXTS,
     Mixture,
@@ -32,7 +33,7 @@ from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice.speculation.store import ORDERS, K, Store
-from ondevice_studies.speculation import record
+from ondevice_programs.bench.drafters import Timed
 
 V = 40
 texts = st.lists(st.integers(0, 4), max_size=40)
@@ -134,13 +135,6 @@ def test_a_store_appears_whole_and_replaces_none(tmp_path, monkeypatch):
 def test_ids_beyond_16_bits_can_be_stored():
     store = Store.from_sequences([[1, 150_000, 150_001]] * 2)
     assert store.after([1, 150_000])[1] == pytest.approx({150_001: 1.0}, rel=0.3)
-
-
-def test_the_bundled_stores_hold_train_text_alone():
-    table = evidence.load("speculation", "answered")
-    assert (table["document"].map(split_of) == table["split"]).all() and set(table["split"]) == {"train", "validation"}
-    train = table.loc[table["split"] == "train", "tokens"]
-    assert [one.tolist() for one in bundled.answers()] == [one.tolist() for one in train]
 
 
 # The tree
@@ -336,6 +330,15 @@ def test_a_mixture_drafts_what_the_model_said_after_the_same_two_tokens():
     assert drafter.propose([0, 1, 2], 1).tokens.tolist() == [7]  # rows outlive requests
 
 
+@pytest.mark.parametrize(("length", "reads"), [(LONGEST_READ, True), (1 + LONGEST_READ, False)])
+def test_a_long_prompt_is_not_read_also_behind_what_wraps_a_drafter(length, reads):
+    for drafter in (wrap(Mixture(only(3))) for wrap in (lambda drafter: drafter, Timed, _Guarded, Watched)):
+        drafter.begin([1] * 9)
+        assert drafter.wants_prefill
+        drafter.begin([1] * length)
+        assert drafter.wants_prefill == reads
+
+
 @pytest.mark.parametrize("stored", [0, 1, 2])
 def test_without_weight_for_logits_a_mixture_is_one_of_texts_and_reads_none(stored):
     random = np.random.default_rng(stored)
@@ -375,7 +378,7 @@ PROMPTS = ((3,), (1, 2, 3, 1, 2, 3, 1), (5, 6), (1, 2, 3, 4))
 @pytest.mark.parametrize("budget", [1, 8, 32])
 def test_the_shipped_weights_change_no_token_and_save_passes(budget):
     lm = small_model()
-    drafter = bundled.mixture(stored=False)
+    drafter = bundled.mixture()
     passes = 0
     for prompt in PROMPTS:
         plain = generate(lm, Drafter(), prompt, 40)
@@ -423,24 +426,10 @@ def test_no_other_weights_have_a_greater_likelihood():
 
 
 def test_a_class_without_answers_has_the_weights_of_all():
-    classes = np.zeros((50, 2), np.int64)
+    classes = np.zeros((50, 4), np.int64)
     chances = np.tile([1.0, 0.0, 0.0, 0.0], (50, 1))
-    found = fitting.weights_of(classes, chances)
-    assert found.shape == (*SHAPE, 4) and found[3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
-
-
-def test_the_recorded_weights_are_the_fit_of_the_recorded_answers():
-    """Of the mixture without stores, whose text depends on the packages that are installed."""
-    assert record.fitted(()) == pytest.approx(bundled.weights(False), abs=1e-9)
-
-
-def test_the_shipped_weights_are_those_of_the_record():
-    table = evidence.load("speculation", "weights")
-    for stored, rows in table.groupby("stored"):
-        weights = bundled.weights(bool(stored))
-        columns = rows[["kind", "order", "source", "weight"]]
-        recorded = {tuple(row[:3]): row[3] for row in columns.itertuples(index=False)}
-        assert dict(np.ndenumerate(weights)) == recorded
+    weights = fitting.weights_of(classes, chances)
+    assert weights.shape == (*LOGITS_SHAPE, 4) and weights[1, 0, 3, 2] == pytest.approx([1, 0, 0, 0], abs=1e-6)
 
 
 # Known answers

@@ -9,7 +9,7 @@ OPAQUE = {
     "found", "one", "place", "places", "mine", "theirs", "known", "told", "said", "asked", "asking", "again", "more",
     "follows", "of", "which", "brought", "worked", "took", "gone", "thing", "things", "made",
 }  # fmt: skip
-PACKAGES = ("ondevice", "ondevice_papers")
+PACKAGES = ("ondevice", "ondevice_papers", "ondevice_programs", "ondevice_studies", "ondevice_training")
 MOST = 2  # opaque ones in 1,000 bindings
 
 

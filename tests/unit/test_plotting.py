@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
+from PIL import Image
 
 from ondevice import evidence, plotting
 
@@ -59,6 +62,70 @@ def test_the_kind_comes_from_the_table_and_nothing_stands_on_it():
     assert not legend.get_tightbbox().overlaps(axes[0, 0].get_tightbbox())
 
 
+def kind_of(figure):
+    (text,) = figure.texts
+    return text.get_text()
+
+
+@pytest.mark.parametrize("first", ["kind", "paper"])
+def test_the_kind_has_quoted_where_the_papers_values_are_drawn_and_not_for_a_reference(first):
+    figure, axes = plotting.panels(1, 2)
+    if first == "kind":
+        plotting.mark_kind(figure, "recorded, not your edit")
+    plotting.quoted(axes[0, 0], y=1.0, label="budget")
+    if first == "kind":
+        assert kind_of(figure) == "recorded, not your edit"
+    plotting.quoted(axes[0, 1], [1, 2], [3, 4], label="the paper's")
+    plotting.quoted(axes[0, 0], y=[1.0, 2.0])
+    if first == "paper":
+        plotting.legend(figure, "recorded, not your edit")
+    assert kind_of(figure) == "recorded+quoted, not your edit"
+
+
+def test_a_name_has_the_notebooks_look_in_every_figure_and_no_other_series_its_colour():
+    plotting.use_style(plotting.looks_by_name("c", ("b", "d")))
+    colours = []
+    for draw in (plotting.bars, plotting.points, plotting.lines):
+        _, axes = plotting.panels(1, 1)
+        draw(axes[0, 0], TABLE.assign(task=range(4)), "task", "speed", "method")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        drawn = [handle[0] for handle in handles] if draw != plotting.lines else handles
+        own = [each.get_facecolor() if draw == plotting.bars else each.get_color() for each in drawn]
+        colours.append(dict(zip(labels, map(mpl.colors.to_hex, own), strict=True)))
+    look = plotting.looks_by_name("c", ("b", "d"))
+    assert look["b"] == look["d"] != look["c"]
+    assert colours[0] == colours[1] == colours[2] == {"b": look["b"]["color"].lower(), "a": look["c"]["color"].lower()}
+    plotting.use_style()
+    assert plotting.looks_of(["b", "a"]) == [plotting.look(0), plotting.look(1)]
+    several = plotting.looks_by_name(*map(str, range(16)))
+    assert len({(look["color"], look["marker"]) for look in several.values()}) == 16
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_points_stand_by_their_category_with_whiskers(flat):
+    _, axes = plotting.panels(1, 1)
+    axis = axes[0, 0]
+    plotting.points(axis, WITH_ENDS, "task", "speed", "method", flat=flat, texts="{:g} x")
+    handles, labels = axis.get_legend_handles_labels()
+    ways = -1 if flat else 1
+    drawn = [np.column_stack(handle[0].get_data())[:, ::ways] for handle in handles]
+    spots = dict(zip(labels, drawn, strict=True))
+    assert spots["b"][0, 1] == 1 and spots["a"][1, 1] == 4 and spots["b"][2, 1] == 3
+    assert abs(spots["b"][0, 0]) < 0.5 and abs(spots["a"][1, 0] - 1) < 0.5 and spots["b"][0, 0] < spots["a"][0, 0]
+    segments = [segment for one in axis.collections for segment in one.get_segments() if len(segment)]
+    assert [3.5, 5.0] in [segment[:, 0 if flat else 1].tolist() for segment in segments]
+    assert "4 x" in [text.get_text() for text in axis.texts]
+
+
+def test_a_caption_names_its_origin_and_breaks_no_formula():
+    figure, _ = plotting.panels(1, 1, width=2)
+    words = r"A sum of $a^{d-1}$ and so on, for-ever. " * 3
+    plotting.caption(figure, words, plotting.Origin("model-a", "zen4-2c", "12 prompts"))
+    text = figure.get_supxlabel()
+    assert text.replace("\n", " ").endswith("for-ever.  model-a; zen4-2c; n = 12 prompts.".replace("  ", " "))
+    assert all(line.count("$") % 2 == 0 for line in text.split("\n"))
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
@@ -96,3 +163,15 @@ def test_a_tree_stands_below_its_root_and_marks_what_was_accepted():
 def test_a_diagram_draws_every_box_and_arrow():
     figure = plotting.diagram({"one": (1, 1), "two": (3, 1)}, [("one", "two", "then")], width=4, height=2)
     assert {text.get_text() for text in figure.axes[0].texts} >= {"one", "two", "then"}
+
+
+def test_a_notebook_keeps_pictures_of_few_colours():
+    figure, axes = plotting.panels(1, 2)
+    for axis in axes.ravel():
+        axis.plot(np.random.default_rng(0).normal(size=(40, 5)).cumsum(0))
+    whole = BytesIO()
+    figure.savefig(whole, format="png", bbox_inches="tight", dpi=figure.dpi)
+    small = plotting._picture(figure)
+    image, right = Image.open(BytesIO(small)), Image.open(whole)
+    assert image.mode == "P" and image.size == right.size and len(small) < 0.5 * len(whole.getvalue())
+    assert np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(right.convert("RGB"), int)).mean() < 1

@@ -290,7 +290,7 @@ def test_a_sample_that_differs_is_named(again):
 
 
 def test_only_a_near_tie_may_differ():
-    record = RECORD.assign(margin=[1.0, 1e-5, 1.0, 1.0])
+    record = RECORD.assign(margin=[1.0, 1e-5, 0.05, 1.0])
     other = record.assign(emitted=0)
     compared = agreement(record, other, KEYS, ["emitted"], margin="margin")
     assert (compared.near_ties, compared.differing) == (1, [("b", 0)])

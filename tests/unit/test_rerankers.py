@@ -28,12 +28,13 @@ from ondevice import assets, corpus, models, shapes
 from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.pairs import Row, padded, reading_pairs, rows
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.corpus.wikitext import Paragraph
 from ondevice.retrieval import pools as evaluation_data
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.layer_scores import layer_scores, scores_of
 from ondevice.retrieval.pools import evaluation_pools
 from ondevice_training.reranking import examples, learning, low_rank
-from ondevice_training.reranking.examples import training_examples
+from ondevice_training.reranking.examples import clozes, training_examples
 from ondevice_training.reranking.learning import Recipe
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES
 from ondevice_training.reranking.loss import listwise
@@ -182,6 +183,35 @@ def test_no_training_example_leaks(collection):
                 assert example.query.answer not in passage.text
 
 
+def test_a_sentence_asks_for_the_rest_of_its_paragraph():
+    sentences = ["begins with an alpha", "goes on to a beta at last", "then has some gamma rays", "ends in a delta"]
+    texts = [f"Article {n % 3}\n" + ". ".join(f"Row {n} {words}" for words in sentences) for n in range(30)]
+    paragraphs = [Paragraph(10 * n, text) for n, text in enumerate(texts)]
+    examples = clozes(paragraphs, Counting())  # type: ignore[arg-type]
+    assert len(examples) == 30
+    for number, example in enumerate(examples):
+        (answer,) = example.positives
+        assert example.query.text in texts[number] and example.query.text not in answer
+        heading, _, rest = answer.partition("\n")
+        assert texts[number].startswith(heading) and all(part in texts[number] for part in rest.split(". "))
+        negatives = [text for group in example.negatives.values() for text in group]
+        assert texts[number] not in negatives and len(set(negatives)) == len(negatives) > 7
+        assert all(text.startswith(heading + "\n") for text in example.negatives["module"])
+
+
+def test_pools_of_paragraphs_have_the_one_that_answers(monkeypatch):
+    animals = ["cats", "dogs", "owls", "hens"]
+    every = [Paragraph(n, f"Heading\nparagraph {n} about {animals[n % 4]} and {n}") for n in range(40)]
+    questions = [(7, "paragraph 7 about hens"), (8, "paragraph 8")]
+    monkeypatch.setattr(evaluation_data.wikitext, "paragraphs", lambda split: every)
+    monkeypatch.setattr(evaluation_data.wikitext, "questions", lambda: questions)
+    evaluation = evaluation_data.paragraph_pools(Counting())  # type: ignore[arg-type]
+    assert evaluation.answerable == 2 and len(evaluation.pools) == 2
+    for pool, row in zip(evaluation.pools, (7, 8), strict=True):
+        assert len(pool.passages) == 20 and pool.relevant.sum() == 1
+        assert pool.passages[int(pool.relevant.argmax())] == every[row].text
+
+
 def test_training_sees_no_held_out_module_and_evaluation_asks_of_no_other(monkeypatch):
     splits = {name: tuple(document(i, n) for i in range(60)) for n, name in enumerate(("train", "validation", "test"))}
     monkeypatch.setattr(corpus, "documents", splits.__getitem__)
@@ -263,7 +293,7 @@ def test_metrics_by_hand_with_ties_against_the_ranker():
     assert ndcg(order, 1) == 0
     assert [precision(order, k) for k in (1, 2)] == [0, 0.5]
     assert ranked(np.zeros(4), relevant).tolist() == [False, False, True, True]
-    assert Estimate.of([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
+    assert Estimate.from_values([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
     assert correlations(np.arange(4), np.array([0, 1, 3, 2])) == pytest.approx((0.8, 2 / 3))
     assert correlations(np.zeros(4), np.arange(4)) == (0, 0)
     with pytest.raises(ValueError, match="finite"):
@@ -340,11 +370,18 @@ def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
             trained(tmp_path / "broken", **options)
 
 
-def test_a_chat_models_own_markers_stand_for_ours():
+def test_a_chat_model_reads_a_message_of_query_and_passage():
     tokenizer = shapes.byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    ids = rows(reading_pairs(tokenizer, causal=True), "which?", ["text"])[0].ids
-    assert tokenizer.decode(list(ids)) == "<|im_start|>text<|im_end|>which?<|im_end|>"
+    reader = reading_pairs(tokenizer, causal=True)
+    ids = list(rows(reader, "which?", ["a title\ntext"])[0].ids)
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\nwhich?\nPassage:\na title\ntext<|im_end|>\n<|im_start|>assistant\n"
+    )
+    messages = [{"role": "query", "content": "which?"}, {"role": "document", "content": "a title\ntext"}]
+    assert reader.apply_chat_template(messages, return_dict=False) == ids
+    cut = list(rows(reader, "which?", ["a" * 900])[0].ids)
+    assert len(cut) == 256 and tokenizer.decode(cut).endswith("a<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("kind", PARENTS)

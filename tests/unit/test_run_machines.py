@@ -47,13 +47,16 @@ def test_every_record_of_a_machine_is_whole():
 
 
 def test_a_cost_curve_is_over_one_row_with_the_ends_of_both_medians(home):
-    about = {"model": "pydocs-lm-base", "dtype": "int8", "cached": 256}
+    about = {"model": "pydocs-lm-base", "threads": 2, "weights": "4bit", "arithmetic": "float32", "rows_alone": "alone",
+             "run": 1, "cached": 256}  # fmt: skip
     rows = [about | {"rows": rows, "seconds": seconds, "low": seconds - 0.5, "high": seconds + 1.0, "n": n}
             for rows, seconds, n in ((1, 2.0, 9), (8, 3.0, 9), (33, 8.0, 3))]  # fmt: skip
     rows += [one | {"cached": 64, "seconds": 99.0} for one in rows]
-    recorded("diaa", "curves", "zen9-2c", ["cached", "rows"], rows)
+    rows += [one | {"run": 2, "seconds": 99.0} for one in rows] + [one | {"arithmetic": "int8"} for one in rows]
+    recorded("diaa", "formats", "zen9-2c", ["arithmetic", "run", "cached", "rows"], rows)
     assert dict(machines.curves("zen9-2c")) == {
-        "pydocs-lm-base, int8: 8 rows": "1.50 [0.83, 2.67]", "pydocs-lm-base, int8: 32 or 33 rows": "4.00",
+        "pydocs-lm-base, 4 bits, two threads: 8 rows": "1.50 [0.83, 2.67]",
+        "pydocs-lm-base, 4 bits, two threads: 32 or 33 rows": "4.00",
     }  # fmt: skip
     assert dict(machines.curves("another")) == {}
 
@@ -87,7 +90,7 @@ def test_the_page_on_gpus_names_the_models_of_the_paper_parameters():
     text = (assets.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     files = sorted((assets.ROOT / "notebooks" / "params").glob("*.paper.yaml"))
     values = {path.name.split(".")[0]: yaml.safe_load(path.read_text()) for path in files}
-    named = {paper: one.get("model") or one["device_model"] for paper, one in values.items()}
+    named = {paper: parameters["model"] for paper, parameters in values.items()}
     assert dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|", text, re.M)) == named
 
 

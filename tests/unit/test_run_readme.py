@@ -1,5 +1,6 @@
-"""README says what the published verdicts say, and what the library's folders hold."""
+"""README and pages of docs/ have the published verdicts' numbers, and the map has the library's folders."""
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pytest
 
 from ondevice import assets, fetched, prompts
 from ondevice.evidence.estimates import LEVEL
-from ondevice_studies import board, readme
+from ondevice_studies import board, front, readme
 from ondevice_studies.board import scoreboard
 from ondevice_studies.claims import CLAIMS
 
@@ -17,10 +18,14 @@ def pages():
     return readme.pages()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/verdicts.md"])
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/findings.md", "docs/verdicts.md"])
 def test_a_page_is_that_of_the_published_verdicts(pages, page):
     path = assets.ROOT / page
     assert pages[path] == path.read_text(encoding="utf-8"), "run python -m ondevice_studies.readme"
+
+
+def test_readme_has_at_most_160_lines():
+    assert len((assets.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160
 
 
 def test_another_verdict_is_another_summary():
@@ -66,6 +71,65 @@ def test_what_is_reproduced_is_counted_by_what_it_is_worth(kind, null, remark, g
     assert board.group(kind, null, remark) == group and group in board.GROUPS
 
 
+FINDING = front.Finding("a-c01", "A is faster", "a phone", "{0} to {1} x", "a laptop, {machine}", "trend", "It is.")
+VALUE = '{"value": 1.234, "low": 1, "high": 2, "n": 7, "drawn": "prompts", "ends": "interval"}'
+ROW = {"claim": "a-c01", "printed": "2 x", "n": "7", "drawn": "prompts", "kind": "recorded", "null": "1 x: undecided",
+       "verdict": "trend", "machine": "zen0-2c", "value": f"[{VALUE}, 3.0]"}  # fmt: skip
+HEAD = ["| claim | paper (model, machine) | here (model, machine) | what it means |", "|---|---|---|---|"]
+
+
+def test_a_finding_by_hand(monkeypatch):
+    monkeypatch.setattr(front, "FINDINGS", [FINDING])
+    assert front.findings(pd.DataFrame([ROW])).splitlines() == [
+        *HEAD,
+        "| A is faster | 2 x (a phone) | 1.23 [1, 2] to 3 x (a laptop, zen0-2c; 7 prompts) "
+        "| *trend*, null *undecided*. It is. |",
+    ]
+    unmeasured = front.findings(pd.DataFrame([{**ROW, "kind": "simulated", "machine": "", "null": ""}]))
+    assert unmeasured.endswith("(a laptop, ; 7 prompts; simulated) | *trend*. It is. |")
+
+
+def test_a_finding_that_nothing_judges_has_no_number(monkeypatch):
+    monkeypatch.setattr(front, "FINDINGS", [dataclasses.replace(FINDING, shown="-", verdict="untested")])
+    row = {**ROW, "value": "", "verdict": "untested", "null": ""}
+    table = front.findings(pd.DataFrame([row]))
+    assert table.splitlines()[2] == "| A is faster | 2 x (a phone) | - | *untested*. It is. |"
+
+
+def test_words_for_another_verdict_are_refused(monkeypatch):
+    monkeypatch.setattr(front, "FINDINGS", [FINDING])
+    with pytest.raises(ValueError, match="a-c01 for trend, but it is reproduced"):
+        front.findings(pd.DataFrame([{**ROW, "verdict": "reproduced"}]))
+    monkeypatch.setattr(front, "FINDINGS", [dataclasses.replace(FINDING, others={"a-c02": "reproduced"})])
+    with pytest.raises(ValueError, match="a-c02 for reproduced, but it is contradicted"):
+        front.findings(pd.DataFrame([ROW, {**ROW, "claim": "a-c02", "verdict": "contradicted"}]))
+
+
+def test_findings_are_of_the_abstracts_but_where_those_are_untested():
+    papers = [finding.claim.partition("-")[0] for finding in front.FINDINGS]
+    assert list(dict.fromkeys(papers)) == list(CLAIMS) and {papers.count(paper) for paper in CLAIMS} <= {2, 3}
+    other = [finding.claim for finding in front.FINDINGS if finding.claim not in readme.headlines()]
+    assert [claim.partition("-")[0] for claim in other] == ["sdnpu"]
+    published = scoreboard().set_index("claim")["verdict"]
+    assert {published[claim] for claim in readme.headlines() if claim.startswith("sdnpu")} == {"untested"}
+    assert {"contradicted", "untested"} < {finding.verdict for finding in front.FINDINGS}
+
+
+def test_the_words_of_a_finding_have_no_result_typed_by_hand():
+    for finding in front.FINDINGS:
+        assert not NUMBER.findall(re.sub(r"\{\d}", "", finding.shown) + finding.meaning), finding.claim
+        assert finding.shown == "-" or "{0}" in finding.shown, finding.claim
+
+
+def test_every_notebook_has_its_row_and_the_minutes_of_its_published_run(monkeypatch, tmp_path):
+    assert set(front.NOTEBOOKS) == {path.stem for path in (assets.ROOT / "notebooks").glob("*.ipynb")}
+    (tmp_path / "figures" / "a").mkdir(parents=True)
+    for name, text in (("one", '{"seconds": 80}'), ("two", '{"seconds": 20.5}'), ("three", "{}")):
+        (tmp_path / "figures" / "a" / f"{name}.json").write_text(text)
+    monkeypatch.setattr(assets, "ROOT", tmp_path)
+    assert front.minutes("a") == "2" and front.minutes("b") == "under 1"
+
+
 def test_a_readme_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places"):
         readme.written("nothing", "block", readme.MAP)
@@ -82,7 +146,7 @@ def test_the_headlines_are_the_numbers_of_the_abstracts():
 
 
 def test_the_map_names_every_folder_and_its_lines_to_a_tenth():
-    text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
+    text = (assets.ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     rows = re.compile(r"(\| [*]*`\w+/.*) \| ([\d,]+) \|$", re.M)
     shown, present = (rows.findall(each) for each in (text, readme.library_map(assets.ROOT / "lib")))
     assert [words for words, _ in shown] == [words for words, _ in present], "run python -m ondevice_studies.readme"
@@ -106,29 +170,26 @@ WORDS = "half|quarter|third|two|three|four|five|six|seven|eight|nine|ten|twice|d
 NUMBER = re.compile(rf"\d[\d.,]*\d|\d|\b(?:{WORDS})\b")
 # Every number of README's own text, in its order; a block that is written by a program has its own tests.
 PROSE = {
+    "implements five papers": "five",
     "SmolLM2-135M-Instruct": "2",
     "-135M-": "135",
     "(93 MB)": "93",
-    "whole 95 % interval": "95",
-    "two cores": "two",
+    "two or three claims": "two",
+    "three claims of each paper": "three",
+    "whole 95 % interval, in brackets": "95",
+    "On two cores the set-up": "two",
     "set-up takes two minutes": "two",
     "a quarter of an hour": "quarter",
     "Python (3.11": "3.11",
     "or 3.12": "3.12",
     "2.3 GB of disk": "2.3",
-    "ACL 2025": "2025",
-    "MobiHoc 2025": "2025",
-    "Execution](https://arxiv.org/abs/2510.15312)*, 2025": "2025",
-    "AAAI 2026": "2026",
-    "Device](https://arxiv.org/abs/2510.15620)*, 2025": "2025",
-    "up to eight tokens": "eight",
-    "All five in one assistant": "five",
-    "library in five packages": "five",
-    "[96 prompts]": "96",
-    "Spec-Bench's six tasks": "six",
+    "takes five minutes": "five",
+    "quick runs, on two cores": "two",
+    "**All five** answer": "five",
     "machines with two cores": "two",
     "Apache-2.0": "2.0",
 }
+# Every number behind a command on the page that has the longer ones
 COMMENTS = ["four hours", "two cores", "half an hour", "dragon takes four hours", "grating two", "480 questions",
             "WikiText-2", "491 MB"]  # fmt: skip
 
@@ -144,10 +205,19 @@ def test_the_readmes_own_text_has_no_other_number():
     text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
     assert NUMBER.findall(own_prose(text)) == list(PROSE.values())
     assert [words for words in PROSE if words not in text.replace("\n", " ")] == []
-    assert f"{round(100 * LEVEL)} % interval" in text and len(CLAIMS) == 5
+    assert f"{round(100 * LEVEL)} % interval" in text and len(CLAIMS) == 5  # papers
+    page = (assets.ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    minutes = re.search(r"It takes about (\w+) minutes", page)
+    assert minutes and f"takes {minutes[1]} minutes" in text
+
+
+def test_the_numbers_of_the_other_pages_are_the_librarys():
+    house, running = ((assets.ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("house.md", "running.md"))
+    assert NUMBER.findall(own_prose(house)) == ["five", "96", "six"]
+    packages = [path for path in (assets.ROOT / "lib").iterdir() if (path / "__init__.py").is_file()]
+    assert len(packages) == 5 and "library in five packages" in house
     assert len(prompts.own()) + len(prompts.own("validation")) == 96 and len(prompts.TASKS) == 6
     assert round(fetched.FILES[fetched.QWEN].size / 1e6) == 491
-    packages = [path for path in (assets.ROOT / "lib").iterdir() if (path / "__init__.py").is_file()]
-    assert len(packages) == 5
-    comments = " ".join(re.findall(r"  # (.*)", text))
+    assert NUMBER.findall(own_prose(running)) == []
+    comments = " ".join(re.findall(r"  # (.*)", running))
     assert NUMBER.findall(comments) == [word for words in COMMENTS for word in NUMBER.findall(words)]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ondevice import assets, evidence, models, prompts
+from ondevice import assets, evidence, models, prompts, retrieval
 from ondevice.causal_lm import CausalLM
 from ondevice.evidence import records, sidecars
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
-from ondevice_studies.diaa import identity, parts, quality, sized, spec_bench
+from ondevice_papers.diaa.drafter import Diaa
+from ondevice_papers.diaa.tables import Tables
+from ondevice_studies.diaa import parts, quality, regimes, sized, spec_bench
 from ondevice_studies.diaa.spec_bench import METHODS, Method
+from ondevice_studies.sdnpu import record as recording
 from ondevice_studies.sdnpu import spec_bench as sdnpu
-from ondevice_studies.speculation import plain
+from ondevice_studies.speculation import own_prompts, plain
 from ondevice_studies.speculation import spec_bench as shared
 from ondevice_studies.speculation.prompts import digest
 from ondevice_studies.speculation.request_set import Request
@@ -35,6 +41,9 @@ class TinyBench:
         shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
         config = LlamaConfig(vocab_size=V, max_position_embeddings=128, initializer_range=0.4, **shape)
         self.lm = CausalLM(LlamaForCausalLM(config).double())
+
+    def tables(self, kind: str) -> Tables:
+        return Tables.empty(V)
 
 
 def of(number: int, ids: tuple[int, ...]) -> Request:
@@ -70,26 +79,70 @@ def test_sdnpu_s_drafters_answer_as_plain_decoding(bench, name):
     assert method.most("rag") == 40 and method.most("math") == 10
 
 
-def test_rejections_of_sam_are_recorded_by_request(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr(records, "folder", lambda: tmp_path)
-    kept = []
+@pytest.fixture
+def kept(monkeypatch, tmp_path) -> dict[str, pd.DataFrame]:
+    """By name, the tables that recorders are given."""
+    tables: dict[str, list] = {}
 
     class Kept:
         done = frozenset()
 
-        def add(self, table):
-            kept.append(table)
+        def __init__(self, paper, name, *given, **more):
+            self.name = name
+
+        def add(self, rows):
+            tables.setdefault(self.name, []).append(pd.DataFrame(rows))
 
         checkpoint = finish = lambda self: ""
 
-    monkeypatch.setattr(evidence, "Recorder", lambda *given, **more: Kept())
-    monkeypatch.setattr(shared, "recordable", lambda model: pd.DataFrame())
-    monkeypatch.setattr(shared, "recorded_requests", lambda bench, answers, most: REQUESTS)
-    monkeypatch.setattr(shared, "name_of", lambda model, name: f"{model}-{name}")
-    sdnpu.rejections(bench)
-    (table,) = kept
+    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    monkeypatch.setattr(evidence, "Recorder", Kept)
+    monkeypatch.setattr(recording, "Recorder", Kept)
+    for module in (shared, recording):
+        monkeypatch.setattr(module, "recordable", lambda model: pd.DataFrame())
+        monkeypatch.setattr(module, "name_of", lambda model, name: f"{model}-{name}")
+    return tables
+
+
+def test_rejections_of_sam_are_recorded_by_request(bench, kept, monkeypatch):
+    monkeypatch.setattr(recording, "recorded_requests", lambda bench, answers, most: REQUESTS)
+    recording.rejections(bench)
+    (table,) = kept["tiny-rejections"]
     assert set(table["request"]) <= {request.name for request in REQUESTS} and len(table) > 0
-    assert set(table["case"]) <= {"missing", "synonym", "redundant"} and (table["rejected"] >= 1).all()
+    for column in ("case", "elsewhere"):
+        assert set(table[column]) <= {"missing", "synonym", "redundant"}
+    assert (table["rejected"] >= 1).all()
+    answers = [shared.plain_answer(bench, request) for request in REQUESTS]
+    assert answers[0] == answers[1]  # so the first request's tails stand elsewhere as they do in its own answer
+    first = table[table["request"] == REQUESTS[0].name]
+    assert len(first) and (first["case"] == first["elsewhere"]).all()
+
+
+def test_drafters_of_sdnpu_are_recorded_on_our_own_prompts_of_four_tasks(bench, kept, monkeypatch):
+    asked = [replace(request, task=task) for task in prompts.TASKS for request in REQUESTS]
+    asked = [replace(request, name=f"own-{number}") for number, request in enumerate(asked)]
+    by_name = {request.name: request for request in asked}
+    bench.loaded = None
+    monkeypatch.setattr(prompts, "own", lambda: [prompts.Prompt(each.name, each.task, "") for each in asked])
+    monkeypatch.setattr(plain, "rendered", lambda loaded, prompt, limit: by_name[prompt.id])
+    monkeypatch.setattr(own_prompts, "engine", lambda loaded, **options: bench.lm)
+    sdnpu.own(bench)
+    table = pd.concat(kept["tiny-own"])
+    assert list(dict.fromkeys(table["method"])) == list(sdnpu.OWN) and table["identical"].all()
+    assert set(table["task"]) == set(sdnpu.OWN_TASKS) and len(table) == 12 * len(sdnpu.OWN)
+
+
+def test_answers_and_contexts_are_compared_by_request(bench, kept, monkeypatch):
+    asked = [of(number, (1 + number, 2, 3)) for number in range(8)]
+    asked = [replace(request, task="qa" if request.prompt < 4 else "summarization") for request in asked]
+    tokenizer = Namespace(decode=lambda ids, **options: " ".join(map(str, ids)), all_special_ids=[])
+    bench.loaded = Namespace(tokenizer=tokenizer)
+    monkeypatch.setattr(recording, "recorded_requests", lambda bench, answers, most: asked)
+    monkeypatch.setattr(retrieval, "embedder", lambda: lambda texts: np.eye(len(texts), 16, dtype=np.float32))
+    recording.likeness(bench)
+    (cosines,), (contexts,), (copied,) = (kept[f"tiny-{name}"] for name in ("cosines", "contexts", "copied"))
+    assert set(cosines["pair"]) == {"task", "group", "across"} and len(cosines) == 28
+    assert len(contexts) == 4 and set(copied["task"]) == {"qa", "summarization"}
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.replayed and "SAM" not in name])
@@ -217,14 +270,52 @@ def test_answers_come_from_passes_and_plain_decoding(monkeypatch):
 
 
 def test_a_changed_token_is_found_out_and_ties_are_counted_apart(bench):
-    answers = identity.plain_answers(bench.lm, REQUESTS)
+    answers = own_prompts.plain_answers(bench.lm, REQUESTS)
     answer, margins = answers[REQUESTS[0].name]
-    row = identity.compared(Drafter(), 1, bench.lm, REQUESTS[0], (answer, margins))
+    row = own_prompts.compared(Drafter(), 1, bench.lm, REQUESTS[0], (answer, margins))
     assert row["identical"] and not row["near_tie"] and row["passes"] == len(answer) - 1
     wrong = [*answer[:3], (answer[3] + 1) % V, *answer[4:]]
     for margin, tie in ((0.5, False), (1e-5, True)):
-        changed = identity.compared(Drafter(), 1, bench.lm, REQUESTS[0], (wrong, [margin] * len(wrong)))
+        changed = own_prompts.compared(Drafter(), 1, bench.lm, REQUESTS[0], (wrong, [margin] * len(wrong)))
         assert not changed["identical"] and changed["near_tie"] is tie
+
+
+class Forgetful(Diaa):
+    def begin(self, prompt):
+        self.tables = Tables.empty(V)
+        super().begin(prompt)
+
+
+def test_answers_run_again_with_the_passes_of_the_record_and_tables_that_forget_do_not(bench, monkeypatch):
+    answers = own_prompts.plain_answers(bench.lm, REQUESTS)
+    drafter = METHODS["cold"].drafter(bench)
+    rows = [own_prompts.compared(drafter, 16, bench.lm, asked, answers[asked.name]) for asked in REQUESTS]
+    recorded = evidence.born(pd.DataFrame(rows).assign(method="cold"), "recorded")
+    texts = [prompts.Prompt(asked.name, "qa", "") for asked in REQUESTS]
+    monkeypatch.setattr(prompts, "own", lambda: texts)
+    asked_by = {asked.name: asked for asked in REQUESTS}
+    monkeypatch.setattr(plain, "rendered", lambda loaded, prompt, limit: asked_by[prompt.id])
+    behind_the_first = [("cold", asked.name) for asked in REQUESTS[1:]]
+    for kind, differing in ((Diaa, []), (Forgetful, behind_the_first)):
+        again = own_prompts.run_again(
+            bench.lm, None, recorded, {"cold": (lambda kind=kind: kind(Tables.empty(V)), 16)}
+        )
+        same = evidence.agreement(recorded, again, ["method", "request"], ["prompt_sha", "answer_sha", "passes"])
+        assert same.differing == differing
+        assert evidence.kind_of(again) == "measured"
+
+
+def test_a_sized_record_is_loaded_with_its_answers(monkeypatch):
+    regime = regimes.Regime("float32, 1 thread, here", "recorded", np.array([1.0, 2.0]), np.array([1.0, 1.5]))
+    passes = pd.DataFrame({"method": "x", "request": ["a", "a", "b"], "task": "qa", "drafted": 1})
+    answered = pd.DataFrame({"method": ["vanilla", "vanilla", "vanilla", "PLD"], "request": ["a", "b", "c", "a"],
+                             "task": "qa", "passes": 9, "decoded": 9})  # fmt: skip
+    assert sized.load(models.SMOLLM2, answered, regime) is None
+    monkeypatch.setattr(records, "exists", lambda paper, name: name == "smollm2-mixture-sized-float32-1-thread-here")
+    monkeypatch.setattr(evidence, "load", lambda paper, name: evidence.born(passes, "recorded"))
+    answers, loaded = sized.load(models.SMOLLM2, evidence.born(answered, "recorded"), regime)
+    assert answers[["method", "request", "passes"]].to_numpy().tolist() == [["sized", "a", 2], ["sized", "b", 1]]
+    assert set(loaded["method"]) == {"sized"}
 
 
 def test_a_windows_loss_is_that_of_one_uncached_run(bench, monkeypatch):
@@ -234,3 +325,20 @@ def test_a_windows_loss_is_that_of_one_uncached_run(bench, monkeypatch):
         logits = bench.lm.model(torch.from_numpy(ids)[None]).logits[0]
     right = torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(ids[1:]))
     assert quality.loss(bench.lm, ids) == pytest.approx(float(right), rel=1e-5)
+
+
+def test_of_a_larger_model_the_first_requests_of_every_task_are_answered(monkeypatch):
+    every = [prompts.Prompt(f"{task}-{number}", task, "") for task in ("qa", "rag") for number in range(5)]
+    rows: list[dict] = []
+    monkeypatch.setattr(prompts, "spec_bench", lambda: every)
+    monkeypatch.setattr(plain, "FIRST", {models.QWEN: 4})
+    monkeypatch.setattr(models, "load", lambda spec: None)
+    monkeypatch.setattr(plain, "engine", lambda loaded, threads: None)
+    monkeypatch.setattr(plain, "rendered", lambda loaded, prompt, limit: of(1, (1, 2)))
+    monkeypatch.setattr(plain, "answered", lambda lm, request, earlier: {"prompt_sha": "", "answer": [1]})
+    monkeypatch.setattr(plain, "keep", lambda model, sha, answer: None)
+    monkeypatch.setattr(plain, "kept", lambda model, sha: None)
+    for model, asked in ((models.QWEN, ["qa-0", "rag-0", "qa-1", "rag-1"]), (models.SMOLLM2, [p.id for p in every])):
+        rows.clear()
+        plain.record(model, Namespace(done=frozenset(), add=rows.extend))
+        assert sorted(row["request"] for row in rows) == sorted(asked)

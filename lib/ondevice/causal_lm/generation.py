@@ -95,8 +95,14 @@ def _batch(
     outputs: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     for _ in range(max_new_tokens):
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
-                       use_cache=True, logits_to_keep=1).logits  # fmt: skip
+        logits = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
         tokens = logits[:, -1].argmax(dim=-1)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             if token == eos_token_id:

@@ -22,6 +22,7 @@ from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Matrix, Weights
 from ondevice.causal_lm.rows import Interrupted, Rows
 from ondevice.causal_lm.session import CausalLM, Session
+from ondevice.causal_lm.tree import TokenTree
 from ondevice.gguf_file import weights_state
 from ondevice.meters.memory import trim
 from ondevice.models import Loaded
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Arithmetic = Literal["float32", "int8"]
 
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
+_CACHED_TRIED = 6  # tokens behind which chains of up to as many are tried
 _ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
 _INT64 = onnx.TensorProto.INT64
 _INT32 = onnx.TensorProto.INT32
@@ -49,8 +51,8 @@ class Lean(CausalLM):
     not: attention rounds otherwise beside a branch, and integers magnify that, so int8 verifies chains alone.
     threads: of the runtime, by default torch's. The weights are packed here, so a float32 model is in memory twice.
     Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
-    heads or rotary angles that the runtime's attention does not have; for drafts in int8 on a processor where a row
-    depends on how many there are; and, from `start` on, once the model's weights have changed.
+    heads or rotary angles that the runtime's attention does not have; for drafts in int8 where, on this processor, a
+    row of this model depends on how many there are; and, from `start` on, once the model's weights have changed.
     """
 
     in_torch = False
@@ -99,6 +101,7 @@ class Lean(CausalLM):
                 "On this processor a row in int8 depends on how many rows there are, so drafts cannot be verified: "
                 "drafts=False gives plain decoding."
             )
+        trim()  # and what trying the rows took
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,11 +181,22 @@ class Lean(CausalLM):
         return bound
 
     def _rows_agree(self) -> bool:
-        """Whether a forward's first rows are the same whatever rows come behind them, bit for bit."""
+        """Whether rows are the same whatever rows come behind them, bit for bit, without a cache and behind one."""
         tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
         rows = Rows(self.layers)
         pair = self.forward(tokens[:2], rows, None)
-        return all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED)
+        if not all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED):
+            return False
+        cached, chain = tokens[:_CACHED_TRIED].tolist(), tokens[_CACHED_TRIED : 2 * _CACHED_TRIED].tolist()
+        alone = self.start()
+        alone.prefill(cached)
+        singly = torch.stack([alone.extend([token])[-1] for token in chain])
+        for n in range(2, len(chain) + 1):
+            session = self.start()
+            session.prefill(cached)
+            if not torch.equal(session.verify(TokenTree.chain(chain[:n]))[:n], singly[:n]):
+                return False
+        return True
 
 
 def engine(
@@ -241,9 +255,13 @@ class _Drawing(drawing.Drawing):
         self.nodes.append(helper.make_node("Identity", [self.linear(state, model.lm_head)], ["logits"]))
         rows = [1, self.groups, "capacity", self.size]
         inputs: dict[str, Any] = {
-            "states": [1, n, model.config.hidden_size], "positions": (_INT64, [1, n]), "mask": [1, 1, n, "all"],
-            "kept": (_INT64, ["kept_rows"]), "before": (_INT32, [1]), "total": (_INT32, [1]),
-        }  # fmt: skip
+            "states": [1, n, model.config.hidden_size],
+            "positions": (_INT64, [1, n]),
+            "mask": [1, 1, n, "all"],
+            "kept": (_INT64, ["kept_rows"]),
+            "before": (_INT32, [1]),
+            "total": (_INT32, [1]),
+        }
         cached = [f"{name}{layer}" for layer in range(len(model.model.layers)) for name in ("keys", "values")]
         outputs = {"logits": ["kept_rows", None]} | {f"new_{name}": rows for name in cached}
         return self.proto(inputs | dict.fromkeys(cached, rows), outputs, **{"com.microsoft": 1})

@@ -61,6 +61,11 @@ class Rows:
         all_values.narrow(2, start, n).copy_(values)
         return all_keys.narrow(2, 0, start + n), all_values.narrow(2, 0, start + n)
 
+    def seen(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of a layer's first rows, counted or not: keys and values [batch, heads, rows, width]."""
+        keys, values = self._views[layer]
+        return keys.narrow(2, 0, rows), values.narrow(2, 0, rows)
+
     def window(self, keys: torch.Tensor, values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of all layers' next n rows, not counted, to be written to: [layers, batch, heads, n, width] each.
 
@@ -83,12 +88,6 @@ class Rows:
             if own != other:
                 raise ValueError(f"Rows of heads, width and type {other} do not fit to those of {own}.")
         return self._buffers
-
-    def release(self) -> None:
-        """Forget the buffers, of any shape, where no row counts."""
-        if not self.length:
-            self._buffers = None
-            self._views = []
 
     def gather(self, rows: list[int]) -> None:
         """Append to the rows that count the uncounted ones at these increasing offsets from `length`, in place."""
@@ -120,13 +119,8 @@ class Rows:
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
         new = self._empty(old)
-        used = self._used(old)
-        new.narrow(-2, 0, used).copy_(old.narrow(-2, 0, used))
+        new.narrow(-2, 0, self.length).copy_(old.narrow(-2, 0, self.length))
         return new
-
-    def _used(self, buffer: torch.Tensor) -> int:
-        """Rows of a buffer that a copy must have."""
-        return self.length
 
 
 class _Layer(CacheLayerMixin):

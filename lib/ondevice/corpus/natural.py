@@ -17,7 +17,7 @@ def questions(documents: Sequence[Document]) -> list[Query]:
     With other versions of the corpus's packages some objects or parameters are not there, and their questions neither.
     """
     by_name = {document.name: document for document in documents}
-    found = []
+    queries = []
     for line in assets.data("corpus", "questions.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         document = by_name.get(row["name"])
@@ -25,6 +25,6 @@ def questions(documents: Sequence[Document]) -> list[Query]:
         for field in fields:
             answer = sections.first_sentence(field.description)
             if field.name == row["field"] and document and normal(answer) in normal(document.docstring):
-                found.append(Query("parameter", row["question"], document.name, answer))
+                queries.append(Query("parameter", row["question"], document.name, answer))
                 break
-    return found
+    return queries

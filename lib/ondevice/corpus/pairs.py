@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LONGEST = 160  # tokens of a pair
-_MARKERS = ((PASSAGE, USER, ASSISTANT), ("<|im_start|>", "<|im_end|>", "<|im_end|>"))  # what tokenizers may know
+LONGEST_CHAT = 256  # of a chat model's, whose markers are words
+_CHAT = ("<|im_start|>user\n", "\nPassage:\n", "<|im_end|>\n<|im_start|>assistant\n")  # around query and passage
+_MESSAGE = (
+    "{{% for message in messages if message['role'] == '{role}' %}}"
+    "{{{{ {before!r} + message['content'] + {behind!r} }}}}{{% endfor %}}"
+)
+# The same row, for messages of the roles query and document.
+CHAT_TEMPLATE = _MESSAGE.format(role="query", before=_CHAT[0], behind=_CHAT[1]) + _MESSAGE.format(
+    role="document", before="", behind=_CHAT[2]
+)
 
 
 @dataclass(frozen=True)
@@ -36,23 +45,28 @@ def is_causal(model: PreTrainedModel) -> bool:
 def reading_pairs(tokenizer: PreTrainedTokenizerBase, causal: bool) -> PreTrainedTokenizerBase:
     """A copy of the tokenizer whose pairs of query and passage are what a reranker reads, cut to `LONGEST` tokens.
 
-    A decoder-only model reads the passage first, then the query, and is pooled at the assistant's marker: the order of
-    the tasks that the language models were trained on. A chat model's own markers stand in for ours, and it is pooled
-    at the last. An encoder reads [CLS] query [SEP] passage [SEP]. The format is the tokenizer's own, so that
-    sentence-transformers' CrossEncoder makes the same rows of a stored model.
+    A decoder-only model of ours reads the passage first, then the query, and is pooled at the assistant's marker: the
+    order of the tasks that the language models were trained on. A chat model reads a user's message of query and
+    passage, and is pooled where its answer would begin. An encoder reads [CLS] query [SEP] passage [SEP]. The format is
+    the tokenizer's own, so that sentence-transformers' CrossEncoder makes the same rows of a stored model.
     """
     reader: Any = copy.deepcopy(tokenizer)
     reader.backend_tokenizer.no_truncation()
     reader.backend_tokenizer.no_padding()
-    reader.model_max_length = LONGEST
+    vocabulary = reader.get_vocab()
+    ours = {PASSAGE, USER, ASSISTANT} <= vocabulary.keys()
+    reader.model_max_length = LONGEST if ours or not causal else LONGEST_CHAT
     if causal:
-        known = reader.get_vocab()
-        passage, user, assistant = next(three for three in _MARKERS if known.keys() >= set(three))
-        markers = [(marker, known[marker]) for marker in sorted({passage, user, assistant})]
-        reader.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A", pair=f"{passage} $B {user} $A {assistant}", special_tokens=markers
-        )
-        reader.chat_template = None  # CrossEncoder would take it for the format of a pair
+        # CrossEncoder takes a chat template for the format of a pair.
+        reader.chat_template = None if ours else CHAT_TEMPLATE
+        parts = (PASSAGE, USER, ASSISTANT) if ours else _CHAT
+        ids = [reader(part, add_special_tokens=False)["input_ids"] for part in parts]
+        names = [
+            {"id": f"part{n}", "ids": part, "tokens": reader.convert_ids_to_tokens(part)} for n, part in enumerate(ids)
+        ]
+        pair = "part0 $B part1 $A part2" if ours else "part0 $A part1 $B part2"
+        processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=names)
+        reader.backend_tokenizer.post_processor = processor
     return reader
 
 

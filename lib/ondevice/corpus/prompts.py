@@ -195,8 +195,11 @@ def _field_question(document: Document, salt: str) -> tuple[str, str, int] | Non
     fields = [(f"the parameter {field.name}", field) for field in sections.parameters(document.docstring)]
     if result := sections.returned(document.docstring):
         fields.append(("the return value", result))
-    choices = [(what, first_sentence, field.line) for what, field in fields
-             if _short(first_sentence := sections.first_sentence(field.description))]  # fmt: skip
+    choices = [
+        (what, first_sentence, field.line)
+        for what, field in fields
+        if _short(first_sentence := sections.first_sentence(field.description))
+    ]
     if not choices:
         return None
     what, answer, line = choices[pick(document.name, salt, len(choices))]

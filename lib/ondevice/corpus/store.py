@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,8 +73,5 @@ def dataset(split: str) -> Dataset:
 @functools.lru_cache(maxsize=len(SPLITS))
 def documents(split: str) -> tuple[Document, ...]:
     """One split as documents, in order of their qualified names."""
-    return tuple(_documents(dataset(split)))
-
-
-def _documents(rows: Iterable[dict[str, Any]]) -> Iterable[Document]:
-    return (Document(**row) for row in rows)
+    columns = dataset(split).to_dict()  # whole columns: row by row takes six times as long
+    return tuple(Document(*values) for values in zip(*(columns[field.name] for field in fields(Document)), strict=True))

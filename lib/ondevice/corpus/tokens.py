@@ -45,9 +45,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
         ),
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PAD, model_max_length=1024,
-        clean_up_tokenization_spaces=False, extra_special_tokens=[USER, ASSISTANT, PASSAGE, DOCUMENT],
-    )  # fmt: skip
+        tokenizer_object=bpe,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=[USER, ASSISTANT, PASSAGE, DOCUMENT],
+    )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 

@@ -54,8 +54,11 @@ def _panel(axes: Axes) -> list[Any]:
 def _mark(axes: Axes, mark: Any) -> list[Any]:
     mapped = getattr(mark, "get_array", lambda: None)()  # to colours, which are then not looked at
     looks = {name: getattr(mark, f"get_{name}")() for name in _LOOKS if hasattr(mark, f"get_{name}")}
-    shown = {name: str(look) if "color" not in name else _hex(look) for name, look in looks.items()
-             if mapped is None or "color" not in name}  # fmt: skip
+    shown = {
+        name: str(look) if "color" not in name else _hex(look)
+        for name, look in looks.items()
+        if mapped is None or "color" not in name
+    }
     free = isinstance(mark, PathCollection)  # marks of a size in points, at its offsets
     paths = mark.get_paths() if hasattr(mark, "get_paths") else [mark.get_path()] if hasattr(mark, "get_path") else []
     points = [_steps(xy) if free else _shares(axes, mark.get_transform(), xy) for xy in (p.vertices for p in paths)]

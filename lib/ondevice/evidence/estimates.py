@@ -123,8 +123,8 @@ def resampled(
     generator = np.random.default_rng(seed)
 
     def draw() -> np.ndarray:
-        places = (generator.integers(len(members), size=len(members)) for members in strata)
-        return np.concatenate(list(map(_picked, strata, places)))
+        indices = (generator.integers(len(members), size=len(members)) for members in strata)
+        return np.concatenate(list(map(_picked, strata, indices)))
 
     values = [statistic(draw()) for _ in range(DRAWS)]
     low, high = np.quantile(values, widened(least, units - len(strata)))
@@ -203,11 +203,11 @@ def _members(rows: np.ndarray, clusters: Sequence[Any] | None) -> np.ndarray | l
     return [np.array(positions) for positions in members.values()]
 
 
-def _picked(members: np.ndarray | list[np.ndarray], places: np.ndarray) -> np.ndarray:
-    """The positions of the members at these places, some of them repeatedly."""
+def _picked(members: np.ndarray | list[np.ndarray], indices: np.ndarray) -> np.ndarray:
+    """The positions of the members at these indices, some of them repeatedly."""
     if isinstance(members, np.ndarray):
-        return members[places]
-    return np.concatenate([members[place] for place in places])
+        return members[indices]
+    return np.concatenate([members[index] for index in indices])
 
 
 def _strata(groups: Sequence[Any] | None, n: int) -> list[np.ndarray]:

@@ -8,11 +8,13 @@ import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from PIL import Image, PngImagePlugin
 
 from ondevice import __version__, assets
 from ondevice.evidence.drawn import hashes
@@ -39,10 +41,24 @@ def write_exhibit(
     if figure is not None:
         record["drawn_sha256"], record["structure_sha256"] = hashes(figure)
         with assets.writing(folder / f"{stem}.png") as path:
-            figure.savefig(path, dpi=150, metadata={DRAWN: record["drawn_sha256"]})
+            path.write_bytes(compact_png(figure, {DRAWN: record["drawn_sha256"]}, dpi=150))
             record["png_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     assets.write_text(folder / f"{stem}.json", as_json(record))
     return f"{stem}.png" if figure is not None else f"{stem}.csv"
+
+
+def compact_png(figure: Figure, texts: Mapping[str, str], **options: Any) -> bytes:
+    """A figure as PNG of 256 colours, which takes two fifths of the bytes; an SVG of it takes more.
+
+    texts: the file's metadata. options: of `Figure.savefig`.
+    """
+    drawn, kept, info = BytesIO(), BytesIO(), PngImagePlugin.PngInfo()
+    figure.savefig(drawn, format="png", **options)
+    for name, text in texts.items():
+        info.add_text(name, text)
+    small = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(kept, "png", optimize=True, pnginfo=info)
+    return kept.getvalue()
 
 
 def write_result(record: Mapping[str, Any]) -> None:
@@ -81,8 +97,14 @@ def environment() -> dict[str, Any]:
     processor = _facts().get("model name") or platform.processor() or platform.machine()
     facts = {name: _facts()[name] for name in _NAMING if name in _facts()}
     facts["flags"] = " ".join(sorted({"amx_tile", "avx512f"} & set(_facts().get("flags", "").split())))
-    machine = {"system": platform.system(), "processor": processor, "cores": os.cpu_count(), "name": machine_name(),
-               "architecture": platform.machine(), "facts": facts}  # fmt: skip
+    machine = {
+        "system": platform.system(),
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "name": machine_name(),
+        "architecture": platform.machine(),
+        "facts": facts,
+    }
     return {"library": __version__, "versions": versions, "python": platform.python_version(), "machine": machine}
 
 

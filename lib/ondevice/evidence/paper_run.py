@@ -51,9 +51,16 @@ class PaperRun:
         self._start = self._last = time.perf_counter()
 
     def save(
-        self, stem: str, table: pd.DataFrame, figure: Figure | None = None, *, kind: str | None = None,
-        inputs: Sequence[str] = (), note: str = "", timed: Sequence[str] = (),
-    ) -> str:  # fmt: skip
+        self,
+        stem: str,
+        table: pd.DataFrame,
+        figure: Figure | None = None,
+        *,
+        kind: str | None = None,
+        inputs: Sequence[str] = (),
+        note: str = "",
+        timed: Sequence[str] = (),
+    ) -> str:
         """Write <stem>.csv, <stem>.json and, for a figure, <stem>.png; return one line that says so.
 
         stem: the paper's name of the exhibit, then words: fig_06_mean_ttft. kind: only for a table that carries none.
@@ -69,10 +76,15 @@ class PaperRun:
         now = time.perf_counter()
         title = self.paper_exhibits[exhibit].title if exhibit in self.paper_exhibits else stem
         record = dict(
-            exhibit=exhibit, title=title, kind=kind,
-            inputs=list(inputs), note=note, timed=list(timed), parameters=dict(self.parameters),
+            exhibit=exhibit,
+            title=title,
+            kind=kind,
+            inputs=list(inputs),
+            note=note,
+            timed=list(timed),
+            parameters=dict(self.parameters),
             seconds=round(now - self._last, 2),
-        )  # fmt: skip
+        )
         file = write_exhibit(assets.figures_folder(self.paper), stem, table, figure, record)
         self._last = now
         self.exhibits[stem] = {"exhibit": exhibit, "kind": kind, "file": file}
@@ -110,11 +122,16 @@ class PaperRun:
         n = _samples(value)
         drawn = " and ".join(dict.fromkeys(x.drawn for x in parts_of(value) if x.drawn))
         self.verdicts[claim_id] = dict(
-            ours=ours, n=n, drawn=drawn, kind=kind, verdict=verdict,
+            ours=ours,
+            n=n,
+            drawn=drawn,
+            kind=kind,
+            verdict=verdict,
             null=rule.null_words if null is None else f"{shown(null, rule.unit)}: {rule.verdict(null)}",
-            remark="; ".join(remarks), note=f"{note}. Rule: {rule.words}" if note else rule.words,
+            remark="; ".join(remarks),
+            note=f"{note}. Rule: {rule.words}" if note else rule.words,
             value=json.dumps(_stored(value)),
-        )  # fmt: skip
+        )
         head = f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)},"
         tail = ", ".join([f"ours {ours}", *([f"n {n} {drawn}".strip()] if n else []), kind, *remarks])
         if len(head) + 1 + len(tail) <= _WIDTH:
@@ -128,8 +145,11 @@ class PaperRun:
         section: its heading. tables: by the names of the value functions' parameters. Raises ValueError where there is
         no such claim.
         """
-        rows = {claim: row for claim, row in self.rows.items()
-                if isinstance(row, Claim) and row.section == section and row.takes(tables)}  # fmt: skip
+        rows = {
+            claim: row
+            for claim, row in self.rows.items()
+            if isinstance(row, Claim) and row.section == section and row.takes(tables)
+        }
         if not rows:
             raise ValueError(f"No claim of the section {section!r} is judged by {', '.join(tables) or 'nothing'}.")
         lines = []
@@ -175,10 +195,15 @@ class PaperRun:
         if self.rules:
             assets.write_text(folder / "claims.csv", claims.to_csv(index=False))
         assets.write_text(folder / "exhibits.csv", summary.to_csv(index=False))
-        write_result(dict(
-            paper=self.paper, parameters=dict(self.parameters), exhibits=rows,
-            verdicts=claims["verdict"].value_counts().to_dict(), seconds=round(time.perf_counter() - self._start, 1),
-        ))  # fmt: skip
+        write_result(
+            dict(
+                paper=self.paper,
+                parameters=dict(self.parameters),
+                exhibits=rows,
+                verdicts=claims["verdict"].value_counts().to_dict(),
+                seconds=round(time.perf_counter() - self._start, 1),
+            )
+        )
         return summary
 
     def _exhibit_of(self, stem: str) -> str:

@@ -291,9 +291,13 @@ class Agreement:
 
 
 def agreement(
-    recorded: pd.DataFrame, rerun: pd.DataFrame, keys: Sequence[str], columns: Sequence[str],
-    margin: str | None = None, near: float = 1e-4,
-) -> Agreement:  # fmt: skip
+    recorded: pd.DataFrame,
+    rerun: pd.DataFrame,
+    keys: Sequence[str],
+    columns: Sequence[str],
+    margin: str | None = None,
+    near: float = 1e-4,
+) -> Agreement:
     """Compare a sample with its record, unit by unit: equal in all columns, row by row.
 
     keys: columns that name a unit; it may have several rows. margin: column of the record; where its least in a unit is

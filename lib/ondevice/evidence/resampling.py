@@ -85,7 +85,9 @@ class Resampled:
 
     def averages(self, column: str, labels: Mapping[str, Sequence[object]] | None = None, *names: str) -> pd.DataFrame:
         """`table` of the average alone; labels: by name what stands in columns `names` in its place, in this order."""
-        averages = self.table(column).query("task == 'average'").drop(columns="task").set_index("name")
+        parts = {name: self.estimate(self[name].mean(axis=1)) for name in self.names}
+        rows = [(name, part.value, part.low, part.high) for name, part in parts.items()]
+        averages = pd.DataFrame(rows, columns=["name", column, "low", "high"]).set_index("name")
         if labels is None:
             return derived(averages.reset_index(), self.kind)
         labelled = pd.DataFrame(list(labels.values()), index=list(labels), columns=list(names))

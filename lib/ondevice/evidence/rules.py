@@ -241,8 +241,11 @@ class Rule:
         for _ in range(40):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self._decided(parts, middle) else (low, middle)
-        alone = [x.n for x in parts if x.n is not None
-                 and self._decided(tuple(y.scaled(low if y is x else 1) for y in parts), 1)]  # fmt: skip
+        alone = [
+            x.n
+            for x in parts
+            if x.n is not None and self._decided(tuple(y.scaled(low if y is x else 1) for y in parts), 1)
+        ]
         return math.ceil(min(alone or samples) / low**2)
 
     def _decided(self, parts: _Parts, scale: float) -> bool:

@@ -14,9 +14,15 @@ FEWEST, MOST = 2, 10  # units that make up this share, whatever it is
 
 
 def sampled(
-    units: pd.DataFrame, seed: int, number: int = 0, *,
-    strata: Sequence[str], length: str, name: str, fetched: str = "",
-) -> pd.DataFrame:  # fmt: skip
+    units: pd.DataFrame,
+    seed: int,
+    number: int = 0,
+    *,
+    strata: Sequence[str],
+    length: str,
+    name: str,
+    fetched: str = "",
+) -> pd.DataFrame:
     """The rows of `units` that the seed draws, in order of strata and name. They are printed.
 
     units: one row per unit of a record. number: of units to draw; 0 is 1 % of them or ten, whichever is less, but two

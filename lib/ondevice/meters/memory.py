@@ -85,9 +85,12 @@ class Sampled:
 
 
 def sample(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, interval: float = INTERVAL,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    interval: float = INTERVAL,
     timeout: float = 3600.0,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """Run a program that sets at least two marks (`mark`) and sample its memory until it ends.
 
     environment: variables beside this process's own. interval, timeout: seconds.
@@ -159,9 +162,16 @@ class _Watch:
         names, at, highest = zip(*self._marks, strict=True)
         resident, anonymous, file, shared = rows[:, 1:].astype(np.int64).T
         return Sampled(
-            rows[:, 0] - rows[at[0], 0], resident, anonymous, file, shared, names, np.array(at), np.array(highest),
+            rows[:, 0] - rows[at[0], 0],
+            resident,
+            anonymous,
+            file,
+            shared,
+            names,
+            np.array(at),
+            np.array(highest),
             tuple(self._lines),
-        )  # fmt: skip
+        )
 
     def _hear(self, line: str) -> None:
         """A printed line. The process waits at a mark until the sample is taken and its peak begins anew."""

@@ -1,7 +1,7 @@
 """When bytes that are sent over a link arrive: one model for a simulator's virtual clock and for the relay's real one.
 
 A link is one direction between two processes that speak TCP: nothing is lost or overtaken for good, all that goes wrong
-below comes out as time. Jitter, a lost segment and a busy wire delay what comes behind them on the same connection.
+below comes out as time. Jitter and a busy wire delay what comes behind them on the same connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from random import Random
 from typing import Literal
 
 Direction = Literal["up", "down"]
-
-SEGMENT = 1448  # bytes that one TCP segment carries over Ethernet, with timestamps
-RETRANSMISSION = 0.2  # seconds: Linux waits no less before it sends a segment again
 
 
 @dataclass(frozen=True)
@@ -45,28 +42,23 @@ class Link:
 
     delay: seconds, or a function of the time of sending. jitter: seconds; each message's delay is greater by up to
     that much, uniformly (netem's "D plus or minus J" is Link(D - J, 2 J)). bandwidth: bytes per second.
-    loss: probability that a segment of `SEGMENT` bytes is lost. TCP sends it again, here once and with success, after
-    `retransmission` seconds; a message arrives when its last segment does, and what is behind it waits for it.
-    Raises ValueError on what is negative or not finite, or no number, and on a loss outside [0, 1].
+    Raises ValueError on what is negative or not finite, or no number.
     """
 
     delay: float | Callable[[float], float] = 0.0
     jitter: float = 0.0
     bandwidth: float = math.inf
-    loss: float = 0.0
-    retransmission: float = RETRANSMISSION
 
     def __post_init__(self) -> None:
         delay = 0.0 if callable(self.delay) else self.delay
-        for name, seconds in (("delay", delay), ("jitter", self.jitter), ("retransmission", self.retransmission)):
+        for name, seconds in (("delay", delay), ("jitter", self.jitter)):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"A link's {name} is finite and not negative, not {seconds}.")
-        if not self.bandwidth > 0 or not 0 <= self.loss <= 1:
-            wrong = f"{self.bandwidth}, {self.loss}"
-            raise ValueError(f"A link has a positive bandwidth and a loss from 0 to 1, not {wrong}.")
+        if not self.bandwidth > 0:
+            raise ValueError(f"A link has a positive bandwidth, not {self.bandwidth}.")
 
     def arrival(self, sent: float) -> float:
-        """When a message that is sent at that time arrives, without jitter, loss, bandwidth and messages before it."""
+        """When a message that is sent at that time arrives, without jitter, bandwidth and messages before it."""
         return sent + (self.delay(sent) if callable(self.delay) else self.delay)
 
 
@@ -84,7 +76,7 @@ class Line:
     """One connection's way over a link: each message's arrival depends on those before it.
 
     `link` may be replaced at any time; what is under way keeps its arrival. The seed, the direction and the number of
-    the connection give the jitter and the losses, one draw of each for each message.
+    the connection give the jitter, one draw for each message.
     """
 
     def __init__(
@@ -103,7 +95,5 @@ class Line:
         arrival = link.arrival(sent)
         if link.jitter:
             arrival += link.jitter * self._random()
-        if link.loss and self._random() >= (1 - link.loss) ** max(1, math.ceil(amount / SEGMENT)):
-            arrival += link.retransmission
         self._last = arrival = max(self._last, arrival)
         return arrival

@@ -1,7 +1,7 @@
 """A TCP relay that keeps to a `Link` in each direction: bytes go on at the time that the model gives them.
 
-It listens on one port and opens a connection to the target for each one that comes. Its own delay is the machine's,
-about 0.1 ms a message. What it leaves out: opening a connection takes no round trip.
+It listens on one port and opens a connection to the target for each one that comes. Its own delay is the machine's.
+What it leaves out: opening a connection takes no round trip.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Self
 
-from ondevice.network.link import PERFECT, SEGMENT, Direction, Line, Link, Sinusoid, Wire
+from ondevice.network.link import PERFECT, Direction, Line, Link, Sinusoid, Wire
 
 LARGEST = 2**18  # bytes that are read at once
-WINDOW = 2**25  # bytes under way on a connection; then its sender waits, as with a full TCP window
+SEGMENT = 1448  # bytes that one TCP segment carries over Ethernet, with timestamps
+WINDOW = 2**23  # bytes under way on a connection; then its sender waits, as with a full TCP window
 BACKLOG = 0.1  # seconds that a connection takes the wire ahead of time; its further bytes wait in its sender's socket
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for 0 s: closing resets
 
@@ -34,7 +34,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for 0 s: closing resets
 class Relay:
     """The relay in a process of its own, so that it slows neither end; a context manager.
 
-    up, down: the links from and to those who connect; their time 0 is the relay's start. seed: of jitter and losses.
+    up, down: the links from and to those who connect; their time 0 is the relay's start. seed: of jitter.
     port: where it listens, on loopback. Raises ValueError on a delay that is neither a number nor a `Sinusoid`, which
     alone can be told to another process. A target that cannot be reached is logged once, and connections are closed
     meanwhile.
@@ -46,8 +46,8 @@ class Relay:
     def __init__(
         self, target_host: str, target_port: int, up: Link = PERFECT, down: Link = PERFECT, *, seed: int = 0
     ) -> None:
-        self.port, target, listen = 0, (target_host, target_port), ("127.0.0.1", 0)
-        self._start = _encode(target=target, listen=listen, up=up, down=down, seed=seed)
+        self.port = 0
+        self._start = _encode(target=(target_host, target_port), up=up, down=down, seed=seed)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -122,28 +122,21 @@ def _built(fields: dict[str, Any]) -> Any:
 
 
 class Server:
-    """The relay itself, in the running event loop. Arguments as of `Relay`; target and listen are (host, port)."""
+    """The relay itself, in the running event loop. Arguments as of `Relay`; target is (host, port)."""
 
-    def __init__(self, target: tuple[str, int], listen: tuple[str, int], up: Link, down: Link, seed: int = 0) -> None:
-        self.target, self.listen, self.seed = target, listen, seed
+    def __init__(self, target: tuple[str, int], up: Link, down: Link, seed: int = 0) -> None:
+        self.target, self.seed = target, seed
         self.links: dict[Direction, Link] = {"up": up, "down": down}
         self.wires: dict[Direction, Wire] = {"up": Wire(), "down": Wire()}
         self.loop = asyncio.get_running_loop()
         self.zero = self.loop.time()
-        self.buffer = memoryview(bytearray(LARGEST))  # one for all: it is read into and emptied in one step
         self.connections: set[Connection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
         self.count = 0
         self.reached = True  # the target, the last time
 
     async def start(self) -> int:
-        """Listen; the port. Raises ValueError where that is not possible."""
-        host, port = self.listen
-        try:
-            server = await self.loop.create_server(self._accept, host, port, backlog=512)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise ValueError(f"The relay cannot listen on {host}:{port}: {why}.") from None
+        """Listen on loopback; the port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=LARGEST, backlog=512)
         return int(server.sockets[0].getsockname()[1])
 
     def set(self, up: Link | None = None, down: Link | None = None) -> None:
@@ -156,14 +149,12 @@ class Server:
     def connection(self, number: int) -> Connection:
         return Connection(self, number)
 
-    def _accept(self) -> asyncio.BufferedProtocol:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = self.connection(self.count)
         self.count += 1
         self.connections.add(connection)
-        task = self.loop.create_task(connection.open())
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return connection.flows["up"]
+        with contextlib.suppress(asyncio.CancelledError):  # the relay ends
+            await connection.serve(reader, writer)
 
 
 class Connection:
@@ -174,97 +165,85 @@ class Connection:
         self.flows: dict[Direction, Flow] = {}
         for direction, link in server.links.items():
             self.flows[direction] = self.flow(Line(link, server.seed, direction, number, server.wires[direction]))
-        self.flows["up"].back, self.flows["down"].back = self.flows["down"], self.flows["up"]
+        self.writers: list[asyncio.StreamWriter] = []
+        self.tasks: list[asyncio.Task[None]] = []
 
     def flow(self, line: Line) -> Flow:
         return Flow(self, line)
 
-    async def open(self) -> None:
-        """Connect to the target; that it is not reached is logged once, until it is."""
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass bytes on, both ways, until both ends have sent their last ones and these have arrived.
+
+        That the target is not reached is logged once, until it is.
+        """
         server = self.server
-        reached = True
+        up, down = self.flows["up"], self.flows["down"]
+        self.writers.append(writer)
+        self._run(up.take(reader))  # also while the target's connection is opened
         try:
-            await self.loop.create_connection(lambda: self.flows["down"], *server.target)
+            their_reader, their_writer = await asyncio.open_connection(*server.target, limit=LARGEST)
         except OSError as error:
-            reached = False
             if server.reached:
                 logging.getLogger(__name__).warning("The relay does not reach %s:%d: %s", *server.target, error)
+            server.reached = False
             self.close()
-        server.reached = reached
+            return
+        server.reached = True
+        self.writers.append(their_writer)
+        if self.closed:  # meanwhile
+            self.close()
+            return
+        self._run(down.take(their_reader))
+        await asyncio.wait([self._run(up.deliver(their_writer)), self._run(down.deliver(writer))])
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self.tasks.append(task)
+        return task
 
     def close(self, reset: bool = False) -> None:
         """Close both ends at once. reset: with an RST instead of the end of the stream."""
         self.closed = True
         self.server.connections.discard(self)
-        for flow in self.flows.values():
-            for timer in flow.timers.values():
-                timer.cancel()
-            if flow.source is not None and reset:
+        for task in self.tasks:
+            task.cancel()
+        for writer in self.writers:
+            if reset:
                 with contextlib.suppress(OSError):
-                    flow.source.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                flow.source.abort()
-            elif flow.source is not None:
-                flow.source.close()
-
-    def close_if_over(self) -> None:
-        """Close where both ends have sent their last bytes, and these have arrived."""
-        if not self.closed and all(flow.ended and not flow.queue for flow in self.flows.values()):
-            self.close()
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                writer.transport.abort()
+            else:
+                writer.close()
 
 
-class Flow(asyncio.BufferedProtocol):
-    """One direction of a connection: its source's socket, and what is under way, in the order of its arrival."""
+class Flow:
+    """One direction of a connection: what is under way, in the order of its arrival."""
 
-    back: Flow  # the other direction, whose source is this one's sink
+    sink: asyncio.StreamWriter  # where that arrives
 
     def __init__(self, connection: Connection, line: Line) -> None:
-        self.connection = connection
-        self.line = line
-        self.loop = connection.loop
+        self.connection, self.line, self.loop = connection, line, connection.loop
         self.zero = connection.server.zero
-        self.source: asyncio.Transport | None = None
-        self.queue: deque[tuple[float, bytes, Callable[[], None] | None]] = deque()
+        self.queue: asyncio.Queue[tuple[float, bytes, Callable[[], None] | None]] = asyncio.Queue()
         self.held = 0  # bytes in it
-        self.sent = 0.0  # when the last of its bytes leaves the wire
-        self.timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
-        self.choked = self.ended = self.abandoned = False
+        self.passed = asyncio.Event()  # some of them were, since it was looked at
+        self.ended = False
 
-    @property
-    def sink(self) -> asyncio.Transport | None:
-        """The socket that this direction's bytes go to."""
-        return self.back.source
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.source = transport
-        if self.connection.closed:
-            transport.abort()
-        else:
-            self.back.deliver()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.connection.server.buffer[: self.piece]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.send(bytes(self.connection.server.buffer[:nbytes]))
-
-    def eof_received(self) -> bool:
-        self.end(self.pass_end)
-        return True  # the other direction stays open
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.source = None
-        if not self.connection.closed:  # it was reset, or is gone
-            self.back.abandon()
+    async def take(self, reader: asyncio.StreamReader) -> None:
+        """Put the source's bytes on the link; it waits while too much is under way or the wire is busy."""
+        try:
+            while data := await reader.read(self.piece):
+                self.send(data)
+                ahead = self.zero + self.line.wire.busy - self.loop.time()
+                if ahead > BACKLOG:
+                    await asyncio.sleep(ahead - BACKLOG / 2)
+                while self.held > WINDOW:
+                    self.passed.clear()
+                    await self.passed.wait()
+            self.end(self.finish)
+        except OSError:  # it was reset, or is gone
             self.end(partial(self.connection.close, reset=True))
-
-    def pause_writing(self) -> None:
-        self.back.choked = True
-        self.back.regulate()
-
-    def resume_writing(self) -> None:
-        self.back.choked = False
-        self.back.deliver()
 
     @property
     def piece(self) -> int:
@@ -275,73 +254,37 @@ class Flow(asyncio.BufferedProtocol):
     def send(self, data: bytes) -> None:
         """Take bytes from the source."""
         self.put(data)
-        self.deliver()
 
     def end(self, action: Callable[[], None]) -> None:
         """No more bytes come from the source; at the sink, that is the action."""
         self.put(b"", action)
+
+    def finish(self) -> None:
+        """The last byte is passed on: half-close the sink."""
         self.ended = True
-        self.deliver()
-
-    def pass_end(self) -> None:
-        """Half-close the sink."""
-        if self.sink is not None:
-            with contextlib.suppress(OSError):
-                self.sink.write_eof()
-
-    def abandon(self) -> None:
-        """The sink is gone: what is under way arrives nowhere."""
-        self.abandoned = True
-        self.held = 0
-        self.queue.clear()
+        with contextlib.suppress(OSError):
+            self.sink.write_eof()
 
     def put(self, data: bytes, action: Callable[[], None] | None = None) -> None:
         """Put bytes on the link. action: what to do once they have arrived."""
         now = self.loop.time()
-        arrival = self.zero + self.line.arrival(now - self.zero, len(data))
-        self.sent = self.zero + self.line.wire.busy
-        if not self.abandoned:
-            self.held += len(data)
-            self.queue.append((arrival, data, action))
+        self.held += len(data)
+        self.queue.put_nowait((self.zero + self.line.arrival(now - self.zero, len(data)), data, action))
 
-    def deliver(self) -> None:
-        """Pass on what has arrived, and come back for the next."""
-        queue = self.queue
-        ready = []
-        action = None
-        now = self.loop.time()
-        while queue and queue[0][0] <= now and action is None and self.sink is not None and not self.choked:
-            _, data, action = queue.popleft()
-            if data:
-                ready.append(data)
-        if self.sink is not None and ready:
-            self.held -= sum(map(len, ready))
-            if not self.sink.is_closing():
-                self.sink.writelines(ready)
-        if action is not None:
-            action()
-        self.connection.close_if_over()
-        if queue and self.sink is not None and not self.choked:
-            self._later(queue[0][0], self.deliver)
-        self.regulate()
-
-    def regulate(self) -> None:
-        """The source waits while the sink does not take more, too much is under way or the wire is busy."""
-        if self.source is None or self.ended or self.connection.closed:
-            return
-        ahead = self.sent - self.loop.time()
-        if self.choked or self.held > WINDOW or ahead > BACKLOG:
-            self.source.pause_reading()
-            if ahead > BACKLOG:
-                self._later(self.loop.time() + ahead - BACKLOG / 2, self.regulate)
-        else:
-            self.source.resume_reading()
-
-    def _later(self, time: float, what: Callable[[], None]) -> None:
-        if what in self.timers:
-            self.timers[what].cancel()
-        if not self.connection.closed:
-            self.timers[what] = self.loop.call_at(time, what)
+    async def deliver(self, sink: asyncio.StreamWriter) -> None:
+        """Pass on what has arrived, until the source's end has."""
+        self.sink = sink
+        while not self.ended:
+            arrival, data, action = await self.queue.get()
+            await asyncio.sleep(arrival - self.loop.time())
+            if data and not sink.is_closing():
+                sink.write(data)
+                with contextlib.suppress(OSError):  # the sink is gone, as its own flow tells
+                    await sink.drain()
+            self.held -= len(data)
+            self.passed.set()
+            if action is not None:
+                action()
 
 
 if sys.platform == "linux":

@@ -13,7 +13,7 @@ from ondevice.corpus.pairs import Row, is_causal, padded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_GROUP = 16  # rows of a forward pass, of like lengths
+_GROUP = 8  # rows of a forward pass, of like lengths
 
 
 def layer_scores(model: PreTrainedModel, batch: dict[str, Tensor], every: bool = True) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 
 from ondevice import corpus, retrieval
-from ondevice.corpus import Query
+from ondevice.corpus import Query, wikitext
 from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.prompts import pick
 from ondevice.retrieval import Embedder
@@ -46,20 +47,40 @@ def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: 
 
     A query is dropped when none of its candidates answers it.
     """
-    sparse, dense = search(collection, queries, encoder, len(collection.passages))
+    return _pools(collection.texts, queries, [judged(collection, query) for query in queries], encoder, seed)
+
+
+def paragraph_pools(encoder: Embedder, seed: int = 0) -> Evaluation:
+    """Pools of WikiText-2's paragraphs for our own questions about them; one paragraph answers each."""
+    every = wikitext.paragraphs("test")
+    positions = {paragraph.row: index for index, paragraph in enumerate(every)}
+    questions = [(positions[row], question) for row, question in wikitext.questions()]
+    queries = [Query("paragraph", question, f"wikitext {every[index].row}", "") for index, question in questions]
+    answers = [({index}, lambda candidate: True) for index, _ in questions]
+    return Evaluation(_pools([paragraph.text for paragraph in every], queries, answers, encoder, seed), len(queries))
+
+
+def _pools(
+    texts: Sequence[str],
+    queries: Sequence[Query],
+    answers: Sequence[tuple[set[int], Callable[[int], bool]]],
+    encoder: Embedder,
+    seed: int,
+) -> list[Pool]:
+    """answers: of each query the positions that answer it, and whether another may be among its candidates."""
+    sparse, dense = search(texts, queries, encoder, len(texts))
     pools = []
-    for row, query in enumerate(queries):
-        relevant, fit = judged(collection, query)
+    for row, (query, (relevant, fit)) in enumerate(zip(queries, answers, strict=True)):
         bm25, cosine = (
             dict(zip(ids[row].tolist(), scores[row].tolist(), strict=True)) for scores, ids in (sparse, dense)
         )
-        chosen = np.array(_merged(list(filter(fit, bm25)), list(filter(fit, cosine))))
+        chosen = np.array(_merged(filter(fit, bm25), filter(fit, cosine)))
         if len(chosen) < CANDIDATES or relevant.isdisjoint(chosen.tolist()):
             continue
         np.random.default_rng([seed, pick(query.name, "pool", 2**32)]).shuffle(chosen)
-        texts = tuple(collection.texts[i] for i in chosen)
         bm25s, cosines = (np.array([scores[i] for i in chosen.tolist()]) for scores in (bm25, cosine))
-        pools.append(Pool(query, texts, np.isin(chosen, list(relevant)), bm25s, cosines))
+        passages = tuple(texts[i] for i in chosen)
+        pools.append(Pool(query, passages, np.isin(chosen, list(relevant)), bm25s, cosines))
     return pools
 
 
@@ -79,14 +100,14 @@ def modules_of_all() -> dict[str, str]:
 
 
 def search(
-    collection: Collection, queries: Sequence[Query], encoder: Embedder, depth: int
+    passages: Sequence[str], queries: Sequence[Query], encoder: Embedder, depth: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(scores, positions), each [queries, depth], of BM25 and of the embedder."""
     texts = [query.text for query in queries]
     if not texts:
         raise ValueError("No query has a passage that answers it.")
-    sparse = retrieval.sparse_index(collection.texts).search(texts, depth)
-    return sparse, retrieval.dense_index(collection.texts, encoder=encoder).search(texts, depth)
+    sparse = retrieval.sparse_index(passages).search(texts, depth)
+    return sparse, retrieval.dense_index(passages, encoder=encoder).search(texts, depth)
 
 
 def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[int], bool]]:
@@ -96,12 +117,12 @@ def judged(collection: Collection, query: Query) -> tuple[set[int], Callable[[in
     return relevant, lambda index: index in relevant or not unfit(collection.passages[index])
 
 
-def _merged(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Ten of each list, then from further down in turns, without repetition."""
+def _merged(first: Iterator[int], second: Iterator[int]) -> list[int]:
+    """Ten of each list, then from further down in turns, without repetition. No more is read than is needed."""
     half = CANDIDATES // 2
-    merged = dict.fromkeys([*first[:half], *second[:half]])
-    for pair in zip(first[half:], second[half:], strict=False):
-        for index in pair:
-            if len(merged) < CANDIDATES:
-                merged.setdefault(index)
+    merged = dict.fromkeys([*islice(first, half), *islice(second, half)])
+    for index in chain.from_iterable(zip(first, second, strict=False)):
+        if len(merged) == CANDIDATES:
+            break
+        merged.setdefault(index)
     return list(merged)

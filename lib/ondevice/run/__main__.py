@@ -43,10 +43,20 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
     )
     add = parser.add_argument
     add("papers", nargs="*", metavar="paper", help="notebooks to run (default: all, the quickest first)")
-    add("--params", metavar="full|paper|FILE", help="parameter file: notebooks/params/<paper>.<name>.yaml, or a path "
-        "(default: the notebook's own parameters, the quick form)")  # fmt: skip
-    add("--set", action="append", default=[], metavar="name=value", dest="settings",
-        help="one parameter; seed=0,1,2 sweeps, budgets=[0.1,0.5] is a list; may be repeated")  # fmt: skip
+    add(
+        "--params",
+        metavar="full|paper|FILE",
+        help="parameter file: notebooks/params/<paper>.<name>.yaml, or a path "
+        "(default: the notebook's own parameters, the quick form)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="name=value",
+        dest="settings",
+        help="one parameter; seed=0,1,2 sweeps, budgets=[0.1,0.5] is a list; may be repeated",
+    )
     add("--jobs", type=count, default=1, metavar="N", help="runs at a time, which share the cores")
     add("--timeout", type=positive, metavar="SECONDS", help="limit for each run (default: none)")
     add("--force", action="store_true", help="run again what is finished")
@@ -148,10 +158,14 @@ def _listed(job: Job) -> str:
     lines = [f"  {f'{p.name}: {p.type} = {p.default!r}':44}  {p.help}" for p in parameters]
     files = [layout.relative(path) for path in sorted(layout.parameter_file(paper, "*").parent.glob(f"{paper}.*.yaml"))]
     finished = "finished and up to date" if plan([paper], layout=layout)[0].record() else "none that is up to date"
-    return "\n".join([
-        f"{paper} (notebooks/{paper}.ipynb) has the parameters", *lines,
-        f"Parameter files: {', '.join(files) or 'none'}", f"Run with the default parameters: {finished}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{paper} (notebooks/{paper}.ipynb) has the parameters",
+            *lines,
+            f"Parameter files: {', '.join(files) or 'none'}",
+            f"Run with the default parameters: {finished}",
+        ]
+    )
 
 
 def program() -> None:

@@ -114,9 +114,14 @@ def _papermill(job: Job, lock: IO[str]) -> str:
     with open(job.log, "wb") as log:
         # A session of its own keeps the terminal's Ctrl-C away: the runner ends its runs itself.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment(job),
-            start_new_session=True, pass_fds=[lock.fileno()],
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(job),
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
+        )
         try:
             reason = _wait(job, lambda: process.poll() is not None, "it ran")
             return reason or (f"papermill ended with exit code {process.returncode}" if process.returncode else "")

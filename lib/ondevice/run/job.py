@@ -114,9 +114,14 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
         files |= {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
     own = [_listing(Path(value)) for value in values if Path(value).is_dir()]
     facts = [
-        ondevice.__version__, sys.version, closure.versions(uses.others), code,
-        closure.code_hash(layout.library, uses.modules), _models(layout, names), own,
-    ]  # fmt: skip
+        ondevice.__version__,
+        sys.version,
+        closure.versions(uses.others),
+        code,
+        closure.code_hash(layout.library, uses.modules),
+        _models(layout, names),
+        own,
+    ]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for path in sorted(filter(Path.is_file, files)):
         digest.update(f"\0{path.relative_to(layout.root).as_posix()}\0".encode() + path.read_bytes())

@@ -16,9 +16,12 @@ from ondevice.run.parameters import Parameter, ParameterError, checked, grid, re
 
 
 def plan(
-    papers: Sequence[str] = (), params: str | None = None, settings: Sequence[str] = (), timeout: float | None = None,
+    papers: Sequence[str] = (),
+    params: str | None = None,
+    settings: Sequence[str] = (),
+    timeout: float | None = None,
     layout: Layout | None = None,
-) -> list[Job]:  # fmt: skip
+) -> list[Job]:
     """The jobs for the named papers (all when none is named), one for each combination of the settings.
 
     params: `full`, `paper` or another name for notebooks/params/<paper>.<name>.yaml, or the path of a YAML file.

@@ -28,8 +28,11 @@ def run_all(
     threads = max(1, cores() // workers) if workers > 1 else None
     stop = jobs[0].layout.runs / f".stop-{uuid.uuid4().hex}"
     jobs = [replace(job, threads=threads, stop=stop) for job in jobs]
-    outcomes = {job.folder: Outcome(job, "skipped", exhibits=tuple(record["exhibits"]))
-                for job in jobs if not force and (record := job.record())}  # fmt: skip
+    outcomes = {
+        job.folder: Outcome(job, "skipped", exhibits=tuple(record["exhibits"]))
+        for job in jobs
+        if not force and (record := job.record())
+    }
     waiting = [job for job in jobs if job.folder not in outcomes]
     progress = Progress(waiting)
     for outcome in outcomes.values():

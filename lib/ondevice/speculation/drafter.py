@@ -31,7 +31,8 @@ class Drafter:
 
     One drafter may serve many requests, one after the other; what it keeps between them is up to it.
 
-    wants_prefill: whether it reads the prompt's logits, which costs the output layer over the whole prompt.
+    wants_prefill: whether it reads the prompt's logits, which costs the output layer over the whole prompt. `begin` may
+    decide it for its request.
     drafts_trees: whether drafts may branch; a model that verifies chains alone gets each draft's first chain.
     vocabulary: how many token ids it knows; None is any number.
     forwards: how many a model has run for its drafts so far, prompts aside.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation.drafter import Verified
 from ondevice.speculation.loop import generate
-from ondevice.speculation.mixture import LOGITS, LOGITS_SHAPE, SHAPE, TEXTS, Mixture
+from ondevice.speculation.mixture import LOGITS, LOGITS_SHAPE, TEXTS, Mixture
 from ondevice.speculation.store import Store
 
 PRIOR = 10.0  # answers' tokens that a finer class must outweigh
@@ -43,23 +43,6 @@ def fit(
     return weights_of(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def observed(mixture: Mixture, answers: Answers) -> Observed:
-    """Classes [n, 2] and p [n, texts] of the token that came, at each of answers but the first, by texts alone."""
-    classes = []
-    chances = []
-    for prompt, answer in answers:
-        tokens = [*prompt, *answer[:1]]
-        mixture.begin(prompt)
-        for token in answer[1:]:
-            mixture.text.extend(tokens[len(mixture.text) :])
-            (_, _, *matches), _, shares = mixture.sources(tokens[-mixture.text.longest :], False)
-            classes.append(matches)
-            chances.append([share.get(token, 0.0) for share in shares])
-            tokens.append(token)
-        mixture.end(tokens)
-    return np.array(classes), np.array(chances)
-
-
 def maximised(chances: NDArray[np.float64], prior: NDArray[np.float64], strength: float) -> NDArray[np.float64]:
     """Weights [sources] of the greatest likelihood of chances [n, sources], `strength` tokens of the prior with them.
 
@@ -76,11 +59,11 @@ def maximised(chances: NDArray[np.float64], prior: NDArray[np.float64], strength
 
 
 def weights_of(classes: NDArray[np.int64], chances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[*shape, sources] weights: those of a class are drawn towards those of all that share its first indices.
+    """[*LOGITS_SHAPE, sources] weights: those of a class are drawn towards those of all that share its first indices.
 
-    classes: [n, 2] within SHAPE, or [n, 4] within LOGITS_SHAPE. chances: [n, sources].
+    classes: [n, 4] within LOGITS_SHAPE. chances: [n, sources].
     """
-    shape = SHAPE if classes.shape[1] == len(SHAPE) else LOGITS_SHAPE
+    shape = LOGITS_SHAPE
     count = chances.shape[1]
     weights = np.empty((*shape, count))
 

@@ -14,6 +14,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter
 from ondevice.speculation.follower import Follower
+from ondevice.speculation.largest import likeliest
 
 LONGEST = 25  # drafted tokens
 SIDE = ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10))  # above this confidence, so many candidates at a depth
@@ -74,7 +75,7 @@ def _likeliest(logits: Tensor) -> tuple[list[int], float]:
     """The candidates at one depth, the likeliest first, and how likely it is."""
     shares = logits.float().softmax(-1)
     sure = float(shares.max())
-    first = int(logits.argmax())
+    first = int(likeliest(logits))
     many = next(count for above, count in SIDE if sure > above)
     likely: list[int] = shares.topk(min(many, len(shares))).indices.tolist()
     return [first, *(token for token in likely if token != first)], sure

@@ -80,9 +80,13 @@ class _Reader(Drafter):
 
 
 def answered_with(
-    generate: Callable[..., Generation], lm: CausalLM, drafter: Drafter, answers: Sequence[Answer], budget: int,
+    generate: Callable[..., Generation],
+    lm: CausalLM,
+    drafter: Drafter,
+    answers: Sequence[Answer],
+    budget: int,
     eos_token_ids: Container[int],
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """A drafter answers the prompts: name, task, decoded tokens behind the first, passes, seconds, same (as plainly).
 
     generate: the loop that runs it.
@@ -179,6 +183,7 @@ class Watched(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         """The drafter's."""
         self.drafter.begin(prompt)
+        self.wants_prefill = self.drafter.wants_prefill
 
     def prefilled(self, start: int, logits: Tensor) -> None:
         """The drafter's."""

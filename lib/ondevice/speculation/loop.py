@@ -13,6 +13,7 @@ from torch import Tensor
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
+from ondevice.speculation.largest import likeliest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Generation:
 
 def greedy(logits: Tensor) -> int:
     """The likeliest token; of equally likely ones that with the lowest id, as by `torch.argmax` and `generate`."""
-    return int(logits.argmax())
+    return int(likeliest(logits))
 
 
 def torch_beside_runtime(loop: Callable[Concatenate[CausalLM, P], T]) -> Callable[Concatenate[CausalLM, P], T]:

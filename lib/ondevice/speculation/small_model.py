@@ -8,6 +8,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.speculation.draft import Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.follower import Follower
+from ondevice.speculation.largest import likeliest
 
 
 class SmallModel(Drafter):
@@ -38,7 +39,7 @@ class SmallModel(Drafter):
         logits = self._follower.follow(tokens)
         while logits is not None:
             self.forwards += 1
-            drafted.append(int(logits.argmax()))
+            drafted.append(int(likeliest(logits)))
             if len(drafted) >= min(self.tokens, budget):
                 break
             logits = self._follower.go_on(drafted[-1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 
 from ondevice.causal_lm import CausalLM, TokenTree
+
+SETTLED_S = 0.1  # behind another engine's pass, whose threads spin on for a while and would slow the first pass down
 
 
 def verifications(lm: CausalLM, length: int, sizes: Sequence[int]) -> Callable[[], list[float]]:
@@ -24,6 +26,7 @@ def verifications(lm: CausalLM, length: int, sizes: Sequence[int]) -> Callable[[
         trees.append(TokenTree(np.arange(n) % lm.vocabulary, np.r_[-1, below if chains else below // 2]))
 
     def turn() -> list[float]:
+        sleep(SETTLED_S)
         seconds = []
         for tree in trees:
             for _ in range(2):  # the second is behind one of its own size, as passes of an answer are

@@ -108,10 +108,16 @@ class Dispatcher:
     """
 
     def __init__(
-        self, constrained: Side, budget: float, state: Mapping[str, Any] | None = None, *,
-        account: Callable[..., Account] = Account, survived: Callable[..., Latency] = survived,
-        rate: Callable[..., float] = rate, choose: Callable[..., int] = choose,
-    ) -> None:  # fmt: skip
+        self,
+        constrained: Side,
+        budget: float,
+        state: Mapping[str, Any] | None = None,
+        *,
+        account: Callable[..., Account] = Account,
+        survived: Callable[..., Latency] = survived,
+        rate: Callable[..., float] = rate,
+        choose: Callable[..., int] = choose,
+    ) -> None:
         check_budget(budget)
         check_constrained(constrained)
         self.constrained, self.budget, self._rate, self._choose = constrained, budget, rate, choose
@@ -171,6 +177,18 @@ class Dispatcher:
         if side == self.constrained:
             self.account.take(order.number, -tokens)
 
+    def correct(self, order: Order, tokens: int, starts: int) -> None:
+        """Enter an endpoint's own count of a request's prompt.
+
+        starts: of the constrained side, that were charged. Where more was spent than was known, the constrained side
+        does not start until the budget holds it.
+        """
+        account, more = self.account, tokens - order.tokens
+        account.arrived += more
+        for index in range(max(0, order.number - account.first), len(account.slack)):
+            account.slack[index] += account.b * more
+        account.take(order.number, more * starts)
+
     def first_token(self, order: Order, side: Side, seconds: float) -> None:
         """A side's first token came `seconds` after that side was started."""
         self._note(order, side, seconds, True)
@@ -199,8 +217,13 @@ class Dispatcher:
             return None
         traffic, slowest = self.traffic, self.traffic.server.quantile(0.99)
         remaining = expected_remaining(list(traffic.kept["answers"]), LONGEST_ANSWER)
-        return Migration(source, target, remaining, (lambda tokens: slowest) if self.constrained == "device"
-                         else traffic.device_ttft, pace)  # fmt: skip
+        return Migration(
+            source,
+            target,
+            remaining,
+            (lambda tokens: slowest) if self.constrained == "device" else traffic.device_ttft,
+            pace,
+        )
 
     @property
     def left(self) -> float:

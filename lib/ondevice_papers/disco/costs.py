@@ -84,11 +84,6 @@ def components(architecture: Architecture, length: int, phase: Phase, form: Form
     }
 
 
-def flops_per_token(architecture: Architecture, length: int, phase: Phase, form: Form = "printed") -> float:
-    """Eq. 7: the sum of the components, operations per token."""
-    return sum(components(architecture, length, phase, form).values())
-
-
 @dataclass(frozen=True)
 class Prices:
     """Cost of one token in prefill and in decode, $."""
@@ -107,18 +102,15 @@ def server_prices(service: str) -> Prices:
     return Prices(row.input_price_usd_per_million_tokens * 1e-6, row.output_price_usd_per_million_tokens * 1e-6)
 
 
-def device_prices(model: str, constrained: str, length: int = 32, form: Form | Literal["table6"] = "table6") -> Prices:
+def device_prices(model: str, constrained: str, length: int = 32) -> Prices:
     """A device model's prices: operations per token times the exchange rate of the constrained endpoint.
 
-    table6: the printed numbers, interpolated in L and held constant outside 32 to 128.
+    The operations are Table 6's, interpolated in the length L and held constant outside 32 to 128.
     """
     check_constrained(constrained)
     rate = ENERGY_TO_MONEY[constrained]
     if model not in PRINTED:
         raise ValueError(f"No device model {model!r}; there are {', '.join(PRINTED)}.")
-    if form != "table6":
-        shape = (PUBLISHED if form == "physical" else PRINTED)[model]
-        return Prices(*(rate * flops_per_token(shape, length, phase, form) for phase in ("prefill", "decode")))
     table = assets.paper_table("disco", "table_06_flops_per_token")
     table = table[table["model"] == model]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 Side = Literal["device", "server"]
-Constrained = Side
 SIDES: tuple[Side, Side] = ("device", "server")
 NEVER = float("inf")
 MOMENT = float(np.finfo(float).tiny)  # the shortest wait that is not 0: a first token at 0 s ends it
@@ -27,7 +25,7 @@ class DispatchPolicy:
     """
 
     name: str
-    constrained: Constrained
+    constrained: Side
     budget: float
     wait_device: np.ndarray
     wait_server: np.ndarray
@@ -46,18 +44,11 @@ class DispatchPolicy:
         if np.minimum(self.wait_device, self.wait_server).max() == NEVER:
             raise ValueError(f"Policy {self.name}: at some length neither endpoint ever starts.")
 
-    def decider(self) -> Callable[[int, float], tuple[float, float]]:
-        """A fast function (length, coin in [0, 1)) -> (device wait, server wait), in seconds."""
-        first = list(zip(self.wait_device[0].tolist(), self.wait_server[0].tolist(), strict=True))
-        second = list(zip(self.wait_device[1].tolist(), self.wait_server[1].tolist(), strict=True))
-        chance = self.chance.tolist()
-        last = len(chance) - 1
-
-        def decide(length: int, coin: float) -> tuple[float, float]:
-            at = length if length < last else last
-            return second[at] if coin < chance[at] else first[at]
-
-        return decide
+    def waits(self, length: int, coin: float) -> tuple[float, float]:
+        """(device wait, server wait) of a prompt of so many tokens and a coin in [0, 1), in seconds."""
+        at = min(length, len(self.chance) - 1)
+        taken = int(coin < self.chance[at])
+        return float(self.wait_device[taken, at]), float(self.wait_server[taken, at])
 
 
 def check_budget(budget: float) -> None:
@@ -73,7 +64,7 @@ def check_constrained(endpoint: str) -> None:
 
 
 def single(
-    name: str, constrained: Constrained, budget: float, wait_device: np.ndarray, wait_server: np.ndarray
+    name: str, constrained: Side, budget: float, wait_device: np.ndarray, wait_server: np.ndarray
 ) -> DispatchPolicy:
     """A policy without coins. wait_device, wait_server: [N] seconds."""
     return mixture(name, constrained, budget, (wait_device, wait_server), (wait_device, wait_server), 0.0)
@@ -81,7 +72,7 @@ def single(
 
 def mixture(
     name: str,
-    constrained: Constrained,
+    constrained: Side,
     budget: float,
     first: tuple[np.ndarray, np.ndarray],
     second: tuple[np.ndarray, np.ndarray],

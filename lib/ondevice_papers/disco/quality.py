@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ondevice import corpus, models
+from ondevice import corpus
 from ondevice.causal_lm import CausalLM
 from ondevice.corpus.prompts import Task, normal, pick
 from ondevice.evidence import Estimate, derived, kind_of
@@ -38,8 +38,12 @@ def items(count: int, tokenizer: Any) -> list[Task]:
     for family in corpus.FAMILIES:
         tasks = list(corpus.tasks(corpus.documents("test"), [family]))
         tasks.sort(key=lambda task: pick(task.name, "answer quality", 2**62))
-        fitting = (task for task in tasks if len(tokenizer(task.prompt)["input_ids"]) <= _LONGEST_PROMPT
-                   and len(tokenizer(task.answer)["input_ids"]) < LIMIT)  # fmt: skip
+        fitting = (
+            task
+            for task in tasks
+            if len(tokenizer(task.prompt)["input_ids"]) <= _LONGEST_PROMPT
+            and len(tokenizer(task.answer)["input_ids"]) < LIMIT
+        )
         chosen += islice(fitting, count)
     return chosen
 
@@ -97,16 +101,6 @@ def scores(answers: Sequence[str], references: Sequence[str]) -> pd.DataFrame:
     overlap = [rouge_1(a, r) for a, r in zip(answers, references, strict=True)]
     right = [normal(a) == normal(r) or o > _RIGHT for a, r, o in zip(answers, references, overlap, strict=True)]
     return pd.DataFrame({"right": right, "rouge_1": overlap, "similarity": np.round(alike, 4)})
-
-
-def why_not(pair: Mapping[str, models.Loaded]) -> str:
-    """Why answers cannot be handed over between two models, in words; empty where they can."""
-    if len(pair) != 2:
-        return "it takes two models of different names"
-    if any(loaded.random for loaded in pair.values()):
-        return "a model's weights are random"
-    first, second = (loaded.tokenizer.get_vocab() for loaded in pair.values())
-    return "" if first == second else "the two models have different vocabularies"
 
 
 # What it costs
@@ -193,6 +187,7 @@ def _resampled(part: pd.DataFrame, metric: str, seed: int) -> tuple[list[int], n
     times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), DRAWS)
     counts = np.vstack([np.ones(n), times])[:, document]  # [1 + draws, prompts]
     sizes = counts @ np.eye(int(family.max()) + 1)[family]  # of each family
-    weights = counts / sizes[:, family] / sizes.shape[1]
+    drawn_families = (sizes > 0).sum(axis=1, keepdims=True)  # of few prompts a draw may miss a family
+    weights = counts / np.maximum(1, sizes)[:, family] / drawn_families
     drawn = weights @ wide.to_numpy()
     return [int(handover) for handover in wide.columns], drawn[0], drawn[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -81,8 +81,13 @@ class Outcome:
     use: float
 
 
-def expected(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device) -> Outcome:
-    """What a policy gives without sampling error: every length against every sample of S, either side of the coin."""
+def expected(
+    policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device, race: Callable[..., Raced] = race
+) -> Outcome:
+    """What a policy gives without sampling error: every length against every sample of S, either side of the coin.
+
+    race: what comes of waits and TTFTs.
+    """
     at = np.minimum(lengths.support, len(policy.chance) - 1)
     coin = np.stack([1 - policy.chance[at], policy.chance[at]])
     alternative, length = np.nonzero(coin * lengths.probability)
@@ -97,19 +102,26 @@ def expected(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
 
 
 def in_time(
-    dispatcher: Any, arrivals: NDArray[np.float64], prompts: NDArray[np.int64],
-    ttft: Mapping[Any, NDArray[np.float64]], decoding: NDArray[np.float64] | None = None,
-) -> tuple[Raced, NDArray[np.float64]]:  # fmt: skip
+    dispatcher: Any,
+    arrivals: NDArray[np.float64],
+    prompts: NDArray[np.int64],
+    ttft: Mapping[Any, NDArray[np.float64]],
+    decoding: NDArray[np.float64] | None = None,
+    race: Callable[..., Raced] = race,
+) -> tuple[Raced, NDArray[np.float64]]:
     """(what came of each request, the ledger): requests that overlap, under a dispatcher (`budgeted.Dispatcher`).
 
     arrivals: [R] s, ascending. ttft: [R] seconds of each side from its start. decoding: [R] seconds for which the
-    device goes on after its prefill, where it serves one request at a time; else it serves all at once. The ledger has
-    a row an arrival or start of the constrained side: (input tokens so far, its tokens so far).
+    device goes on after its prefill, where it serves one request at a time; else it serves all at once. race: what
+    comes of each request, from when its sides started and when their tokens came. The ledger has a row an arrival or
+    start of the constrained side: (input tokens so far, its tokens so far).
     """
     count = len(prompts)
     one_by_one = decoding is not None
     orders: list[Order] = [None] * count  # type: ignore[list-item]
     began: list[dict[Side, float]] = [{} for _ in prompts]
+    waited = {side: np.full(count, NEVER) for side in SIDES}
+    took = {side: np.full(count, NEVER) for side in SIDES}  # from a side's start to its token, if it was served
     first, won, ledger = np.full(count, np.nan), np.zeros(count, bool), [(0, 0)]
     events: list[tuple[float, int, int, Side]] = [(at, i, 0, "device") for i, at in enumerate(arrivals)]
     heapify(events)
@@ -123,8 +135,10 @@ def in_time(
         while queue and not np.isnan(first[queue[0]]):
             queue.popleft()
         if queue:
-            until = now + takes[queue[0]]
-            heappush(events, (now + ttft["device"][queue[0]], queue[0], 1, "device"))
+            served = queue[0]
+            until = now + takes[served]
+            took["device"][served] = now - began[served]["device"] + ttft["device"][served]
+            heappush(events, (now + ttft["device"][served], served, 1, "device"))
 
     while events:
         now, i, what, side = heappop(events)
@@ -138,6 +152,7 @@ def in_time(
                     heappush(events, (now + orders[i].waits[endpoint], i, 2, endpoint))
         elif what == 2 and np.isnan(first[i]) and dispatcher.start(orders[i], side, tokens):  # a wait is over
             began[i][side] = now
+            waited[side][i] = orders[i].waits[side]
             if side == dispatcher.constrained:
                 ledger.append((ledger[-1][0], ledger[-1][1] + tokens))
             if side == "device" and one_by_one:
@@ -145,6 +160,7 @@ def in_time(
                 if len(queue) == 1:
                     serve(now)
             else:
+                took[side][i] = ttft[side][i]
                 heappush(events, (now + ttft[side][i], i, 1, side))  # of what falls together, tokens are first
         elif what == 1 and np.isnan(first[i]):  # the first token
             first[i] = now - arrivals[i]
@@ -159,5 +175,4 @@ def in_time(
                 serve(now)
         elif what == 3:  # the phone has told its answer
             serve(now)
-    device_ran, server_ran = (np.array([side in sides for sides in began]) for side in SIDES)
-    return Raced(first, device_ran, server_ran, won), np.array(ledger, float)
+    return race(waited["device"], waited["server"], took["device"], took["server"]), np.array(ledger, float)

@@ -26,8 +26,9 @@ def document_weights(scores: ArrayLike, temperature: float = 1.0) -> Floats:
 
 def mixture(log_probs: Floats, log_weights: Floats) -> Floats:
     """[V] log p_t: the documents' next-token distributions [D, V], mixed by their weights [D] (Eqs. 1 and 2)."""
-    mixed = logsumexp(log_probs + log_weights[:, None], axis=0)
-    return mixed - logsumexp(mixed)  # a model's float32 sums to 1 but for rounding
+    mixed = np.exp(log_weights) @ np.exp(log_probs)
+    with np.errstate(divide="ignore"):
+        return np.log(mixed / mixed.sum())  # a model's float32 sums to 1 but for rounding
 
 
 def share(log_weight_local: float, log_weight_remote: float) -> float:

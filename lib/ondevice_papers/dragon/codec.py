@@ -190,10 +190,14 @@ class _Coded(NamedTuple):
     def written(self) -> bytes:
         shifted = self.levels + (1 << self.golomb)
         widths = _log2(shifted)  # the low bits of `shifted`; what is above golomb of them is told in unary
-        bits = np.concatenate([
-            _unary(self.gaps >> self.rice), _unary(widths - self.golomb),
-            _binary(self.gaps, np.full(len(self.gaps), self.rice)), _binary(shifted, widths),
-        ])  # fmt: skip
+        bits = np.concatenate(
+            [
+                _unary(self.gaps >> self.rice),
+                _unary(widths - self.golomb),
+                _binary(self.gaps, np.full(len(self.gaps), self.rice)),
+                _binary(shifted, widths),
+            ]
+        )
         return _HEADER.pack(self.rice << 3 | self.golomb, self.tail, len(self.gaps) - 1) + np.packbits(bits).tobytes()
 
 

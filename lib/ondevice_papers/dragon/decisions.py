@@ -10,7 +10,7 @@ import numpy as np
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, target
 from ondevice_papers.dragon.messages import Begin
-from ondevice_papers.dragon.scheduler import Greedy, Lagging, Scheduler, Stay
+from ondevice_papers.dragon.scheduler import Greedy, Lagging, Scheduler
 from ondevice_papers.dragon.side import Decide, Draft
 from ondevice_papers.dragon.speculative_aggregation import (
     Stream,
@@ -100,7 +100,7 @@ def mover(begin: Begin, rtt: float) -> Scheduler:
     """The session's scheduler; rtt: the round trip in seconds, as first measured."""
     if begin.scheduler == "greedy":
         return Greedy(rtt)
-    return Lagging(rtt) if begin.scheduler == "lagging" else Stay()
+    return Lagging(rtt) if begin.scheduler == "lagging" else Scheduler()
 
 
 def lookahead(begin: Begin) -> int:

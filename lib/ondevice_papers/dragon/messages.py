@@ -17,10 +17,8 @@ from msgspec.structs import fields
 
 from ondevice_papers.dragon.codec import CAP, LARGEST, SMALLEST
 
-VERSION = 4  # of the schema and of the codes in it; raised with every change
-MOST = 64  # documents of a side that a baseline sends at once
-PIECE = 2**19  # bytes of a document's rows in one message; with all else in it below a frame's limit
-_TEXTS = 2**19  # bytes of all texts of one message
+VERSION = 6  # of the schema and of the codes in it; raised with every change
+MOST = 64  # documents that a side cites at once
 
 Mode = Literal["speculative", "shared", "token-wise", "sequence-wise", "cloud-only"]
 Side = Literal["device", "cloud"]
@@ -36,8 +34,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[float, Meta(ge=0)]
 Cap = Annotated[int, Meta(ge=SMALLEST, le=LARGEST)]
 Distribution = Annotated[bytes, Meta(max_length=LARGEST)]
-Dtype = Literal["float64", "float32", "float16", "bfloat16"]
-Shape = tuple[Positive, Positive, Positive, Positive]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=str.lower):
@@ -66,9 +62,10 @@ def _floats(content: object) -> Iterator[float]:
 
 
 class Hello(_Message, frozen=True):
-    """Who a side is, shown in the handshake. name: of its model; model, tokenizer: digests; vocabulary: V.
+    """Who a side is, shown in the handshake. name: of its model, for people. model, tokenizer, template: digests.
 
-    All but the name are equal on both sides, or they cannot work together.
+    vocabulary: V. relevance: what scores of passages are made by, with its digest and temperature, in words. All but
+    the name are equal on both sides, or they cannot work together.
     """
 
     version: Count
@@ -76,6 +73,8 @@ class Hello(_Message, frozen=True):
     model: Digest
     tokenizer: Digest
     vocabulary: Positive
+    template: Digest = "none"
+    relevance: Digest = "none"
 
 
 class Begin(_Message, frozen=True):
@@ -187,56 +186,7 @@ class Sources(_Message, frozen=True):
     log_weight: float
 
 
-# Of the baselines (section 7.2)
-
-
-class Fetch(_Message, frozen=True):
-    """Asks for the receiver's k best documents for a query: their texts, or their prefixes' keys and values."""
-
-    session: Name
-    query: Text
-    k: Annotated[int, Meta(ge=1, le=MOST)]
-    what: Literal["text", "rows"]
-
-
-class Texts(_Message, frozen=True):
-    """The answer to a Fetch of texts, best first. scores: relevance, one for each text."""
-
-    session: Name
-    texts: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MOST)]
-    scores: Annotated[tuple[float, ...], Meta(min_length=1, max_length=MOST)]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.texts) != len(self.scores):
-            raise ValueError(f"{len(self.texts)} texts have as many scores, not {len(self.scores)}.")
-        size = sum(len(text.encode()) for text in self.texts)
-        if size > _TEXTS:
-            raise ValueError(f"Texts take at most {_TEXTS} bytes in all, not {size}.")
-
-
-class Rows(_Message, frozen=True):
-    """A piece of the answer to a Fetch of rows: document 0 first, each in its pieces from 0 on.
-
-    score: the document's relevance. tokens: [n] ids of its prefix, in piece 0; none in the others. keys, values: their
-    shapes [layers, heads, n, width]. data: of both, first all keys, in C order and little-endian, cut into pieces of
-    PIECE bytes and a last one.
-    """
-
-    session: Name
-    document: Annotated[int, Meta(ge=0, lt=MOST)]
-    documents: Annotated[int, Meta(ge=1, le=MOST)]
-    score: float
-    tokens: Annotated[tuple[Count, ...], Meta(max_length=2**16)]
-    dtype: Dtype
-    keys: Shape
-    values: Shape
-    piece: Count
-    pieces: Positive
-    data: Annotated[bytes, Meta(min_length=1, max_length=PIECE)]
-
-
-Message = Begin | Draft | Target | Switch | Resume | End | Failure | Sources | Fetch | Texts | Rows
+Message = Begin | Draft | Target | Switch | Resume | End | Failure | Sources
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _HELLO = msgspec.msgpack.Decoder(Hello)
@@ -270,19 +220,25 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
         raise ValueError(f"No message of version {VERSION}: {error}") from None
 
 
-_NEEDED = "They must have the same; give both the same --model."
-
-
 def check_peer(cloud: Hello, device: Hello) -> None:
-    """Raise ValueError, in words that both sides' users know, where the two cannot work together."""
+    """Raise ValueError, in words that both sides' users know, where the two cannot work together.
+
+    Models are compared by digest, so the same weights may have other names, and lie in other folders.
+    """
     if cloud.version != device.version:
         raise ValueError(
             f"The cloud speaks version {cloud.version} of the protocol, the device version {device.version}; install "
             "the same version on both."
         )
-    if cloud.name != device.name:
-        raise ValueError(f"The cloud has the model {cloud.name}, the device {device.name}. {_NEEDED}")
-    for what in ("tokenizer", "vocabulary", "model"):
-        if getattr(cloud, what) != getattr(device, what):
-            kind = "weights" if what == "model" else what
-            raise ValueError(f"Both sides have a model {cloud.name}, but not the same {kind}. {_NEEDED}")
+    words = {"tokenizer": "tokenizer", "vocabulary": "vocabulary", "model": "weights"}
+    for field, what in words.items():
+        if getattr(cloud, field) != getattr(device, field):
+            names = f"the cloud {cloud.name}, the device {device.name}"
+            raise ValueError(f"The two models have not the same {what} ({names}); give both sides the same --model.")
+    if cloud.template != device.template:
+        raise ValueError("The chat templates of the two models differ; give both sides the same model folder.")
+    if cloud.relevance != device.relevance:
+        raise ValueError(
+            f"The cloud scores passages by {cloud.relevance}, the device by {device.relevance}, which do not compare; "
+            "give both sides the same --reranker."
+        )

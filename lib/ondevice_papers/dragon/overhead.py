@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import target
 from ondevice_papers.dragon.speculative_aggregation import Stream, aggregate, sample, uniforms
 
@@ -40,19 +39,16 @@ def peaked(vocabulary: int, seed: int, sharpness: float = 3.0) -> np.ndarray:
 
 
 def times(vocabulary: int = QWEN_VOCABULARY, repeats: int = 30) -> dict[str, list[float]]:
-    """Seconds on this machine by part, once warm: aggregate, which is Algorithm 1, mixture, encode and decode."""
+    """Seconds on this machine by part, once warm: aggregate, which is Algorithm 1, and mixture."""
     p = peaked(vocabulary, 0)
     q = peaked(vocabulary, 1)
     mixed = target(p, q, 0.0, 0.0)
-    payload = codec.encode(p)
     numbers = [uniforms(seed, Stream.AGGREGATION, 0) for seed in range(repeats + 1)]
     local = sample(p, [n[0] for n in numbers])
     remote = sample(q, [n[1] for n in numbers])
     parts: dict[str, Callable[[int], object]] = {
         "aggregate": lambda i: aggregate(local[i], remote[i], p, q, mixed, numbers[i]),
         "mixture": lambda i: target(p, q, 0.0, 0.0),
-        "encode": lambda i: codec.encode(p),
-        "decode": lambda i: codec.decode(payload, vocabulary),
     }
     return {name: [_seconds(act, i) for i in range(repeats + 1)][1:] for name, act in parts.items()}
 

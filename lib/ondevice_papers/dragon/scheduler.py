@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import lru_cache
 from math import log2
 from random import Random
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,11 @@ LEVELS = 32  # of lag in a plan, from 0 to `top`
 ROUNDS = 60  # of value iteration; the moves settle in 40
 
 
-class Scheduler(Protocol):
-    """One side's choice of the aggregator. Only `moves` asks; the others report what happened. Times in seconds."""
+class Scheduler:
+    """One side's choice of the aggregator; this one leaves it where it is, as the paper's Device and Cloud.
+
+    Only `moves` asks; the others report what happened. Times in seconds.
+    """
 
     def drafted(self, position: int, pace: float) -> None:
         """This side decoded a draft in `pace`."""
@@ -43,39 +45,17 @@ class Scheduler(Protocol):
 
         local, remote: whether each draft of `position` was accepted. own, peer: drafts that are queued behind it.
         """
+        return False
 
     def profile(self) -> tuple[float, ...]:
         """The estimates, for the other side's `adopt`."""
+        return ()
 
     def adopt(self, profile: tuple[float, ...]) -> None:
         """This side aggregates now. Raises ValueError on what is no profile of this scheduler."""
 
 
-class Stay:
-    """The aggregator stays where it is: the paper's Device and Cloud."""
-
-    def drafted(self, position: int, pace: float) -> None:
-        """Do nothing: this scheduler estimates no pace."""
-
-    def peer_drafted(self, position: int, pace: float) -> None:
-        """Do nothing: this scheduler estimates no pace."""
-
-    def answered(self, seconds: float) -> None:
-        """Do nothing: this scheduler estimates no round trip."""
-
-    def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
-        """Never: the aggregator stays."""
-        return False
-
-    def profile(self) -> tuple[float, ...]:
-        """An empty profile: there are no estimates."""
-        return ()
-
-    def adopt(self, profile: tuple[float, ...]) -> None:
-        """Do nothing: there is nothing to adopt."""
-
-
-class Randomly(Stay):
+class Randomly(Scheduler):
     """Each aggregation is on either side with the same chance: the paper's Random."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -86,7 +66,7 @@ class Randomly(Stay):
         return self._random.random() < 0.5
 
 
-class Profiler(Stay):
+class Profiler(Scheduler):
     """Estimates of paces, round trip and acceptance, on the side that aggregates and moving with it.
 
     rtt: seconds, as measured in the handshake. memory: in how many tokens a sample of acceptance loses all but 1/e of

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ondevice_papers.dragon.messages import Draft, Switch, Target
-from ondevice_papers.dragon.scheduler import Scheduler, Stay
+from ondevice_papers.dragon.scheduler import Scheduler
 
 Message = Draft | Target | Switch
 
@@ -216,7 +216,7 @@ class Side:
         self.alone = alone
         self.done = False
         self.rules = rules or RULES
-        self.scheduler = Stay() if scheduler is None else scheduler
+        self.scheduler = Scheduler() if scheduler is None else scheduler
         self.tokens: list[int] = []
         self.epoch = self.peer_epoch = 0
         self.own: deque[Draft] = deque()  # undecided, from position len(tokens) on

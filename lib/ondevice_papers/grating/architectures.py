@@ -101,8 +101,11 @@ class Architecture:
             self._model.set_output_embeddings(nn.Linear(self.width, len(answers), bias=False, device="meta"))
         skipped = (f"{path}.", *(f"{name}." for name in heads))
         table = next(name for name, module in self._model.named_modules() if module is self._table)
-        self._rest = [name for name, _ in self._model.named_parameters()
-                      if not name.startswith(skipped) and name != f"{table}.weight"]  # fmt: skip
+        self._rest = [
+            name
+            for name, _ in self._model.named_parameters()
+            if not name.startswith(skipped) and name != f"{table}.weight"
+        ]
         self._head_names = [f"{name}.weight" for name in heads] if answers is not None else []
         self._halves = _HALVES.get(type(self._stack[0]).__name__)
         self.units: tuple[Parts, ...] = BY_PART if self._halves else BY_LAYER
@@ -150,8 +153,9 @@ class Architecture:
         self._kept.clear()
         if answer_rows is not None:
             own = own | dict.fromkeys(self._head_names, answer_rows)
-        self._head = {name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
-                      for name, value in own.items()}  # fmt: skip
+        self._head = {
+            name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True) for name, value in own.items()
+        }
         dtype = next(iter(own.values())).dtype
         try:
             self._learn(dtype)
@@ -161,9 +165,9 @@ class Architecture:
 
     def embed(self, batch: Batch, rows: Tensor) -> Tensor:
         """[n, width, d] what the first layer reads. rows: [tokens, d] of `batch.ids`."""
-        places = torch.zeros(batch.real.shape, dtype=torch.int64)
-        places[batch.real] = torch.arange(1, len(rows) + 1)
-        self._enter(batch, torch.cat([rows.new_zeros(1, rows.shape[1]), rows]), places)
+        positions = torch.zeros(batch.real.shape, dtype=torch.int64)
+        positions[batch.real] = torch.arange(1, len(rows) + 1)
+        self._enter(batch, torch.cat([rows.new_zeros(1, rows.shape[1]), rows]), positions)
         return self._hidden
 
     @contextlib.contextmanager
@@ -229,12 +233,17 @@ class Architecture:
         return forward
 
     def _run(
-        self, ids: Tensor, mask: Tensor | None, segments: Tensor, rows: Tensor, places: Tensor,
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        segments: Tensor,
+        rows: Tensor,
+        positions: Tensor,
         parameters: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> Any:  # fmt: skip
-        """The model's forward, which embeds token [i, j] as rows[places[i, j]]. parameters: in place of its own."""
+    ) -> Any:
+        """The model's forward, which embeds token [i, j] as rows[positions[i, j]]. parameters: in place of its own."""
         table, weight = self._table, self._table.weight
-        table.forward = lambda _: type(table).forward(table, places)
+        table.forward = lambda _: type(table).forward(table, positions)
         table.weight = nn.Parameter(rows, requires_grad=False)
         named: Named = {"input_ids": ids, "attention_mask": None if mask is None else mask.long()}
         if self._segmented:
@@ -250,7 +259,7 @@ class Architecture:
         takes = "token_type_ids" in inspect.signature(type(self._model).forward).parameters
         return takes and getattr(self.config, "type_vocab_size", 0) > 1
 
-    def _enter(self, batch: Batch, rows: Tensor, places: Tensor) -> list[Named]:
+    def _enter(self, batch: Batch, rows: Tensor, positions: Tensor) -> list[Named]:
         """What each layer is given of a batch; `_hidden` is what the first one reads."""
         ids = torch.full(batch.real.shape, int(self.config.pad_token_id))
         ids[batch.real] = batch.ids
@@ -258,15 +267,17 @@ class Architecture:
         given: list[Named] = []
         self._entering = given
         try:
-            self._run(ids, mask, batch.segments, rows, places)
+            self._run(ids, mask, batch.segments, rows, positions)
         except _Entered:
             pass
         finally:
             self._entering = None
         masks = {id(named.get("attention_mask")): named.get("attention_mask") for named in given}
         narrow = {key: _narrowed(mask) for key, mask in masks.items()}
-        return [named | {"attention_mask": narrow[id(named["attention_mask"])]} if "attention_mask" in named else named
-                for named in given]  # fmt: skip
+        return [
+            named | {"attention_mask": narrow[id(named["attention_mask"])]} if "attention_mask" in named else named
+            for named in given
+        ]
 
     def _given(self, batch: Batch, dtype: torch.dtype) -> list[Named]:
         """What each layer is given, kept by the batch's shape while it is small.
@@ -289,11 +300,11 @@ class Architecture:
         """[n] logits of states [n, width, d] in the last layer's place."""
         rows = torch.zeros(1, self._row_width, dtype=next(iter(self._head.values())).dtype)
         self._hidden = hidden.to(rows.dtype)
-        places = torch.zeros(hidden.shape[:2], dtype=torch.int64)
-        ids = torch.full(places.shape, self._filler)
+        positions = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+        ids = torch.full(positions.shape, self._filler)
         if mask is not None:
             ids[~mask] = int(self.config.pad_token_id)
-        logits = self._run(ids, mask, torch.zeros_like(ids), rows, places, self._head).logits
+        logits = self._run(ids, mask, torch.zeros_like(ids), rows, positions, self._head).logits
         logits = logits[:, -1] if logits.ndim == 3 else logits
         return logits[:, 0] - logits[:, 1] if logits.shape[1] == 2 else logits[:, 0]
 
@@ -353,13 +364,11 @@ _BEFORE = _Halves(
 )
 _AROUND = _Halves(
     ("input_layernorm", "self_attn", "post_attention_layernorm"),
-    lambda layer, hidden, given: hidden + layer.post_attention_layernorm(
-        layer.self_attn(layer.input_layernorm(hidden), **given)[0]
+    lambda layer, hidden, given: (
+        hidden + layer.post_attention_layernorm(layer.self_attn(layer.input_layernorm(hidden), **given)[0])
     ),
-    lambda layer, hidden: hidden + layer.post_feedforward_layernorm(
-        layer.mlp(layer.pre_feedforward_layernorm(hidden))
-    ),
-)  # fmt: skip
+    lambda layer, hidden: hidden + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(hidden))),
+)
 _MODERN = _Halves(
     ("attn_norm", "attn"),
     lambda layer, hidden, given: hidden + layer.attn(layer.attn_norm(hidden), **given)[0],
@@ -388,8 +397,9 @@ def _prepared(name: str, config: PreTrainedConfig, answers: tuple[int, ...] | No
     config = copy.deepcopy(config)
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder with a decoder, of which a layer is not all that a row goes through.")
-    if name.endswith(_HEADS[0]) and (getattr(config, "is_decoder", False) or
-                                     getattr(config, "add_cross_attention", False)):  # fmt: skip
+    if name.endswith(_HEADS[0]) and (
+        getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
+    ):
         raise ValueError(f"{name} is configured as a decoder (is_decoder or add_cross_attention), not as an encoder.")
     if getattr(config, "use_bidirectional_attention", False):
         raise ValueError(f"{name} attends in both directions (use_bidirectional_attention), also to the padding.")
@@ -427,9 +437,10 @@ def _built(name: str, config: Any) -> Any:
 def _stack(model: nn.Module, layers: int) -> tuple[str, Any]:
     """(path, modules) of the model's layers."""
     several = {
-        path: module for path, module in model.named_modules()
+        path: module
+        for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == layers and path.endswith(("layer", "layers"))
-    }  # fmt: skip
+    }
     if len(several) != 1:
         raise ValueError(f"{type(model).__name__} has {len(several)} stacks of {layers} layers; one is needed.")
     return next(iter(several.items()))
@@ -458,6 +469,11 @@ def _narrowed(mask: Any) -> Any:
 
 def _bytes(given: Sequence[Named]) -> int:
     """Of the tensors that layers are given, each counted once."""
-    tensors = [value for named in given for entry in named.values()
-               for value in (entry if isinstance(entry, tuple) else (entry,)) if isinstance(value, Tensor)]  # fmt: skip
+    tensors = [
+        value
+        for named in given
+        for entry in named.values()
+        for value in (entry if isinstance(entry, tuple) else (entry,))
+        if isinstance(value, Tensor)
+    ]
     return sum({value.data_ptr(): value.untyped_storage().nbytes() for value in tensors}.values())

@@ -14,6 +14,7 @@ import xxhash
 from ondevice import assets
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.margins import MarginRule
+from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
 
 FILE = "grating.calibration.json"
@@ -69,22 +70,30 @@ def require(certified: Mapping[str, str], scoring: Mapping[str, str], what: str)
         raise ValueError(f"{what} was calibrated for another {' and '.join(odd)}: calibrate anew, or remove it.")
 
 
-def load(path: Path, scoring: Mapping[str, str]) -> dict[tuple[int, str], Calibration]:
-    """A file's calibrations by K and mode. scoring: digests of all that scores are made with, by what they are of.
+def load(path: Path) -> tuple[dict[str, str], Probes | None, dict[tuple[int, str], Calibration]]:
+    """A file's scoring (digests of all that scores are made with, by what they are of), probes, calibrations.
 
-    Raises ValueError on a damaged file and on one of another scoring.
+    Raises ValueError on a damaged file.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         calibrations = [Calibration(**entry) for entry in stored["calibrations"]]
-        certified = dict(stored["scoring"])
+        probes = Probes(**stored["probes"]) if stored.get("probes") else None
+        scoring = dict(stored["scoring"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path.name} is damaged: it is no file of calibrations.") from None
-    require(certified, scoring, path.name)
-    return {(calibration.k, calibration.mode): calibration for calibration in calibrations}
+    return scoring, probes, {(calibration.k, calibration.mode): calibration for calibration in calibrations}
 
 
-def save(path: Path, scoring: Mapping[str, str], calibrations: Mapping[tuple[int, str], Calibration]) -> None:
+def save(
+    path: Path, scoring: Mapping[str, str], probes: Probes | None, calibrations: Mapping[tuple[int, str], Calibration]
+) -> None:
     """Write the file whole, or not at all."""
     stored: dict[str, Any] = {"scoring": dict(scoring), "calibrations": list(map(asdict, calibrations.values()))}
+    if probes is not None:
+        stored["probes"] = {
+            "weights": probes.weights.tolist(),
+            "intercepts": probes.intercepts.tolist(),
+            "queries": list(probes.queries),
+        }
     assets.write_text(path, json.dumps(stored, indent=1) + "\n")

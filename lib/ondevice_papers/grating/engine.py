@@ -46,11 +46,11 @@ def run_layer(
     groups = chunks(rows, active, most)
     pooled = torch.empty(0)
     row_of = {int(candidate): number for number, candidate in enumerate(active)}
-    for parts, parameters in weights.layer(layer):
+    for layer_parts, parameters in weights.layer(layer):
         with architecture.holding(layer, parameters):
             for group, hidden in zip(groups, states.each(groups), strict=True):
                 batch = Batch([rows[candidate] for candidate in group])  # kept, its tensors would be holes in the heap
-                for part in parts:
+                for part in layer_parts:
                     hidden = architecture.forward(layer, part, batch, hidden)
                 states.put(group, hidden)
                 group_states = architecture.pooled(batch, hidden)

@@ -128,11 +128,15 @@ def certify(
     return Certified(model.rule(CHANCES[last]), CHANCES[last], p, len(rest), 1 - loss)
 
 
+def parts(count: int, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Numbers of the pools that a model of errors is fitted on, and of those that certify."""
+    return np.split(np.random.default_rng(seed).permutation(count), [round(FITTED * count)])
+
+
 def parted(pools: Sequence[Pool], seed: int = 0) -> tuple[list[Pool], list[Pool]]:
     """Those to fit a model of errors on, and those to certify with."""
-    order = np.random.default_rng(seed).permutation(len(pools))
-    first, rest = np.split(order, [round(FITTED * len(pools))])
-    return [pools[index] for index in first], [pools[index] for index in rest]
+    first, rest = parts(len(pools), seed)
+    return [pools[number] for number in first], [pools[number] for number in rest]
 
 
 def last_certified(

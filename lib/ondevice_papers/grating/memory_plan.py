@@ -32,8 +32,8 @@ MB = 1_000_000
 SIZES = (CHUNK, CHUNK // 2, CHUNK // 4)  # tokens of a chunk that are tried
 _ROWS = 256  # embedding rows at least
 _SCRATCH = 2 * MB  # bytes of a thread's attention blocks and products
-_LIBRARIES = 26 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
-_HOLES = 1.0  # of a chunk's tensors: heap that is free and of no use, at most, where measured
+_LIBRARIES = 16 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
+_HOLES = 0.5  # of a chunk's tensors: heap that is free and of no use before it is given back, at most, where measured
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: i
     size = groups.table.dtype.itemsize
     longest = max(lengths)
     width = groups.table.length // groups.table.shape[0]  # bytes of a row
-    padded = max(len(batch) * lengths[batch[-1]] for batch in by_length(lengths, chunk))
+    batches = list(by_length(lengths, chunk))
+    padded = max(len(batch) * lengths[batch[-1]] for batch in batches)
     temporary = activations(model.architecture.config, size, padded, longest) + 3 * padded * width
     largest = max(tensor.length for layer in groups.layers for tensor in layer.values())
     return {
@@ -117,7 +118,7 @@ def _parts(model: Model, lengths: Sequence[int], slots: int, rows: int, chunk: i
         "embedding": rows * (width + 16) + 8 * model.architecture.vocabulary,
         # Twice the rest, as what the head reads is held in float32, too.
         "rest": 2 * sum(tensor.length for tensor in groups.rest.values()) + PAGE * len(groups.rest),
-        "hidden": 3 * (padded * width + PAGE * len(lengths)) if offload else sum(lengths) * width,
+        "hidden": 3 * (padded * width + PAGE * max(map(len, batches))) if offload else sum(lengths) * width,
         # A copy of a matrix in the order that products of 16-bit numbers read it in, or in float32.
         "chunk": temporary + torch.get_num_threads() * _SCRATCH + (2 * largest if size == 2 else 0),
         "holes": int(_HOLES * temporary),

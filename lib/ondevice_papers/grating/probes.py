@@ -27,16 +27,19 @@ class Probes:
     """Scores of candidates after every layer but the last.
 
     weights: [L - 1, d], of states divided by their root mean square. intercepts: [L - 1]. A score is the predicted
-    final logit, up to a constant of the pool.
+    final logit, up to a constant of the pool. queries: checksums of the list whose first part
+    (`margins.parts`) they were fitted on, in its order, where it is known.
     Raises ValueError on other shapes, and on numbers that are not finite.
     """
 
     weights: NDArray[np.float32]
     intercepts: NDArray[np.float32]
+    queries: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("weights", "intercepts"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float32))
+        object.__setattr__(self, "queries", tuple(self.queries))
         if self.weights.ndim != 2 or self.intercepts.shape != self.weights.shape[:1]:
             shapes = f"{self.weights.shape} and {self.intercepts.shape}"
             raise ValueError(f"Weights of probes are [L - 1, d] and intercepts [L - 1], not {shapes}.")
@@ -78,66 +81,75 @@ def scaled(states: Tensor) -> Tensor:
 
 
 def fit(
-    states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int = 0,
+    states: Sequence[Floats],
+    final: Sequence[Floats],
+    k: int,
+    folds: int = 4,
+    seed: int = 0,
     ridge: Callable[..., Floats] | None = None,
-) -> Probes:  # fmt: skip
+) -> Probes:
     """Fit probes by weighted ridge regression, each layer's penalty chosen on pools that are held out.
 
-    states: [pools, L - 1, N, d] what the head would read after each layer. final: [pools, N] scores after the last.
-    A pool's constant is left out on both sides. Candidates near the boundary of the top K weigh most, as in
-    `margins.fit`. ridge: the regression. Raises ValueError on fewer pools than folds, and pools of K or fewer
-    candidates.
+    states: of each pool [L - 1, N, d], what the head would read after each layer. final: of each pool [N], scores after
+    the last. Pools may have different numbers N of candidates, more than K each. A pool's constant is left out on both
+    sides. Candidates near the boundary of the top K weigh most, as in `margins.fit`. ridge: the regression.
+    Raises ValueError on fewer pools than folds, and pools of K or fewer candidates.
     """
-    given = np.asarray(states)
-    wanted = np.asarray(final, np.float64)
-    if len(given) < folds or not 1 <= k < given.shape[2]:
-        raise ValueError(f"Probes for K = {k} need {folds} pools of more candidates, not {len(given)}.")
+    wanted = [np.asarray(scores, np.float64) for scores in final]
+    if len(wanted) < folds or not 1 <= k < min(map(len, wanted)):
+        raise ValueError(f"Probes for K = {k} need {folds} pools of more candidates, not {len(wanted)}.")
     nearness = _nearness(wanted, k)
-    centred = wanted - wanted.mean(1, keepdims=True)
-    parts = np.array_split(np.random.default_rng(seed).permutation(len(given)), folds)
+    centred = [scores - scores.mean() for scores in wanted]
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(wanted)), folds)
     weights = []
     intercepts = []
-    for layer in range(given.shape[1]):
-        x = scaled(torch.from_numpy(given[:, layer].astype(np.float32))).double().numpy()
-        row = (ridge or best_ridge)(x - x.mean(1, keepdims=True), centred, nearness, parts)
+    for layer in range(len(states[0])):
+        x = [scaled(torch.from_numpy(np.asarray(pool[layer], np.float32))).double().numpy() for pool in states]
+        row = (ridge or best_ridge)([rows - rows.mean(0) for rows in x], centred, nearness, parts)
         weights.append(row)
-        intercepts.append(wanted.mean() - (x @ row).mean())
+        intercepts.append(np.concatenate(wanted).mean() - np.concatenate(x).mean(0) @ row)
     return Probes(np.array(weights), np.array(intercepts))
 
 
 def predicted(probes: Probes, states: ArrayLike) -> Floats:
-    """[pools, L - 1, N] scores. states: [pools, L - 1, N, d]."""
-    given = np.asarray(states)
-    layers = [probes.scores(layer + 1, torch.from_numpy(given[:, layer])).numpy() for layer in range(given.shape[1])]
-    return np.stack(layers, 1).astype(np.float64)
+    """[L - 1, N] scores of a pool. states: [L - 1, N, d]."""
+    scores = [probes.scores(layer, torch.from_numpy(rows)) for layer, rows in enumerate(np.asarray(states), 1)]
+    return torch.stack(scores).double().numpy()
 
 
-def cross_fitted(states: ArrayLike, final: ArrayLike, k: int, folds: int = 4, seed: int = 1) -> Floats:
-    """[pools, L - 1, N] scores of each pool by probes that were fitted on others; arguments as of `fit`."""
-    given = np.asarray(states)
-    wanted = np.asarray(final, np.float64)
-    scores = np.full(given.shape[:3], np.nan)
-    for part in np.array_split(np.random.default_rng(seed).permutation(len(given)), folds):
-        rest = np.setdiff1d(np.arange(len(given)), part)
-        scores[part] = predicted(rounded(fit(given[rest], wanted[rest], k)), given[part])
-    return scores
+def cross_fitted(
+    states: Sequence[Floats], final: Sequence[Floats], k: int, folds: int = 4, seed: int = 1
+) -> list[Floats]:
+    """Of each pool [L - 1, N] scores by probes that were fitted on other pools; arguments as of `fit`."""
+    scores = dict[int, Floats]()
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(states)), folds)
+    for part in parts:
+        rest = np.setdiff1d(np.arange(len(states)), part)
+        fitted = rounded(fit([states[number] for number in rest], [final[number] for number in rest], k))
+        scores |= {int(number): predicted(fitted, states[number]) for number in part}
+    return [scores[number] for number in range(len(states))]
 
 
-def _nearness(final: Floats, k: int) -> Floats:
-    """[pools, N] weights: 1 at the boundary, a half one standard deviation from it."""
-    spread = max((final - final.mean(1, keepdims=True)).std(), 1e-12)
-    return 1 / (1 + (np.stack([gaps(scores, k) for scores in final]) / spread) ** 2)
+def _nearness(final: Sequence[Floats], k: int) -> list[Floats]:
+    """Of each pool [N] weights: 1 at the boundary, a half one standard deviation from it."""
+    spread = max(np.concatenate([scores - scores.mean() for scores in final]).std(), 1e-12)
+    return [1 / (1 + (gaps(scores, k) / spread) ** 2) for scores in final]
 
 
-def best_ridge(x: Floats, y: Floats, weights: Floats, parts: Sequence[NDArray[np.int64]]) -> Floats:
-    """[d] coefficients of y [pools, N] on x [pools, N, d], weighted; the penalty with the least held-out error."""
+def best_ridge(
+    x: Sequence[Floats], y: Sequence[Floats], weights: Sequence[Floats], parts: Sequence[NDArray[np.int64]]
+) -> Floats:
+    """[d] coefficients of y on x, weighted; the penalty with the least error on pools that are held out.
+
+    x: of each pool [N, d]. y, weights: of each pool [N]. parts: the pools that are held out together.
+    """
     squares = []
     products = []
     for part in parts:
-        rows = x[part].reshape(-1, x.shape[2])
-        weighted = (weights[part, :, None] * x[part]).reshape(-1, x.shape[2])
+        rows, wanted, nearness = (np.concatenate([values[pool] for pool in part]) for values in (x, y, weights))
+        weighted = nearness[:, None] * rows
         squares.append(weighted.T @ rows)
-        products.append(weighted.T @ y[part].ravel())
+        products.append(weighted.T @ wanted)
     square = np.sum(squares, 0)
     product = np.sum(products, 0)
 

@@ -117,9 +117,9 @@ def select(
     decided = np.zeros(candidates, np.int64)
     for layer in range(1, layers + 1):
         history[layer - 1, active] = scores_of(layer, active)
-        slots = min(k, candidates) - int(kept.sum())
+        slots = max(min(k, candidates) - int(kept.sum()), 0)  # a rule may have accepted more than it should
         verdicts = np.full(len(active), DEFER, np.int8)
-        if layer == layers:
+        if layer == layers or not slots:
             verdicts[:] = DROP
             verdicts[ranking(history[-1, active])[:slots]] = ACCEPT
         elif rule is not None and slots < len(active):

@@ -111,10 +111,10 @@ class Chat(Form):
 
     def text(self, query: str, document: str) -> str:
         """A pair as the template writes it. Raises ValueError where the template refuses its roles."""
-        said = [("query", query), ("document", document)]
+        roles = [("query", query), ("document", document)]
         messages: Any = [
             {"role": role, "content": [{"type": "text", "text": text}] if self.structured else text}
-            for role, text in ([("system", self.prompt)] if self.prompt else []) + said
+            for role, text in ([("system", self.prompt)] if self.prompt else []) + roles
         ]
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **(self.options or {})))

@@ -63,10 +63,16 @@ class Streamed:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint | Path, part_of: Callable[[str], int], *, units: tuple[Parts, ...] = BY_PART,
-        slots: int | None = 2, embedding_rows: int | None = None, window: Callable[..., Window] = Window,
+        self,
+        checkpoint: Checkpoint | Path,
+        part_of: Callable[[str], int],
+        *,
+        units: tuple[Parts, ...] = BY_PART,
+        slots: int | None = 2,
+        embedding_rows: int | None = None,
+        window: Callable[..., Window] = Window,
         cache: Callable[..., EmbeddingCache] = EmbeddingCache,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         groups = self.checkpoint.groups
         self._cut = units
@@ -133,5 +139,8 @@ Weights = InMemory | Streamed
 
 def units_of(checkpoint: Checkpoint, part_of: Callable[[str], int], units: tuple[Parts, ...]) -> list[Unit]:
     """The units of all layers, in the order in which they are used."""
-    return [{name: tensor for name, tensor in layer.items() if part_of(name) in parts}
-            for layer in checkpoint.groups.layers for parts in units]  # fmt: skip
+    return [
+        {name: tensor for name, tensor in layer.items() if part_of(name) in parts}
+        for layer in checkpoint.groups.layers
+        for parts in units
+    ]

@@ -9,31 +9,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ondevice.speculation import Verified
 from ondevice.speculation.largest import Likeliest
 
 K = 3  # Figure 9
 
 
 class Trie(NamedTuple):
-    """A calibrated token tree. tokens: of its nodes. parents: an earlier node, -1 the key. chances: of the path."""
+    """A calibrated token tree. tokens: of its nodes. parents: an earlier node, -1 the key."""
 
     tokens: list[int]
     parents: list[int]
-    chances: list[float]
-
-    def branches(self) -> list[list[int]]:
-        """Tokens of the paths from the key to each leaf."""
-        inner = set(self.parents)
-        branches = []
-        for leaf in (node for node in range(len(self.tokens)) if node not in inner):
-            path = []
-            node = leaf
-            while node >= 0:
-                path.append(self.tokens[node])
-                node = self.parents[node]
-            branches.append(path[::-1])
-        return branches
 
 
 def searched(
@@ -46,7 +31,7 @@ def searched(
     nearest position after, else the last one before. The paper states none of the bounds. depth: tokens of a path.
     floor: least product of probabilities.
     """
-    tree = Trie([], [], [])
+    tree = Trie([], [])
     node_of = dict[tuple[int, int], int]()
 
     def visit(position: int, parent: int, reach: float, level: int) -> None:
@@ -58,8 +43,6 @@ def searched(
                 node = node_of[parent, candidate] = len(node_of)
                 tree.tokens.append(candidate)
                 tree.parents.append(parent)
-                tree.chances.append(0.0)
-            tree.chances[node] = max(tree.chances[node], reach * p)
             if level < depth and (where := positions.get(candidate)):
                 after = bisect_right(where, position)
                 before = bisect_left(where, position) - 1
@@ -93,9 +76,6 @@ class Calibration:
         for position, token in enumerate(self._prompt[start : start + len(logits)], start):
             self.positions[token].append(position)
         self.samples += zip(*(part.tolist() for part in self._likeliest(logits)), strict=True)
-
-    def observe(self, step: Verified) -> None:
-        """Ignore a verified step."""
 
     def tree(self, token: int) -> Trie:
         """The calibrated tree of a token."""

@@ -10,7 +10,7 @@ from ondevice.speculation import Draft, Drafter, Verified
 from ondevice.speculation.bundled import mixture
 from ondevice_papers.sdnpu.calibration import Calibration
 from ondevice_papers.sdnpu.history import History
-from ondevice_papers.sdnpu.retrieval import Base, Pld, Sam, Suffixes
+from ondevice_papers.sdnpu.retrieval import Base, Pld, Sam, Suffixes, branches
 from ondevice_papers.sdnpu.reuse import Reuse
 
 if TYPE_CHECKING:
@@ -47,9 +47,14 @@ class SdNpu(Drafter):
     drafts_trees = True
 
     def __init__(
-        self, base: Base | None = None, calibration: Calibration | None = None, reuse: Reuse | None = None, *,
-        name: str = "sd.npu", pooled: Callable[..., Draft] = pooled,
-    ) -> None:  # fmt: skip
+        self,
+        base: Base | None = None,
+        calibration: Calibration | None = None,
+        reuse: Reuse | None = None,
+        *,
+        name: str = "sd.npu",
+        pooled: Callable[..., Draft] = pooled,
+    ) -> None:
         self.base, self.calibration, self.reuse, self.name = base, calibration, reuse, name
         self._pooled = pooled
         self.vocabulary = None if base is None else base.vocabulary
@@ -57,12 +62,9 @@ class SdNpu(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Begin a new request in base, calibration and reuse."""
-        if self.base is not None:
-            self.base.begin(prompt)
-        if self.calibration is not None:
-            self.calibration.begin(prompt)
-        if self.reuse is not None:
-            self.reuse.begin()
+        for part in (self.base, self.calibration, self.reuse):
+            if part is not None:
+                part.begin(prompt)
 
     def prefilled(self, start: int, logits: Tensor) -> None:
         """Give the prompt's logits to the calibration."""
@@ -74,7 +76,7 @@ class SdNpu(Drafter):
         room = min(budget, LMAX - 1)
         retrieved, matched = self.base.retrieve(tokens, room) if self.base is not None else ([], 0)
         runs = self.reuse.runs() if self.reuse is not None else []
-        tree = self.calibration.tree(tokens[-1]).branches() if self.calibration is not None else []
+        tree = branches(*self.calibration.tree(tokens[-1])) if self.calibration is not None else []
         first = [*retrieved, *runs] if matched >= SURE else [*runs, *retrieved]
         return self._pooled([*first, *tree], room)
 
@@ -89,7 +91,7 @@ class SdNpu(Drafter):
             self.base.end(tokens)
 
 
-def base(name: str, vocabulary: int, history: History | None = None) -> Pld | Sam | Suffixes:
+def base(name: str, vocabulary: int, history: History | None = None) -> Base:
     """A new retriever by its name in BASES."""
     if name == "PLD":
         return Pld()
@@ -120,5 +122,5 @@ def methods(vocabulary: int, **functions: Any) -> dict[str, tuple[Callable[[], D
         drafters[on] = partial(base, on, vocabulary), PUBLISHED
         for part in PARTS:
             drafters[f"{on}+{part}"] = partial(sdnpu, vocabulary, on=on, part=part, **functions), LMAX - 1
-    drafters[MIXTURE] = partial(mixture, stored=False), LMAX - 1
+    drafters[MIXTURE] = mixture, LMAX - 1
     return drafters

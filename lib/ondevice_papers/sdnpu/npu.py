@@ -20,8 +20,12 @@ from ondevice.evidence import born
 DRAFTING = 3.0  # ms per step; section 4.4: "less than"
 CLOSE = 0.25  # of a printed cell: so far may a prediction lie from it
 COLUMNS = {  # of Table 3: whether it speculates, and whether switching is hidden
-    "NPU": (False, False), "+G": (False, True), "+SD": (True, False), "+G+SD": (True, True), "Ours": (True, True),
-}  # fmt: skip
+    "NPU": (False, False),
+    "+G": (False, True),
+    "+SD": (True, False),
+    "+G+SD": (True, True),
+    "Ours": (True, True),
+}
 SIZES = {"Qwen2.5-0.5B": "qwen2.5-0.5b", "Qwen2.5-1.5B": "qwen2.5-1.5b", "LLaMA3.2-3B": "llama-3.2-3b"}
 FITTED, HELD_OUT = ("Qwen2.5-0.5B", "LLaMA3.2-3B"), "Qwen2.5-1.5B"
 
@@ -43,9 +47,11 @@ def cells(times: NDArray[np.float64], accepted: float, gain: float, per_token: C
 
 
 def fitted(
-    table_3: pd.DataFrame, accepted: tuple[float, float], forwards: Mapping[str, float],
+    table_3: pd.DataFrame,
+    accepted: tuple[float, float],
+    forwards: Mapping[str, float],
     per_token: Callable[..., float] = per_token,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """model, column, printed, fitted, error, held_out: Table 3 from a least-squares fit that has not seen the 1.5B row.
 
     Fitted, in relative error, are P, s and F of the 0.5B and the 3B and the acceptance of SAM with each, which the

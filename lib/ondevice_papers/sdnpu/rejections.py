@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ondevice.speculation import Draft, Drafter, Verified
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ondevice.speculation import Draft
 
 CASES = ("missing", "synonym", "redundant")
 SHORTEST = 2  # tokens that count as reusable; the paper's epsilon >= 1
@@ -73,42 +70,3 @@ def classify(tail: Sequence[int], output: Sequence[int], shortest: int = SHORTES
             if length >= max(shortest, best.reusable + 1):
                 best = Rejection("synonym" if skipped else "missing", len(tail), inserted, skipped, length)
     return best
-
-
-class Watched(Drafter):
-    """Another drafter, whose rejections are collected in `rejections` when a request is over.
-
-    A tail whose place the output's end has cut off is not counted: nothing came instead.
-    """
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.name, self.vocabulary = drafter, drafter.name, drafter.vocabulary
-        self.wants_prefill = drafter.wants_prefill
-        self.drafts_trees = drafter.drafts_trees
-        self.rejections: list[Rejection] = []
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Begin the drafter's next request, with no rejection noted."""
-        self._tails: list[tuple[int, Sequence[int]]] = []  # where the output went on instead; what was drafted there
-        self.drafter.begin(prompt)
-
-    def prefilled(self, start: int, logits: Tensor) -> None:
-        """Pass the prompt's logits on to the drafter."""
-        self.drafter.prefilled(start, logits)
-
-    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        """The drafter's draft, unchanged; its place in the output is noted."""
-        self._length = len(tokens)
-        return self.drafter.propose(tokens, budget)
-
-    def observe(self, step: Verified) -> None:
-        """Note a verified draft's rejected tail, and pass the step on to the drafter."""
-        tail = rejected(step.draft, step.path)
-        if tail is not None and tail.accepted < len(step.emitted):
-            self._tails.append((self._length + tail.accepted, tail.tokens))
-        self.drafter.observe(step)
-
-    def end(self, tokens: Sequence[int]) -> None:
-        """Classify this request's rejections by its whole output."""
-        self.rejections += [classify(tail, tokens[start:]) for start, tail in self._tails]
-        self.drafter.end(tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ondevice.speculation import Draft, Drafter
 from ondevice.speculation.prompt_lookup import PromptLookup
@@ -15,19 +14,13 @@ LONGEST, SHORTEST, GROWTH = 40, 10, 4  # tokens of SAM's drafts, the root includ
 Retrieved = tuple[list[Sequence[int]], int]  # branches, and how many tokens of the text's end stand before them
 
 
-class Base(Protocol):
-    """What sd.npu retrieves from."""
-
-    name: str
-
-    @property
-    def vocabulary(self) -> int | None: ...
-
-    def begin(self, prompt: Sequence[int]) -> None: ...
-
-    def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved: ...
-
-    def end(self, tokens: Sequence[int]) -> None: ...
+def branches(tokens: Sequence[int], parents: Sequence[int]) -> list[Sequence[int]]:
+    """Branches: the tokens from the root to each leaf of a tree. parents: of each node, an earlier one, -1 the root."""
+    paths: list[Sequence[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    inner = set(parents)
+    return [path for node, path in enumerate(paths) if node not in inner]
 
 
 class Pld(PromptLookup):
@@ -112,11 +105,8 @@ class Suffixes(SuffixDecoding):
     def retrieve(self, tokens: Sequence[int], budget: int) -> Retrieved:
         """The paths to the leaves of what `propose` drafts."""
         draft = self.propose(tokens, budget)
-        drafted = draft.tokens.tolist()
-        parents = draft.parents.tolist()
-        paths: list[list[int]] = []
-        for token, parent in zip(drafted, parents, strict=True):
-            paths.append([*(paths[parent] if parent >= 0 else []), token])
-        inner = set(parents)
-        leaves: list[Sequence[int]] = [path for node, path in enumerate(paths) if node not in inner]
-        return leaves, max((match.length for match in (self._text.match, *self._matches)), default=0)
+        matched = max((match.length for match in (self._text.match, *self._matches)), default=0)
+        return branches(draft.tokens.tolist(), draft.parents.tolist()), matched
+
+
+Base = Pld | Sam | Suffixes

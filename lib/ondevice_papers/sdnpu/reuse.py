@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ondevice.speculation import Draft, Verified
+from ondevice.speculation.largest import likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ def agreed_run(draft: Draft, path: Sequence[int], logits: Tensor) -> list[int]:
     x_e itself is never y_e, so that no run holds it.
     """
     parents, tokens, kept = draft.parents.tolist(), draft.tokens.tolist(), {-1, *path}
-    choices = logits.argmax(-1).tolist()
+    choices = likeliest(logits).tolist()
     runs: list[list[int]] = []  # that end with each node
     for node, parent in enumerate(parents):
         agrees = node not in kept and parent not in kept and choices[parent + 1] == tokens[node]
@@ -36,7 +37,7 @@ class Reuse:
     def __init__(self, *, agreed_run: Callable[..., list[int]] = agreed_run) -> None:
         self._agreed_run = agreed_run
 
-    def begin(self) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         """Forget the runs of the last request."""
         self._runs: list[tuple[int, list[int]]] = []  # age, tokens
 

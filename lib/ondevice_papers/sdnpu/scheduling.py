@@ -35,7 +35,6 @@ MOST_CHOICES = 120_000  # of chunks, that `optimum` tries
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False, init=False)
 class Prefill:
     """What is to be scheduled. All times in one unit.
 
@@ -44,13 +43,6 @@ class Prefill:
     g1, g2: [N] bytes of its graphs, by default 1 each. memory: bytes for graphs, by default those of all G1; all G1 and
     all G2 must fit it; may be infinite. Raises ValueError on what cannot be.
     """
-
-    p: Floats
-    d: Floats
-    s: Floats
-    g1: Floats
-    g2: Floats
-    memory: float
 
     def __init__(
         self, p: ArrayLike, d: ArrayLike, s: ArrayLike, chunks: int | None = None, *, g1: ArrayLike | None = None,
@@ -68,12 +60,9 @@ class Prefill:
         allowed = {x: (per_block, (count, *per_block)) if x in "pd" else (per_block,) for x in shapes}
         if len(per_block) != 1 or per_block[0] < 1 or any(shapes[x] not in allowed[x] for x in shapes):
             raise ValueError(f"p, d, s, g1 and g2 have one number for each of the same blocks, not shapes {shapes}.")
-        for name, array in arrays.items():
-            object.__setattr__(self, name, np.broadcast_to(array, (count, *per_block)) if name in "pd" else array)
-            with np.errstate(over="ignore"):
-                if not np.isfinite(getattr(self, name).sum() * 4):
-                    raise ValueError(f"The blocks' {name} are so large that their sum is no number.")
-        object.__setattr__(self, "memory", float(self.g1.sum() if memory is None else memory))
+        self.p, self.d = (np.broadcast_to(arrays[name], (count, *per_block)) for name in "pd")
+        self.s, self.g1, self.g2 = (arrays[name] for name in ("s", "g1", "g2"))
+        self.memory = float(self.g1.sum() if memory is None else memory)
         least = max(self.g1.sum(), self.g2.sum())
         if not self.memory * (1 + 1e-9) >= least:
             raise ValueError(f"The graphs take {least:g} bytes, more than the memory of {self.memory:g}.")
@@ -95,10 +84,7 @@ class Prefill:
 
 
 def _numbers(name: str, values: ArrayLike) -> Floats:
-    try:
-        numbers = np.array(values, float)
-    except ValueError:
-        raise ValueError(f"p, d, s, g1 and g2 are numbers in rows of one length, which {name} is not.") from None
+    numbers = np.array(values, float)
     wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
     if wrong.size:
         raise ValueError(f"Times and sizes are finite and not negative, but {name} holds {wrong[0]:g}.")
@@ -358,5 +344,9 @@ def optimum(prefill: Prefill) -> Timeline:
 
 
 RULES: dict[str, Callable[[Prefill], list[Load]]] = {
-    "keep both": keep_both, "synchronous": synchronous, "naive": naive, "greedy (paper)": greedy, "ours": ours,
-}  # fmt: skip
+    "keep both": keep_both,
+    "synchronous": synchronous,
+    "naive": naive,
+    "greedy (paper)": greedy,
+    "ours": ours,
+}

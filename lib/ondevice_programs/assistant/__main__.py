@@ -88,15 +88,15 @@ def _ask(options: argparse.Namespace) -> None:
             port = stack.enter_context(cloud(options.public, "--memory", str(options.memory), *words))
         tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
         device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
-        asked = Asked(temperature=0.0, lookahead=32, limit=options.limit)
+        settings = Asked(temperature=0.0, lookahead=32, limit=options.limit)
         budget = options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)
         for question in options.question or map(str.strip, sys.stdin):
             if question:
-                _answer(device, account, question, asked)
+                _answer(device, account, question, settings)
 
 
-def _answer(device: Device, account: Account, question: str, asked: Asked) -> None:
+def _answer(device: Device, account: Account, question: str, settings: Asked) -> None:
     """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
     tokenizer = device.node.tokenizer
     tokens = len(tokenizer(question, verbose=False).input_ids)  # no warning of a long one
@@ -105,13 +105,13 @@ def _answer(device: Device, account: Account, question: str, asked: Asked) -> No
     account.forget(number + 1)
     stream = terminal.Stream(tokenizer, sys.stdout)
     if held:
-        answer = device.answer(question, asked, stream.token, stream.drafts)
+        answer = device.answer(question, settings, stream.token, stream.drafts)
     else:
         with Device(device.node) as single:
-            answer = single.answer(question, asked, stream.token)
+            answer = single.answer(question, settings, stream.token)
         answer.reason = "the budget of the cloud does not hold this question"
     stream.end()
-    for note in terminal.notes(answer, tokenizer):
+    for note in terminal.notes(answer, tokenizer, terminal.texts_used(answer, device.node.documents)):
         print(note, file=sys.stderr, flush=True)
 
 
@@ -147,12 +147,24 @@ def _parser() -> commands.Parser:
     parser.add_argument("--public", type=_folder, metavar="FOLDER", help="documents of the cloud")
     parser.add_argument("--connect", type=commands.address, metavar="HOST:PORT", help="a cloud that runs elsewhere")
     parser.add_argument("--serve", type=commands.address, metavar="HOST:PORT", help="be the cloud; port 0: any")
-    parser.add_argument("--without", action="append", default=[], choices=list(SYSTEMS.values()), metavar="SYSTEM",
-                        help=f"leave a system out, the same on both sides: {', '.join(SYSTEMS.values())}")  # fmt: skip
-    parser.add_argument("--budget", type=commands.share, default=1.0, metavar="SHARE",
-                        help="DiSCo: share of the questions' tokens that the cloud may read")  # fmt: skip
-    parser.add_argument("--memory", type=commands.positive, default=BUDGET_MB, metavar="MB",
-                        help="that GRATING's reranker may take")  # fmt: skip
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=list(SYSTEMS.values()),
+        metavar="SYSTEM",
+        help=f"leave a system out, the same on both sides: {', '.join(SYSTEMS.values())}",
+    )
+    parser.add_argument(
+        "--budget",
+        type=commands.share,
+        default=1.0,
+        metavar="SHARE",
+        help="DiSCo: share of the questions' tokens that the cloud may read",
+    )
+    parser.add_argument(
+        "--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="that GRATING's reranker may take"
+    )
     parser.add_argument("--limit", type=commands.count, default=64, metavar="N", help="most tokens of an answer")
     parser.add_argument("--patience", type=commands.seconds, default=5.0, metavar="S", help="to wait for the cloud")
     parser.add_argument("--threads", type=commands.count, default=1, metavar="N", help="of PyTorch")

@@ -16,7 +16,7 @@ from ondevice.speculation.loop import PREFILL_CHUNK
 from ondevice_papers.diaa.drafter import Diaa
 from ondevice_papers.diaa.tables import Tables
 from ondevice_papers.sdnpu.drafter import sdnpu
-from ondevice_programs.pair.decoder import Decoder
+from ondevice_programs.pair.decoder import Decoder, Piece
 
 BUDGET, NODES = 8, 32  # tokens of a chain that are verified; nodes of the tree that it is taken from
 
@@ -63,9 +63,13 @@ class Ahead(Decoder):
     """
 
     def __init__(
-        self, *decoded: Any, drafter: Callable[[], Drafter], verify: Callable[[Ahead], Tensor] = verify,
-        learn: Callable[..., None] = learn, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *decoded: Any,
+        drafter: Callable[[], Drafter],
+        verify: Callable[[Ahead], Tensor] = verify,
+        learn: Callable[..., None] = learn,
+        **options: Any,
+    ) -> None:
         super().__init__(*decoded, **options)
         self.drafter, self.verify, self.learn, self.width = drafter(), verify, learn, 0
         self.read = [*chain.from_iterable(self._prefixes), *self._suffix]
@@ -74,15 +78,15 @@ class Ahead(Decoder):
         self.taken = 0
         self._verified: Tensor | None = None  # the last pass's logits, while they are of use
 
-    def pieces(self) -> Iterator[int]:
+    def pieces(self, query: bool = True) -> Iterator[Piece]:
         """Prefill; a drafter that reads the prompt's logits is given those of the documents."""
         start = 0
         for prefix, member in self._documents():
             if self.drafter.wants_prefill and prefix and not member.length:
                 member.prefill(prefix, PREFILL_CHUNK, partial(self._prefilled, start))
-                yield len(prefix)
+                yield Piece(len(prefix), [])
             start += len(prefix)
-        yield from super().pieces()
+        yield from super().pieces(query)
 
     def next_distribution(self) -> np.ndarray:
         """As of `Decoder`."""
@@ -115,8 +119,8 @@ class Ahead(Decoder):
             self._verified = self.verify(self)
         return self._verified[:, self.taken]
 
-    def _prefilled(self, start: int, place: int, logits: Tensor) -> None:
-        self.drafter.prefilled(start + place, logits)
+    def _prefilled(self, start: int, offset: int, logits: Tensor) -> None:
+        self.drafter.prefilled(start + offset, logits)
 
 
 class Continued(Drafter):

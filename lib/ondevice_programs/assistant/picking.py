@@ -22,10 +22,15 @@ class Embedded(Documents):
 
     dense: DenseIndex
 
+    @property
+    def relevance(self) -> str:
+        """As of `Documents`."""
+        return "the cosine of embeddings"
+
     def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """As of `Documents`."""
-        scores, found = self.dense.search([query], min(k, len(self.texts)))
-        return found[0].tolist(), scores[0].tolist()
+        scores, indices = self.dense.search([query], min(k, len(self.texts)))
+        return indices[0].tolist(), scores[0].tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +41,16 @@ class Reranked(Documents):
     hybrid: Hybrid
     reranker: Reranker
 
+    @property
+    def relevance(self) -> str:
+        """As of `Documents`."""
+        return f"{self.reranker.spec[-64:]} ({self.reranker.fingerprint})"
+
     def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """As of `Documents`."""
-        found = self.hybrid.search([query], min(CANDIDATES, len(self.texts)))[1][0]
-        best = self.reranker.rank(query, [self.texts[place] for place in found], min(k, len(found)))
-        return [int(found[one["corpus_id"]]) for one in best], [one["score"] for one in best]
+        candidates = self.hybrid.search([query], min(CANDIDATES, len(self.texts)))[1][0]
+        best = self.reranker.rank(query, [self.texts[index] for index in candidates], min(k, len(candidates)))
+        return [int(candidates[hit["corpus_id"]]) for hit in best], [hit["score"] for hit in best]
 
 
 def picked(documents: Documents, vectors: NDArray[np.float32], reranker: Reranker | None) -> Embedded | Reranked:

@@ -61,6 +61,10 @@ class Sides:
         """A side with these documents; embeddings of private ones are kept nowhere."""
         vectors = embedder()(documents.texts) if private else embeddings(documents.texts)
         return Node(
-            self.lm, self.tokenizer, picked(documents, vectors, self.reranker), name=MODEL, decodes=self.decodes,
+            self.lm,
+            self.tokenizer,
+            picked(documents, vectors, self.reranker),
+            name=MODEL,
+            decodes=self.decodes,
             weight_temperature=temperature(self.reranker is not None),
-        )  # fmt: skip
+        )

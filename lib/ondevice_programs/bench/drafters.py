@@ -43,7 +43,7 @@ DRAFTERS = {
         f"ondevice_papers.diaa.drafter import Diaa\nfrom {_TABLES}", "Diaa(Tables.empty(V), reads_prompt=True)", True
     ),
     "sdnpu": Row("ondevice_papers.sdnpu.drafter import sdnpu", "sdnpu(V)", True),
-    "mixture": Row("ondevice.speculation.bundled import mixture", "mixture(stored=False)", True),
+    "mixture": Row("ondevice.speculation.bundled import mixture", "mixture()", True),
 }
 
 
@@ -59,11 +59,17 @@ class Timed(Drafter):
     """A drafter whose calls are timed. seconds: of all of them so far."""
 
     def __init__(self, drafter: Drafter) -> None:
-        for name in ("name", "wants_prefill", "drafts_trees", "vocabulary"):
+        self.drafter = drafter
+        for name in ("name", "drafts_trees", "vocabulary"):
             setattr(self, name, getattr(drafter, name))
-        for name in ("begin", "prefilled", "propose", "observe", "end"):
+        for name in ("prefilled", "propose", "observe", "end"):
             setattr(self, name, partial(self._call, getattr(drafter, name)))
         self.seconds = 0.0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Timed; the drafter decides whether it reads this prompt."""
+        self._call(self.drafter.begin, prompt)
+        self.wants_prefill = self.drafter.wants_prefill
 
     def _call(self, method: Callable[..., Any], *given: Any) -> Any:
         began = perf_counter()

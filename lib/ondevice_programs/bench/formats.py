@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.lean import engine
 from ondevice.models import Loaded
-from ondevice.speculation.verify_cost import verifications
+from ondevice.speculation.verify_cost import SETTLED_S, verifications
 
 ROWS = (1, 2, 4, 8, 16, 33)  # of a pass
 PEER_ROWS = (1, 8, 33)  # of another program's
@@ -67,6 +67,8 @@ def curves(
         if turn >= _FEWEST and monotonic() > ends:
             break
         for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            if name in beside:
+                sleep(SETTLED_S)
             times[name].append(turns[name.removesuffix(_REPEATED)]())
     measured = {}
     for name in order:

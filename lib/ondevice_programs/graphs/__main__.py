@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ondevice import chat, commands, models
-from ondevice.speculation import Drafter, generate
+from ondevice.speculation import Drafter, generate, greedy
 from ondevice.speculation.bundled import mixture
 from ondevice_papers.sdnpu import drafter
 from ondevice_papers.sdnpu.history import History
@@ -51,13 +51,17 @@ def exported(options: argparse.Namespace) -> int:
         cache_bits=options.cache_bits, compared=options.compared,
     )  # fmt: skip
     size = (options.folder / static_graphs.WEIGHTS).stat().st_size / 1e6
-    print(f"{options.folder}: {len(facts['layers'])} blocks of {facts['large']} and {facts['small']} rows for "
-          f"{facts['target']}, weights {facts['weights']}, {size:.1f} MB.")  # fmt: skip
+    print(
+        f"{options.folder}: {len(facts['layers'])} blocks of {facts['large']} and {facts['small']} rows for "
+        f"{facts['target']}, weights {facts['weights']}, {size:.1f} MB."
+    )
     if "compared" in facts:
         compared = facts["compared"]
-        print(f"Compared with the model in float32 on {compared['tokens']} tokens: the same likeliest token after "
-              f"{100 * compared['argmax_agreement']:.1f} percent, loss {compared['loss']:.3f} per token, the model's "
-              f"{compared['model_loss']:.3f}.")  # fmt: skip
+        print(
+            f"Compared with the model in float32 on {compared['tokens']} tokens: the same likeliest token after "
+            f"{100 * compared['argmax_agreement']:.1f} percent, loss {compared['loss']:.3f} per token, the model's "
+            f"{compared['model_loss']:.3f}."
+        )
     return 0
 
 
@@ -68,15 +72,11 @@ def compiled(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.graphs} was exported for {facts['target']}; the compiler takes --target htp.")
     if options.folder.exists():
         raise ValueError(f"{options.folder} is there already; name a new folder.")
-    stems = [*(f"block{number:02}" for number in range(len(facts["layers"]))), "head"]
     sums = np.zeros((2, 2))  # shared or not; MB of binaries and of spill memory
     print(f"{'MB of':8}{'shared':>10}{'apart':>10}{'spill':>10}{'apart':>10}")
-    for stem in stems:
-        graphs = [options.graphs / f"{stem}-{facts[rows]}.onnx" for rows in ("large", "small")]
-        both = htp.compiled(graphs, options.folder / stem, True, options.soc)
-        apart = htp.compiled(graphs, options.folder / "apart" / stem, False, options.soc)
-        row = np.array([[both.size, both.spill], [apart.size, apart.spill]]) / 1e6
-        print(f"{stem:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
+    for part, *sizes in htp.both_ways(options.graphs, facts, options.folder, options.soc):
+        row = np.array(sizes) / 1e6
+        print(f"{part:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
         sums += row
     print(f"{'all':8}{sums[0, 0]:10.1f}{sums[1, 0]:10.1f}{sums[0, 1]:10.1f}{sums[1, 1]:10.1f}")
     print(f"{options.folder}: compiled for SoC {options.soc}, HTP v{htp.ARCHITECTURE}; no node is left to the CPU.")
@@ -89,9 +89,9 @@ def generated(options: argparse.Namespace) -> int:
     built = static_graphs.opened(options.folder)
     tokenizer = _tokenizer(options.folder, built.facts["tokenizer"])
     vocabulary = int(built.facts["vocabulary"])
-    history = History(vocabulary, built.facts["tokenizer"], options.history) if options.history else None
+    history = History(vocabulary, built.facts["tokenizer"], options.history)
     earlier = History(vocabulary)  # in memory, to draft from
-    earlier.responses = [*history.responses] if history is not None else []
+    earlier.responses = [*history.responses]
     if not options.memory >= 1 or options.memory == float("inf"):
         raise ValueError(f"The graphs take 1.0 of the prefill graphs' bytes; a memory of {options.memory:g} cannot be.")
     ids = chat.prompt_ids(tokenizer, text)
@@ -99,7 +99,7 @@ def generated(options: argparse.Namespace) -> int:
         raise ValueError(f"The prompt has {len(ids)} tokens; these graphs hold 1 to {built.facts['context'] - 1}.")
     lm: Any = StaticLM(built, PLANS[options.plan], options.memory)
     drafters: dict[str, Callable[[], Drafter]] = {
-        "mixture": lambda: _informed(mixture(stored=False), earlier),
+        "mixture": lambda: _informed(mixture(), earlier),
         "sdnpu": lambda: drafter.sdnpu(vocabulary, earlier),
         "sam": lambda: drafter.base("SAM", vocabulary, earlier),
         "none": Drafter,
@@ -108,7 +108,7 @@ def generated(options: argparse.Namespace) -> int:
 
     def choice(logits: torch.Tensor) -> int:
         first.append(perf_counter())
-        return int(logits.argmax())
+        return greedy(logits)
 
     lm.start()
     began = perf_counter()
@@ -119,10 +119,12 @@ def generated(options: argparse.Namespace) -> int:
     )
     spent = perf_counter() - began
     print(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
-    print(f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
-          f"{first[0] - began:.3f} s, all after {spent:.3f} s", file=sys.stderr)  # fmt: skip
-    if history is not None:  # at last, so that a full disk loses no answer
-        history.append(generation.tokens)
+    print(
+        f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
+        f"{first[0] - began:.3f} s, all after {spent:.3f} s",
+        file=sys.stderr,
+    )
+    history.append(generation.tokens)  # at last, so that a full disk loses no answer
     return 0
 
 
@@ -144,15 +146,24 @@ def _parser() -> commands.Parser:
     add("folder", type=commands.writable, help="to write them to, which must not be there yet")
     add("--target", choices=("cpu", "htp"), default="cpu", help="htp: Qualcomm's NPU; needs the extra npu")
     add("--context", type=commands.count, default=1024, metavar="N", help="tokens that a session may have")
-    add("--texts", type=commands.existing, metavar="FILE",
-        help="as the model will read them: ranges and logits are taken from them (default: documentation)")  # fmt: skip
+    add(
+        "--texts",
+        type=commands.existing,
+        metavar="FILE",
+        help="as the model will read them: ranges and logits are taken from them (default: documentation)",
+    )
     add("--weights", choices=("float32", "8bit", "4bit"), default="float32", help="of target cpu; htp has 8 bits")
     add("--cache-bits", type=int, choices=(8, 16), default=16, help="of the HTP's keys and values")
     add("--blocks", type=commands.count, default=exporting.BLOCKS, metavar="N", help="into which layers are dealt")
     add("--large", type=commands.count, default=exporting.LARGE, metavar="ROWS", help="of the prefill graph")
     add("--small", type=commands.count, default=exporting.SMALL, metavar="ROWS", help="of the decode graph")
-    add("--compared", type=commands.whole(), default=-1, metavar="N",
-        help="tokens whose logits are compared with the model's (default: 512, on the HTP's emulator 32)")  # fmt: skip
+    add(
+        "--compared",
+        type=commands.whole(),
+        default=-1,
+        metavar="N",
+        help="tokens whose logits are compared with the model's (default: 512, on the HTP's emulator 32)",
+    )
     example = "ondevice-graphs compile GRAPHS BINARIES"
     compiler = programs.add_parser("compile", help="have Qualcomm's compiler take a folder's graphs", example=example)
     add = compiler.add_argument
@@ -166,8 +177,12 @@ def _parser() -> commands.Parser:
     add("--prompt", required=True, metavar="TEXT", help="or - for standard input")
     add("--tokens", type=commands.count, default=64, metavar="N", help="of the answer, at most")
     add("--history", type=Path, metavar="FILE", help="earlier answers to draft from; it grows")
-    add("--drafter", choices=("mixture", "sdnpu", "sam", "none"), default="mixture",
-        help="sdnpu: the paper's; mixture: the library's strongest")  # fmt: skip
+    add(
+        "--drafter",
+        choices=("mixture", "sdnpu", "sam", "none"),
+        default="mixture",
+        help="sdnpu: the paper's; mixture: the library's strongest",
+    )
     add("--plan", choices=tuple(PLANS), default="ours", help="how graphs are switched")
     add("--memory", type=float, default=1.0, metavar="SHARE", help="for graphs, over the bytes of all prefill graphs")
     return parser

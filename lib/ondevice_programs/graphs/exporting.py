@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from hashlib import file_digest, sha256
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
 import torch
-from onnx import numpy_helper
+from onnx.external_data_helper import set_external_data
 
 from ondevice import corpus
 from ondevice.causal_lm import drawing
@@ -88,20 +88,17 @@ def export(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
-        shared = _Weights(new / WEIGHTS)
-        for rows in (large, small):
-
-            def drawn(rows: int = rows) -> StaticDrawing:
-                if noted is not None:
-                    return HTPDrawing(loaded.model, rows, capacity, noted)
-                return StaticDrawing(structure, rows, capacity, matrix)
-
-            shared.write(f"embed-{rows}", StaticDrawing(structure, rows, capacity, matrix).embedding())
-            for number, part in enumerate(parts):
-                shared.write(f"block{number:02}-{rows}", drawn().block(part.tolist()))
-            shared.write(f"head-{rows}", drawn().head())
-        shared.close()
-        facts["files"] = {path.name: [_sha256(path), path.stat().st_size] for path in sorted(new.iterdir())}
+        with (new / WEIGHTS).open("wb") as file:
+            shared = _Weights(file)
+            for rows in (large, small):
+                plain = partial(StaticDrawing, structure, rows, capacity, matrix)
+                drawn = partial(HTPDrawing, loaded.model, rows, capacity, noted) if noted else plain
+                shared.write(new / f"embed-{rows}.onnx", plain().embedding())
+                for number, part in enumerate(parts):
+                    shared.write(new / f"block{number:02}-{rows}.onnx", drawn().block(part.tolist()))
+                shared.write(new / f"head-{rows}.onnx", drawn().head())
+        files = sorted(new.iterdir())
+        facts["files"] = {path.name: [static_graphs.checksum(path), path.stat().st_size] for path in files}
         if facts["tokenizer"]:
             loaded.tokenizer.save_pretrained(new)
         tokens = COMPARED[target] if compared < 0 else compared
@@ -131,11 +128,8 @@ def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]
     """Logits of exported graphs, in the target's arithmetic, beside the float32 model's.
 
     argmax_agreement: share of the tokens whose likeliest next token is the same. loss, model_loss: per token, in nats.
-    seconds: of the graphs.
     """
-    began = perf_counter()
     ours = static_graphs.read(static_graphs.opened(folder), ids)
-    seconds = perf_counter() - began
     with torch.inference_mode():
         right = model(torch.tensor([list(ids)])).logits[0]
     following = torch.tensor(ids[1:])
@@ -149,7 +143,6 @@ def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]
         "loss": loss(ours),
         "model_loss": loss(right),
         "greatest_difference": float((ours - right).abs().max() / right.std()),  # in standard deviations of the logits
-        "seconds": round(seconds, 2),
     }
 
 
@@ -161,15 +154,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
 class _Weights:
     """The graphs of a folder, over one file of weights: equal constants lie in it once, each on a page of its own."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb")
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._offsets: dict[bytes, int] = {}
 
-    def write(self, stem: str, proto: onnx.ModelProto) -> None:
-        """Write a graph, its large constants into the file."""
+    def write(self, path: Path, proto: onnx.ModelProto) -> None:
+        """Write a graph to its path, its large constants into the file of weights."""
         for tensor in proto.graph.initializer:
-            data = numpy_helper.to_array(tensor).tobytes()
+            data = tensor.raw_data
             if len(data) < _INLINE:
                 continue
             key = sha256(data).digest()
@@ -177,24 +169,11 @@ class _Weights:
                 self._file.write(bytes(-self._file.tell() % _PAGE))
                 self._offsets[key] = self._file.tell()
                 self._file.write(data)
-            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
-                tensor.ClearField(field)
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            facts: Mapping[str, Any] = {"location": WEIGHTS, "offset": self._offsets[key], "length": len(data)}
-            for name, value in facts.items():
-                tensor.external_data.add(key=name, value=str(value))
+            set_external_data(tensor, WEIGHTS, self._offsets[key], len(data))
+            tensor.ClearField("raw_data")
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
-        (self._path.parent / f"{stem}.onnx").write_bytes(proto.SerializeToString())
-
-    def close(self) -> None:
-        """No graph comes any more."""
-        self._file.close()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()
+        path.write_bytes(proto.SerializeToString())
 
 
 def _check(

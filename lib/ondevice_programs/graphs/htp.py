@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,30 +38,22 @@ def noted(model: PreTrainedModel, texts: Sequence[Sequence[int]], cache_bits: in
         low, high = limits.get(name, (0.0, 0.0))
         limits[name] = (min(low, float(tensor.min())), max(high, float(tensor.max())))
 
-    def hook(name: str) -> Any:
-        def after(module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            rows = given[0].flatten(0, -2)
-            low, high, squares = inputs.get(name, [torch.zeros(1)] * 3)
-            parts = (rows.amin(0).minimum(low), rows.amax(0).maximum(high), squares + rows.square().sum(0))
-            inputs[name] = list(parts)
-            bias = getattr(module, "bias", None)
-            note(name, output if bias is None else output - bias)
+    def note_linear(name: str, module: torch.nn.Linear, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        rows = given[0].flatten(0, -2)
+        low, high, squares = inputs.get(name, [torch.zeros(1)] * 3)
+        inputs[name] = [rows.amin(0).minimum(low), rows.amax(0).maximum(high), squares + rows.square().sum(0)]
+        note(name, output if module.bias is None else output - module.bias)
 
-        return after
-
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules]
-    try:
-        with torch.inference_mode():
-            for text in texts:
-                for start in range(0, len(text), WINDOW):
-                    given: Any = model(torch.tensor([list(text[start : start + WINDOW])]), use_cache=True)
-                    for number, layer in enumerate(given.past_key_values.layers):
-                        note(f"keys.{number}", layer.keys)
-                        note(f"values.{number}", layer.values)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.inference_mode():
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                hooks.enter_context(module.register_forward_hook(partial(note_linear, name)))
+        for text in texts:
+            for start in range(0, len(text), WINDOW):
+                output: Any = model(torch.tensor([list(text[start : start + WINDOW])]), use_cache=True)
+                for number, layer in enumerate(output.past_key_values.layers):
+                    note(f"keys.{number}", layer.keys)
+                    note(f"values.{number}", layer.values)
     tokens = sum(map(len, texts))
     channels = {
         name: Channels(low.numpy(), high.numpy(), (squares / tokens).sqrt().numpy())
@@ -76,12 +68,8 @@ def noted(model: PreTrainedModel, texts: Sequence[Sequence[int]], cache_bits: in
 
 
 class Context(NamedTuple):
-    """A compiled binary. files: it and the graphs that name it. size: of the binary. spill: bytes of its spill memory.
+    """Compiled binaries, one where the weights are shared. size: bytes of all. spill: bytes of their spill memory."""
 
-    Without shared weights `files` and `size` are of several binaries.
-    """
-
-    files: tuple[Path, ...]
     size: int
     spill: int
 
@@ -97,48 +85,42 @@ def _devices() -> tuple[Any, Any]:
     return onnxruntime_qnn, devices[:1]
 
 
-def session(path: Path, soc: str = SOC, **entries: str) -> Any:
+def session(path: Path, soc: str = SOC, entries: Mapping[str, str] | None = None, **provided: str) -> Any:
     """A session of a graph that is compiled for the HTP and, on x86-64, runs in its emulator; no node is left out.
 
-    entries: of the session's configuration, dots as two underscores. Raises Refused where the compiler does not take
-    all of the graph, with its first reason, and ModuleNotFoundError without the package.
+    entries: of the session's configuration. provided: options of the compiler. Raises Refused where the compiler does
+    not take all of the graph, with its first reason, and ModuleNotFoundError without the package.
     """
-    package, devices = _devices()
-    options = drawing.options()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    provider = {"backend_path": package.get_qnn_htp_path(), "soc_model": soc, "htp_arch": ARCHITECTURE}
-    for name, value in entries.items():
-        if name.startswith("ep__"):
-            options.add_session_config_entry(name.replace("__", "."), value)
-        else:
-            provider[name] = value
-    options.add_provider_for_devices(devices, provider)
+    whole = {"session.disable_cpu_ep_fallback": "1"}
+    _devices()
     try:
-        return onnxruntime.InferenceSession(str(path), options)
+        return _session(path, whole | dict(entries or {}), soc_model=soc, **provided)
     except Exception as error:  # the runtime's errors have no common class of their own
-        raise Refused(f"The HTP's compiler refuses {path.name}: {_reason(path, soc, str(error))}") from None
+        raise Refused(f"The HTP's compiler refuses {path.name}: {_reason(path, str(error))}") from None
 
 
-def _reason(path: Path, soc: str, error: str) -> str:
-    """The nodes of a graph that the compiler leaves to the CPU, or what the runtime said."""
-    left = sorted(_left_to_the_cpu(path))
-    if left:
-        return f"{len(left)} nodes would run on the CPU, the first of them {left[0]}."
-    return error.split(" : ")[-1].split("\n")[0][:200]
-
-
-def _left_to_the_cpu(path: Path) -> Iterator[str]:
-    """`operator name` of each node that is left to the CPU."""
+def _session(path: Path, entries: Mapping[str, str], **provided: str) -> Any:
     package, devices = _devices()
     options = drawing.options()
     options.log_severity_level = 4
-    options.add_provider_for_devices(devices, {"backend_path": package.get_qnn_htp_path(), "htp_arch": ARCHITECTURE})
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
+    provider = {"backend_path": package.get_qnn_htp_path(), "htp_arch": ARCHITECTURE, **provided}
+    options.add_provider_for_devices(devices, provider)
+    return onnxruntime.InferenceSession(str(path), options)
+
+
+def _reason(path: Path, error: str) -> str:
+    """The nodes of a graph that the compiler leaves to the CPU, or what the runtime said."""
+    left: list[str] = []
     with contextlib.suppress(Exception):
-        for part in onnxruntime.InferenceSession(str(path), options).get_provider_graph_assignment_info():
+        assigned = _session(path, {"session.record_ep_graph_assignment_info": "1"}).get_provider_graph_assignment_info()
+        for part in assigned:
             if part.ep_name == "CPUExecutionProvider":
-                yield from (f"{node.op_type} {node.name}" for node in part.get_nodes())
+                left += [f"{node.op_type} {node.name}" for node in part.get_nodes()]
+    if left:
+        return f"{len(left)} nodes would run on the CPU, the first of them {min(left)}."
+    return error.split(" : ")[-1].split("\n")[0][:200]
 
 
 def compiled(graphs: Sequence[Path], folder: Path, shared: bool, soc: str = SOC) -> Context:
@@ -150,19 +132,34 @@ def compiled(graphs: Sequence[Path], folder: Path, shared: bool, soc: str = SOC)
     contexts = [folder / f"{path.stem}_ctx.onnx" for path in graphs]
     for number, (path, context) in enumerate(zip(graphs, contexts, strict=True)):
         entries = {
-            "ep__context_enable": "1",
-            "ep__context_embed_mode": "0",
-            "ep__context_file_path": str(context),
+            "ep.context_enable": "1",
+            "ep.context_embed_mode": "0",
+            "ep.context_file_path": str(context),
+        }
+        provided = {
             "enable_htp_spill_fill_buffer": "1",
             "htp_graph_finalization_optimization_mode": "3",  # the most; by default a binary may be twice as large
         }
         if shared:
-            entries |= {"ep__share_ep_contexts": "1", "enable_htp_weight_sharing": "1"}
+            entries["ep.share_ep_contexts"] = "1"
+            provided["enable_htp_weight_sharing"] = "1"
             if number == len(graphs) - 1:
-                entries["ep__stop_share_ep_contexts"] = "1"
-        session(path, soc, **entries)
-    binaries = sorted(folder.glob("*.bin"))
+                entries["ep.stop_share_ep_contexts"] = "1"
+        session(path, soc, entries, **provided)
     nodes = [node for path in contexts for node in onnx.load(path).graph.node]
     spills = [attribute.i for node in nodes for attribute in node.attribute if attribute.name == "max_size"]
-    sizes = [path.stat().st_size for path in binaries]
-    return Context((*contexts, *binaries), sum(sizes), int(np.max(spills) if shared else np.sum(spills)))
+    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    return Context(size, int(np.max(spills) if shared else np.sum(spills)))
+
+
+def both_ways(
+    folder: Path, facts: Mapping[str, Any], new: Path, soc: str = SOC, skipped: Container[str] = ()
+) -> Iterator[tuple[str, Context, Context]]:
+    """Compile the parts of an exported folder into a new one: yields (part, with shared weights, with a binary each).
+
+    A part has two graphs: a block's, and the head's. facts: of the folder. Raises as `session`.
+    """
+    for part in [*(f"block{number:02}" for number in range(len(facts["layers"]))), "head"]:
+        if part not in skipped:
+            graphs = [folder / f"{part}-{facts[rows]}.onnx" for rows in ("large", "small")]
+            yield part, compiled(graphs, new / part, True, soc), compiled(graphs, new / "apart" / part, False, soc)

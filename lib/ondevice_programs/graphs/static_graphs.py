@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,10 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Graph:
-    """A loaded graph. rows: that it runs, always. size: bytes of its file."""
+    """A loaded graph. rows: that it runs, always."""
 
     session: Any
     rows: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,13 @@ class Cache:
 class Graphs:
     """An opened folder's graphs of a model in N blocks.
 
-    large_files, small_files: each block's G1 and G2. facts: of the folder. ends: embedding and head, small and large,
-    which stay loaded.
+    large, small: rows of G1, the prefill graph, and of G2, the decode graph. large_files, small_files: each block's.
+    facts: of the folder. ends: embedding and head, small and large, which stay loaded.
     """
 
     facts: dict[str, Any]
+    large: int
+    small: int
     large_files: tuple[Path, ...]
     small_files: tuple[Path, ...]
     ends: dict[str, Graph]
@@ -75,26 +75,11 @@ class Graphs:
         """N, the number of blocks that the layers are dealt into."""
         return len(self.large_files)
 
-    @property
-    def large(self) -> int:
-        """Rows of G1, the prefill graph."""
-        return int(self.facts["large"])
-
-    @property
-    def small(self) -> int:
-        """Rows of G2, the decode graph."""
-        return int(self.facts["small"])
-
-    @property
-    def capacity(self) -> int:
-        """Rows of the static cache."""
-        return int(self.facts["capacity"])
-
     def caches(self) -> list[Cache]:
         """Empty caches, one a block."""
         kind = np.dtype(self.facts["cache"])
         shapes = [
-            (layers, self.facts["groups"], self.capacity, self.facts["size"]) for layers in self.facts["layers"]
+            (layers, *(self.facts[name] for name in ("groups", "capacity", "size"))) for layers in self.facts["layers"]
         ]
         # Not np.zeros, whose memory is only found by the first chunk that reads it.
         return [Cache(np.full(shape, 0, kind), np.full(shape, 0, kind)) for shape in shapes]
@@ -184,11 +169,11 @@ def opened(folder: Path, cache: Path | None = None) -> Graphs:
         files = {name: folder / name for name in names}
         missing = names
     for name in {*missing, *([WEIGHTS] if missing else [])}:
-        if _sha256(folder / name) != facts["files"][name][0]:
+        if checksum(folder / name) != facts["files"][name][0]:
             raise ValueError(f"{name} in {folder.name} is damaged: export it again.")
     for name in missing if facts["target"] == "cpu" else ():
         _optimise(folder / name, files[name])
-    chunks = (facts["large"], facts["small"])
+    chunks = (int(facts["large"]), int(facts["small"]))
     ends = {}
     for chunk in chunks:
         ends[f"embed-{chunk}"] = load(files[f"embed-{chunk}.onnx"])
@@ -196,7 +181,7 @@ def opened(folder: Path, cache: Path | None = None) -> Graphs:
     large, small = (
         tuple(files[f"block{number:02}-{chunk}.onnx"] for number in range(len(facts["layers"]))) for chunk in chunks
     )
-    return Graphs(facts, large, small, ends)
+    return Graphs(facts, *chunks, large, small, ends)
 
 
 def _optimise(source: Path, path: Path) -> None:
@@ -245,7 +230,7 @@ def load(path: Path, target: str = "cpu") -> Graph:
         raise FileNotFoundError(f"There is no graph {path.name} in {path.parent}: export it first.")
     if target == "htp":
         session = htp.session(path)
-        return Graph(session, session.get_inputs()[0].shape[0], path.stat().st_size)
+        return Graph(session, session.get_inputs()[0].shape[0])
     _own_pages()
     options = drawing.options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # done when it was compiled
@@ -255,7 +240,7 @@ def load(path: Path, target: str = "cpu") -> Graph:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         with drawing.flushing_denormals():
             session.run(None, zeros(session))
-        return Graph(session, session.get_inputs()[0].shape[0], path.stat().st_size)
+        return Graph(session, session.get_inputs()[0].shape[0])
     except Exception as error:  # the runtime's errors have no common class of their own
         raise ValueError(f"{path.name} is damaged or truncated, or no graph: delete it ({_first(error)}).") from None
 
@@ -269,42 +254,18 @@ def zeros(session: Any) -> dict[str, NDArray[Any]]:
     return {value.name: np.zeros(value.shape, _TYPES[value.type]) for value in session.get_inputs()}
 
 
-_done: list[bool] = []
-
-
+@lru_cache
 def _own_pages() -> None:
     """Once a process: large allocations in mappings of their own, and one arena for all sessions."""
-    if not _done:
-        _done.append(True)
-        onnxruntime.create_and_register_allocator(
-            onnxruntime.OrtMemoryInfo(
-                "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-            ),
-            onnxruntime.OrtArenaCfg(0, 1, -1, -1),
-        )
-        if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-            libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD, which otherwise grows with what is freed
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, 1, -1, -1))
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD, which otherwise grows with what is freed
 
 
-def drop_from_page_cache(path: Path) -> None:
-    """Have the next load read a file from the disk; where the system cannot, it stays in memory."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())  # what is not written yet cannot be dropped
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def cached_share(path: Path) -> float:
-    """Share of a file's pages in the page cache, by mincore (Linux)."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        pages = -(-len(mapped) // mmap.PAGESIZE)
-        cached = (ctypes.c_ubyte * pages)()
-        address = np.frombuffer(mapped, np.uint8).ctypes.data
-        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), cached):
-            raise OSError(ctypes.get_errno(), "mincore failed")
-        return sum(page & 1 for page in cached) / pages
-
-
-def _sha256(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """SHA-256 over a file, 64 hex digits."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

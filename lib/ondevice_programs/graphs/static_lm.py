@@ -29,9 +29,13 @@ class StaticLM:
     """
 
     def __init__(
-        self, built: Graphs, rule: Rule, memory: float = 1.0, profile: Profile | None = None,
+        self,
+        built: Graphs,
+        rule: Rule,
+        memory: float = 1.0,
+        profile: Profile | None = None,
         forward: Callable[..., Rows] = static_graphs.forward,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.built, self.rule, self.memory, self.forward = built, rule, memory, forward
         self.context = int(built.facts["context"])
         self.vocabulary = int(built.facts["vocabulary"])
@@ -74,7 +78,10 @@ class StaticSession:
     def prefill(
         self, ids: Sequence[int], chunk: int | None = None, on_logits: Callable[[int, torch.Tensor], None] | None = None
     ) -> torch.Tensor:
-        """Logits [V] after the prompt; on_logits gets those [c, V] of each chunk with its first position."""
+        """Logits [V] after the prompt; on_logits gets those [c, V] of each `small` tokens with their first position.
+
+        A chunk's rows go through the head in such slices, because the logits of a whole one are many megabytes.
+        """
         self._check(ids)
         lm = self.lm
         large = self.built.large
@@ -91,7 +98,9 @@ class StaticSession:
                 for block, cache in enumerate(self.caches):
                     rows = switch.compute(number, block, rows, cache, number * large, causal)
                 if on_logits is not None:
-                    on_logits(number * large, logits := self.built.logits(rows))
+                    for at in range(0, len(part), self.built.small):
+                        logits = self.built.logits(rows[at : at + self.built.small])
+                        on_logits(number * large + at, logits)
                 elif number == len(parts) - 1:
                     logits = self.built.logits(rows[-1:])
         lm.timeline, lm.small = switch.timeline, [graph for graph in switch.small if graph is not None] or lm.kept

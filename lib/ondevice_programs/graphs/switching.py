@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ondevice import meters
 from ondevice_papers.sdnpu.scheduling import Load, Prefill, Timeline
 from ondevice_programs.graphs import static_graphs
 from ondevice_programs.graphs.static_graphs import Cache, Graph, Graphs, Rows
@@ -51,20 +52,26 @@ def profile(built: Graphs, repeats: int = 5, cold: bool = False) -> Profile:
         caches = built.caches()
         hidden = np.zeros((rows, built.facts["hidden"]), np.float32)
         causal = np.tri(rows, dtype=bool)
-        turns = [[_seconds(static_graphs.forward, graph, hidden, cache, 0, causal, range(rows))
-                  for graph, cache in zip(active, caches, strict=True)] for _ in range(repeats + 1)][1:]  # fmt: skip
+        turns = [
+            [
+                seconds(static_graphs.forward, graph, hidden, cache, 0, causal, range(rows))
+                for graph, cache in zip(active, caches, strict=True)
+            ]
+            for _ in range(repeats + 1)
+        ][1:]
         medians.append(np.median(turns, axis=0))
     loads = []
     for _ in range(repeats):
-        for path in built.small_files if cold else ():
-            static_graphs.drop_from_page_cache(path)
-        loads.append([_seconds(built.load, path) for path in built.small_files])
+        if cold:
+            meters.evict(built.small_files)
+        loads.append([seconds(built.load, path) for path in built.small_files])
     both = built.large_files, built.small_files
     g1, g2 = (np.array([float(path.stat().st_size) for path in files]) for files in both)
     return Profile(medians[0], medians[1], np.median(loads, axis=0), g1, g2)
 
 
-def _seconds(run: Callable[..., object], *arguments: object) -> float:
+def seconds(run: Callable[..., object], *arguments: object) -> float:
+    """Of a call."""
     start = time.perf_counter()
     run(*arguments)
     return time.perf_counter() - start
@@ -79,9 +86,13 @@ class Switch:
     """
 
     def __init__(
-        self, built: Graphs, first: list[Graph], prefill: Prefill, plan: Sequence[Load],
+        self,
+        built: Graphs,
+        first: list[Graph],
+        prefill: Prefill,
+        plan: Sequence[Load],
         forward: Callable[..., Rows] = static_graphs.forward,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.built, self.prefill, self.plan, self.forward = built, prefill, list(plan), forward
         self.large: list[Graph | None] = list(first)
         self.small: list[Graph | None] = [None] * built.blocks

@@ -39,6 +39,7 @@ class Answer:
     generated alone, None where there is none; reason: why. prefilled: when the device's first distribution was there.
     moves: of the aggregator, from and to this side. sources: (side, document), best first, as far as they are known.
     share: of the device in the mixture (η), None where the cloud's is not known.
+    readable: the first so many tokens, at most, could be read by the cloud.
     sent, received: bytes of messages; left: those sent, by kind. connections: how many were used. rtt: seconds.
     """
 
@@ -53,6 +54,7 @@ class Answer:
     moves: int = 0
     sources: list[tuple[Side, Cited]] = field(default_factory=list)
     share: float | None = None
+    readable: int = 0
     sent: int = 0
     received: int = 0
     left: dict[str, int] = field(default_factory=dict)
@@ -74,27 +76,27 @@ class Answer:
     @property
     def leaning(self) -> list[float | None]:
         """[n] how much of each token's probability came from the device's documents; None where the cloud decided."""
-        found: list[float | None] = []
+        shares: list[float | None] = []
         for position, token in enumerate(self.tokens):
             if self.alone_from is not None and position >= self.alone_from:
-                found.append(1.0)
+                shares.append(1.0)
             elif position in self.evidence:
                 local, remote, prior = self.evidence[position]
                 part = share(local.log_weight, remote.log_weight)
-                ours = part * codec.filled(local.distribution, prior)[token]
-                theirs = (1 - part) * codec.filled(remote.distribution, prior)[token]
-                found.append(float(ours / (ours + theirs)) if ours + theirs > 0 else part)
+                local_p = part * codec.filled(local.distribution, prior)[token]
+                remote_p = (1 - part) * codec.filled(remote.distribution, prior)[token]
+                shares.append(float(local_p / (local_p + remote_p)) if local_p + remote_p > 0 else part)
             else:
-                found.append(None)
-        return found
+                shares.append(None)
+        return shares
 
 
-def request(query: str, asked: Asked) -> Begin:
+def request(query: str, settings: Asked) -> Begin:
     """The request of a new session. Raises ValueError on one that cannot be."""
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    seed = secrets.randbits(63) if settings.seed is None else settings.seed
     if not query.strip():
         raise ValueError("The query is empty.")
-    begin = Begin(session=secrets.token_hex(8), query=query, **{**vars(asked), "seed": seed})
+    begin = Begin(session=secrets.token_hex(8), query=query, **{**vars(settings), "seed": seed})
     kinds = get_type_hints(Begin, include_extras=True)
     for name in Begin.__struct_fields__:
         value = getattr(begin, name)

@@ -11,12 +11,11 @@ import msgspec
 
 from ondevice_papers.dragon import decisions
 from ondevice_papers.dragon.aggregation import Floats, share
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
+from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Message, Resume, Sources, Target
 from ondevice_papers.dragon.scheduler import Profiler
 from ondevice_papers.dragon.side import Decide, Rules, Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.answer import Answer
-from ondevice_programs.pair.decoder import Decoder
 from ondevice_programs.pair.guard import Guard
 from ondevice_programs.pair.link import Link
 from ondevice_programs.pair.node import Node
@@ -80,6 +79,9 @@ class Asking:
                 answer.prefilled = player.prefilled - self._asked
             if player.decoder is not None and self._log_weight is not None:
                 answer.share = share(player.decoder.log_weight, self._log_weight)
+        if self.begin.mode == "cloud-only" or self.begin.aggregator == "cloud" or answer.moves:  # it decided tokens
+            together = len(answer.tokens) if answer.alone_from is None else answer.alone_from
+            answer.readable = max(answer.readable, together if answer.connections else 0)
         self._leaves()
         answer.text = str(self.node.tokenizer.decode(answer.tokens, skip_special_tokens=True))
 
@@ -89,10 +91,15 @@ class Asking:
         begin = self.begin
         priors = dict[int, Floats]()
         machine = Side(
-            begin.session, self._counted(self.device.decision(begin, priors), priors),
-            aggregates=begin.aggregator == "device", max_new_tokens=begin.limit, eos_token_id=self.node.end,
-            lookahead=decisions.lookahead(begin), scheduler=decisions.mover(begin, 0.0), rules=self.device.rules,
-        )  # fmt: skip
+            begin.session,
+            self._counted(self.device.decision(begin, priors), priors),
+            aggregates=begin.aggregator == "device",
+            max_new_tokens=begin.limit,
+            eos_token_id=self.node.end,
+            lookahead=decisions.lookahead(begin),
+            scheduler=decisions.mover(begin, 0.0),
+            rules=self.device.rules,
+        )
         player = self._played(machine, priors)
         ending = asyncio.create_task(self._tell(link, player))
         try:
@@ -184,22 +191,22 @@ class Asking:
             raise GivenUp(reason)
         try:
             async with asyncio.timeout(left):
-                found, size = await link.join(self.begin.session).get()
+                message, size = await link.join(self.begin.session).get()
         except TimeoutError:
             return None
         self.answer.received += size
-        if found is _ENDED:
+        if message is _ENDED:
             return None
-        if isinstance(found, Lost):
-            raise found
-        if isinstance(found, Failure):
-            raise GivenUp(found.reason)
+        if isinstance(message, Lost):
+            raise message
+        if isinstance(message, Failure):
+            raise GivenUp(message.reason)
         self._heard, self._known = True, self._loop.time()
-        if isinstance(found, Sources):
-            self.answer.sources += [("cloud", cited) for cited in found.cited]
-            self._log_weight = found.log_weight
+        if isinstance(message, Sources):
+            self.answer.sources += [("cloud", cited) for cited in message.cited]
+            self._log_weight = message.log_weight
             return None
-        return found
+        return message
 
     async def _tell(self, link: Link, player: Player) -> None:
         """Wake who waits for messages, when the output has ended."""
@@ -261,16 +268,12 @@ class Asking:
         if player.broken is not None:
             raise player.broken
 
-    async def generate(self, build: Callable[[], Decoder]) -> None:
-        """An answer of a decoder that is given, such as a baseline's. build: makes it, in the engine's thread."""
-        await self._until_its_end(self._played(self._alone([]), {}, build=build))
-
     # Baselines in which the cloud generates alone
 
     async def _listen(self, link: Link) -> None:
         """CRCG on the cloud: take its tokens as they come."""
         try:
-            await self.begun(link, self.begin)
+            await self._begun(link)
             while (draft := await self._draft(link, len(self.answer.tokens))) is not None:
                 self._emitted(draft.position, draft.token)
         except (Lost, GivenUp) as error:
@@ -278,41 +281,44 @@ class Asking:
 
     async def _sequence_wise(self, link: Link) -> None:
         """DRDG/SW: both sides generate alone, then the distributions of each position are mixed."""
-        begin, priors, mine, theirs = self.begin, dict[int, Floats](), list[tuple[Draft, Floats]](), list[Draft]()
+        begin = self.begin
+        priors = dict[int, Floats]()
+        own_drafts = list[tuple[Draft, Floats]]()
+        cloud_drafts = list[Draft]()
         decide = self._counted(self.device.decision(begin, priors), priors)
         player: Player = self._played(
             self._alone([]),
             {},
             emitted=lambda *_: None,
-            drew=lambda draft: mine.append((draft, player.priors[draft.position])),
+            drew=lambda draft: own_drafts.append((draft, player.priors[draft.position])),
         )
         reason = ""
         try:
-            await self.begun(link, self.begin)
-            while (draft := await self._draft(link, len(theirs), player)) is not None:
-                theirs.append(draft)
+            await self._begun(link)
+            while (draft := await self._draft(link, len(cloud_drafts), player)) is not None:
+                cloud_drafts.append(draft)
         except (Lost, GivenUp) as error:
             reason = str(error)
         await self._until_its_end(player)
         if reason:
             self._goes_alone(0, reason)
-            for own, _ in mine:
+            for own, _ in own_drafts:
                 self._emitted(own.position, own.token)
             return
-        for (own, prior), remote in zip(mine, theirs, strict=False):
+        for (own, prior), remote in zip(own_drafts, cloud_drafts, strict=False):
             priors[own.position] = prior
             token, _, _ = decide(own, remote, own.position)
             self._emitted(own.position, token)
             if token == self.node.end:
                 return
 
-    async def begun(self, link: Link, message: Begin | Fetch) -> None:
-        """Send a session's first message. Raises Lost."""
+    async def _begun(self, link: Link) -> None:
+        """Send the session's first message. Raises Lost."""
         link.join(self.begin.session)
         await self._connected(link)
-        self.send(message)
+        self.send(self.begin)
 
-    async def heard(self, link: Link, beside: Player | None = None) -> Message:
+    async def _received(self, link: Link, beside: Player | None = None) -> Message:
         """The session's next message. beside: who works meanwhile: nothing is waited for. Raises Lost and GivenUp."""
         message = None
         while message is None:
@@ -323,7 +329,7 @@ class Asking:
 
     async def _draft(self, link: Link, expected: int, beside: Player | None = None) -> Draft | None:
         """The cloud's next draft; None where there are no more."""
-        message = await self.heard(link, beside)
+        message = await self._received(link, beside)
         if isinstance(message, End):
             return None
         if not isinstance(message, Draft) or message.position != expected or expected >= self.begin.limit:
@@ -332,20 +338,24 @@ class Asking:
 
     # What all of them do
 
-    def _played(
-        self, machine: Side, priors: dict[int, Floats], build: Callable[[], Decoder] | None = None, **hooks: Any
-    ) -> Player:
+    def _played(self, machine: Side, priors: dict[int, Floats], **hooks: Any) -> Player:
         """A player that has begun."""
         device = self.device
         hooks = {"emitted": self._emitted, "changed": self._changed, **hooks}
         player = self.player = Player(
-            machine, priors, found=self._found, guard=device.guard, pace=device.pace, prefill=device.prefill, **hooks
+            machine,
+            priors,
+            retrieved=self._retrieved,
+            guard=device.guard,
+            pace=device.pace,
+            prefill=device.prefill,
+            **hooks,
         )
-        player.start(self.node, self.begin, Stream.DEVICE, build)
+        player.start(self.node, self.begin, Stream.DEVICE)
         return player
 
-    def _found(self, cited: list[Cited]) -> None:
-        self.answer.sources += [("device", one) for one in cited]
+    def _retrieved(self, cited: list[Cited]) -> None:
+        self.answer.sources += [("device", document) for document in cited]
 
     def _emitted(self, position: int, token: int) -> None:
         self.answer.tokens.append(token)
@@ -364,6 +374,8 @@ class Asking:
             kind = type(message).__name__
             self.answer.sent += size
             self.answer.left[kind] = self.answer.left.get(kind, 0) + size
+            if isinstance(message, Target):
+                self.answer.readable = max(self.answer.readable, message.position + 1)
 
 
 def _undecided(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:

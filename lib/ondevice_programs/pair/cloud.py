@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from ondevice_papers.dragon import decisions
 from ondevice_papers.dragon.aggregation import Floats
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Fetch, Message, Resume, Sources
+from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Message, Resume, Sources
 from ondevice_papers.dragon.side import Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
-from ondevice_programs.pair import fetch, wire
+from ondevice_programs.pair import wire
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.player import Player
 from ondevice_programs.pair.wire import Connection, Lost
 
 _LOG = logging.getLogger(__name__)
+_FORWARD = 2.0  # seconds that the last one may take when the cloud ends
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,14 @@ class Cloud:
 
     pace, prefill: seconds that a token and the first one take at least, to imitate other hardware. keep: seconds for
     which a session without a connection is kept. beat, silence: as of `wire.Connection`.
-    gives_documents: whether devices may have documents, as the centralised baselines need it.
     """
 
     def __init__(
         self, node: Node, *, pace: float = 0.0, prefill: float = 0.0, keep: float = 60.0, beat: float = 1.0,
-        silence: float = 8.0, limits: Limits | None = None, gives_documents: bool = False,
+        silence: float = 8.0, limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.node, self.pace, self.prefill, self.keep = node, pace, prefill, keep
-        self.beat, self.silence, self.limits, self.gives_documents = beat, silence, limits or Limits(), gives_documents
+        self.beat, self.silence, self.limits = beat, silence, limits or Limits()
         self._sessions: dict[str, _Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,6 +80,7 @@ class Cloud:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.to_thread(self.node.engine.wait, _FORWARD)
 
     async def _handle(self, connection: Connection) -> None:
         try:
@@ -102,11 +102,6 @@ class Cloud:
                 if session is not None:  # the device has not heard of it, and begins again
                     self._forget(session)
                 self._begun(connection, message)
-            elif isinstance(message, Fetch):
-                self._require(message.k, 1, message.query)
-                if not self.gives_documents:
-                    raise ValueError("This cloud does not give its documents away.")
-                self._beside(fetch.send(self.node, message, connection))
             elif isinstance(message, Resume):
                 self._resumed(connection, session, message)
             elif isinstance(message, End | Failure):
@@ -121,47 +116,60 @@ class Cloud:
             connection.send(Failure(message.session, str(error)[:1000]))
             _LOG.warning("A session was refused: %s", error)
 
-    def _require(self, k: int, limit: int, query: str) -> int:
+    def _required(self, begin: Begin) -> int:
         """The session's cost. Raises ValueError, in a sentence for the device's user, on what is over the limits."""
         limits = self.limits
-        cost = self.node.cost(k, query, limit)
+        cost = self.node.cost(begin.k, begin.query, begin.limit)
         if len(self._sessions) >= limits.sessions:
             raise ValueError(f"The cloud has {limits.sessions} sessions already.")
-        if limit > limits.tokens:
-            raise ValueError(f"An answer has at most {limits.tokens} tokens here, not {limit}.")
-        if k > limits.k:
-            raise ValueError(f"A session has at most {limits.k} documents here, not {k}.")
+        if begin.limit > limits.tokens:
+            raise ValueError(f"An answer has at most {limits.tokens} tokens here, not {begin.limit}.")
+        if begin.k > limits.k:
+            raise ValueError(f"A session has at most {limits.k} documents here, not {begin.k}.")
         taken = sum(session.cost for session in self._sessions.values())
         if taken + cost > limits.memory:
             raise ValueError(f"The cloud's memory for sessions, {limits.memory / 1e6:.0f} MB, is taken.")
         return cost
 
     def _begun(self, connection: Connection, begin: Begin) -> None:
-        cost = self._require(begin.k, begin.limit, begin.query)
+        cost = self._required(begin)
         priors: dict[int, Floats] = {}
         machine = Side(
-            begin.session, decisions.decision(begin, priors), aggregates=begin.aggregator == "cloud",
-            max_new_tokens=begin.limit, eos_token_id=self.node.end, lookahead=decisions.lookahead(begin),
-            alone=begin.mode in ("cloud-only", "sequence-wise"), scheduler=decisions.mover(begin, begin.rtt),
-        )  # fmt: skip
+            begin.session,
+            decisions.decision(begin, priors),
+            aggregates=begin.aggregator == "cloud",
+            max_new_tokens=begin.limit,
+            eos_token_id=self.node.end,
+            lookahead=decisions.lookahead(begin),
+            alone=begin.mode in ("cloud-only", "sequence-wise"),
+            scheduler=decisions.mover(begin, begin.rtt),
+        )
         held: list[Draft] = []
 
         def emitted(position: int, token: int) -> None:
             if begin.mode == "cloud-only":  # each token as it is drawn
                 connection.send(Draft(begin.session, 0, position, token))
 
-        def found(cited: list[Cited]) -> None:
+        def retrieved(cited: list[Cited]) -> None:
             assert player.decoder is not None
             connection.send(Sources(begin.session, tuple(cited), player.decoder.log_weight))
 
         player = Player(
-            machine, priors, pace=self.pace, prefill=self.prefill, drew=held.append, emitted=emitted, found=found
+            machine,
+            priors,
+            pace=self.pace,
+            prefill=self.prefill,
+            drew=held.append,
+            emitted=emitted,
+            retrieved=retrieved,
         )
         session = self._sessions[begin.session] = _Session(begin, player, cost, connection)
         if not machine.alone:
             player.send = connection.send
-        player.start(self.node, begin, Stream.CLOUD)
-        self._beside(self._watch(session, held))
+        player.start(self.node, begin, Stream.CLOUD, connection)
+        task = asyncio.create_task(self._watch(session, held))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _watch(self, session: _Session, held: list[Draft]) -> None:
         """Until it has ended, or cannot go on. What was generated alone is sent here, where it was held back."""
@@ -207,8 +215,3 @@ class Cloud:
         if session.forgotten is not None:
             session.forgotten.cancel()
         session.player.stop()
-
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
-from ondevice.causal_lm.batch import Batch, Member, extend_together, joins, refusal
+from ondevice.causal_lm.batch import Batch, Member, PaddedCache, extend_together, refusal
 from ondevice_papers.dragon.aggregation import Floats, document_weights, log_weight, mixture
+from ondevice_programs.pair.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +37,7 @@ class Template:
     text: str
 
     def __post_init__(self) -> None:
-        once = all(self.text.count(place) == 1 for place in (_DOCUMENT, _QUERY))
+        once = all(self.text.count(placeholder) == 1 for placeholder in (_DOCUMENT, _QUERY))
         if not once or self.text.index(_DOCUMENT) > self.text.index(_QUERY):
             raise ValueError(f"A template has {_DOCUMENT} once and then {_QUERY} once, not {self.text!r}.")
 
@@ -61,6 +62,16 @@ class Store(Protocol):
         """Commit the prefix to the empty session, or leave it to the decoder."""
 
 
+class Piece(NamedTuple):
+    """What a decoder prefills next. tokens: how many. parts: sequences with the ids to commit, in one forward.
+
+    Whoever asked for it runs the forward, perhaps with parts of other decoders. Without parts it has been done.
+    """
+
+    tokens: int
+    parts: list[tuple[Member, list[int]]]
+
+
 class Decoder:
     """What one side decodes: D documents with one query, in one batch where the model can, else one by one.
 
@@ -68,6 +79,8 @@ class Decoder:
     scores: [D] relevance of each document. temperature: what scores are divided by. sampling_temperature: what each
         document's logits are divided by, before the mixture.
     store: where prefixes' rows are kept; without one they are computed.
+    memory: where prefixes' rows are kept besides, with the first `common` tokens of the suffix, which queries share.
+    cache: where the sequences' rows are; None: in one of their own.
     end: the id after which nothing follows, if there is one.
     bare: ids of a prompt without document, up to where its end would be, perhaps none: then `prior` is known beside
         each mixture.
@@ -91,6 +104,9 @@ class Decoder:
         store: Store | None = None,
         end: int | None = None,
         bare: Sequence[int] | None = None,
+        memory: Prefixes | None = None,
+        common: int = 0,
+        cache: PaddedCache | None = None,
     ) -> None:
         _require_room(lm, prefixes, suffix)
         values = np.asarray(scores, float)
@@ -102,15 +118,16 @@ class Decoder:
         rows = prefixes if bare is None else [*prefixes, bare]
         self._prefixes = [list(prefix) for prefix in rows]
         self._suffix = list(suffix)
+        self._memory, self._common = memory, min(common, len(suffix) - 1)
         self._longest = max(map(len, prefixes)) + len(suffix)
         ends = [len(prefix) for prefix in rows]
-        more = len(suffix) + _AHEAD
+        ahead = len(suffix) + _AHEAD
         joint = len(rows) > 1 and refusal(lm) is None
-        self._batch = Batch(lm, ends, max(ends) + more, self._stop) if joint else None
+        self._batch = Batch(lm, ends, max(ends) + ahead, self._stop, cache) if joint else None
         self._members = (
             self._batch.members
             if self._batch
-            else [Batch(lm, [end], end + more, self._stop).members[0] for end in ends]
+            else [Batch(lm, [end], end + ahead, self._stop).members[0] for end in ends]
         )
         self.rows = len(rows)
         self._store = store
@@ -137,30 +154,57 @@ class Decoder:
 
     @property
     def in_line(self) -> bool:
-        """Whether one token, the same for all, is what the model has not seen: then `next_together` can serve."""
-        if self._batch is None or not self.tokens or self._next is not None or not joins(self.lm):
+        """Whether each sequence lacks one token: then `next_together` can serve."""
+        if self._batch is None or self._next is not None:
             return False
         seen = len(self._suffix) + self.position - 1
         return all(member.length == len(prefix) + seen for prefix, member in self._documents())
 
-    def pieces(self) -> Iterator[int]:
-        """Prefill the documents and the most of a query that many share, a piece at a time; yields each one's tokens.
+    def pieces(self, query: bool = True) -> Iterator[Piece]:
+        """Prefill documents, and the query up to its last token, a piece at a time, so that others work between two.
 
-        So others can work between two. What is not done so, `next_distribution` does at once.
+        The caller runs each piece. Documents that run one by one take no query here: `next_distribution` does the rest.
         """
+        query = query and self._batch is not None
+        behind = self._suffix[:-1] if query else []
+        common = self._suffix[: self._common] if query else []
+        while True:
+            size = 0
+            parts = list[tuple[Member, list[int]]]()
+            for prefix, member in self._documents():
+                if not member.length:
+                    self._fill(prefix, common, member)
+                new = [*prefix, *behind][member.length : member.length + _PIECE - size]
+                if new:
+                    parts.append((member, new))
+                    size += len(new)
+            if not parts:
+                return
+            if self._batch is None:
+                for member, new in parts:
+                    member.prefill(new)
+            yield Piece(size, parts if self._batch is not None else [])
+            self._keep(parts, common)
+
+    def prefill(self) -> None:
+        """All documents, a piece after the other. Raises Interrupted (see `interrupt`)."""
+        for piece in self.pieces(query=False):
+            run([piece], self._stop)
+
+    def _fill(self, prefix: list[int], common: list[int], member: Member) -> None:
+        """Commit what is kept of a document, with what all queries share behind it."""
+        if self._memory is not None:
+            self._memory.fill(member, prefix + common)
+        if self._store is not None and not member.length:
+            self._store.fill(member, prefix)
+
+    def _keep(self, parts: Sequence[tuple[Member, list[int]]], common: list[int]) -> None:
+        """Keep the documents that the parts have prefilled to their end."""
         for prefix, member in self._documents():
-            while member.length < len(prefix):
-                before = member.length
-                if self._store is not None and not before:
-                    self._store.fill(member, prefix)
-                if member.length == before:  # no store, or one that does not have it
-                    member.prefill(prefix[before : before + _PIECE])
-                yield member.length - before
-        step = max(1, _PIECE // self.rows)
-        while self._batch is not None and len(self._suffix) - self._batch.length > step:
-            done = self._batch.length
-            self._batch.prefill(self._suffix[done : done + step])
-            yield step * self.rows
+            whole = prefix + common
+            new = next((len(ids) for other, ids in parts if other is member), 0)
+            if self._memory is not None and member.length - new < len(whole) <= member.length:
+                self._memory.keep(member, whole)
 
     def next_distribution(self) -> Floats:
         """[V] float64: log probabilities of the next token, the mixture over the documents (Eqs. 1 and 2).
@@ -170,7 +214,7 @@ class Decoder:
         self.require_open()
         try:
             if self._next is None:
-                list(self.pieces())
+                self.prefill()
                 self._mix(self._logits())
             assert self._next is not None
             return self._next
@@ -199,6 +243,11 @@ class Decoder:
         for prefix, member in self._documents():
             member.rollback(min(member.length, len(prefix) + len(self._suffix) + position))
 
+    def close(self) -> None:
+        """Let the sequences' rows go; nothing is decoded after it."""
+        self._members = []
+        self._batch = None
+
     def _documents(self) -> Iterable[tuple[list[int], Member]]:
         return zip(self._prefixes, self._members, strict=True)
 
@@ -209,12 +258,12 @@ class Decoder:
             seen = min(self._batch.length, len(common) - 1)
             self._batch.rollback(seen)
             return self._batch.prefill(common[seen:])
-        found = []
+        logits = []
         for prefix, member in self._documents():
             seen = min(member.length - len(prefix), len(common) - 1)
             member.rollback(len(prefix) + seen)
-            found.append(member.prefill(common[seen:]))
-        return torch.stack(found)
+            logits.append(member.prefill(common[seen:]))
+        return torch.stack(logits)
 
     def _mix(self, logits: torch.Tensor) -> None:
         """logits: [D, V], or [D + 1, V] with those without documents last."""
@@ -231,17 +280,24 @@ class Decoder:
             raise ValueError(f"The context of {self.lm.context} tokens is full at position {self.position}.")
 
 
+def run(pieces: Sequence[Piece], stop: threading.Event | None = None) -> None:
+    """Prefill some decoders' pieces in one forward. stop: while it is set, the forward raises Interrupted."""
+    parts = [part for piece in pieces for part in piece.parts]
+    if parts:
+        extend_together([member for member, _ in parts], [ids for _, ids in parts], stop=stop)
+
+
 def next_together(decoders: Sequence[Decoder]) -> None:
     """Compute the next distribution of decoders that are `in_line`, of one model, in one forward."""
-    batches = []
-    tokens = []
+    members = list[Member]()
+    ids = list[list[int]]()
     for decoder in decoders:
-        assert decoder._batch is not None
         decoder._stop.clear()  # of a forward that is over: this one is others' too
-        batches.append(decoder._batch)
-        tokens.append(decoder.tokens[-1])
-    for decoder, logits in zip(decoders, extend_together(batches, tokens), strict=True):
-        decoder._mix(logits)
+        members += decoder._members
+        ids += [(decoder._suffix + decoder.tokens)[-1:]] * decoder.rows
+    logits = torch.cat(extend_together(members, ids))
+    for decoder, rows in zip(decoders, logits.split([decoder.rows for decoder in decoders]), strict=True):
+        decoder._mix(rows)
 
 
 def _require_room(lm: CausalLM, prefixes: Sequence[Sequence[int]], suffix: Sequence[int]) -> None:

@@ -56,7 +56,11 @@ class Device:
         self.close()
 
     def answer(
-        self, query: str, asked: Asked | None = None, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
+        self,
+        query: str,
+        settings: Asked | None = None,
+        on_token: OnToken | None = None,
+        on_drafts: OnDrafts | None = None,
     ) -> Answer:
         """The answer; waits for it.
 
@@ -64,13 +68,17 @@ class Device:
         Both are called in the device's thread. Raises ValueError on a request that cannot be, and Refused on a cloud
         that cannot work with this device; where the cloud is gone, the answer says from where on the device went alone.
         """
-        return self.run(self._ask(query, asked, on_token, on_drafts))
+        return self.run(self._ask(query, settings, on_token, on_drafts))
 
     async def ask(
-        self, query: str, asked: Asked | None = None, on_token: OnToken | None = None, on_drafts: OnDrafts | None = None
+        self,
+        query: str,
+        settings: Asked | None = None,
+        on_token: OnToken | None = None,
+        on_drafts: OnDrafts | None = None,
     ) -> Answer:
         """The same as a coroutine."""
-        return await asyncio.wrap_future(self._started(self._ask(query, asked, on_token, on_drafts)))
+        return await asyncio.wrap_future(self._started(self._ask(query, settings, on_token, on_drafts)))
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What a coroutine gives that runs in the device's loop."""
@@ -119,11 +127,11 @@ class Device:
         )
 
     async def _ask(
-        self, query: str, asked: Asked | None, on_token: OnToken | None, on_drafts: OnDrafts | None
+        self, query: str, settings: Asked | None, on_token: OnToken | None, on_drafts: OnDrafts | None
     ) -> Answer:
-        asking = Asking(self, request(query, asked or Asked()), on_token, on_drafts)
+        session = Asking(self, request(query, settings or Asked()), on_token, on_drafts)
         try:
-            await asking.run()
+            await session.run()
         finally:
-            asking.close()
-        return asking.answer
+            session.close()
+        return session.answer

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from ondevice import models
 from ondevice.commands import Parser, count, writable
 from ondevice_programs.pair import library
+from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.library import Account, Progress
-from ondevice_programs.pair.node import Documents
+from ondevice_programs.pair.node import Documents, template_of
 from ondevice_programs.pair.passages import Splitter
 
 if TYPE_CHECKING:
@@ -70,38 +71,50 @@ def add_program(programs: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print what a source has: files, passages, seconds, and files skipped by reason."""
+    """Print what a source has: files, passages, seconds, and, as JSON, the names of files skipped by reason."""
     tokenizer = models.load(options.model).tokenizer
     began = time.perf_counter()
-    _, account = read(options, tokenizer)
+    _, account = read(options, tokenizer, template_of(tokenizer))
     seconds = time.perf_counter() - began
     if options.json:
-        skipped = {reason: len(names) for reason, names in account.skipped.items()}
-        found = {"files": account.files, "passages": account.passages, "skipped": skipped}
-        print(json.dumps({**found, "seconds": round(seconds, 3)}))
+        counts = {"files": account.files, "passages": account.passages, "skipped": account.skipped}
+        print(json.dumps({**counts, "seconds": round(seconds, 3)}))
     else:
         print(f"{account.files} files, {account.passages} passages, {seconds:.1f} s")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError where a device's documents and the named public ones are not apart."""
-    if options.public is not None and not options.force and options.documents != library.CORPUS:
-        library.require_apart(Path(options.documents), options.public)
+    """Raises ValueError where there are no documents, and where a device's and the named public ones are not apart."""
+    library.require(options.documents, options.part)
+    public = getattr(options, "public", None)
+    if public is not None and not options.force and options.documents != library.CORPUS:
+        library.require_apart(Path(options.documents), public)
 
 
-def read(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[Documents, Account]:
+def read(
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, template: Template
+) -> tuple[Documents, Account]:
     """The side's documents, as `library.read` reads them; what was skipped is said in a line."""
     if options.documents == library.CORPUS:
         print("Reading the documentation corpus, which takes a minute or two ...", file=sys.stderr, flush=True)
-    splitter = None if options.whole else Splitter(tokenizer, options.longest)
+    splitter = None if options.whole else Splitter(tokenizer, options.longest, template)
     with tqdm(desc="Reading documents", unit=" files", leave=False, disable=None) as bar:
-        found, account = library.read(
-            options.documents, options.part, options.most, splitter=splitter, index=options.index,
-            private=options.private, progress=_line() if bar.disable else _bar(bar),
-        )  # fmt: skip
+        collection, account = library.read(
+            options.documents,
+            options.part,
+            options.most,
+            splitter=splitter,
+            index=options.index,
+            private=options.private,
+            progress=_line() if bar.disable else _bar(bar),
+            empty=options.command == "device",
+        )
     if account.skipped:
         print(f"{options.documents}: {account}", file=sys.stderr, flush=True)
-    return found, account
+    if not collection.texts:
+        line = f"{options.documents} has no document: answers come from the cloud's documents alone."
+        print(line, file=sys.stderr, flush=True)
+    return collection, account
 
 
 def _bar(bar: tqdm) -> Progress:
@@ -115,12 +128,12 @@ def _bar(bar: tqdm) -> Progress:
 def _line() -> Progress:
     """One line, where it takes long."""
     began = time.monotonic()
-    said = False
+    printed = False
 
     def show(done: int, files: int) -> None:
-        nonlocal said
-        if not said and time.monotonic() - began > _SILENT:
+        nonlocal printed
+        if not printed and time.monotonic() - began > _SILENT:
             print(f"Reading {files} files ...", file=sys.stderr, flush=True)
-            said = True
+            printed = True
 
     return show

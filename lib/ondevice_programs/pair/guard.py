@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+# Tokens. Shorter runs are phrases of any text and stop answers that quote nothing; longer ones hold whole codes.
+# tests/benchmarks/bench_relevance.py counts both kinds for each length.
+LENGTH = 4
+
 
 class Guard:
     """Knows every run of `length` tokens of some texts, by its 64-bit hash.

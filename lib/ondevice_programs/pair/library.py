@@ -31,6 +31,7 @@ HIDDEN = "hidden"
 LINK = "links to folders or out of the folder"
 Progress = Callable[[int, int], object]  # files done, of how many
 
+_NAMED = 5  # unreadable files in a line
 _LOG = logging.getLogger(__name__)
 _FORMAT = 2  # raise it when what is read of a file changes
 _SUM = 16  # bytes
@@ -48,8 +49,14 @@ class Account:
     skipped: dict[str, list[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """What was skipped, in one line, with an example of each reason; empty where nothing was."""
-        parts = (f"{len(names)} {reason} ({names[0]})" for reason, names in sorted(self.skipped.items()))
+        """What was skipped, in one line; empty where nothing was. Of each reason the first file is named, of those that
+        could not be read as many as a line takes."""
+        parts = []
+        for reason, names in sorted(self.skipped.items()):
+            shown = names[: _NAMED if reason == UNREADABLE else 1]
+            more = len(names) - len(shown) if reason == UNREADABLE else 0
+            rest = f", and {more} more, which `ondevice-pair documents --json` names" if more else ""
+            parts.append(f"{len(names)} {reason} ({', '.join(shown)}{rest})")
         return f"skipped {'; '.join(parts)}" if self.skipped else ""
 
     def skip(self, reason: str, name: str) -> None:
@@ -57,14 +64,14 @@ class Account:
         self.skipped.setdefault(reason, []).append(name)
 
 
-def documents(source: str, *which: Any, **options: Any) -> Documents:
+def documents(source: str, *arguments: Any, **options: Any) -> Documents:
     """Those of `read`."""
-    return read(source, *which, **options)[0]
+    return read(source, *arguments, **options)[0]
 
 
 def read(
     source: str, part: str = "1/1", most: int | None = None, length: int = 64, *, splitter: Splitter | None = None,
-    index: Path | None = None, private: bool = False, progress: Progress | None = None,
+    index: Path | None = None, private: bool = False, progress: Progress | None = None, empty: bool = False,
 ) -> tuple[Documents, Account]:  # fmt: skip
     """Documents with their sources and a BM25 index, and an account of what was read and skipped.
 
@@ -75,32 +82,44 @@ def read(
     splitter: cuts what a prompt does not take whole; without one, documents stay as they are.
     index: a folder where passages and index are kept. private: nothing is kept anywhere else, and there for this user's
         eyes alone (0700, 0600); otherwise the user's cache is taken where no folder is named. The corpus is public.
-    progress: called after each file.
+    progress: called after each file. empty: whether a folder without documents is no error.
     Raises ValueError on a source that is none of these or leaves nothing, and on a wrong part.
     """
-    which, of = _part(part)
+    require(source, part)
+    shard, shards = _part(part)
     account = Account()
     private = private and source != CORPUS
     mode = 0o600 if private else 0o666
-    if source != CORPUS and not Path(source).expanduser().exists():
-        raise ValueError(f"There are no documents at {source!r}: neither a file, nor a folder, nor `{CORPUS}`.")
-    place = _place(source, index, private)
-    found = _corpus(length, splitter) if source == CORPUS else _files(source, splitter, place, mode, account, progress)
+    folder = _kept_folder(source, index, private)
+    if source == CORPUS:
+        entries = _corpus(length, splitter)
+    else:
+        entries = _files(source, splitter, folder, mode, account, progress)
     texts = dict[str, Source]()
     names = set[str]()
-    for name, number, text in found:
+    for name, number, text in entries:
         texts.setdefault(text, Source(name, number))
         names.add(name)
-    chosen = [text for number, text in sorted((_hash(text), text) for text in texts) if number % of == which][:most]
-    if not chosen:
+    chosen = [text for number, text in sorted((_hash(text), text) for text in texts) if number % shards == shard][:most]
+    if not chosen and not (empty and source != CORPUS and Path(source).expanduser().is_dir()):
         raise ValueError(f"Part {part} of {source!r} has no document{f': {account}' if account.skipped else ''}.")
     account.files = len(names)
     account.passages = len(chosen)
     settings = _digest(f"{part} {most} {length} {splitter.key if splitter else ''}".encode())
-    made = (
-        SparseIndex.build(chosen) if place is None else kept_sparse_index(chosen, place / f"bm25-{settings}.npz", mode)
-    )
-    return Documents(chosen, made, [texts[text] for text in chosen]), account
+    if not chosen:
+        sparse_index = SparseIndex.build(["nothing"])  # an index has a word; nobody asks this one
+    elif folder is None:
+        sparse_index = SparseIndex.build(chosen)
+    else:
+        sparse_index = kept_sparse_index(chosen, folder / f"bm25-{settings}.npz", mode)
+    return Documents(chosen, sparse_index, [texts[text] for text in chosen]), account
+
+
+def require(source: str, part: str) -> None:
+    """Raise ValueError, before anything slow, where there is no such source, and on a wrong part."""
+    _part(part)
+    if source != CORPUS and not Path(source).expanduser().exists():
+        raise ValueError(f"There are no documents at {source!r}: neither a file, nor a folder, nor `{CORPUS}`.")
 
 
 def write(path: Path, texts: Sequence[str]) -> None:
@@ -115,23 +134,25 @@ def require_apart(private: Path, public: Path) -> None:
         ends.append(Path(os.path.realpath(Path(path).expanduser())))
         if not ends[-1].exists():
             raise ValueError(f"There is neither a file nor a folder {str(path)!r}.")
-    for one, other in (ends, ends[::-1]):
-        if any(above.samefile(other) for above in (one, *one.parents)):  # of two names, too, on a disk without case
-            raise ValueError(f"Private documents stand apart from public ones, but {str(one)!r} is in {str(other)!r}.")
+    for inner, outer in (ends, ends[::-1]):
+        if any(above.samefile(outer) for above in (inner, *inner.parents)):  # of two names, too, on a disk without case
+            raise ValueError(
+                f"Private documents stand apart from public ones, but {str(inner)!r} is in {str(outer)!r}."
+            )
 
 
 # Files
 
 
 def _files(
-    source: str, splitter: Splitter | None, place: Path | None, mode: int, account: Account, progress: Progress | None
+    source: str, splitter: Splitter | None, folder: Path | None, mode: int, account: Account, progress: Progress | None
 ) -> Iterator[tuple[str, int, str]]:
     """(name, place, text) of each passage; the names are relative to the folder."""
     root = Path(source).expanduser()
     base, files = (root, list(_walk(root, account))) if root.is_dir() else (root.parent, [root])
     settings = _digest(f"{_FORMAT} {splitter.key if splitter else ''}".encode())
-    kept = place / f"passages-{settings}.msgpack" if place else None
-    old = _known(kept)
+    kept = folder / f"passages-{settings}.msgpack" if folder else None
+    old = _previous_files(kept)
     new = dict[str, _File]()
     for number, path in enumerate(files, 1):
         name = _name(path, base)
@@ -186,16 +207,16 @@ class _File(msgspec.Struct):
     detail: str = ""
 
 
-def _read(path: Path, known: _File | None, splitter: Splitter | None) -> _File:
-    """A file, as it is known where its size and times are the same."""
+def _read(path: Path, previous: _File | None, splitter: Splitter | None) -> _File:
+    """A file, or its previous one where its size and times are the same."""
     stamp = _NONE
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise Skipped(UNREADABLE, "no regular file")
         there = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if known is not None and known.stamp == there:
-            return known
+        if previous is not None and previous.stamp == there:
+            return previous
         if time.time_ns() - status.st_mtime_ns > _SETTLED:
             stamp = there
         return _File(stamp, _split(blocks(path.suffix.lower(), path.read_bytes()), splitter))
@@ -205,7 +226,7 @@ def _read(path: Path, known: _File | None, splitter: Splitter | None) -> _File:
         return _File(_NONE, [], UNREADABLE, error.strerror or "")
 
 
-def _known(kept: Path | None) -> dict[str, _File]:
+def _previous_files(kept: Path | None) -> dict[str, _File]:
     """What the last start has found, by name."""
     try:
         data = kept.read_bytes() if kept else None
@@ -229,16 +250,16 @@ def _keep(kept: Path, files: dict[str, _File], mode: int) -> None:
         _LOG.warning("The documents could not be kept (%s).", error.strerror)
 
 
-def _place(source: str, index: Path | None, private: bool) -> Path | None:
+def _kept_folder(source: str, index: Path | None, private: bool) -> Path | None:
     """The folder of what is kept of this source, or None."""
     if index is None and private:
         return None
-    folder = assets.cache_folder("dragon") if index is None else index.expanduser()
-    place = folder / _digest(os.fsencode(source if source == CORPUS else os.path.realpath(Path(source).expanduser())))
-    place.mkdir(parents=True, exist_ok=True)
+    parent = assets.cache_folder("dragon") if index is None else index.expanduser()
+    folder = parent / _digest(os.fsencode(source if source == CORPUS else os.path.realpath(Path(source).expanduser())))
+    folder.mkdir(parents=True, exist_ok=True)
     if private:
-        place.chmod(0o700)
-    return place
+        folder.chmod(0o700)
+    return folder
 
 
 # Texts
@@ -250,15 +271,15 @@ def _corpus(length: int, splitter: Splitter | None) -> Iterator[tuple[str, int, 
             yield passage.title, *placed
 
 
-def _split(found: Iterable[Placed], splitter: Splitter | None) -> list[Placed]:
-    return [(place, one) for place, text in found for one in (splitter(text) if splitter else [text])]
+def _split(placed: Iterable[Placed], splitter: Splitter | None) -> list[Placed]:
+    return [(number, piece) for number, text in placed for piece in (splitter(text) if splitter else [text])]
 
 
 def _part(part: str) -> tuple[int, int]:
-    which, _, of = part.partition("/")
-    if not (which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of)):
+    shard, _, shards = part.partition("/")
+    if not (shard.isdecimal() and shards.isdecimal() and 1 <= int(shard) <= int(shards)):
         raise ValueError(f"A part is `i/n` with i from 1 to n, not {part!r}.")
-    return int(which) - 1, int(of)
+    return int(shard) - 1, int(shards)
 
 
 def _hash(text: str) -> int:
@@ -266,7 +287,7 @@ def _hash(text: str) -> int:
 
 
 def _digest(*parts: bytes) -> str:
-    made = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for part in parts:
-        made.update(len(part).to_bytes(8, "little") + part)
-    return made.hexdigest()
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.hexdigest()

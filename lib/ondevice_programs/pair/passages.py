@@ -24,9 +24,12 @@ Placed = tuple[int, str]  # (place from 1, text)
 EMPTY, UNREADABLE, UNKNOWN = "empty", "unreadable", "of another kind"
 NO_PYPDF = "PDF, which `pip install ondevice[pair]` reads"
 _MARKS = (  # UTF-32's begin as UTF-16's do
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _TOP_LEVEL = re.compile(r"\n\s*\n(?=\S)")
 _BREAKS = (_PARAGRAPHS, re.compile(r"\n|(?<=[.!?])\s|(?<=[。！？])"), re.compile(r"\s"))  # the best first
@@ -73,13 +76,13 @@ class Splitter:
 
         They end with a paragraph, else a line or sentence, else a word, of the second half of what fits; else anywhere.
         """
-        found = []
+        pieces = []
         start = 0
         while start < len(text):
             end = self._end(text, start)
-            found.append(text[start:end].strip())
+            pieces.append(text[start:end].strip())
             start = end
-        return [piece for piece in found if piece]
+        return [piece for piece in pieces if piece]
 
     def _end(self, text: str, start: int) -> int:
         size = min(_WIDEST * self.longest, len(text) - start)
@@ -105,7 +108,7 @@ class Splitter:
 def _break(text: str, low: int, high: int) -> int:
     """Where a piece of text[low:high] best ends: within its second half, or at `high`."""
     for pattern in _BREAKS:
-        ends = [found.end() for found in pattern.finditer(text, (low + high + 1) // 2, high)]
+        ends = [match.end() for match in pattern.finditer(text, (low + high + 1) // 2, high)]
         if ends:
             return ends[-1]
     return high
@@ -116,14 +119,14 @@ def blocks(suffix: str, data: bytes) -> list[Placed]:
     if suffix not in FORMATS:
         raise Skipped(UNKNOWN)
     try:
-        found = [(place, _valid(text).strip()) for place, text in FORMATS[suffix](data)]
+        paragraphs = [(number, _valid(text).strip()) for number, text in FORMATS[suffix](data)]
     except Skipped:
         raise
     except Exception as error:  # whatever a reader of a foreign format raises
         raise Skipped(UNREADABLE, " ".join(_valid(str(error)).split())[:100] or type(error).__name__) from None
-    if not any(text for _, text in found):
+    if not any(text for _, text in paragraphs):
         raise Skipped(EMPTY)
-    return [(place, text) for place, text in found if text]
+    return [(number, text) for number, text in paragraphs if text]
 
 
 def decoded(data: bytes) -> str:
@@ -145,8 +148,8 @@ def decoded(data: bytes) -> str:
 def _guessed(data: bytes) -> str:
     from charset_normalizer import from_bytes
 
-    found = from_bytes(data).best()
-    return "\0" if found is None else str(found)
+    best = from_bytes(data).best()
+    return "\0" if best is None else str(best)
 
 
 def _valid(text: str) -> str:

@@ -25,7 +25,8 @@ class Player:
 
     priors: by position, of this side's drafts that are not decided; `decisions.decision` reads it.
     emitted: called with each decided token's position and id. drew: with each draft of this side. changed: when its
-        undecided drafts have changed. found: with the documents that the decoder is made of, where they have sources.
+        undecided drafts have changed. retrieved: with the documents that the decoder is made of, where they have
+        sources.
     guard: stops what would quote from leaving; the session fails then.
     pace, prefill: seconds that a token and the first one take at least, to imitate other hardware.
     ended: set when the output has ended, or cannot go on. failure: why it cannot, or None. While `send` is None
@@ -36,11 +37,11 @@ class Player:
     def __init__(
         self, machine: Side, priors: dict[int, Floats], *, emitted: Callable[[int, int], None] = lambda *_: None,
         drew: Callable[[Draft], None] = lambda _: None, changed: Callable[[], None] = lambda: None,
-        found: Callable[[list[Cited]], None] = lambda _: None, guard: Guard | None = None, pace: float = 0.0,
+        retrieved: Callable[[list[Cited]], None] = lambda _: None, guard: Guard | None = None, pace: float = 0.0,
         prefill: float = 0.0,
     ) -> None:  # fmt: skip
         self.machine, self.priors, self.emitted, self.drew, self.changed = machine, priors, emitted, drew, changed
-        self.found, self.guard, self.pace, self.prefill = found, guard, pace, prefill
+        self.retrieved, self.guard, self.pace, self.prefill = retrieved, guard, pace, prefill
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
         self.broken: Exception | None = None  # what this side's own model or documents failed with
@@ -54,22 +55,27 @@ class Player:
         self._loop = asyncio.get_running_loop()
         self.progress = self._loop.time()
 
-    def start(self, node: Node, begin: Begin, stream: Stream, build: Callable[[], Decoder] | None = None) -> None:
-        """Begin to draft, behind the tokens that the machine has. build: makes another decoder than the node's."""
+    def start(self, node: Node, begin: Begin, stream: Stream, client: object = None) -> None:
+        """Begin to draft, behind the tokens that the machine has. client: as of `Drafting`."""
         before = self.machine.tokens[:-1]
 
         def built() -> Decoder:  # in the engine's thread
-            decoder, cited = (build(), []) if build else node.decoder(begin.query, begin.k, begin.temperature)
+            decoder, cited = node.decoder(begin.query, begin.k, begin.temperature)
             for token in before:
                 decoder.commit(token)
             self.decoder = decoder
-            self._post(self.found, cited)
+            self._post(self.retrieved, cited)
             return decoder
 
         self._drafting = Drafting(
-            node.engine, built, decisions.drafts(begin, stream), lambda draft: self._post(self._drew, draft),
-            lambda error: self._post(self._broke, error), begin.cap,
-        )  # fmt: skip
+            node.engine,
+            built,
+            decisions.drafts(begin, stream),
+            lambda draft: self._post(self._drew, draft),
+            lambda error: self._post(self._broke, error),
+            begin.cap,
+            client,
+        )
         self._act(self.machine.start(self._loop.time()))
 
     @property
@@ -131,25 +137,25 @@ class Player:
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
 
-    def _drew(self, found: Drafted) -> None:
-        due = (self.machine.began or 0.0) + (self.pace if found.order.position else self.prefill)
+    def _drew(self, drafted: Drafted) -> None:
+        due = (self.machine.began or 0.0) + (self.pace if drafted.order.position else self.prefill)
         if due > self._loop.time():
-            self._loop.call_at(due, self._due, found)
+            self._loop.call_at(due, self._due, drafted)
         else:
-            self._due(found)
+            self._due(drafted)
 
-    def _due(self, found: Drafted) -> None:
+    def _due(self, drafted: Drafted) -> None:
         if self.ended.is_set():
-            self._late = found
-        if self.ended.is_set() or not self.machine.awaits(found.order.epoch, found.order.position):
+            self._late = drafted
+        if self.ended.is_set() or not self.machine.awaits(drafted.order.epoch, drafted.order.position):
             return
-        order, machine, now = found.order, self.machine, self._loop.time()
+        order, machine, now = drafted.order, self.machine, self._loop.time()
         self.prefilled = self.prefilled or now
         if not machine.own:
             self.progress = now  # from now on it is the other side's turn
-        if found.prior is not None:
-            self.priors[order.position] = found.prior
-        what = order.epoch, order.position, found.token, found.distribution, found.log_weight
+        if drafted.prior is not None:
+            self.priors[order.position] = drafted.prior
+        what = order.epoch, order.position, drafted.token, drafted.distribution, drafted.log_weight
         self.drew(Draft(machine.session, *what, pace=now - (machine.began or now)))
         try:
             self._act(machine.drafted(now, *what))
@@ -203,5 +209,5 @@ class Player:
         for position in new:
             yield text[: position + 1]
             for end in range(position, position + length):
-                for told in views:
-                    yield [told[place] for place in range(end - length + 1, end + 1) if place in told]
+                for view in views:
+                    yield [view[index] for index in range(end - length + 1, end + 1) if index in view]

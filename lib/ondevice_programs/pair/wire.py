@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import http
-import ipaddress
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,11 +17,13 @@ from websockets.asyncio.client import connect as _connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from ondevice.network.listening import is_loopback
 from ondevice_papers.dragon import messages
-from ondevice_papers.dragon.messages import PIECE, Hello, Message, check_peer
+from ondevice_papers.dragon.messages import Hello, Message, check_peer
 
 HEADER = "X-Dragon-Hello"
-LIMIT = 2 * PIECE  # bytes of a message
+_PROBE = 2.0  # seconds for which a listener's first bytes are waited for
+LIMIT = 2**20  # bytes of a message
 _QUIET = logging.getLogger(f"{__name__}.websockets")
 _QUIET.setLevel(logging.CRITICAL)  # what goes wrong is told by Lost
 _OPTIONS: dict[str, Any] = {"compression": None, "max_size": LIMIT, "ping_interval": None, "logger": _QUIET}
@@ -33,7 +34,7 @@ class Lost(ConnectionError):
 
 
 class Unheard(Lost):
-    """Somebody took the connection and closed it without an answer: gone in that moment, or one of two with TLS."""
+    """The cloud is there, but only one of the two sides has TLS, or it does not accept this device's certificate."""
 
 
 class Refused(ConnectionError):
@@ -108,17 +109,28 @@ class Connection:
 
 
 async def connect(
-    host: str, port: int, hello: Hello, *, tls: ssl.SSLContext | None = None, within: float = 8.0, beat: float = 1.0,
+    host: str,
+    port: int,
+    hello: Hello,
+    *,
+    tls: ssl.SSLContext | None = None,
+    within: float = 8.0,
+    beat: float = 1.0,
     silence: float = 8.0,
-) -> Connection:  # fmt: skip
+) -> Connection:
     """Connect within so many seconds. Raises Lost where there is nobody, Refused by what no second try mends."""
     where = f"{host}:{port}"
     try:
         address = f"[{host}]" if ":" in host else host
         socket = await _connect(
-            f"{'ws' if tls is None else 'wss'}://{address}:{port}/", ssl=tls, open_timeout=within, proxy=None,
-            close_timeout=1.0, additional_headers={HEADER: _shown(hello)}, **_OPTIONS,
-        )  # fmt: skip
+            f"{'ws' if tls is None else 'wss'}://{address}:{port}/",
+            ssl=tls,
+            open_timeout=within,
+            proxy=None,
+            close_timeout=1.0,
+            additional_headers={HEADER: _shown(hello)},
+            **_OPTIONS,
+        )
     except exceptions.InvalidStatus as error:
         body = (error.response.body or b"").decode("utf-8", "replace").strip()
         if HEADER not in error.response.headers:
@@ -129,7 +141,7 @@ async def connect(
     except ssl.SSLCertVerificationError as error:
         raise Refused(f"The certificate of {where} is not trusted: {error.verify_message}.") from None
     except (exceptions.InvalidHandshake, EOFError, ssl.SSLError, ConnectionResetError) as error:
-        raise _unheard(where, tls, error) from None
+        raise await _unheard(host, port, tls, error) from None
     except TimeoutError:
         raise Lost(f"nobody answers at {where} within {within:g} s") from None
     except OSError as error:
@@ -142,30 +154,63 @@ async def connect(
     return Connection(socket, beat=beat, silence=silence)
 
 
-def _unheard(where: str, tls: ssl.SSLContext | None, error: Exception) -> ConnectionError:
-    """Something took the connection and did not answer as a cloud does."""
-    gone = isinstance(error.__cause__, EOFError | ConnectionError) or isinstance(error, EOFError | ConnectionError)
-    if tls is not None:
-        return Unheard(
-            f"the cloud at {where} ended the handshake; it may not speak TLS, which --authority here asks "
-            "for, or not accept this device's certificate"
-        )
-    if gone:
-        return Unheard(f"what listens at {where} ended the connection; a cloud with TLS needs --authority here")
-    return Refused(f"What listens at {where} is no DRAGON cloud, or one with TLS, which needs --authority here.")
+async def _unheard(host: str, port: int, tls: ssl.SSLContext | None, error: Exception) -> ConnectionError:
+    """Something took the connection and did not answer as a cloud does: which of TLS and HTTP it speaks says why."""
+    where = f"{host}:{port}"
+    speaks = await _speaks(host, port)
+    if speaks == "TLS" and tls is None:
+        return Unheard(f"the cloud at {where} speaks TLS, which needs --authority here")
+    if speaks == "TLS":
+        return Unheard(f"the cloud at {where} ended the TLS handshake; it may not accept this device's certificate")
+    if speaks == "HTTP" and tls is not None:
+        return Unheard(f"the cloud at {where} does not speak TLS, which --authority here asks for")
+    closed = isinstance(error.__cause__, EOFError | ConnectionError) or isinstance(error, EOFError | ConnectionError)
+    if closed or tls is not None:
+        return Lost(f"what listens at {where} ends connections without an answer; the cloud behind it may be down")
+    return Refused(f"What listens at {where} is no DRAGON cloud.")
+
+
+async def _speaks(host: str, port: int) -> str:
+    """TLS, HTTP, or nothing: what a listener answers to the first bytes of either."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname = False
+    anybody.verify_mode = ssl.CERT_NONE  # nothing is sent; its certificate does not matter
+    with contextlib.suppress(OSError, TimeoutError, EOFError):
+        async with asyncio.timeout(_PROBE):
+            try:
+                _, writer = await asyncio.open_connection(host, port, ssl=anybody)
+                writer.close()
+                return "TLS"
+            except ssl.SSLError as error:
+                if "ALERT" in (error.reason or ""):
+                    return "TLS"
+    with contextlib.suppress(OSError, TimeoutError, EOFError):
+        async with asyncio.timeout(_PROBE):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: cloud\r\n\r\n")
+            begin = await reader.read(5)
+            writer.close()
+            return "HTTP" if begin == b"HTTP/" else ""
+    return ""
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    handle: Callable[[Connection], Awaitable[None]], hello: Hello, host: str = "127.0.0.1", port: int = 0, *,
-    tls: ssl.SSLContext | None = None, beat: float = 1.0, silence: float = 8.0,
-) -> AsyncIterator[int]:  # fmt: skip
+    handle: Callable[[Connection], Awaitable[None]],
+    hello: Hello,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    tls: ssl.SSLContext | None = None,
+    beat: float = 1.0,
+    silence: float = 8.0,
+) -> AsyncIterator[int]:
     """Call `handle` with each connection while the context lasts; yields the port. Port 0 takes a free one.
 
     Raises ValueError on an address that other machines reach, without TLS: queries and tokens would go in the clear;
     and where the port is in use.
     """
-    if tls is None and not _loopback(host):
+    if tls is None and not is_loopback(host):
         raise ValueError(f"Listening at {host} needs TLS, as other machines can reach it; loopback does not.")
 
     def greet(_: ServerConnection, request: Request) -> Response | None:
@@ -207,11 +252,11 @@ def _shown(hello: Hello) -> str:
 
 def _read(headers: datastructures.Headers | None) -> Hello:
     """Raises ValueError on headers without a greeting, or with one of another version."""
-    found = None if headers is None else headers.get(HEADER)
-    if found is None:
+    greeting = None if headers is None else headers.get(HEADER)
+    if greeting is None:
         raise ValueError("This is a DRAGON cloud; what connects is no DRAGON device.")
     try:
-        return messages.hello(base64.b64decode(found))
+        return messages.hello(base64.b64decode(greeting))
     except ValueError:
         raise ValueError("The other side speaks another version of the protocol; install the same on both.") from None
 
@@ -245,11 +290,3 @@ def _tls(purpose: ssl.Purpose, authority: Path | None, certificate: Path | None,
         except (OSError, ssl.SSLError) as error:
             raise ValueError(f"{certificate.name} and {key.name} are no certificate with its key: {error}.") from None
     return context
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import socket
 import sys
 from pathlib import Path
 
 from ondevice import commands
 from ondevice.commands import count, existing, port
+from ondevice.network.listening import listener
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,7 +45,7 @@ def serve(options: argparse.Namespace) -> None:
     """Answer until interrupted."""
     with commands.loading("ondevice-rerank serve", "router"):
         import uvicorn
-    opened = _opened(options.host, options.port)
+    opened = listener(options.host, options.port)
 
     from ondevice_programs.reranker import Reranker
     from ondevice_programs.reranker.server import create_app
@@ -67,15 +67,6 @@ def _documents(files: list[Path]) -> list[str]:
     if not lines:
         raise ValueError("There are no documents: name files, or give one a line on standard input.")
     return lines
-
-
-def _opened(host: str, number: int) -> socket.socket:
-    try:
-        opened = socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ValueError(f"Nobody can listen on {host}:{number}: {error.strerror}.") from None
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here; see disco's listener
-    return opened
 
 
 def _parser() -> argparse.ArgumentParser:

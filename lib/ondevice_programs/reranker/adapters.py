@@ -91,9 +91,12 @@ def _haystack_ranker() -> type:
         """
 
         def __init__(
-            self, model: str | Reranker, top_k: int | None = 10, memory_budget: float | str | None = None,
+            self,
+            model: str | Reranker,
+            top_k: int | None = 10,
+            memory_budget: float | str | None = None,
             settings: dict[str, Any] | None = None,
-        ) -> None:  # fmt: skip
+        ) -> None:
             self.model, self.top_k, self.memory_budget, self.settings = model, top_k, memory_budget, settings
             self._reranker: Any = None if isinstance(model, str) else model
 

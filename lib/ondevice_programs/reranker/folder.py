@@ -1,8 +1,8 @@
 """A model as a folder whose weights can be streamed.
 
-Folders and hub models are used as they are. What has random weights, or is stored in another dtype than its config
-names (bundled rerankers: stored in float16, computed with in float32), is saved once in the cache, by a process of its
-own, as that takes the memory of the whole model.
+Folders and hub models are used as they are. What has random weights, is a GGUF or a low-rank adapter, or is stored in
+another dtype than its config names (bundled rerankers: stored in float16, computed with in float32), is saved once in
+the cache, by a process of its own, as that takes the memory of the whole model.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import torch
 
-from ondevice import assets, commands, models
+from ondevice import adapters, assets, commands, models
 from ondevice_papers.grating import checksums
 from ondevice_papers.grating.checkpoint import Checkpoint
 
 _RANDOM = "random:"
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
-                 "sentencepiece.bpe.model")  # fmt: skip
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]  # of a hub model
 
 
 def prepare(
-    spec: str, dtype: torch.dtype | None = None, revision: str | None = None, token: str | bool | None = None,
-    local_files_only: bool = False, cache_folder: str | None = None,
-) -> Path:  # fmt: skip
+    spec: str,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    cache_folder: str | None = None,
+) -> Path:
     """The folder, with the model's tokenizer, that `spec`, as `models.load` has it, is streamed from.
 
     dtype: None is the one that the model's config names; bfloat16 of random weights. revision, token, local_files_only,
@@ -42,13 +45,33 @@ def prepare(
     if spec.startswith(_RANDOM):
         return _loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16)
     name, _, at = spec.partition("@")
+    if (gguf := _gguf(spec)) is not None:
+        with gguf.open("rb") as file:
+            checksum = file_digest(file, "sha256").hexdigest()[:12]
+        return _loaded(spec, f"{gguf.stem}-{checksum}", dtype or torch.float32, announced=True)
     folder = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
+    if adapters.is_adapter(folder):
+        return _loaded(spec, f"{folder.name}-{_checksum(folder)}", dtype or torch.float32, announced=True)
     wanted = dtype or _named(folder)
     checkpoint = Checkpoint.open(folder)
     if wanted in (None, checkpoint.groups.table.dtype):
         return folder
     stamp = checksums.stamp(checkpoint, (folder / "config.json").read_bytes())
     return _loaded(str(folder), f"{folder.name}-{stamp}", wanted)
+
+
+def _gguf(spec: str) -> Path | None:
+    """The GGUF file that a spec names, None where it names something else."""
+    if spec == models.SMOLLM2:
+        return models.smollm2_file()
+    if spec == models.QWEN:
+        return models.qwen_file()
+    path = Path(spec).expanduser()
+    if path.suffix.lower() != ".gguf":
+        return None
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {spec!r} to load a model from.")
+    return path
 
 
 def _local(spec: str) -> Path | None:
@@ -65,11 +88,19 @@ def _local(spec: str) -> Path | None:
         if spec.partition("@")[0].count("/") != 1:
             raise ValueError(f"There is no model {spec!r}; {models.available()}.")
         return None
+    if adapters.is_adapter(folder):
+        return folder
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
-    if not any((folder / name).is_file() for name in _VOCABULARIES):  # transformers would make one without entries
-        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(_VOCABULARIES)}).")
+    if not any((folder / name).is_file() for name in models.VOCABULARIES):  # transformers would make an empty one
+        raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(models.VOCABULARIES)}).")
     return folder
+
+
+def _checksum(folder: Path) -> str:
+    """12 hex digits of an adapter's files."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix != ".md")
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _named(folder: Path) -> torch.dtype | None:
@@ -82,8 +113,11 @@ def _named(folder: Path) -> torch.dtype | None:
     return getattr(torch, str(name), None) if name else None
 
 
-def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
-    """What `models.load` makes of a spec, saved whole in the cache unless it is there."""
+def _loaded(spec: str, name: str, dtype: torch.dtype, announced: bool = False) -> Path:
+    """What `models.load` makes of a spec, saved whole in the cache unless it is there.
+
+    announced: on standard error, as it takes a while.
+    """
     kind = str(dtype).removeprefix("torch.")
     cache = assets.cache_folder("grating")
     target = cache / f"{name}-{kind}"
@@ -92,6 +126,8 @@ def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
         return target
     if not os.access(cache, os.W_OK):
         raise OSError(errno.EACCES, f"the cache folder cannot be written: set {assets.CACHE_VARIABLE}", cache.name)
+    if announced:
+        print(f"Writing {spec} as {kind} to {target}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{os.getpid()}-") as temporary:
         saved = Path(temporary) / name
         words = [sys.executable, "-m", "ondevice_programs.reranker.folder", "save", spec, kind, str(saved)]
@@ -104,6 +140,9 @@ def _loaded(spec: str, name: str, dtype: torch.dtype) -> Path:
         except OSError:
             if not target.is_dir():  # else another process was faster
                 raise
+    if announced:
+        megabytes = sum(path.stat().st_size for path in target.iterdir()) / 1e6
+        print(f"Written: {megabytes:.0f} MB, which stay there for the next time", file=sys.stderr)
     return target
 
 
@@ -139,8 +178,9 @@ def _save(spec: str, kind: str, folder: str) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    loaded = models.load(spec, getattr(torch, kind))
-    loaded.model.save_pretrained(folder)
+    dtype = getattr(torch, kind)
+    loaded = models.load(spec) if _gguf(spec) else models.load(spec, dtype)
+    loaded.model.to(dtype).save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
 
 

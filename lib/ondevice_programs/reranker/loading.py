@@ -87,7 +87,7 @@ def scoring(
     named = own.get("activation_fn") or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     prompts = {name: prompt or "" for name, prompt in (own.get("prompts") or {}).items()}
-    made = Scoring(None, prompts=prompts, default=own.get("default_prompt_name"), activation=named)
+    scoring = Scoring(None, prompts=prompts, default=own.get("default_prompt_name"), activation=named)
     causal = (config.architectures or [""])[0].endswith("ForCausalLM")
     marked = getattr(config, shapes.MARK, False)  # random weights, for time and memory, with a tokenizer of bytes
     recipe = "qwen3-reranker" if marked and causal and recipe is None else recipe
@@ -98,28 +98,28 @@ def scoring(
             raise ValueError(f"A recipe is for a causal language model, which {spec} is not.")
         words = RECIPES[recipe].answers
         ids = tuple(tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words)
-        return replace(made, answers=ids if marked else answer_ids(tokenizer, words), recipe=recipe)
-    made = _modular(spec, folder, listed, made) if listed.is_file() else _plain(tokenizer, made, causal)
-    if causal and made.answers is None:
+        return replace(scoring, answers=ids if marked else answer_ids(tokenizer, words), recipe=recipe)
+    scoring = _modular(spec, folder, listed, scoring) if listed.is_file() else _plain(tokenizer, scoring, causal)
+    if causal and scoring.answers is None:
         saved = ", ".join(RECIPES)
         raise ValueError(
             f"{spec} is a causal language model, and no file of it says how it scores a pair: name a recipe ({saved})."
         )
-    if made.chat:
-        made.form(tokenizer, 1, None).require_roles()  # type: ignore[attr-defined]
-    return made
+    if scoring.chat:
+        scoring.form(tokenizer, 1, None).require_roles()  # type: ignore[attr-defined]
+    return scoring
 
 
-def _plain(tokenizer: PreTrainedTokenizerBase, made: Scoring, causal: bool) -> Scoring:
+def _plain(tokenizer: PreTrainedTokenizerBase, scoring: Scoring, causal: bool) -> Scoring:
     """Of a folder that sentence-transformers has not saved: its chat template, where it has one, and yes and no."""
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
-        return made
-    made = replace(made, chat=True, structured=_is_structured(template))
-    return replace(made, answers=answer_ids(tokenizer, ("yes", "no"))) if causal else made
+        return scoring
+    scoring = replace(scoring, chat=True, structured=_is_structured(template))
+    return replace(scoring, answers=answer_ids(tokenizer, ("yes", "no"))) if causal else scoring
 
 
-def _modular(spec: str, folder: Path, listed: Path, made: Scoring) -> Scoring:
+def _modular(spec: str, folder: Path, listed: Path, scoring: Scoring) -> Scoring:
     """Of a folder with a list of modules."""
     modules = json.loads(listed.read_text(encoding="utf-8"))
     names = [str(module["type"]).rpartition(".")[2] for module in modules]
@@ -130,7 +130,7 @@ def _modular(spec: str, folder: Path, listed: Path, made: Scoring) -> Scoring:
         if score.get("module_input_name", "causal_logits") != "causal_logits" or "true_token_id" not in score:
             raise ValueError(f"{spec} has a LogitScore that is not of a causal language model's logits.")
         ids = [score["true_token_id"], score.get("false_token_id")]
-        made = replace(made, answers=tuple(index for index in ids if index is not None))
+        scoring = replace(scoring, answers=tuple(index for index in ids if index is not None))
     module = _json(folder / "sentence_bert_config.json")
     chat = (module.get("modality_config") or {}).get("message")
     processing = {name: dict(value) for name, value in (module.get("processing_kwargs") or {}).items() if value}
@@ -141,8 +141,8 @@ def _modular(spec: str, folder: Path, listed: Path, made: Scoring) -> Scoring:
     odd += [name for name in ("truncation", "max_length", "padding") if name in options]
     if odd:
         raise ValueError(f"{spec} sets {odd[0]} in sentence_bert_config.json, which is not read here.")
-    made = replace(made, limit=limit)
-    return replace(made, chat=True, structured=chat.get("format") != "flat", options=options) if chat else made
+    scoring = replace(scoring, limit=limit)
+    return replace(scoring, chat=True, structured=chat.get("format") != "flat", options=options) if chat else scoring
 
 
 def _is_structured(template: Any) -> bool:
@@ -150,12 +150,12 @@ def _is_structured(template: Any) -> bool:
     return not isinstance(template, str) or any(mark in template for mark in _STRUCTURED)
 
 
-def activation(made: Scoring) -> Activation:
+def activation(scoring: Scoring) -> Activation:
     """Sigmoid, or what the model's files name. Raises ValueError on any other name."""
-    kind = "Sigmoid" if made.activation is None else str(made.activation).rpartition(".")[2]
+    kind = "Sigmoid" if scoring.activation is None else str(scoring.activation).rpartition(".")[2]
     if kind not in ("Sigmoid", "Identity"):
-        raise ValueError(f"The model's scores are made by {made.activation}, which is not Sigmoid or Identity.")
-    return torch.sigmoid if kind == "Sigmoid" else torch.clone
+        raise ValueError(f"The model's scores are made by {scoring.activation}, which is not Sigmoid or Identity.")
+    return torch.nn.Sigmoid() if kind == "Sigmoid" else torch.nn.Identity()
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -18,12 +19,14 @@ import torch
 
 from ondevice.meters import trim
 from ondevice_papers.grating import calibration, margins, thresholds
+from ondevice_papers.grating import probes as fitting
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.calibration import Calibration
 from ondevice_papers.grating.checkpoint import Checkpoint, drop_pages
 from ondevice_papers.grating.checksums import Checksums
+from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.engine import Engine, Pass, run_layer
-from ondevice_papers.grating.hidden_states import Offloaded, Resident
+from ondevice_papers.grating.hidden_states import HiddenStates, Offloaded, Resident
 from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
@@ -35,6 +38,7 @@ from ondevice_programs.reranker.folder import prepare
 from ondevice_programs.reranker.loading import Activation
 
 Mode = Literal["set", "order"]
+_LOG = logging.getLogger(__name__)
 # What the budget decides, what one process with one score a pair has no use for.
 _PROBE = "Naïve  café:\tf(x) = 3.14; 東京 don't\n"  # whose tokens tell tokenizers of one vocabulary apart
 _SEGMENT = 16_384  # tokens of the pairs that `predict` takes through the model together
@@ -130,7 +134,7 @@ class Reranker:
         self.architecture = Architecture(config, self.scoring.answers)
         self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
         if probes is not None:
-            probes.require(self.architecture.layers, self.architecture.width)
+            self._require_fitting(probes)
         self.max_length = None if max_length is None else self._length(max_length)
         self.model_card_data = _Card()
         self.activation_fn = activation_fn or loading.activation(self.scoring)
@@ -169,6 +173,15 @@ class Reranker:
         """Where rows are computed."""
         return torch.device("cpu")
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that scores of pairs are made with: weights, tokenizer, form of pairs, prompt, length."""
+        return calibration.digest(sorted(self._made_with(self._prompt(None, None), self.probes).items()))
+
+    def is_singular_input(self, inputs: Any) -> bool:
+        """Whether `predict` takes it for one pair of texts, not for a sequence of pairs."""
+        return len(inputs) > 0 and isinstance(inputs[0], str)
+
     def predict(
         self, inputs: Iterable[Sequence[str]] | Sequence[str] | np.ndarray = (), prompt_name: str | None = None,
         prompt: str | None = None, *, activation_fn: Activation | None = None, apply_softmax: bool | None = False,
@@ -180,17 +193,18 @@ class Reranker:
         One pair gives one score; none give an empty array, tensor or list. Any number of pairs goes through the model
         in segments, so that their hidden states take no more memory than one segment's. The receipt sums them up.
         """
+        activation_fn = ignored.pop("activation_fct", activation_fn)
         _require_known(ignored, device)
         given: Any = inputs if sentences is None else sentences
         given = given.tolist() if isinstance(given, np.ndarray) else given if isinstance(given, str) else list(given)
-        single = len(given) > 0 and isinstance(given[0], str)
+        single = self.is_singular_input(given)
         pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else given)]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
         with self._turn:
             start = self._prompt(prompt, prompt_name)
             receipts, logits = list[Receipt](), list[np.ndarray]()
             for part in _segments(documents):
-                logits.append(self._run(queries[part], documents[part], None, start).outcome.score)
+                logits.append(self._run(queries[part], documents[part], None, start, self.probes).outcome.score)
                 receipts += [self.receipt] if self.receipt else []
             self.receipt = _summed(receipts)
         together = torch.tensor(np.concatenate([np.empty(0), *logits]), dtype=torch.float32)
@@ -212,7 +226,11 @@ class Reranker:
         Raises ValueError on what is no text, a negative top_k, a budget that is too small for these documents, and
         damaged weights; OSError where a disk fails or is full. It can be called again after any of these.
         """
+        activation_fn = ignored.pop("activation_fct", activation_fn)
         _require_known(ignored, device)
+        for name in ("convert_to_numpy", "convert_to_tensor", "apply_softmax", "num_workers"):
+            if name in ignored:
+                _LOG.warning("%s has no effect: rank gives Python floats, one score a pair, in one process.", name)
         if isinstance(documents, str):
             raise ValueError("The documents are a list of texts, not one text.")
         texts = list(documents)
@@ -222,7 +240,7 @@ class Reranker:
         if not k:
             return []
         with self._turn:
-            outcome = self._run([query] * len(texts), texts, k, self._prompt(prompt, prompt_name)).outcome
+            outcome = self._run([query] * len(texts), texts, k, self._prompt(prompt, prompt_name), self.probes).outcome
         order = outcome.chosen
         activated = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
         return [
@@ -239,9 +257,9 @@ class Reranker:
                 self._open = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("budget", "max_length", "activation_fn", "_calibrations", "_certified")
+        names = ("budget", "max_length", "activation_fn", "probes", "_calibrations", "_certified")
         kept = {name: getattr(self, name) for name in names}
-        return _made, (type(self), self._given, kept)
+        return _rebuilt, (type(self), self._given, kept)
 
     @property
     def _turn(self) -> threading.RLock:
@@ -261,7 +279,7 @@ class Reranker:
     def calibrate(
         self, queries: Sequence[str], documents: Sequence[Sequence[str]] | Sequence[str], k: int,
         recall: float = 0.98, confidence: float = 0.95, *, precision: float | None = None,
-        relevant: Sequence[Sequence[int]] | None = None, save: bool | str | Path = True,
+        relevant: Sequence[Sequence[int]] | None = None, probes: bool = False, save: bool | str | Path = True,
     ) -> Calibration:  # fmt: skip
         """Find how much can be pruned for a top K, from queries like those to come; `rank(..., top_k=k)` does it then.
 
@@ -269,8 +287,13 @@ class Reranker:
         over further queries of the kind is at least that in all but a share 1 - confidence of calibrations: certified
         (`margins`), not hoped for. precision: in its place the paper's: the lowest dispersion threshold with at least
         that Precision@K on these queries, whose `relevant` places are given; it promises nothing for others.
+        probes: fit linear probes on the quarter of the queries that certifies nothing, and score all layers but the
+        last by them from now on; they are saved with the rule. Later calls without it keep these probes, and refuse a
+        list in which a query that the probes were fitted on would certify: the same list is right, and so is one of new
+        queries. Beside the budget, fitting holds the hidden state that the head reads of each of these candidates after
+        each layer.
         save: beside the model, nowhere (False), or to a file. Where nothing can be certified, nothing is pruned.
-        Raises ValueError where there are too few queries, naming how many it takes.
+        Raises ValueError where there are too few queries, naming how many it takes. Interrupted, it changes nothing.
         """
         if not (_is(Integral, k) and k >= 1):
             raise ValueError(f"k is a whole number from 1 on, not {k!r}.")
@@ -281,38 +304,102 @@ class Reranker:
             margins.require(round((1 - margins.FITTED) * len(queries)), recall, confidence)
         elif relevant is None:
             raise ValueError("A Precision@K needs the relevant places of each query.")
+        elif probes:
+            raise ValueError("Probes go with a certified recall; a Precision@K is of the paper's rule, without them.")
         if empty := [number for number, texts in enumerate(every) if not len(texts)]:
             raise ValueError(f"Query {empty[0]} has no candidates.")
         for number, query in enumerate(queries):
             require_text("Query", number, query)
-        pools = []
+        if precision is None and not probes and self.probes is not None:
+            _require_unfitted(self.probes, queries)
+        return self._calibrate(queries, every, int(k), (recall, confidence, precision), relevant, probes, save)
+
+    def _calibrate(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[Sequence[str]],
+        k: int,
+        promise: tuple[float, float, float | None],
+        relevant: Sequence[Sequence[int]] | None,
+        probes: bool,
+        save: bool | str | Path,
+    ) -> Calibration:
+        """`calibrate`, of checked arguments. promise: recall, confidence and precision.
+
+        Other threads rank by the earlier rules until all of this is done.
+        """
+        histories = dict[int, Floats]()
         truncated = 0
-        scoring = self._made_with(self._prompt(None, None))
-        for number, (query, texts) in enumerate(zip(queries, every, strict=True)):
-            with self._turn:
-                history = self._run([query] * len(texts), list(texts), None, self._prompt(None, None)).outcome.history
-                truncated += self.receipt.truncated if self.receipt else 0
-            right = np.isin(np.arange(len(texts)), [] if relevant is None else relevant[number])
-            pools.append(Pool(str(number), "validation", history, right))
-        calibrated = _calibrated(pools, int(k), self.mode, recall, confidence, precision)
-        calibrated = replace(calibrated, truncated=truncated)
-        if self._certified != scoring:
-            self._certified, self._calibrations = scoring, {}
-        self._calibrations[calibrated.k, calibrated.mode] = calibrated
-        if save is not False:
-            path = self._beside() if save is True else Path(save)
-            calibration.save(path, scoring, self._calibrations)
+        scored_by = self.probes
+        if probes:
+            scored_by, histories, truncated = self._probed(queries, documents, k)
+        for number in [number for number in range(len(queries)) if number not in histories]:
+            histories[number], cut = self._history(queries[number], documents[number], scored_by)
+            truncated += cut
+        right = [() if relevant is None else relevant[number] for number in range(len(queries))]
+        pools = [
+            Pool(str(number), "validation", histories[number], np.isin(np.arange(len(texts)), right[number]))
+            for number, texts in enumerate(documents)
+        ]
+        calibrated = replace(_calibrated(pools, k, self.mode, *promise), truncated=truncated)
+        with self._turn:
+            scoring = self._made_with(self._prompt(None, None), scored_by)
+            kept = self._calibrations if self._certified == scoring else {}
+            kept = kept | {(calibrated.k, calibrated.mode): calibrated}
+            if save is not False:
+                path = self._beside() if save is True else Path(save)
+                calibration.save(path, scoring, scored_by, kept)
+            self.probes, self._certified, self._calibrations = scored_by, scoring, kept
         return calibrated
+
+    def _probed(
+        self, queries: Sequence[str], documents: Sequence[Sequence[str]], k: int
+    ) -> tuple[Probes, dict[int, Floats], int]:
+        """Fitted probes, logits [L, N] of the queries that they were fitted on, by number, and how many pairs were cut.
+
+        Each query's early scores are by probes that were fitted on the other ones, as those of queries to come will be.
+        """
+        fitted, _ = margins.parts(len(queries))
+        numbers = [number for number in fitted.tolist() if len(documents[number]) > k]
+        truncated = 0
+        histories, states = list[Floats](), list[Floats]()
+        for number in numbers:
+            seen = list[torch.Tensor]()
+            history, cut = self._history(queries[number], documents[number], None, seen)
+            histories.append(history)
+            truncated += cut
+            states.append(torch.stack(seen[:-1]).float().numpy())
+        final = [history[-1] for history in histories]
+        early = fitting.cross_fitted(states, final, k)
+        every = tuple(map(calibration.digest, queries))
+        probes = replace(fitting.rounded(fitting.fit(states, final, k)), queries=every)
+        whole = [np.concatenate([rows, last[None]]) for rows, last in zip(early, final, strict=True)]
+        return probes, dict(zip(numbers, whole, strict=True)), truncated
+
+    def _history(
+        self, query: str, texts: Sequence[str], probes: Probes | None, seen: list[torch.Tensor] | None = None
+    ) -> tuple[Floats, int]:
+        """Logits [L, N] of a query's candidates, none of whom is pruned, and how many were cut (`_run`)."""
+        with self._turn:
+            done = self._run([query] * len(texts), list(texts), None, self._prompt(None, None), probes, seen)
+            return done.outcome.history, self.receipt.truncated if self.receipt else 0
 
     def _load(self, given: str | Path | bool | None) -> None:
         if given is False or self.threshold is not None:
             return
         path = self._beside() if given is None or given is True else Path(given)
         if path.is_file():
-            self._certified = self._made_with(self._prompt(None, None))
-            self._calibrations = calibration.load(path, self._certified)
+            certified, probes, calibrations = calibration.load(path)
+            if probes is not None and self.probes is None:
+                self._require_fitting(probes)
+                self.probes = probes
+            calibration.require(certified, self._made_with(self._prompt(None, None), self.probes), path.name)
+            self._certified, self._calibrations = certified, calibrations
         elif given is not None:
             raise FileNotFoundError(f"There is no file {str(given)!r} of calibrations.")
+
+    def _require_fitting(self, probes: Probes) -> None:
+        probes.require(self.architecture.layers, self.architecture.width)
 
     def _beside(self) -> Path:
         return self._model.checkpoint.folder / calibration.FILE
@@ -325,26 +412,43 @@ class Reranker:
     @cached_property
     def _reading(self) -> dict[str, str]:
         """Digests of what pairs are read and scored with, whatever the call."""
-        tokenizer, probes = self.tokenizer, self.probes
+        tokenizer = self.tokenizer
         entries = sorted(tokenizer.get_vocab().items()), tokenizer(_PROBE, verbose=False)["input_ids"]
-        arrays = None if probes is None else (probes.weights.tobytes(), probes.intercepts.tobytes())
         return {
             "model": self._weights,
             "form of pairs": calibration.digest((self.scoring, tokenizer.chat_template)),
             "tokenizer": calibration.digest(entries),
-            "set of probes": calibration.digest(arrays),
         }
 
-    def _made_with(self, prompt: str | None) -> dict[str, str]:
-        """Digests of all that scores are made with: what a certificate holds for. prompt: of the call."""
-        activation = getattr(self.activation_fn, "__name__", type(self.activation_fn).__name__)
-        call = {"prompt": prompt or "", "max_length": self.max_seq_length, "activation": activation}
+    def _made_with(self, prompt: str | None, probes: Probes | None) -> dict[str, str]:
+        """Digests of all that scores are made with, for which a certificate holds. prompt: of the call."""
+        # torch.sigmoid and torch.nn.Sigmoid() are one activation.
+        activation = getattr(self.activation_fn, "__name__", type(self.activation_fn).__name__).lower()
+        arrays = None if probes is None else (probes.weights.tobytes(), probes.intercepts.tobytes())
+        call = {
+            "prompt": prompt or "",
+            "max_length": self.max_seq_length,
+            "activation": activation,
+            "set of probes": arrays,
+        }
         return self._reading | {name: calibration.digest(value) for name, value in call.items()}
 
     # A run
 
-    def _run(self, queries: list[str], documents: list[str], k: int | None, prompt: str | None) -> Pass:
-        """Score pairs, or select the K best documents of one query. Under the lock."""
+    def _run(
+        self,
+        queries: list[str],
+        documents: list[str],
+        k: int | None,
+        prompt: str | None,
+        probes: Probes | None,
+        seen: list[torch.Tensor] | None = None,
+    ) -> Pass:
+        """Score pairs, or select the K best documents of one query. Under the lock.
+
+        probes: score all layers but the last. seen: takes [n, d], what the head could read of the active candidates,
+        after each layer.
+        """
         if self._closed:
             raise ValueError("This reranker is closed.")
         self.receipt = None
@@ -355,19 +459,30 @@ class Reranker:
         weights = self._streamed(chosen)
         peak = anonymous()
         before = _counters(weights)
+        # What a chunk's temporaries leave free and torn is given back before the next ones come on top of it.
+        full = self._baseline + chosen.total - chosen.parts["chunk"]
 
-        def watched(*arguments: Any) -> torch.Tensor:
+        def watch() -> None:
             nonlocal peak
+            now = anonymous()
+            peak = max(peak, now)
+            if self.budget is not None and now > full:
+                trim()  # about a millisecond
+
+        def states(*arguments: Any) -> Any:
+            return _Watched((Offloaded if chosen.offload else Resident)(*arguments), watch)
+
+        def layer(*arguments: Any) -> torch.Tensor:
             pooled = run_layer(*arguments)
-            peak = max(peak, anonymous())
+            if seen is not None:
+                seen.append(pooled)
             if self.budget is not None:
-                trim()  # what a layer's temporaries leave free; about a millisecond
+                trim()
             return pooled
 
         engine = Engine(
-            self.architecture, weights, chunk=chosen.chunk, states=Offloaded if chosen.offload else Resident,
-            probes=self.probes, run_layer=watched,
-        )  # fmt: skip
+            self.architecture, weights, chunk=chosen.chunk, states=states, probes=probes, run_layer=layer
+        )
         rule = None if k is None or k >= len(documents) else self._rule(k, prompt)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
         counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
@@ -391,7 +506,7 @@ class Reranker:
         calibrated = self._calibrations.get((k, self.mode))
         if calibrated is None or calibrated.rule is None:
             return None
-        calibration.require(self._certified, self._made_with(prompt), f"Pruning for top_k={k}")
+        calibration.require(self._certified, self._made_with(prompt, self.probes), f"Pruning for top_k={k}")
         return calibrated.rule
 
     def _streamed(self, chosen: Plan) -> Streamed:
@@ -420,13 +535,25 @@ class Reranker:
         return None if name is None else self.prompts[name]
 
 
+class _Watched:
+    """Hidden states; memory is looked at whenever a chunk's have been put, while its temporaries are still there."""
+
+    def __init__(self, states: HiddenStates, watch: Callable[[], None]) -> None:
+        self._states, self._watch = states, watch
+        self.each, self.close = states.each, states.close
+
+    def put(self, group: Sequence[int], hidden: torch.Tensor) -> None:
+        self._states.put(group, hidden)
+        self._watch()
+
+
 class _Card:
     """In the place of CrossEncoder's model card, to which its evaluators add their metrics; nothing is kept."""
 
     def set_evaluation_metrics(self, *_: Any, **__: Any) -> None: ...
 
 
-def _made(kind: type[Reranker], given: dict[str, Any], kept: dict[str, Any]) -> Reranker:
+def _rebuilt(kind: type[Reranker], given: dict[str, Any], kept: dict[str, Any]) -> Reranker:
     """A copy of a reranker, in another process or in this one."""
     others = {name: given[name] for name in given if name != "model_name_or_path"}
     copied = kind(given["model_name_or_path"], **others)
@@ -460,6 +587,20 @@ def _summed(receipts: Sequence[Receipt]) -> Receipt | None:
         peak_mb=max(numbers["peak_mb"]),
         margin=None,
     )
+
+
+def _require_unfitted(probes: Probes, queries: Sequence[str]) -> None:
+    """Raise ValueError where a query of another list than the probes' own would certify, and they were fitted on it."""
+    digests = tuple(map(calibration.digest, queries))
+    if digests == probes.queries:
+        return
+    fitted = {probes.queries[number] for number in margins.parts(len(probes.queries))[0]}
+    _, certifying = margins.parts(len(queries))
+    if reused := [number for number in certifying.tolist() if digests[number] in fitted]:
+        raise ValueError(
+            f"The probes were fitted on query {min(reused)}, so it may not certify. Calibrate with the list that they "
+            "were fitted on, with new queries alone, or with probes=True."
+        )
 
 
 def _calibrated(

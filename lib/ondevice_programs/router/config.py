@@ -1,8 +1,7 @@
-"""config.yaml, in LiteLLM's shape with what a router of two sides needs besides; every mistake is one sentence."""
+"""config.yaml, in LiteLLM's shape with what a router of two endpoints needs besides; every mistake is one sentence."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from pathlib import Path
@@ -16,7 +15,16 @@ from pydantic import PositiveFloat as Positive
 
 from ondevice_papers.disco.migration import Prices
 from ondevice_papers.disco.policy import SIDES, Side
-from ondevice_programs.router.request import Api
+
+FLEET = "a fleet goes behind LiteLLM, whose one address is named here (docs/router.md)"
+CHAT = "each endpoint is asked by /chat/completions, and writes its own prompts"
+LEFT = {  # what an older router took, a key or a value of one, and what to do instead
+    "weight": FLEET,
+    "routing_strategy": FLEET,
+    "tokenizer": CHAT,
+    "api": CHAT,
+    "migration: overlap": "the endpoint that is left stops at once, which is migration: stop",
+}
 
 
 def _base(url: str) -> str:
@@ -37,44 +45,74 @@ def _secret(value: object) -> object:
     return os.environ[name]
 
 
+def _seconds(duration: object) -> object:
+    """Seconds of a duration as LiteLLM writes it, such as 30s, 15m, 24h, 7d or 1mo (30 days)."""
+    parts = re.fullmatch(r"([1-9]\d*)(s|m|h|d|mo)", duration) if isinstance(duration, str) else None
+    if parts is None:
+        raise ValueError(f"{duration!r} is no duration such as 30s, 15m, 24h, 7d or 1mo")
+    return int(parts[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400, "mo": 30 * 86_400}[parts[2]]
+
+
 Url = Annotated[str, AfterValidator(_base)]
 Secret = Annotated[str, BeforeValidator(_secret)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
 # YAML reads a bare no as false.
-Handoff = Annotated[Literal["stop", "overlap", "no"], BeforeValidator(lambda it: "no" if it is False else it)]
+Handoff = Annotated[Literal["stop", "no"], BeforeValidator(lambda value: "no" if value is False else value)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_left(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            for key in LEFT.keys() & {str(name), f"{name}: {value}"}:
+                raise ValueError(f"{key} is not taken any more: {LEFT[key]}")
+        return values
+
 
 class Parameters(_Strict):
-    """How a deployment is asked. Costs are per token, max_budget in their currency, timeouts in seconds."""
+    """How an endpoint is asked. Costs are per token, max_budget in their currency, timeouts in seconds.
+
+    budget_duration: after which max_budget begins anew; None is never.
+    """
 
     model: str
     api_base: Url
     api_key: Secret | None = None
     input_cost_per_token: Cost = 0.0
     output_cost_per_token: Cost = 0.0
-    weight: Positive = 1.0
     max_budget: Cost | None = None
+    budget_duration: Duration | None = None
     timeout: Positive | None = None
     stream_timeout: Positive | None = None
 
 
 class Info(_Strict):
-    """What a deployment is. tokenizer: the local folder whose chat template writes a chat for `api: completions`."""
+    """What an endpoint is.
+
+    stream_options: whether a stream is asked for its usage. An endpoint that refuses that is asked without it anyway.
+    """
 
     side: Side
-    api: Api = "chat"
     can_continue: bool | Literal["probe"] = "probe"
     max_output_tokens: int = Field(default=4096, ge=1)
-    tokenizer: Path | None = None
+    stream_options: bool = True
 
 
 class Deployment(_Strict):
+    """An entry of model_list."""
+
     model_name: str
     litellm_params: Parameters
     model_info: Info
+
+    @property
+    def side(self) -> Side:
+        return self.model_info.side
 
     @property
     def model(self) -> str:
@@ -90,43 +128,59 @@ class Deployment(_Strict):
 
 
 class Settings(_Strict):
-    """timeout: seconds for a whole answer. stream_timeout: of silence before a first or a further token.
+    """How the two endpoints are used: keys of the file, and flags of the command, which override them."""
 
-    A deployment that failed more than `allowed_fails` times in a row rests for `cooldown_time` seconds.
-    """
-
-    constrained: Side = "server"
-    budget: float = Field(default=1.0, ge=0, le=1)
-    pace: Positive | None = None
-    migration: Handoff = "stop"
-    routing_strategy: Literal["simple-shuffle", "latency-based-routing"] = "simple-shuffle"
-    timeout: Positive = 600.0
-    stream_timeout: Positive = 30.0
-    num_retries: int = Field(default=2, ge=0)
-    allowed_fails: int = Field(default=3, ge=0)
-    cooldown_time: Cost = 5.0
-    device_serves_one: bool = False
-    state: Path | None = None
+    constrained: Side = Field(default="server", description="side that the budget limits")
+    budget: Share | None = Field(default=None, description="share of input tokens of that side (default: no limit)")
+    over_budget: Literal["fallback", "refuse"] = Field(
+        default="fallback", description="what to do where only that side could answer"
+    )
+    pace: Positive | None = Field(default=None, description="tokens per second that are shown (default: at once)")
+    migration: Handoff = Field(default="stop", description="with a pace and prices; or no")
+    timeout: Positive = Field(default=600.0, description="seconds for a whole answer")
+    stream_timeout: Positive | None = Field(
+        default=None, description="seconds of silence (default: 30; a long prompt's device has more)"
+    )
+    num_retries: Count = Field(default=2, description="more tries of each side in a request")
+    allowed_fails: Count = Field(default=3, description="failures in a row without a rest")
+    cooldown_time: Cost = Field(default=5.0, description="seconds of a rest after more")
+    device_serves_one: bool = Field(default=False, description="whether the device has one request at a time")
+    state: Literal["none"] | Path | None = Field(
+        default=None, description="folder of what is learned, or none (default: the user's)"
+    )
 
 
 class General(_Strict):
+    """Who may ask."""
+
     master_key: Secret | None = None
-    forward_authorization: bool = False
 
 
 class Config(_Strict):
+    """All of the file: one endpoint a side, and how they are used."""
+
     model_list: list[Deployment]
     router_settings: Settings = Settings()
     general_settings: General = General()
 
+    @property
+    def model_name(self) -> str:
+        """By which callers ask."""
+        return self.model_list[0].model_name
+
     @model_validator(mode="after")
-    def _both_sides(self) -> Self:
-        behind = {side: {it.address for it in self.model_list if it.model_info.side == side} for side in SIDES}
-        for side, addresses in behind.items():
-            if not addresses:
+    def _one_of_each_side(self) -> Self:
+        for side in SIDES:
+            count = sum(entry.side == side for entry in self.model_list)
+            if not count:
                 raise ValueError(f"model_list has no deployment whose side is {side}")
-        if twice := behind["device"] & behind["server"]:
-            raise ValueError(f"{min(twice)} is on both sides")
+            if count > 1:
+                raise ValueError(f"model_list names {count} deployments whose side is {side}; {FLEET}")
+        first, second = (entry.model_name for entry in self.model_list)
+        if first != second:
+            raise ValueError(f"model_list names {first} and {second}; both sides answer to one name")
+        if len({entry.address for entry in self.model_list}) == 1:
+            raise ValueError(f"{self.model_list[0].address} is on both sides")
         return self
 
 
@@ -134,30 +188,25 @@ def load(path: Path | None, raw: dict[str, Any]) -> Config:
     """The file's settings, overridden by `raw`, which is of the same shape. Raises ValueError with one sentence."""
     if path is not None:
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not YAML: {error}.") from None
-        if not isinstance(found, dict):
+        if not isinstance(mapping, dict):
             raise ValueError(f"{path} holds no mapping.")
-        sections = {name: found.get(name) or {} for name in raw}
-        raw = found | {name: it | raw[name] for name, it in sections.items() if isinstance(it, dict)}
+        sections = {name: mapping.get(name) or {} for name in raw}
+        raw = mapping | {name: section | raw[name] for name, section in sections.items() if isinstance(section, dict)}
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(f"{path or 'The command line'}: {_first(error)}.") from None
+        key, message = first_mistake(error)
+    raise ValueError(f"{path or 'The command line'}: {f'{key}: ' if key else ''}{message}.")
 
 
-def _first(error: ValidationError) -> str:
+def first_mistake(error: ValidationError) -> tuple[str, str]:
+    """(the key's path with dots, what is wrong with it) of the first of the errors."""
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        return f"{where} is no key that is known here"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {said[0].lower()}{said[1:]}" if where else said
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        message = "this is no key that is known here"
+    keys = [str(key) for key in first["loc"] if isinstance(key, int) or key.isidentifier()]  # without types of unions
+    return ".".join(keys), f"{message[0].lower()}{message[1:]}"

@@ -1,23 +1,30 @@
-"""The client of one deployment: asks it over HTTP and reads the stream of its answer."""
+"""The client of one endpoint: asks it over HTTP and reads the stream of its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any, Protocol
+from math import isfinite
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from ondevice_programs.router.config import Deployment, is_loopback
-from ondevice_programs.router.request import Json, Message, Request
+from ondevice.network.listening import is_loopback
+from ondevice_programs.router.config import Deployment
+from ondevice_programs.router.request import Json, Request
 
 LONGEST_LINE = 1 << 20  # bytes; a stream without line breaks is not an event stream
 USAGE_GRACE_S = 1.0  # after the finish reason, how long the usage and [DONE] may take
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 CLOSE_GRACE_S = 0.25  # after [DONE], how long the body's end may take (reading it lets the connection be reused)
+GAVE_UP = ("abort", "error")  # reasons to have ended that are not the model's: the engine broke the answer off
 
 
 @dataclass(frozen=True)
@@ -28,12 +35,17 @@ class Piece:
     raw: Json | None = None
 
 
+class Alive:
+    """The endpoint said that it works on the answer: a comment of its stream, which is no silence."""
+
+
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the endpoint counted them."""
+    """Tokens as the endpoint counted them. details: what else it said of them."""
 
     prompt_tokens: int
     output_tokens: int
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,40 +58,26 @@ class Finish:
 
 @dataclass(eq=False)
 class EndpointError(Exception):
-    """An endpoint failed. status, body, retry_after: of its HTTP answer, if it sent one. reached: it was."""
+    """An endpoint failed. status, body, retry_after (s): of its HTTP answer, if it sent one. reached: it was."""
 
     message: str
     status: int | None = None
     body: Json | None = None
-    retry_after: str | None = None
+    retry_after: float | None = None
     reached: bool = True
 
     def __str__(self) -> str:
         return self.message
 
 
-OnEvent = Callable[[Piece | Finish], None]
-
-
-class Source(Protocol):
-    """What the router needs of an endpoint; EndpointClient is the real one, tests have others."""
-
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish: ...
-
-    async def alive(self) -> bool: ...
-
-    async def aclose(self) -> None: ...
+OnEvent = Callable[[Piece | Finish | Alive], None]
 
 
 class EndpointClient:
-    """Streams answers from one deployment over one pool of connections that are kept open between requests.
-
-    Raises ValueError or OSError where the deployment's tokenizer cannot be read.
-    """
+    """Streams answers from one endpoint over one pool of connections that are kept open between requests."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-        self._base = deployment.litellm_params.api_base
+        self._model, self._base = deployment.model, deployment.litellm_params.api_base
         self._headers = {
             "content-type": "application/json",
             "accept": "text/event-stream",
@@ -87,31 +85,42 @@ class EndpointClient:
         }
         if deployment.litellm_params.api_key:
             self._headers["authorization"] = f"Bearer {deployment.litellm_params.api_key}"
-        path = "completions" if deployment.model_info.api == "completions" else "chat/completions"
-        self._url = f"{self._base}/{path}"
-        self._render = _template(deployment)
+        self._tells_usage = deployment.model_info.stream_options  # until it refuses the question
 
     async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
 
         on_event gets each Piece as it comes, then a Finish once the answer is complete; the Finish that is returned
-        a little later also holds the usage.
+        a little later also holds the usage. An endpoint that refuses `stream_options` is asked without, then and later.
         """
-        body = json.dumps(self.body(request, prefix, limits), ensure_ascii=False).encode("utf-8", "surrogatepass")
-        events = _EventReader(on_event, bool(request.pinned))
-        headers = {**request.headers, **self._headers}
+        tells_usage = self._tells_usage  # other requests may find out meanwhile
         try:
-            async with self._http.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+            return await self._ask(request, prefix, limits, on_event)
+        except EndpointError as error:
+            refused = error.status in (400, 422) and "stream_options" in f"{error} {error.body}"
+            if not refused or not tells_usage:
+                raise
+            self._tells_usage = False
+            return await self._ask(request, prefix, limits, on_event)
+
+    async def _ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+        body = json.dumps(self._body(request, prefix, limits), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        post = self._http.post(
+            f"{self._base}/chat/completions",
+            data=body,
+            headers={**request.headers, **self._headers},
+            allow_redirects=False,
+        )
+        try:
+            async with post as response:
                 await _check(response, "application/json" if request.whole else "text/event-stream")
                 if request.whole:
                     return _whole(await response.read(), on_event)
-                return await events.read(response)
+                return await _EventReader(on_event, bool(request.pinned), request.answers).read(response)
         except (aiohttp.ClientError, OSError) as error:
-            if events.finish is not None:
-                return events.finish
             reached = not isinstance(error, aiohttp.ClientConnectorError)
-            said = f"{self._base}: {type(error).__name__}: {error or 'no details'}".rstrip(".")
-            raise EndpointError(said, reached=reached) from None
+            message = f"{self._base}: {type(error).__name__}: {error or 'no details'}".rstrip(".")
+            raise EndpointError(message, reached=reached) from None
         except EndpointError as error:
             error.message = f"{self._base}: {error}"
             raise
@@ -125,22 +134,19 @@ class EndpointClient:
             return False
 
     async def aclose(self) -> None:
+        """Close its connections."""
         await self._http.close()
 
-    def body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> Json:
+    def _body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> Json:
         """The JSON body that asks to continue the request's answer after `prefix` ("" for a fresh start)."""
-        body: Json = {**request.options, **limits, "model": self._deployment.model, "stream": not request.whole}
-        if not request.whole:
+        messages = [*request.messages]
+        body: Json = {**request.options, **limits, "model": self._model, "messages": messages}
+        body |= {"stream": not request.whole, "stream_options": None}
+        if not request.whole and self._tells_usage:
             body["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
-        if self._deployment.model_info.api == "completions":
-            if request.messages is not None:
-                body["max_tokens"] = body.pop("max_completion_tokens", body.get("max_tokens"))
-            body["prompt"] = (self._render(request.messages) if request.messages else request.prompt or "") + prefix
-        else:
-            body["messages"] = [*(request.messages or ())]
-            if prefix:
-                body["messages"] += [{"role": "assistant", "content": prefix}]
-                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if prefix:
+            messages.append({"role": "assistant", "content": prefix})
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         return {name: value for name, value in body.items() if value is not None}
 
     @cached_property
@@ -154,121 +160,165 @@ class EndpointClient:
         )
 
 
-def _template(deployment: Deployment) -> Callable[[Sequence[Message]], str]:
-    folder = deployment.model_info.tokenizer
-    if folder is None:
-        return lambda _: ""
-    from transformers import AutoTokenizer  # takes seconds
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return lambda messages: tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-
-
 async def _check(response: aiohttp.ClientResponse, expected: str) -> None:
-    if response.status != 200:
-        body = _json(await response.content.read(LONGEST_LINE))
-        said = body.get("error") or body.get("detail") if body else None
-        message = f"HTTP {response.status}{f': {_short(said)}' if said else ''}"
-        raise EndpointError(message, response.status, body, response.headers.get("retry-after"))
     kind = response.headers.get("content-type", "no content type").partition(";")[0].strip()
-    if kind != expected:
-        raise EndpointError(f"answered {kind} instead of {expected}; is this an OpenAI-compatible base URL?")
+    if response.status == 200 and kind == expected:
+        return
+    answers_json = response.status != 200 or kind == "application/json"  # some errors come with status 200
+    body = _json(await response.content.read(LONGEST_LINE)) if answers_json else None
+    detail = body.get("error") or body.get("detail") if body else None
+    if response.status != 200 or detail:
+        message = f"HTTP {response.status}{f': {_short(detail)}' if detail else ''}"
+        raise EndpointError(message, response.status, body, _retry_after(response.headers))
+    raise EndpointError(f"answered {kind} instead of {expected}; is this an OpenAI-compatible base URL?")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds: of `retry-after-ms`, else of `Retry-After` in seconds or as a date; None where none can be read."""
+    readings: list[Callable[[], float]] = [
+        lambda: float(headers["retry-after-ms"]) / 1e3,
+        lambda: float(headers["retry-after"]),
+        lambda: parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time(),
+    ]
+    for reading in readings:
+        with suppress(KeyError, ValueError):
+            if isfinite(seconds := reading()):
+                return max(0.0, seconds)
+    return None
 
 
 class _EventReader:
     """Reads one event stream (text/event-stream with a JSON object or [DONE] in each data line).
 
-    verbatim: hand on every chunk as it came, for answers that are more than one text.
+    verbatim: hand on every chunk as it came, for answers that are more than one text. answers: how many choices.
     """
 
-    def __init__(self, on_event: OnEvent, verbatim: bool) -> None:
-        self.finish: Finish | None = None
+    def __init__(self, on_event: OnEvent, verbatim: bool, answers: int) -> None:
         self._on_event = on_event
         self._verbatim = verbatim
-        self._reason: str | None = None
-        self._usage: Usage | None = None
-        self._done = False
+        self._running = set(range(answers))  # choices without a reason to have ended
+        self._begun: set[int] = set()  # choices that said anything
+        self._finish = Finish("stop")  # as far as it is known
+        self._complete = self._done = False
 
     async def read(self, response: aiohttp.ClientResponse) -> Finish:
         clock = asyncio.get_running_loop().time
+        pending = b""
         try:
             async with asyncio.timeout(None) as limit:
-                pending = b""
                 async for block in response.content.iter_any():
                     *lines, pending = (pending + block).split(b"\n")
                     for line in lines:
-                        if line.startswith(b"data:"):
+                        if line.startswith(b":"):
+                            self._on_event(Alive())
+                        elif line.startswith(b"data:"):
                             self._event(line[5:].strip())
+                        elif line.startswith(b"error:"):  # llama.cpp, until September 2025
+                            detail = _json(line[6:]) or line[6:].decode("utf-8", "replace")
+                            raise EndpointError(f"broke off with the error {_short(detail)}")
                     if len(pending) > LONGEST_LINE:
                         raise EndpointError("sent a line of more than 1 MiB")
-                    if self.finish is not None:
+                    if self._complete:
                         limit.reschedule(clock() + (CLOSE_GRACE_S if self._done else USAGE_GRACE_S))
-        except TimeoutError:
-            pass  # the limit is set only once the answer is complete
-        if self.finish is None and self._reason is None:
+        # TimeoutError is an OSError: the limit is set once the answer is complete, after which nothing spoils it.
+        except (aiohttp.ClientError, OSError, EndpointError):
+            if not self._complete:
+                raise
+        if not self._complete and self._running:
             raise EndpointError("ended the stream before the answer was finished")
-        return Finish(self._reason or "stop", self._usage)
+        return self._finish
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]":
+            # Some endpoints give no reason to have ended, but then for none of the choices.
+            ended = self._begun - self._running
+            if not self._begun or (ended and self._begun != ended):
+                raise EndpointError("ended the stream before the answer was finished")
             self._done = True
-            self._complete()
+            self._end()
             return
         try:
-            chunk = json.loads(data)
-            if chunk.get("error"):
-                raise EndpointError(f"broke off with the error {_short(chunk['error'])}")
-            self._usage = _usage(chunk) or self._usage
-            choices = chunk.get("choices")
-            if choices:
-                self._choice(chunk, choices[0])
+            chunk = _parsed(data)
+            choice = (chunk.get("choices") or [{}])[0]
+            error, usage = _error(chunk, choice), _usage(chunk)
+            delta = choice.get("delta") or {}
+            text, reason, index = delta.get("content") or "", choice.get("finish_reason"), choice.get("index") or 0
+            extra = any(value for name, value in delta.items() if name not in ("role", "content"))
+            if not isinstance(text, str) or not isinstance(index, int):
+                raise TypeError
         except (ValueError, TypeError, KeyError, AttributeError):
             raise EndpointError(f"sent a malformed chunk: {_short(data.decode('utf-8', 'replace'))}") from None
-
-    def _choice(self, chunk: Json, choice: Json) -> None:
-        delta = choice.get("delta")
-        text = choice.get("text") if delta is None else delta.get("content")
-        if text is not None and not isinstance(text, str):
-            raise TypeError
-        reason = choice.get("finish_reason")
-        more = delta is not None and any(value for name, value in delta.items() if name not in ("role", "content"))
-        if more or (self._verbatim and (text or reason)):
-            self._on_event(Piece(text or "", chunk))
+        if error:
+            raise EndpointError(f"broke off with the error {_short(error)}")
+        if text or extra or reason:
+            self._begun.add(index)
+        self._finish = Finish(reason or self._finish.reason, usage or self._finish.usage)
+        if extra or (self._verbatim and (text or reason)):
+            self._on_event(Piece(text, chunk))
         elif text:
             self._on_event(Piece(text))
-        self._reason = reason or self._reason
-        if reason and not self._verbatim:  # of several choices, others may still be running
-            self._complete()
+        if reason:
+            self._running.discard(index)
+            if not (self._verbatim and self._running):  # of several choices, others may still be running
+                self._end()
 
-    def _complete(self) -> None:
-        if self.finish is None:
-            self.finish = Finish(self._reason or "stop", self._usage)
-            self._on_event(self.finish)
+    def _end(self) -> None:
+        if not self._complete:
+            self._complete = True
+            self._on_event(self._finish)
 
 
 def _whole(body: bytes, on_event: OnEvent) -> Finish:
     reply = _json(body) or {}
     try:
-        finish = Finish(reply["choices"][0].get("finish_reason") or "stop", _usage(reply))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        choice = (reply.get("choices") or [{}])[0]
+        error, finish = _error(reply, choice), Finish(choice.get("finish_reason") or "stop", _usage(reply))
+        if not (choice or error):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise EndpointError("answered something other than a completion") from None
+    if error:
+        raise EndpointError(f"broke off with the error {_short(error)}")
     on_event(Piece("", reply))
     return finish
 
 
+def _error(chunk: Json, choice: Json) -> object:
+    """What an endpoint says went wrong after its status 200; None where nothing did."""
+    reason = choice.get("finish_reason")
+    return chunk.get("error") or choice.get("error") or (f"finish_reason {reason}" if reason in GAVE_UP else None)
+
+
 def _usage(chunk: Json) -> Usage | None:
+    """What the endpoint counted; None where it says nothing, or not both numbers."""
     usage = chunk.get("usage")
-    return Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"])) if usage else None
+    if not isinstance(usage, dict):
+        return None
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(prompt, int) or not isinstance(output, int):
+        return None
+    if not 0 <= min(prompt, output) <= max(prompt, output) < 1 << 53:  # what a float holds
+        return None
+    details = {name: value for name, value in usage.items() if name not in COUNTS and value is not None}
+    return Usage(prompt, output, details)
+
+
+def _parsed(body: bytes) -> Any:
+    """JSON, with null for the NaN and infinities that some endpoints write. Raises ValueError."""
+    try:
+        return json.loads(body, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _json(body: bytes) -> Json | None:
     try:
-        found = json.loads(body)
+        parsed = _parsed(body)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
-def _short(said: object) -> str:
-    text = str(said.get("message", said) if isinstance(said, dict) else said)
+def _short(detail: object) -> str:
+    text = str(detail.get("message", detail) if isinstance(detail, dict) else detail)
     return text if len(text) <= 200 else text[:200] + "..."

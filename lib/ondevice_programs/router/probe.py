@@ -7,9 +7,9 @@ answers with the rest of the word, and who would say the same without the prefix
 
 from __future__ import annotations
 
-from ondevice_programs.router.endpoints import EndpointError, Finish, Piece
+from ondevice_programs.router.endpoints import Alive, EndpointError, Finish, Piece
 from ondevice_programs.router.request import Request, count_tokens
-from ondevice_programs.router.sides import Member
+from ondevice_programs.router.sides import Endpoint
 
 WORD = "quartzmarmalade"
 CUT = 6
@@ -22,28 +22,28 @@ REQUEST = Request(
 )
 
 
-async def can_continue(member: Member) -> bool | None:
+async def can_continue(endpoint: Endpoint) -> bool | None:
     """True where it surely does, None where it could not be asked."""
     try:
-        with_prefix, tokens = await _answer(member, PREFIX)
-        fresh, fewer = await _answer(member, "")
+        with_prefix, tokens = await _answer(endpoint, PREFIX)
+        fresh, fewer = await _answer(endpoint, "")
     except EndpointError as error:
         return False if error.status in (400, 422) else None
     rest = WORD[CUT:]
-    said = len(with_prefix) > 2 and (rest.startswith(with_prefix) or with_prefix.startswith(rest))
+    continued = len(with_prefix) > 2 and (rest.startswith(with_prefix) or with_prefix.startswith(rest))
     grown = tokens is None or fewer is None or tokens > fewer
-    return said and grown and not fresh.startswith(with_prefix[: len(rest)])
+    return continued and grown and not fresh.startswith(with_prefix[: len(rest)])
 
 
-async def _answer(member: Member, prefix: str) -> tuple[str, int | None]:
+async def _answer(endpoint: Endpoint, prefix: str) -> tuple[str, int | None]:
     """(the answer's first tokens, tokens of the prompt as the endpoint counted them)."""
     texts: list[str] = []
 
-    def hear(event: Piece | Finish) -> None:
+    def hear(event: Piece | Finish | Alive) -> None:
         if isinstance(event, Piece):
             texts.append(event.text)
 
-    finish = await member.source.ask(REQUEST, prefix, LIMITS, hear)
+    finish = await endpoint.source.ask(REQUEST, prefix, LIMITS, hear)
     prompt = finish.usage.prompt_tokens if finish.usage else None
-    member.spent += member.cost(prompt or REQUEST.tokens + count_tokens(prefix), len(texts))
+    endpoint.spent += endpoint.cost(prompt or REQUEST.tokens + count_tokens(prefix), len(texts))
     return "".join(texts), prompt

@@ -1,45 +1,51 @@
-"""What a user asks: a prompt or a conversation, and whether its answer may change endpoint half-way."""
+"""What a user asks: a conversation, and whether its answer may change endpoint half-way."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any
 
-Api = Literal["completions", "chat"]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import PositiveInt as Count
+from starlette.exceptions import HTTPException
+
+from ondevice_programs.router.config import first_mistake
+
 Message = Mapping[str, Any]
 Json = dict[str, Any]
 
 LIMITS = ("max_tokens", "max_completion_tokens")
+PART_TOKENS = 765  # of an image of 1,024 by 1,024 pixels in OpenAI's count; other parts count as much, until corrected
 # Fields of the OpenAI schema that this module reads itself; all others are handed to the endpoint as they came.
-OWN_FIELDS = {"model", "prompt", "messages", "stream", *LIMITS}
+OWN_FIELDS = {"model", "messages", "stream", *LIMITS}
 # With one of these the answer is more than a text that can be continued, or depends on one model's vocabulary.
 PINNING_FIELDS = (
-    "tools", "functions", "logprobs", "top_logprobs", "logit_bias", "prompt_logprobs", "echo", "suffix", "modalities",
-    "audio", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "grammar",
-    "json_schema", "continue_final_message",
+    "tools", "functions", "logprobs", "top_logprobs", "logit_bias", "prompt_logprobs", "echo", "modalities", "audio",
+    "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "grammar", "json_schema",
+    "continue_final_message",
 )  # fmt: skip
 
 
-class BadRequest(ValueError):
-    """The request cannot be served by any endpoint; `param` names the field at fault."""
+class BadRequest(HTTPException):
+    """The request cannot be served by any endpoint; `param` names the field at fault, `code` the kind of fault."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(status, message)
+        self.param, self.code = param, code
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request. Exactly one of prompt (completions) and messages (chat) is set; options go to the endpoint.
+    """One request. messages: the conversation. options: all that goes to the endpoint as it came.
 
     limits: what bounds the answer's tokens, under the caller's own names. headers: for the endpoint.
     streamed: as the caller wants it.
     """
 
-    prompt: str | None = None
-    messages: tuple[Message, ...] | None = None
+    messages: tuple[Message, ...]
     limits: Mapping[str, int] = field(default_factory=dict)
     model: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -47,13 +53,21 @@ class Request:
     streamed: bool = True
 
     @property
-    def api(self) -> Api:
-        return "completions" if self.messages is None else "chat"
-
-    @property
     def whole(self) -> bool:
         """Whether the endpoint is asked for one JSON answer, which is passed on as it came."""
         return not self.streamed and self.pinned is not None
+
+    @property
+    def answers(self) -> int:
+        """How many choices are asked for."""
+        return self.options.get("n") or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end the answer where one endpoint's text and another's make them together."""
+        stop = self.options.get("stop") or ()
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
+        return () if self.pinned else tuple(filter(None, texts))
 
     @property
     def max_tokens(self) -> int | None:
@@ -61,8 +75,13 @@ class Request:
 
     @cached_property
     def tokens(self) -> int:
-        """Of the prompt, estimated."""
-        return count_tokens(self.prompt or "\n".join(message_text(message) for message in self.messages or ()))
+        """Of the conversation with all that is sent along, estimated."""
+        texts = map(message_text, self.messages)
+        calls = [message["tool_calls"] for message in self.messages if message.get("tool_calls")]
+        given = [self.options[name] for name in ("tools", "functions", "response_format") if self.options.get(name)]
+        text = "\n".join(filter(None, [*texts, *map(json.dumps, [*calls, *given])]))
+        parts = [part for message in self.messages for part in _parts(message)]
+        return count_tokens(text) + PART_TOKENS * sum(not _is_text_part(part) for part in parts)
 
     @cached_property
     def pinned(self) -> str | None:
@@ -70,35 +89,47 @@ class Request:
         for name in PINNING_FIELDS:
             if self.options.get(name):
                 return name
-        for name in ("n", "best_of"):
-            if self.options.get(name) not in (None, 1):
-                return f"{name} > 1"
+        if self.answers > 1:
+            return "n > 1"
         if (self.options.get("response_format") or {}).get("type", "text") != "text":
             return "response_format"
-        if any(not _is_text(message) for message in self.messages or ()):
+        if not all(map(_is_text, self.messages)):
             return "a message that is not text"
         return None
 
 
-def parse(api: Api, payload: object) -> Request:
-    """A request from the JSON body of POST /v1/completions or /v1/chat/completions; BadRequest says what is wrong."""
-    if not isinstance(payload, dict):
-        raise BadRequest("The body is not a JSON object.")
+class _Message(BaseModel):
+    role: str
+    content: str | list[Any] | None = None
+
+
+class _Body(BaseModel):
+    """The fields that are read here; all others are the endpoint's matter."""
+
+    model_config = ConfigDict(strict=True)
+
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    model: str | None = None
+    n: Count | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: list[str] | str | None = None
+    response_format: Json | None = None
+    stream_options: Json | None = None
+
+
+def parse(payload: Any) -> Request:
+    """A request from the JSON body of POST /v1/chat/completions; BadRequest says what is wrong."""
+    try:
+        body = _Body.model_validate(payload)
+    except ValidationError as error:
+        name, message = first_mistake(error)
+        raise BadRequest(f"'{name}': {message}." if name else "The body is not a JSON object.", name or None) from None
+    limits = {name: payload[name] for name in LIMITS if payload.get(name) is not None}
     options = {name: value for name, value in payload.items() if name not in OWN_FIELDS}
-    model = payload.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest("'model' is not a string.", "model")
-    for name in ("response_format", "stream_options"):
-        if not isinstance(options.get(name), dict | None):
-            raise BadRequest(f"'{name}' is not an object.", name)
-    for name in ("n", "best_of"):
-        if not _counts(options.get(name, 1)):
-            raise BadRequest(f"'{name}' is not a whole number of at least 1.", name)
-    prompt, messages = (_prompt(payload), None) if api == "completions" else (None, _messages(payload))
-    request = Request(prompt, messages, _limits(payload), model, options, streamed=bool(payload.get("stream")))
-    empty = not request.prompt and not any(map(message_text, request.messages or ()))
-    if empty and not request.pinned:
-        raise BadRequest("The prompt is empty.", "prompt" if api == "completions" else "messages")
+    request = Request(tuple(payload["messages"]), limits, body.model, options, streamed=bool(payload.get("stream")))
+    if not any(map(message_text, request.messages)) and not request.pinned:
+        raise BadRequest("The prompt is empty.", "messages")
     return request
 
 
@@ -115,42 +146,14 @@ def message_text(message: Message) -> str:
     return content or ""
 
 
-def _counts(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _is_text(message: Message) -> bool:
-    content = message.get("content")
-    parts_are_text = all(_is_text_part(part) for part in content) if isinstance(content, list) else True
-    return parts_are_text and not message.get("tool_calls") and message["role"] != "tool"
+    return all(map(_is_text_part, _parts(message))) and not message.get("tool_calls") and message["role"] != "tool"
 
 
 def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _prompt(payload: Json) -> str:
-    prompt = payload.get("prompt")
-    if not isinstance(prompt, str):
-        raise BadRequest("'prompt' is not a string; lists of prompts and token ids are not served.", "prompt")
-    return prompt
-
-
-def _messages(payload: Json) -> tuple[Message, ...]:
-    messages = payload.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("'messages' is not a list of at least one message.", "messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest("A message is not an object with a 'role'.", "messages")
-        if not isinstance(message.get("content"), str | list | None):
-            raise BadRequest("A message's 'content' is neither a string nor a list of parts.", "messages")
-    return tuple(messages)
-
-
-def _limits(payload: Json) -> dict[str, int]:
-    limits = {name: payload[name] for name in LIMITS if payload.get(name) is not None}
-    for name, limit in limits.items():
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise BadRequest(f"'{name}' is not a whole number of at least 1.", name)
-    return limits

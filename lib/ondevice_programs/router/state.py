@@ -1,12 +1,13 @@
-"""The file that outlives the router: what its dispatcher learned and what each deployment has cost. No text."""
+"""The file that outlives the router: what its dispatcher learned, under which budget, and all costs. No text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import platformdirs
 
@@ -16,40 +17,48 @@ from ondevice_programs.router.config import Config
 VERSION = 1
 
 
-def path_of(config: Config) -> Path:
-    """The configured file, else one in the user's state folder for these deployments."""
-    if config.router_settings.state is not None:
-        return config.router_settings.state.expanduser()
-    fleet = sorted((it.model_info.side, it.address) for it in config.model_list)
-    key = hashlib.sha256(json.dumps([config.router_settings.constrained, fleet]).encode()).hexdigest()[:12]
-    return platformdirs.user_state_path("ondevice") / f"disco-{key}.json"
+def path_of(config: Config) -> Path | None:
+    """The file for these endpoints, in the configured or the user's state folder; None where none is kept."""
+    named = config.router_settings.state
+    if named == "none":
+        return None
+    addresses = sorted((entry.side, entry.address) for entry in config.model_list)
+    key = hashlib.sha256(json.dumps([config.router_settings.constrained, addresses]).encode()).hexdigest()[:12]
+    folder = platformdirs.user_state_path("ondevice") if named is None else named.expanduser()
+    return folder / f"disco-{key}.json"
+
+
+def lock(path: Path) -> TextIO:
+    """Keep other routers from a state while the file that is returned is open. Raises ValueError where one has it."""
+    import fcntl  # not on Windows
+
+    opened = path.with_suffix(".lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        opened.close()
+        raise ValueError(f"Another router keeps {path}: stop it, or name another folder with --state.") from None
+    return opened
 
 
 def read(path: Path) -> dict[str, Any]:
     """What was saved; empty if nothing was. Raises ValueError for a file that is none of this version's."""
-    if not path.exists():
-        _check_writable(path.parent)
-        return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(found["dispatcher"], dict) and all(x >= 0 for x in found["spent"].values())
-        if found["version"] == VERSION and whole:
-            return found
-        said = f"is a state of version {found['version']} or damaged, and this router writes {VERSION}"
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        said = "is no router's state, or only a part of one"
-    raise ValueError(f"{path} {said}; move it away to begin anew.")
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()
+            return {}
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(saved["dispatcher"], dict) and all(money >= 0 for money in saved["spent"].values())
+        if whole and saved["version"] == VERSION:
+            return saved
     except OSError as error:
-        raise ValueError(f"No state can be kept in {folder}: {error.strerror}.") from None
+        raise ValueError(f"No state can be kept in {path.parent}: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ValueError(f"{path} is damaged, or no state of version {VERSION} of a router; move it away to begin anew.")
 
 
-def write(path: Path, dispatcher: dict[str, Any], spent: dict[str, float]) -> None:
-    """Whole or not at all."""
-    assets.write_text(path, json.dumps({"version": VERSION, "dispatcher": dispatcher, "spent": spent}))
+def write(path: Path, saved: Mapping[str, Any]) -> None:
+    """Whole or not at all. saved: `dispatcher`, its state; `budget`; `spent` and `renewed_at` of each endpoint."""
+    assets.write_text(path, json.dumps({"version": VERSION} | dict(saved)))

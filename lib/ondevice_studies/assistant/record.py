@@ -36,6 +36,7 @@ from ondevice_programs.assistant.sides import MODEL, Sides, calibration, reranke
 from ondevice_programs.assistant.systems import SYSTEMS, temperature
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import Documents, Node
+from ondevice_programs.pair.prefixes import Prefixes
 from ondevice_programs.reranker import Reranker
 from ondevice_studies.dragon import lockstep
 from ondevice_studies.dragon.pair import GREEDY, added, write
@@ -49,30 +50,30 @@ LIVE_SETS, LIVE_EACH, DELAYS = ["D", "GD", "DS", "GDL", "GDLS"], 3, (0.0, 0.1, 0
 Nodes = Mapping[bool, Mapping[str, Node]]  # by whether passages are reranked, by side
 
 
-def nodes(told: World, ranker: Reranker) -> Nodes:
+def nodes(dataset: World, ranker: Reranker) -> Nodes:
     """Both sides of a world in this process, without drafters, picking by embeddings and by GRATING."""
     sides = Sides("")
-    found: dict[bool, dict[str, Node]] = {False: {}, True: {}}
+    by_kind: dict[bool, dict[str, Node]] = {False: {}, True: {}}
     for side in ("device", "cloud"):
-        texts = getattr(told, side)
+        texts = getattr(dataset, side)
         documents = Documents(texts, SparseIndex.build(texts))
         vectors = embeddings(texts)
         for reranked in (False, True):
             own = picked(documents, vectors, ranker if reranked else None)
-            found[reranked][side] = Node(sides.lm, sides.tokenizer, own, name=MODEL)
-    return found
+            by_kind[reranked][side] = Node(sides.lm, sides.tokenizer, own, name=MODEL)
+    return by_kind
 
 
-def calibrated(ranker: Reranker, told: World) -> None:
+def calibrated(ranker: Reranker, dataset: World) -> None:
     """Certify the pruning of two of ten passages on validation questions of both sides."""
-    by_kind = nodes(told, ranker)[True].values()
-    asked = told.questions[:CERTIFIED]
-    queries = [question.query for question in asked for _ in by_kind]
+    by_kind = nodes(dataset, ranker)[True].values()
+    questions = dataset.questions[:CERTIFIED]
+    queries = [question.query for question in questions for _ in by_kind]
     pools = []
-    for question in asked:
+    for question in questions:
         for node in by_kind:
-            found = node.documents.hybrid.search([question.query], CANDIDATES)[1][0]  # type: ignore[attr-defined]
-            pools.append([node.documents.texts[place] for place in found])
+            indices = node.documents.hybrid.search([question.query], CANDIDATES)[1][0]  # type: ignore[attr-defined]
+            pools.append([node.documents.texts[index] for index in indices])
     ranker.calibrate(queries, pools, K, save=calibration())
     enter(calibration())
 
@@ -84,17 +85,17 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
         scores = list[float]()
         losses = []
         for node in sides.values():
-            places, relevance = node.documents.places(question.query, K)
+            indices, relevance = node.documents.places(question.query, K)
             suffix = node.template.suffix(node.tokenizer, question.query)
             answer = [*node.tokenizer(question.answer, add_special_tokens=False).input_ids, node.end]
-            prompts = [[*prefix, *suffix] for prefix in node.prefixes([node.documents.texts[at] for at in places])]
-            losses += [one.log_probs for one in score(node.lm.model, prompts, [answer] * len(prompts))]
+            prompts = [[*prefix, *suffix] for prefix in node.prefixes([node.documents.texts[at] for at in indices])]
+            losses += [scored.log_probs for scored in score(node.lm.model, prompts, [answer] * len(prompts))]
             scores += relevance
         for divisor in TEMPERATURES:
             weights = torch.tensor(scores, dtype=torch.float64).div(divisor).log_softmax(0)
-            told = torch.tensor(np.array(losses), dtype=torch.float64) + weights[:, None]
+            weighted = torch.tensor(np.array(losses), dtype=torch.float64) + weights[:, None]
             rows.append({"question": question.name, "holder": question.holder, "picked": reranked,
-                         "temperature": divisor, "loss": -float(told.logsumexp(0).mean())})  # fmt: skip
+                         "temperature": divisor, "loss": -float(weighted.logsumexp(0).mean())})  # fmt: skip
     return rows
 
 
@@ -122,9 +123,9 @@ def answered(
                 decodes=partial(Ahead, drafter=makers[drafter], **hooks),
             )
             if (reranked, name) not in chosen:
-                places, scores = node.documents.places(question.query, K)
+                indices, scores = node.documents.places(question.query, K)
                 work = sum(node.documents.reranker.receipt.active) if reranked else 0  # type: ignore[attr-defined]
-                chosen[reranked, name] = [node.documents.texts[place] for place in places], scores, work
+                chosen[reranked, name] = [node.documents.texts[index] for index in indices], scores, work
             texts, scores, row[f"{name}_work"] = chosen[reranked, name]
             prefixes = node.prefixes(texts)
             row[f"{name}_prompt"] = sum(map(len, prefixes))
@@ -184,18 +185,19 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
         hybrid = ranked.documents.hybrid  # type: ignore[attr-defined]
         ranker = ranked.documents.reranker  # type: ignore[attr-defined]
         yield row("hybrid", 1, lambda: hybrid.search([question.query], CANDIDATES))  # noqa: B023
-        found = hybrid.search([question.query], CANDIDATES)[1][0]
-        texts = [ranked.documents.texts[place] for place in found]
+        indices = hybrid.search([question.query], CANDIDATES)[1][0]
+        texts = [ranked.documents.texts[index] for index in indices]
         began = time.perf_counter()
         ranker.rank(question.query, texts, K)
         seconds = (time.perf_counter() - began) / sum(ranker.receipt.active)
         yield {"round": number, "name": "layer of a candidate", "size": 1, "seconds": seconds}
         for letters, make in makers.items():
-            decoder: Any = replace(near, decodes=partial(Ahead, drafter=make)).decoder(question.query, K)[0]
+            node = replace(near, memory=Prefixes(0), decodes=partial(Ahead, drafter=make))
+            decoder: Any = node.decoder(question.query, K)[0]
             if letters in ("", "S"):
                 long = sum(map(len, decoder._prefixes))
                 name = "prefill" + ", logits read" * (letters == "S")
-                yield row(name, 1, lambda: [*decoder.pieces()], long)  # noqa: B023
+                yield row(name, 1, decoder.prefill, long)
             text = list(decoder.read)
             decoder.next_distribution()
             draft = decoder.drafter
@@ -223,10 +225,10 @@ def remembered(letters: str) -> int:
         "node = Sides(sys.argv[1]).node(library.documents(sys.argv[2], private=True))\n"
         "with Device(node) as device:\n    [alone(device, query, GREEDY) for query in sys.argv[3:]]\nmark('end')\n"
     )
-    told = world("test")
+    dataset = world("test")
     with tempfile.TemporaryDirectory() as folder:
-        queries = [question.query for question in told.first(1)[:2]]
-        device = write(Path(folder), told) / "device.jsonl"
+        queries = [question.query for question in dataset.first(1)[:2]]
+        device = write(Path(folder), dataset) / "device.jsonl"
         sampled = memory.sample([__import__("sys").executable, "-c", code, letters, str(device), *queries])
     return sampled.peak("anonymous")
 
@@ -262,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=["calibration", "relevance", "answers", "costs", "memory", "live"])
     parser.add_argument("--share", default="1/1", metavar="i/n", help="the i-th of n parts of the answers")
     options = parser.parse_args(argv)
-    part, of = map(int, options.share.split("/"))
+    part, parts = map(int, options.share.split("/"))
     wanted = [options.only] if options.only else ["calibration", "relevance", "answers", "costs", "memory", "live"]
     torch.set_num_threads(1)
     here = machine_name()
@@ -287,8 +289,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parameters = {"each": EACH, "limit": LIMIT, "budget": BUDGET, "nodes": NODES}
         pair = [Recorder("assistant", name, ["question"], parameters, models) for name in ("answers", "steps")]
         for number, question in enumerate(tqdm(world("test").first(EACH), "answers")):
-            if number % of == part - 1 and (question.name,) not in pair[1].done & pair[0].done:
-                sets = SETS if number < DRAFTED else [one for one in SETS if not one[2]]
+            if number % parts == part - 1 and (question.name,) not in pair[1].done & pair[0].done:
+                sets = SETS if number < DRAFTED else [setting for setting in SETS if not setting[2]]
                 for recorder, rows in zip(pair, answered(by_kind, makers, question, sets), strict=True):
                     recorder.add(rows)
         for recorder in pair:

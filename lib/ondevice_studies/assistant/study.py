@@ -45,16 +45,16 @@ class Costs:
     @classmethod
     def of(cls, table: pd.DataFrame) -> Costs:
         """Medians of a machine's rows."""
-        found: dict[str, dict[int, float]] = {}
+        medians: dict[str, dict[int, float]] = {}
         middle: Any = table.groupby(["name", "size"])["seconds"].median()
         for (name, size), seconds in middle.items():
-            found.setdefault(name, {})[size] = seconds
-        return cls(found)
+            medians.setdefault(name, {})[size] = seconds
+        return cls(medians)
 
     def __call__(self, name: str, size: Any = 1) -> Any:
         """Between measured sizes by a straight line."""
         sizes = sorted(self.table[name])
-        return np.interp(size, sizes, [self.table[name][one] for one in sizes])
+        return np.interp(size, sizes, [self.table[name][measured] for measured in sizes])
 
 
 def ready(costs: Costs, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
@@ -92,8 +92,8 @@ class Recorded:
         self.names = sorted(set(answers.loc[answers["drafter"] != "", "question"]))
         rows: Any = answers.to_dict("records")
         self.answers = {tuple(row[key] for key in KEYS): row for row in rows}
-        known: Any = steps.groupby([*KEYS, "side"], sort=False)[["width", "accepted", "other_accepted"]]
-        self.steps = {key: part.to_numpy(int) for key, part in known}
+        groups: Any = steps.groupby([*KEYS, "side"], sort=False)[["width", "accepted", "other_accepted"]]
+        self.steps = {key: part.to_numpy(int) for key, part in groups}
 
     def answer(self, name: str, method: str, systems: str) -> dict[str, Any]:
         """The row of `answers`. method: device, cloud or both."""
@@ -234,8 +234,8 @@ def gain(played: Mapping[str, pd.DataFrame], quantity: str, systems: str, before
     return evidence.ratio(longer, shorter, played[systems], drawn="questions")
 
 
-def synergy(played: Mapping[str, pd.DataFrame], quantity: str, one: str, other: str) -> evidence.Estimate:
+def synergy(played: Mapping[str, pd.DataFrame], quantity: str, system: str, other: str) -> evidence.Estimate:
     """A pair's gain over the product of its parts' gains alone: 1 where they multiply, below 1 where they cancel."""
-    pair = "".join(letter for letter in SYSTEMS if letter in one + other)
-    plain, first, second, both = (played[systems][quantity] for systems in ("", one, other, pair))
+    pair = "".join(letter for letter in SYSTEMS if letter in system + other)
+    plain, first, second, both = (played[systems][quantity] for systems in ("", system, other, pair))
     return evidence.ratio((first * second).tolist(), (plain * both).tolist(), played[pair], drawn="questions")

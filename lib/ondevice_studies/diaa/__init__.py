@@ -1,1 +1,1 @@
-"""DIAA's evidence: methods and their records, times by machine, and its claims."""
+"""DIAA's evidence: drafters on Spec-Bench and their records, times by machine, and its claims."""

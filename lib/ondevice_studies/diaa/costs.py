@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command. The file is made anew after each model and number of threads."""
     parser = argparse.ArgumentParser(prog="python -m ondevice_studies.diaa.costs", description=__doc__)
     parser.add_argument("--minutes", type=float, default=6.0, help="at most, per model and number of threads")
-    parser.add_argument("--models", nargs="+", default=list(plain.LABELS), choices=list(plain.LABELS))
+    parser.add_argument("--models", nargs="+", default=[models.SMOLLM2], choices=list(plain.LABELS))
     options = parser.parse_args(argv)
     gc.disable()
     began = time.monotonic()
@@ -95,9 +95,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         for threads in (1, 2):
             tables.append(curves(model, threads, time.monotonic() + 60 * options.minutes))
             recorder = Recorder(
-                "diaa", "formats", KEYS, {"minutes at most": options.minutes}, options.models,
-                machine=machine_name(), began=began,
-            )  # fmt: skip
+                "diaa",
+                "formats",
+                KEYS,
+                {"minutes at most": options.minutes},
+                options.models,
+                machine=machine_name(),
+                began=began,
+            )
             recorder.add(pd.concat(tables, ignore_index=True))
             recorder.finish()
             print(f"{model}, {threads} threads: {len(tables[-1])} rows, {time.monotonic() - began:.0f} s", flush=True)

@@ -16,9 +16,11 @@ from ondevice.speculation import Drafter, generate
 from ondevice.speculation.small_model import SmallModel
 from ondevice_papers.diaa.drafter import Diaa
 from ondevice_papers.diaa.tables import K, Tables
-from ondevice_studies.diaa.methods import BASE, BUDGET, SMALL
 
 METHODS = ("vanilla", "SpS", "DIAA")
+MODEL = "pydocs-lm-base"  # 17.5 million parameters
+DRAFT_MODEL = "pydocs-lm-small"  # 6.9 million
+BUDGET = 16  # nodes
 DECODED = 32  # tokens
 
 
@@ -43,8 +45,8 @@ def main() -> None:
     torch.set_num_threads(1)
     models.import_classes()
     meters.mark("loading")
-    lm = CausalLM(models.load(BASE).model)
-    small = lambda: SmallModel(CausalLM(models.load(SMALL).model))  # noqa: E731
+    lm = CausalLM(models.load(MODEL).model)
+    small = lambda: SmallModel(CausalLM(models.load(DRAFT_MODEL).model))  # noqa: E731
     drafter = {"vanilla": Drafter, "SpS": small, "DIAA": lambda: Diaa(_full())}[method]()
     for context in contexts:
         meters.mark(context)

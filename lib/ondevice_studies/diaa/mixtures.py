@@ -9,4 +9,4 @@ from ondevice_studies.diaa.workbench import Bench
 
 def mixture(bench: Bench) -> Drafter:
     """The mixture with the weights that ship for any model."""
-    return bundled_mixture(stored=False)
+    return bundled_mixture()

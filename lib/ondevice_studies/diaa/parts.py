@@ -1,28 +1,26 @@
 """Where the time of whole answers goes on this machine: plain decoding, DIAA and prompt lookup, in turns, by part.
 
-`python -m ondevice_studies.diaa.parts` on a quiet machine records it for SmolLM2 and, where it is present, the larger
-model, in float32 on one thread. Prompts are our own, two of each task.
+`python -m ondevice_studies.diaa.parts` on a quiet machine records it for SmolLM2, in float32 on one thread. Prompts are
+our own, two of each task.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from ondevice import models, prompts
 from ondevice.causal_lm import Session
 from ondevice.evidence import Recorder, machine_name
-from ondevice.speculation import Drafter, generate, greedy
+from ondevice.speculation import Drafter, generate
 from ondevice_studies.diaa.spec_bench import METHODS
 from ondevice_studies.diaa.workbench import Bench
 from ondevice_studies.speculation import plain
+from ondevice_studies.speculation.part_timer import PartTimer
 from ondevice_studies.speculation.request_set import Request
 
 TOKENS = 64  # of an answer
@@ -30,42 +28,6 @@ EACH = 2  # prompts of a task
 DRIVEN = ("vanilla", "DIAA", "PLD, transformers' rules")
 PARTS = ("verify", "keep", "drafting", "draft", "observe", "choose")
 KEYS = ["model", "request", "method"]
-
-
-class PartTimer:
-    """Seconds of an answer by part. Of timed calls that nest, the inner ones are a drafter's forwards: `drafting`."""
-
-    def __init__(self) -> None:
-        self.first = 0.0
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner: list[float] = []  # of each call that is under way, the seconds of calls inside it
-
-    def choice(self, logits: torch.Tensor) -> int:
-        """Greedy, noting when the first token was chosen."""
-        token = greedy(logits)
-        self.first = self.first or perf_counter()
-        return token
-
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, whose seconds count for the part."""
-
-        def run(*arguments: Any) -> Any:
-            began = perf_counter()
-            self._inner.append(0.0)
-            answer = call(*arguments)
-            spent = perf_counter() - began
-            own = spent - self._inner.pop()
-            self.seconds["drafting" if self._inner else part] += own
-            if self._inner:
-                self._inner[-1] += spent
-            return answer
-
-        return run
-
-    def on(self, timed: Any, **parts: str) -> Any:
-        """A context in which methods of an object or a class are timed, each for a part."""
-        calls: dict[str, Any] = {name: self.timed(part, getattr(timed, name)) for name, part in parts.items()}
-        return patch.multiple(timed, **calls)
 
 
 def answer(bench: Bench, drafter: Drafter, budget: int, request: Request) -> dict[str, float]:
@@ -103,9 +65,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     recorder = Recorder(
-        "diaa", "parts", KEYS, {"tokens": TOKENS, "threads": 1, "dtype": "float32"}, options.models,
-        machine=machine_name(), began=time.monotonic(),
-    )  # fmt: skip
+        "diaa",
+        "parts",
+        KEYS,
+        {"tokens": TOKENS, "threads": 1, "dtype": "float32"},
+        options.models,
+        machine=machine_name(),
+        began=time.monotonic(),
+    )
     for model in options.models:
         record(Bench(model), recorder)
         print(f"{model}: {len(recorder.rows())} rows", flush=True)

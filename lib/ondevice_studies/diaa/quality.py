@@ -1,21 +1,21 @@
 """What a format does to the text: perplexity of WikiText-2's test split, in each format, window by window.
 
-`make record PAPER=diaa ARGS="--quality smollm2-135m-instruct"` records it. Windows are drawn evenly over the split and
-know nothing of each other; only losses are kept.
+`make record PAPER=diaa ARGS="--only quality"` records it. Windows are drawn evenly over the split and know nothing of
+each other; only losses are kept.
 """
 
 from __future__ import annotations
 
-import gzip
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ondevice import assets, evidence, fetched, models
+from ondevice import evidence, models
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.lean import engine
+from ondevice.corpus import wikitext
 from ondevice_studies.diaa.costs import FORMATS
 from ondevice_studies.speculation import plain
 
@@ -25,24 +25,10 @@ CHUNK = 256  # tokens per forward pass
 KEYS = ["model", "weights", "arithmetic"]
 
 
-def text() -> str:
-    """WikiText-2's test split: of the local data folder, else as `python -m ondevice.data wikitext-2` fetched it.
-
-    Raises FileNotFoundError with that command.
-    """
-    local = assets.local_data()
-    packed = local / "wikitext-2" / "test.txt.gz" if local else None
-    if packed and packed.is_file():
-        return gzip.decompress(packed.read_bytes()).decode()
-    path = fetched.wikitext("test")
-    if path is None:
-        raise FileNotFoundError(f"WikiText-2 is not on this machine; `{fetched.command(fetched.WIKITEXT)}` fetches it.")
-    return path.read_text(encoding="utf-8")
-
-
 def windows(loaded: models.Loaded) -> list[NDArray[np.int64]]:
     """Token ids of WINDOWS windows, spread evenly over the split."""
-    ids = np.asarray(loaded.tokenizer(text(), verbose=False, add_special_tokens=False).input_ids, np.int64)
+    encoded = loaded.tokenizer(wikitext.text("test"), verbose=False, add_special_tokens=False)
+    ids = np.asarray(encoded.input_ids, np.int64)
     starts = np.linspace(0, len(ids) - WINDOW, WINDOWS).astype(int)
     return [ids[start : start + WINDOW] for start in starts]
 

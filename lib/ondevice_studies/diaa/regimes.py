@@ -65,16 +65,21 @@ def measured(curves: pd.DataFrame, machine: str, model: str, weights: str, arith
 
 
 def all_measured(model: str) -> dict[str, Regime]:
-    """By name the recorded regimes of a model in which trees can be verified: of every machine, format and threads."""
+    """By name the recorded regimes of a model: of every machine, format and number of threads.
+
+    In integers a lone row is one that was padded to two, as trees are verified exactly only so.
+    """
     curves = evidence.times("diaa", "formats")
-    curves = curves[(curves["model"] == model) & (curves["arithmetic"] == "float32")]
-    keys = ["machine", "weights", "threads"]
-    every = [measured(curves, m, model, w, "float32", t) for m, w, t in curves[keys].drop_duplicates().to_numpy()]
+    curves = curves[curves["model"] == model]
+    keys = ["machine", "weights", "arithmetic", "threads"]
+    every = [measured(curves, m, model, w, a, t) for m, w, a, t in curves[keys].drop_duplicates().to_numpy()]
     return {regime.name: regime for regime in every}
 
 
 def timed(answers: pd.DataFrame, passes: pd.DataFrame, regime: Regime, skipped: float = 0.5) -> pd.DataFrame:
-    """The answers with `spent`, the time of their decoding in passes over a single row, and `speed`, tokens per that.
+    """The answers with the time of their decoding, in passes over a single row, and its ratios to their tokens.
+
+    Added: spent (in all), latency (spent per token) and speed (tokens per such a pass).
 
     A drafter's own work is left out. skipped: what a forward of the model without its skipped layers costs, over one of
     the whole model. Plain decoding, whose passes are not recorded, has a speed of 1.
@@ -86,7 +91,7 @@ def timed(answers: pd.DataFrame, passes: pd.DataFrame, regime: Regime, skipped: 
     plain = table["method"] == "vanilla"
     table = table.assign(spent=table["spent"].where(~plain, table["decoded"]))
     table = table[table["decoded"] > 0]
-    table = table.assign(speed=table["decoded"] / table["spent"])
+    table = table.assign(speed=table["decoded"] / table["spent"], latency=table["spent"] / table["decoded"])
     if regime.kind == "simulated":
         return evidence.born(table, "simulated")
     return evidence.derived(table, answers, passes)

@@ -1,7 +1,7 @@
 """The mixture with drafts sized by a recorded cost curve, on the first `PART` requests of each task.
 
-`make record PAPER=diaa ARGS="--sized smollm2-135m-instruct"` records a file per curve: every machine, format and number
-of threads of the record `formats` in which trees can be verified. Drafts depend on the curve, so each is run.
+`make record PAPER=diaa ARGS="--only sized"` records a file per curve: every machine, format and number of threads of
+the record `formats`. Drafts depend on the curve, so each is run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from ondevice import evidence
 from ondevice.evidence import records
@@ -17,8 +18,7 @@ from ondevice.speculation.bundled import mixture
 from ondevice_studies.diaa import regimes
 from ondevice_studies.diaa.spec_bench import PART, Method, name_of, recorded_requests, run
 from ondevice_studies.diaa.workbench import Bench
-from ondevice_studies.speculation import plain
-from ondevice_studies.speculation.spec_bench import KEYS, PARAMETERS
+from ondevice_studies.speculation.spec_bench import KEYS, PARAMETERS, recordable
 
 BUDGET = 32  # the most nodes of a draft
 
@@ -39,14 +39,29 @@ def label(regime: regimes.Regime) -> str:
     return f"mixture, sized: {regime.name}"
 
 
-def record(model: str) -> None:
-    """Record what is missing, a curve after the other."""
+def load(model: str, answered: pd.DataFrame, regime: regimes.Regime) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """(answers, passes) of the mixture that a regime sizes, as the method `sized`; None where it is not recorded.
+
+    answered: of `spec_bench.load`.
+    """
+    name = name_of(model, label(regime))
+    if not records.exists("diaa", name):
+        return None
+    passes = evidence.load("diaa", name).assign(method="sized")
+    counts = passes.groupby("request").size()
+    plainly = answered[(answered["method"] == "vanilla") & answered["request"].isin(counts.index)]
+    answers = plainly.assign(method="sized", passes=counts.loc[plainly["request"]].to_numpy())
+    return evidence.derived(answers, answered, passes), evidence.derived(passes, passes)
+
+
+def record(model: str, curves: str = "") -> None:
+    """Record what is missing, a curve after the other. curves: text in the names of those that are recorded."""
     bench = Bench(model)
-    answers = plain.load(model)
+    answers = recordable(model)
     requests = recorded_requests(bench, answers, lambda task: PART)
     for regime in regimes.all_measured(model).values():
         name = label(regime)
-        if records.exists("diaa", name_of(model, name)):
+        if curves not in name or records.exists("diaa", name_of(model, name)):
             continue
         seconds = tuple(regime.cost(np.arange(1, 2 + BUDGET)).tolist())
         method = Sized("ondevice.speculation.bundled:mixture", BUDGET, "part", seconds=seconds)

@@ -1,6 +1,6 @@
 """Every drafter on Spec-Bench's requests to a public model, the most important first (`speculation.spec_bench`).
 
-`make record PAPER=diaa ARGS="--public smollm2-135m-instruct"` records what is missing.
+`make record PAPER=diaa ARGS="--only drafters"` records what is missing.
 """
 
 from __future__ import annotations

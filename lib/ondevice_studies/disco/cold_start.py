@@ -19,22 +19,13 @@ import pandas as pd
 import psutil
 import torch
 
-from ondevice import assets, meters, models, shapes
+from ondevice import meters, models, shapes
 from ondevice.evidence import Estimate, born, resampled
-from ondevice_studies.disco import device_probe
 
 SHAPES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")  # Table 4's
 _PROMPT = torch.arange(5)[None]  # as many tokens as the paper's "How to use GitHub?"
 # A system that cannot drop a file from its page cache has no loads from disk to time.
 _CACHES = ("warm", "cold") if hasattr(os, "posix_fadvise") else ("warm",)
-
-
-def folders(specs: Sequence[str]) -> dict[str, str]:
-    """Label -> folder, of bundled models and of folders."""
-    return {
-        device_probe.label(spec): str(assets.data("models", spec)) if spec in models.bundled() else spec
-        for spec in specs
-    }
 
 
 @contextlib.contextmanager
@@ -44,27 +35,24 @@ def written(names: Sequence[str]) -> Iterator[dict[str, str]]:
     A shape that does not fit the free memory and disk is left out.
     """
     with tempfile.TemporaryDirectory() as root:
-        found = {}
+        paths = {}
         for name in names:
             size = 2 * shapes.shape(name).parameters
             if psutil.virtual_memory().available > 1.5 * size and psutil.disk_usage(root).free > 1.2 * size:
                 _in_a_process("write", name, str(Path(root, name)))
-                found[f"random:{name}"] = str(Path(root, name))
-        yield found
+                paths[f"random:{name}"] = str(Path(root, name))
+        yield paths
 
 
-def measure(of: Mapping[str, str], turns: int) -> pd.DataFrame:
-    """`loads` in turns. of: label -> folder."""
-    return born(pd.concat([loads(of, turn) for turn in range(turns)], ignore_index=True), "measured")
-
-
-def loads(of: Mapping[str, str], turn: int) -> pd.DataFrame:
+def loads(paths: Mapping[str, str], turn: int) -> pd.DataFrame:
     """By a fresh process, each model once with its file in the page cache (warm) and once with it dropped (cold).
 
-    Columns: turn, model, page_cache, parameters, megabytes, load_s (until all weights are in memory), ttft_s (of 5
-    tokens), threads, busy (cores busy with something else meanwhile). A load before them warms up and is not told.
+    paths: label -> folder. Columns: turn, model, page_cache, parameters, megabytes, load_s (until all weights are in
+    memory), ttft_s (of 5 tokens), threads, busy (cores busy with something else meanwhile). A load before them warms
+    up and is not told.
     """
-    return pd.DataFrame([{"turn": turn, **row} for row in json.loads(_in_a_process("time", json.dumps(dict(of))))])
+    rows = json.loads(_in_a_process("time", json.dumps(dict(paths))))
+    return born(pd.DataFrame([{"turn": turn, **row} for row in rows]), "measured")
 
 
 def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
@@ -73,7 +61,7 @@ def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
     Intervals are over turns, each of which loads every size.
     """
 
-    found = {}
+    estimates = {}
     for cache, rows in table.groupby("page_cache"):
         size = np.log(rows["parameters"].to_numpy())
         seconds = np.log(rows["load_s"].to_numpy())
@@ -82,8 +70,8 @@ def exponents(table: pd.DataFrame) -> dict[str, Estimate]:
             medians = pd.Series(seconds[drawn]).groupby(size[drawn]).median()
             return float(np.polyfit(medians.index, medians, 1)[0])
 
-        found[str(cache)] = resampled(slope, len(rows), table, drawn="turns", clusters=rows["turn"].tolist())
-    return found
+        estimates[str(cache)] = resampled(slope, len(rows), table, drawn="turns", clusters=rows["turn"].tolist())
+    return estimates
 
 
 def watched(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
@@ -105,22 +93,18 @@ def _in_a_process(*arguments: str) -> str:
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
 
-def _write(shape: str, folder: str) -> None:
-    models.load(f"random:{shape}", torch.bfloat16).model.save_pretrained(folder)
-
-
-def _time(of: Mapping[str, str]) -> list[dict[str, Any]]:
+def _time(paths: Mapping[str, str]) -> list[dict[str, Any]]:
     rows = []
-    for label, folder in of.items():
+    for label, folder in paths.items():
         files = sorted(Path(folder).glob("*.safetensors"))
         megabytes = round(sum(file.stat().st_size for file in files) / 1e6, 1)
         _once(folder)
         for cache in _CACHES:
             if cache == "cold":
                 meters.evict(files)
-            found, busy = watched(_once, folder)
+            timings, busy = watched(_once, folder)
             rows.append(
-                {"model": label, "page_cache": cache, "megabytes": megabytes, **found, "threads": 1, "busy": busy}
+                {"model": label, "page_cache": cache, "megabytes": megabytes, **timings, "threads": 1, "busy": busy}
             )
     return rows
 
@@ -145,7 +129,7 @@ def _once(folder: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "write":
-        _write(*sys.argv[2:])
+        models.load(f"random:{sys.argv[2]}", torch.bfloat16).model.save_pretrained(sys.argv[3])
     else:
         torch.set_num_threads(1)
         print(json.dumps(_time(json.loads(sys.argv[2]))))

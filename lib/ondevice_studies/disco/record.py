@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ondevice import corpus, models
+from ondevice import assets, corpus, models
 from ondevice.causal_lm.lean import engine
 from ondevice.corpus.prompts import Task
 from ondevice.evidence import Recorder, born, machine_name, sampled
@@ -29,7 +29,7 @@ KEYS = ["family", "document", "direction", "handover"]
 EXACT = ["prompt_sha", "answer_sha", "tokens", "right", "rouge_1"]  # what a sample that runs again is compared in
 PROMPTS = 300  # of a family, or as many as there are
 AT_ONCE = 50  # prompts between two checkpoints
-PROBED = (DEVICE, SERVER, "random:qwen2.5-0.5b")
+PROBED = (DEVICE, SERVER, models.SMOLLM2, "random:qwen2.5-0.5b")
 TURNS = {"device": 5, "cold_start": 12}
 POLICY_SIZES = (1_000, 10_000, 100_000)
 POLICY_REPEATS = 15
@@ -60,17 +60,15 @@ def again(
 
     One sequence at a time and in one thread: no token depends on what else is asked. hand_over: as `quality.migrated`.
     """
-    if obstacle := quality.why_not(pair):
-        raise ValueError(f"No answer can be handed over: {obstacle}.")
-    (a, one), (b, two) = ((name, engine(loaded.model, threads=1)) for name, loaded in pair.items())
+    (a, engine_a), (b, engine_b) = ((name, engine(loaded.model, threads=1)) for name, loaded in pair.items())
     tokenizer = next(iter(pair.values())).tokenizer
     rows, answers, references = [], [], []
     for task in tasks:
         prompt = tokenizer(task.prompt)["input_ids"]
-        for direction, first, second in ((f"{a} to {b}", one, two), (f"{b} to {a}", two, one)):
-            for handover, said in hand_over(first, second, prompt, HANDOVERS, LIMIT).items():
-                tokens = [token for token, _ in said]
-                margins = [margin for _, margin in said]
+        for direction, first, second in ((f"{a} to {b}", engine_a, engine_b), (f"{b} to {a}", engine_b, engine_a)):
+            for handover, decoded in hand_over(first, second, prompt, HANDOVERS, LIMIT).items():
+                tokens = [token for token, _ in decoded]
+                margins = [margin for _, margin in decoded]
                 rows.append((task.family, task.name, direction, handover, _digest(prompt), _digest(tokens), len(tokens),
                              min(margins)))  # fmt: skip
                 answers.append(str(tokenizer.decode(tokens, skip_special_tokens=True)))
@@ -91,7 +89,7 @@ def record_quality() -> Path:
     kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
     pair = {name: models.load(name) for name in (DEVICE, SERVER)}
     done = {unit[:2] for unit in kept.done}
-    missing = [one for one in quality.items(PROMPTS, corpus.tokenizer()) if (one.family, one.name) not in done]
+    missing = [task for task in quality.items(PROMPTS, corpus.tokenizer()) if (task.family, task.name) not in done]
     for start in range(0, len(missing), AT_ONCE):
         kept.add(again(pair, missing[start : start + AT_ONCE]))
         print(f"quality: {missing[start].family}, {len(kept.done)} rows", flush=True)
@@ -118,13 +116,14 @@ def record_device() -> Path:
     grid = rng.permutation(np.repeat([32, 64, 128, 256, 480, 720, 960], 3))
     parts = {"same": (np.full(10, round(alpaca.mean)), 32), "lengths": (grid, 1), "alpaca": (alpaca.sample(40, rng), 1)}
     parameters = {
+        "models": PROBED,
         "turns": TURNS["device"],
         "threads": 1,
         "seed": 0,
         "parts": {part: [lengths.tolist(), tokens] for part, (lengths, tokens) in parts.items()},
     }
     kept = _of_this_machine("device", ["model", "part", "turn"], parameters, PROBED)
-    probed = {spec: device_probe.load(spec).model for spec in PROBED}
+    probed = {spec: engine(device_probe.load(spec), threads=1) for spec in PROBED}
     for turn in range(TURNS["device"]):
         for spec, model in probed.items():
             for part, (lengths, tokens) in parts.items():
@@ -140,10 +139,10 @@ def record_cold_start() -> Path:
     parameters = {"turns": TURNS["cold_start"], "threads": 1, "dtype": "bfloat16"}
     kept = _of_this_machine("cold_start", ["turn"], parameters, [DEVICE, SERVER])
     with cold_start.written(cold_start.SHAPES) as shapes:
-        of = cold_start.folders([DEVICE, SERVER]) | shapes
+        paths = {name: str(assets.data("models", name)) for name in (DEVICE, SERVER)} | shapes
         for turn in range(TURNS["cold_start"]):
             if (turn,) not in kept.done:
-                kept.add(cold_start.loads(of, turn))
+                kept.add(cold_start.loads(paths, turn))
             print(f"cold start: turn {turn}", flush=True)
     return kept.finish()
 

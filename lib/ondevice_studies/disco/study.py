@@ -36,6 +36,12 @@ ALPHA = 0.15  # the tail's share of the budget; the paper gives no value. It was
 STALL = 0.5  # seconds by which a gap exceeds the pace
 
 
+def of_machine(times: pd.DataFrame, machine: str) -> pd.DataFrame:
+    """The rows of one machine in recorded times, or of the first that there is."""
+    known = times["machine"]
+    return evidence.derived(times[known == (machine if machine in set(known) else known.iloc[0])], times)
+
+
 # Dispatch
 
 
@@ -74,45 +80,49 @@ def sweep(
 ) -> pd.DataFrame:
     """Every policy over services, devices, constraints and budgets; shape: (runs, requests a run).
 
-    Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s, use.
+    Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s.
     """
     rows = []
     for service in services:
         server = traces.server(service)
         drawn = Requests.draw(shape, lengths, server, np.random.default_rng([seed, len(service)]))
         for device in devices:
-            for constrained in SIDES:
-                for b in budgets:
-                    for name, policy in policies(constrained, server, device, b).items():
-                        found = _by_run(play(policy, drawn, device), drawn, constrained)
-                        rows.append(
-                            found.assign(
-                                service=service, device=device.name, constrained=constrained, budget=b, policy=name
-                            )
-                        )
+            played = _played(drawn, server, device, budgets, policies, play)
+            rows.append(played.assign(service=service, device=device.name))
     return born(pd.concat(rows, ignore_index=True), "simulated")
 
 
-def _by_run(raced: Raced, drawn: Requests, constrained: Side) -> pd.DataFrame:
-    tokens = np.where(raced.ran(constrained), drawn.prompt, 0).sum(axis=1)
+def _played(
+    drawn: Requests, server: Latency, device: Device, budgets: Iterable[float], policies: Policies, play: Play
+) -> pd.DataFrame:
+    """The same requests under every policy, constraint and budget, a row a run."""
+    rows = []
+    for side in SIDES:
+        for b in budgets:
+            for name, policy in policies(side, server, device, b).items():
+                runs = _by_run(play(policy, drawn, device))
+                rows.append(runs.assign(constrained=side, budget=b, policy=name))
+    return pd.concat(rows, ignore_index=True)
+
+
+def _by_run(raced: Raced) -> pd.DataFrame:
     p99 = np.quantile(raced.ttft, 0.99, axis=1, method="inverted_cdf")
     return pd.DataFrame(
         {
-            "run": np.arange(len(tokens)),
+            "run": np.arange(len(p99)),
             "mean_s": raced.ttft.mean(axis=1),
             "p99_s": p99,
             "std_s": raced.ttft.std(axis=1),
-            "use": tokens / drawn.prompt.sum(axis=1),
         }
     )
 
 
 def averaged(table: pd.DataFrame, value: str, by: Sequence[str]) -> pd.DataFrame:
     """Mean of a column over the runs with its 95 % interval (Student's): value, low, high."""
-    found = table.groupby(list(by), sort=False)[value].agg(["mean", "sem", "size"]).reset_index()
-    half = stats.t.isf(0.025, found["size"] - 1) * found.pop("sem")
-    found = found.rename(columns={"mean": value}).drop(columns="size")
-    return evidence.derived(found.assign(low=found[value] - half, high=found[value] + half), table)
+    summary = table.groupby(list(by), sort=False)[value].agg(["mean", "sem", "size"]).reset_index()
+    half = stats.t.isf(0.025, summary["size"] - 1) * summary.pop("sem")
+    summary = summary.rename(columns={"mean": value}).drop(columns="size")
+    return evidence.derived(summary.assign(low=summary[value] - half, high=summary[value] + half), table)
 
 
 def reductions(table: pd.DataFrame, value: str, baseline: str = "Stoch", policy: str = "DiSCo") -> pd.DataFrame:
@@ -172,9 +182,9 @@ def beside(table: pd.DataFrame, printed: Sequence[float], near: float, seed: int
     )
 
 
-def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def _rank_correlation(ours: NDArray[np.float64], paper: NDArray[np.float64]) -> float:
     """Spearman's; 0 where all values are one."""
-    return float(stats.spearmanr(one, other).statistic) if np.ptp(one) and np.ptp(other) else 0.0
+    return float(stats.spearmanr(ours, paper).statistic) if np.ptp(ours) and np.ptp(paper) else 0.0
 
 
 def beyond_the_tail(
@@ -188,19 +198,19 @@ def beyond_the_tail(
     seed: int,
 ) -> pd.DataFrame:
     """DiSCo-D's TTFTs beside w_tail, its longest wait: service, budget, w_tail_s, over (share of TTFTs beyond w_tail),
-    over_race (the same of racing at random), beyond (share of DiSCo-D's beyond w_tail + D(l)), requests."""
+    beyond (beyond w_tail + D(l)), over_race and beyond_race (the same of racing at random), requests."""
     rows = []
     for service in services:
         server = traces.server(service)
         drawn = Requests.draw(requests, lengths, server, np.random.default_rng([seed, len(service)]))
         for b in budgets:
-            made = policies("device", server, device, b)
-            ttft, racing = (play(made[name], drawn, device).ttft for name in ("DiSCo", "race"))
-            w_tail = float(made["DiSCo"].wait_device.max())
-            beyond = (ttft > w_tail + device.ttft(drawn.prompt) + 1e-9).mean()
-            over = [(seconds > w_tail + 1e-9).mean() for seconds in (ttft, racing)]
-            rows.append((service, b, w_tail, *over, beyond, requests))
-    columns = ["service", "budget", "w_tail_s", "over", "over_race", "beyond", "requests"]
+            by_name = policies("device", server, device, b)
+            ttft, racing = (play(by_name[name], drawn, device).ttft for name in ("DiSCo", "race"))
+            w_tail = float(by_name["DiSCo"].wait_device.max())
+            latest = w_tail + device.ttft(drawn.prompt) + 1e-9
+            shares = [(each > limit).mean() for each in (ttft, racing) for limit in (w_tail + 1e-9, latest)]
+            rows.append((service, b, w_tail, *shares, requests))
+    columns = ["service", "budget", "w_tail_s", "over", "beyond", "over_race", "beyond_race", "requests"]
     return born(pd.DataFrame(rows, columns=columns), "simulated")
 
 
@@ -212,12 +222,11 @@ class Fixed:
 
     def __init__(self, policy: DispatchPolicy, seed: int) -> None:
         self.constrained: Side = policy.constrained
-        self._decide, self._coins, self._number = policy.decider(), np.random.default_rng(seed), 0
+        self._policy, self._coins = policy, np.random.default_rng(seed)
 
     def arrive(self, tokens: int, device_free_in: float = 0.0) -> Order:
-        self._number += 1
-        waits = dict(zip(SIDES, self._decide(tokens, self._coins.random()), strict=True))
-        return Order(self._number, tokens, waits, 0.0)
+        waits = self._policy.waits(tokens, self._coins.random())
+        return Order(0, tokens, dict(zip(SIDES, waits, strict=True)), 0.0)
 
     def start(self, order: Order, side: Side, tokens: int) -> bool:
         return True
@@ -236,7 +245,7 @@ def users(
     """Figure 5: users who ask in bursts meet a server whose slow spells last, a TTFT each 30 s like the series'.
 
     gaps: mean seconds between requests of each user, least active first; their burstiness is measured. shape: (runs,
-    requests). Columns: user, gap_s, service, constrained, budget, policy, run, mean_s.
+    requests). Columns: user, gap_s, service, constrained, budget, policy, run, mean_s, p99_s, std_s.
     """
     rows = []
     for service in series:
@@ -247,15 +256,8 @@ def users(
             for run in range(shape[0]):
                 at = (np.cumsum(traces.arrival_gaps(user, gap, shape[1], rng)) / 30).astype(int)
                 drawn.server_ttft[run] = traces.ttft_like(service, int(min(at[-1], 20_000)) + 1, rng)[at % 20_001]
-            for constrained in SIDES:
-                for b in budgets:
-                    for name, policy in policies(constrained, server, device, b).items():
-                        found = _by_run(play(policy, drawn, device), drawn, constrained)[["run", "mean_s"]]
-                        rows.append(
-                            found.assign(
-                                user=user, gap_s=gap, service=service, constrained=constrained, budget=b, policy=name
-                            )
-                        )
+            played = _played(drawn, server, device, budgets, policies, play)
+            rows.append(played.assign(user=user, gap_s=gap, service=service))
     return born(pd.concat(rows, ignore_index=True), "simulated")
 
 
@@ -264,20 +266,56 @@ def users(
 
 def savings(bill: Bill, side: Side | None = None, seed: int = 0) -> tuple[Estimate, Estimate]:
     """(largest saving in percent, share of service and device pairs that save over 5), intervals over requests."""
-    kept = np.flatnonzero(bill.settings["constrained"].isin(SIDES if side is None else [side]))
-    pair = bill.settings.iloc[kept].groupby(CELL, sort=False).ngroup().to_numpy()
-    starts = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
-    n = bill.cost.shape[1]
-
-    def greatest(rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        saved = bill.saved(np.bincount(rows, minlength=n).astype(float))[kept]
-        return np.maximum.reduceat(saved, starts)
-
-    largest, saving = (
-        evidence.resampled(statistic, n, "simulated", seed=seed, drawn="requests")
-        for statistic in (lambda rows: float(greatest(rows).max()), lambda rows: float((greatest(rows) > 5).mean()))
+    kept = bill.settings["constrained"].isin(SIDES if side is None else [side])
+    greatest = _greatest(bill.settings[kept], CELL)
+    return (
+        _of_savings(bill, kept, seed, lambda saved: greatest(saved).max()),
+        _of_savings(bill, kept, seed, lambda saved: (greatest(saved) > 5).mean()),
     )
-    return largest, saving
+
+
+def among_the_two_best(bill: Bill, side: Side, services: Sequence[str], seed: int = 0) -> Estimate:
+    """Share of two services that are those with the largest savings. side: the constrained one."""
+    kept = bill.settings["constrained"] == side
+    greatest = _greatest(bill.settings[kept], ["service"])
+    meant = np.isin(bill.settings[kept]["service"].drop_duplicates().tolist(), services)
+    return _of_savings(bill, kept, seed, lambda saved: meant[np.argsort(-greatest(saved))[:2]].sum() / len(services))
+
+
+def best_budget(bill: Bill, side: Side, seed: int = 0) -> Estimate:
+    """The budget at which the mean saving over services and devices is largest. side: the constrained one."""
+    kept = bill.settings["constrained"] == side
+    budgets, codes = np.unique(bill.settings[kept]["budget"].to_numpy(float), return_inverse=True)
+    return _of_savings(bill, kept, seed, lambda saved: budgets[np.bincount(codes, saved).argmax()])
+
+
+def _greatest(settings: pd.DataFrame, by: Sequence[str]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """A function of a saving per setting: the largest of each group, whose settings follow each other."""
+    group = settings.groupby(list(by), sort=False).ngroup().to_numpy()
+    starts = np.flatnonzero(np.r_[True, np.diff(group) != 0])
+    return lambda saved: np.maximum.reduceat(saved, starts)
+
+
+def _of_savings(
+    bill: Bill, kept: pd.Series, seed: int, statistic: Callable[[NDArray[np.float64]], Any]
+) -> Estimate:
+    """A statistic of the settings' savings in percent; draws are of requests. kept: which settings count."""
+    rows_kept, n = kept.to_numpy(), bill.cost.shape[1]
+
+    def of_rows(rows: NDArray[np.intp]) -> float:
+        return float(statistic(bill.saved(np.bincount(rows, minlength=n).astype(float))[rows_kept]))
+
+    return evidence.resampled(of_rows, n, "simulated", seed=seed, drawn="requests")
+
+
+def saved(bill: Bill, seed: int = 0, draws: int = 400) -> pd.DataFrame:
+    """Figure 7: the bill's settings with saved_percent, low and high; intervals over requests."""
+    rng = np.random.default_rng(seed)
+    n = bill.cost.shape[1]
+    drawn = [bill.saved(np.bincount(rng.integers(0, n, n), minlength=n).astype(float)) for _ in range(draws)]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    table = bill.settings.assign(saved_percent=bill.saved(), low=low, high=high)
+    return evidence.derived(table, bill.settings)
 
 
 def buffered(bill: Bill, statistic: Any) -> pd.DataFrame:
@@ -296,11 +334,11 @@ def stalled(bill: Bill, side: Side) -> Estimate:
     counts = streams.groupby(["service", "request"])["stalled"].agg(["sum", "size"]).to_numpy(float)
 
     def share(rows: NDArray[np.intp]) -> float:
-        stalls, asked = counts[rows].sum(axis=0)
-        return float(stalls / asked)
+        stalls, total = counts[rows].sum(axis=0)
+        return float(stalls / total)
 
-    found = evidence.resampled(share, len(counts), bill.streams, drawn="requests")
-    return found if found.value else replace(found, high=1 - 0.05 ** (1 / len(counts)))
+    estimate = evidence.resampled(share, len(counts), bill.streams, drawn="requests")
+    return estimate if estimate.value else replace(estimate, high=1 - 0.05 ** (1 / len(counts)))
 
 
 @dataclass(frozen=True)
@@ -308,7 +346,7 @@ class Bill:
     """What R requests cost at S settings, $: cost, without (no migration), [S, R]; settings: a row each.
 
     streams: a row a stream for which the target was asked: service, constrained, request, run (a tenth of the
-    requests), asked and buffered (tokens), migrated, stalled, longest_gap_s.
+    requests), asked and buffered (tokens), stalled.
     """
 
     settings: pd.DataFrame
@@ -335,7 +373,7 @@ def apart(size: int, rng: np.random.Generator) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Workload:
     """R requests to one service: requests, answer (tokens), gap (s between its tokens), again (s, its TTFT when it
     takes an answer over)."""
 
@@ -345,14 +383,14 @@ class Asked:
     again: NDArray[np.float64]
 
 
-def asked(
+def workload(
     server: Latency, gaps: Latency, lengths: Lengths, count: int, cap: int, pairs: Pairs, rng: np.random.Generator
-) -> Asked:
+) -> Workload:
     drawn = Requests.draw(count, lengths, server, rng)
-    known = pairs(count, rng)
-    requests = Requests(known["prompt"].to_numpy(), drawn.server_ttft, drawn.coin)
-    answer = np.minimum(cap, known["answer"].to_numpy())
-    return Asked(requests, answer, rng.choice(gaps.samples, count), rng.choice(server.samples, count))
+    table = pairs(count, rng)
+    requests = Requests(table["prompt"].to_numpy(), drawn.server_ttft, drawn.coin)
+    answer = np.minimum(cap, table["answer"].to_numpy())
+    return Workload(requests, answer, rng.choice(gaps.samples, count), rng.choice(server.samples, count))
 
 
 def bill(
@@ -366,21 +404,22 @@ def bill(
     many times as long as planned a target really takes, for all requests or for each, [count].
     generous: every answer has `cap` tokens, and the second prefill is free.
     """
-    known = traces.pairs()
-    remaining = expected_remaining(np.repeat(known["answer"], known["count"]), cap)
+    length_pairs = traces.pairs()
+    remaining = expected_remaining(np.repeat(length_pairs["answer"], length_pairs["count"]), cap)
     late = np.broadcast_to(slower, count)
     settings, costed, seen = [], [], []
     for number, service in enumerate(services):
         server = traces.server(service)
         gaps = traces.measured(server_tbt, "tbt_s")
-        all_of = asked(server, gaps, lengths, count, cap, pairs, np.random.default_rng([seed, number]))
+        all_of = workload(server, gaps, lengths, count, cap, pairs, np.random.default_rng([seed, number]))
         if generous:
             all_of = replace(all_of, answer=np.full(count, cap))
         for device, side in product(DEVICES.values(), SIDES):
             model = MODEL_OF_DEVICE[device.name]
             prices = costs.device_prices(model, side, round(lengths.mean)), costs.server_prices(service)
             source, target = prices if side == "device" else prices[::-1]
-            planned = partial(_slowest, server.quantile(0.99)) if side == "device" else device.ttft
+            slowest = server.quantile(0.99)
+            planned = (lambda tokens, slowest=slowest: slowest) if side == "device" else device.ttft
             rate = device.decode_rate if side == "device" else float(1 / np.median(all_of.gap))
             rule = migration(source, target, remaining, planned, source_rate=rate * overlap)
             for b in budgets:
@@ -393,15 +432,15 @@ def bill(
                 without = cost.copy()
                 without[rows] += answer[rows] * (source.decode - target.decode)
                 if len(rows):
-                    found = stream(rule, _taken_over(all_of, raced, device, side, rows, late[rows]), overlap=overlap)
-                    twice = np.where(found.handover_at > 0, prompt[rows] + found.handover_at, 0) * (
+                    streams = stream(rule, _taken_over(all_of, raced, device, side, rows, late[rows]), overlap=overlap)
+                    twice = np.where(streams.handover_at > 0, prompt[rows] + streams.handover_at, 0) * (
                         0 if generous else target.prefill
                     )
-                    decoded = found.source_tokens * source.decode + found.target_tokens * target.decode
+                    decoded = streams.source_tokens * source.decode + streams.target_tokens * target.decode
                     cost[rows] += decoded + twice - answer[rows] * target.decode
-                    request = rows[found.handover_at > 0]
+                    request = rows[streams.handover_at > 0]
                     own = {"constrained": side, "request": request, "run": request * 10 // count}
-                    seen.append(_seen(found, rule).assign(service=service, **own))
+                    seen.append(_seen(streams, rule).assign(service=service, **own))
                 settings.append((service, device.name, side, b))
                 costed.append((cost, without))
     table = pd.DataFrame(settings, columns=["service", "device", "constrained", "budget"])
@@ -409,13 +448,8 @@ def bill(
     return Bill(born(table, "simulated"), sums[:, 0], sums[:, 1], born(pd.concat(seen, ignore_index=True), "simulated"))
 
 
-def _slowest(seconds: float, tokens: Any) -> float:
-    """t_m of a server, whose TTFT has no length in it: a high quantile."""
-    return seconds
-
-
 def _taken_over(
-    all_of: Asked, raced: Raced, device: Device, side: Side, rows: NDArray[np.intp], slower: NDArray[np.float64]
+    all_of: Workload, raced: Raced, device: Device, side: Side, rows: NDArray[np.intp], slower: NDArray[np.float64]
 ) -> Answers:
     """The answers that the constrained side won, and what the other one would do with them."""
     on_device = np.full(len(rows), 1 / device.decode_rate)
@@ -428,17 +462,15 @@ def _taken_over(
     return Answers(prompt, answer, raced.ttft[rows], source_gap, target_gap, slower * delay, slower * prefill)
 
 
-def _seen(found: Streams, rule: Migration) -> pd.DataFrame:
+def _seen(streams: Streams, rule: Migration) -> pd.DataFrame:
     """What the readers of streams see for which the target was asked."""
-    rows = found.handover_at > 0
-    longest = np.nan_to_num(np.diff(found.delivered[rows], axis=1)).max(axis=1, initial=0)
+    rows = streams.handover_at > 0
+    longest = np.nan_to_num(np.diff(streams.delivered[rows], axis=1)).max(axis=1, initial=0)
     return pd.DataFrame(
         {
-            "asked": found.handover_at[rows],
-            "buffered": found.unread[rows],
-            "migrated": found.migrated[rows],
+            "asked": streams.handover_at[rows],
+            "buffered": streams.unread[rows],
             "stalled": longest > 1 / rule.pace + STALL,
-            "longest_gap_s": longest,
         }
     )
 
@@ -482,8 +514,8 @@ def medians(times: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (policy, what, n), part in times.groupby(["policy", "what", "n"], sort=False):
         ms = part["ms"].to_numpy()
-        found = evidence.resampled(lambda turns, ms=ms: float(np.median(ms[turns])), len(ms), times, drawn="turns")  # type: ignore[misc]
-        rows.append((f"{policy}, {what}", n, found.value, found.low, found.high, len(ms)))
+        median = evidence.resampled(lambda turns, ms=ms: float(np.median(ms[turns])), len(ms), times, drawn="turns")  # type: ignore[misc]
+        rows.append((f"{policy}, {what}", n, median.value, median.low, median.high, len(ms)))
     return evidence.derived(pd.DataFrame(rows, columns=["by", "n", "ms", "low", "high", "turns"]), times)
 
 
@@ -497,8 +529,9 @@ def _from_lists(make: Callable[..., DispatchPolicy], tokens: Any, seconds: Any =
 
 
 def learned(
-    services: Iterable[str], device: Device, lengths: Lengths, budgets: Sequence[float], known: Policies, play: Play,
+    services: Iterable[str], device: Device, lengths: Lengths, budgets: Sequence[float], informed: Policies, play: Play,
     requests: int, runs: int, seed: int, make: Callable[[Side, float], Dispatcher] = Dispatcher,
+    in_time: Callable[..., tuple[Raced, NDArray[np.float64]]] = in_time,
 ) -> pd.DataFrame:  # fmt: skip
     """A dispatcher that starts knowing nothing beside policies that know the workload, on the same requests in a row.
 
@@ -516,7 +549,7 @@ def learned(
             for side in SIDES:
                 for b in budgets:
                     played = {
-                        name: play(policy, drawn, device) for name, policy in known(side, server, device, b).items()
+                        name: play(policy, drawn, device) for name, policy in informed(side, server, device, b).items()
                     }
                     played["learned"] = in_time(make(side, b), arrivals, drawn.prompt, ttft)[0]
                     for name, raced in played.items():

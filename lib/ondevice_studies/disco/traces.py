@@ -15,7 +15,6 @@ from scipy import stats
 
 from ondevice import assets, commands
 from ondevice_papers.disco.distributions import Latency, Lengths
-from ondevice_papers.disco.predictors import prediction_errors
 
 MINIMUM_ROWS = 100  # a P99 from fewer requests is one request
 PAPER_SERVICES = ("GPT", "LLaMA", "DeepSeek", "Command")
@@ -37,10 +36,10 @@ def series_names() -> list[str]:
 def measured(series: str, metric: str = "ttft_s") -> Latency:
     """Distribution of one API series; metric is ttft_s, or tbt_s for a request's mean time between tokens."""
     rows = _quantiles()
-    found = rows.loc[(rows["series"] == series) & (rows["metric"] == metric), "seconds"]
-    if found.empty:
+    seconds = rows.loc[(rows["series"] == series) & (rows["metric"] == metric), "seconds"]
+    if seconds.empty:
         raise ValueError(f"No series {series!r} with metric {metric!r}; there are {', '.join(series_names())}.")
-    return Latency.from_seconds(found.to_numpy())
+    return Latency.from_seconds(seconds.to_numpy())
 
 
 def inferred(service: str, size: int = 1000) -> Latency:
@@ -67,16 +66,16 @@ def server(name: str) -> Latency:
     return inferred(name) if name in PAPER_SERVICES else measured(name)
 
 
-def pairs(source: str = "alpaca_en_demo") -> pd.DataFrame:
-    """How often a prompt and its answer have so many tokens: prompt, answer, count."""
+def pairs() -> pd.DataFrame:
+    """How often a prompt of Alpaca and its answer have so many tokens: prompt, answer, count."""
     table = assets.derived_trace("length_pairs")
-    return table[table["source"] == source].drop(columns="source")
+    return table[table["source"] == "alpaca_en_demo"].drop(columns="source")
 
 
-def lengths(column: str = "prompt") -> Lengths:
-    """Lengths of prompts, or of answers."""
+def lengths() -> Lengths:
+    """Lengths of prompts."""
     table = pairs()
-    return Lengths(np.bincount(table[column], weights=table["count"]).astype(np.int64))
+    return Lengths(np.bincount(table["prompt"], weights=table["count"]).astype(np.int64))
 
 
 def users() -> pd.DataFrame:
@@ -107,14 +106,9 @@ def ttft_like(series: str, size: int, rng: np.random.Generator) -> np.ndarray:
     marginal = measured(series)
     rows = assets.derived_trace("ttft_dependence")
     rho = rows.loc[rows["series"] == series].sort_values("lag")["autocorrelation"].to_numpy()
-    return _surrogate(marginal, rho, size, rng)
-
-
-def _surrogate(marginal: Latency, rho: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Values with the given marginal whose normal scores have autocorrelations rho[1..p] (Yule-Walker)."""
     order = len(rho)
     toeplitz = np.concatenate([[1.0], rho])[np.abs(np.subtract.outer(np.arange(order), np.arange(order)))]
-    weights = np.linalg.solve(toeplitz + 1e-6 * np.eye(order), rho)
+    weights = np.linalg.solve(toeplitz + 1e-6 * np.eye(order), rho)  # Yule-Walker
     innovation = np.sqrt(max(1e-6, 1.0 - weights @ rho))
     burn_in = 20 * order
     scores = np.zeros(size + burn_in)
@@ -155,25 +149,21 @@ def _derive(folder: Path) -> dict[str, pd.DataFrame]:
         "length_pairs": _length_pairs(pd.read_csv(folder / "alpaca_prompt_lengths.csv")),
         "arrivals": _arrivals(pd.read_csv(folder / "servegen_10clients.csv.gz")),
         "paper_implied_ttft": pd.read_csv(folder / "paper_implied_ttft.csv"),
-        "prediction_errors": pd.concat(
-            prediction_errors(group["ttft_s"].to_numpy()).assign(service=series)
-            for series, group in rows.groupby("series")
-        ).round(4),
     }
 
 
 def _length_pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    known = {"tokens_bare": "prompt", "tokens_reference_output": "answer"}
-    counted = rows.rename(columns=known).value_counts(["source", "prompt", "answer"]).rename("count")
+    columns = {"tokens_bare": "prompt", "tokens_reference_output": "answer"}
+    counted = rows.rename(columns=columns).value_counts(["source", "prompt", "answer"]).rename("count")
     return counted.reset_index().sort_values(["source", "prompt", "answer"])
 
 
 def _arrivals(rows: pd.DataFrame) -> pd.DataFrame:
-    found = []
+    fits = []
     for user, windows in rows.groupby("user"):
         kind = windows["iat_dist"].mode()[0]
         shape = windows.loc[windows["iat_dist"] == kind, "param1"].median()
-        found.append(
+        fits.append(
             {
                 "user": user,
                 "windows": len(windows),
@@ -183,7 +173,7 @@ def _arrivals(rows: pd.DataFrame) -> pd.DataFrame:
                 "shape": round(shape, 4),
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(fits)
 
 
 def main() -> None:

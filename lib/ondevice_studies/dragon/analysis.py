@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from ondevice.network.link import Link
 from ondevice.plotting import COLOURS
 from ondevice_papers.dragon.cost import Costs, aggregation_times, latency_difference, latency_per_token, speedup
-from ondevice_papers.dragon.scheduler import Scheduler, Stay
+from ondevice_papers.dragon.scheduler import Scheduler
 from ondevice_papers.dragon.side import Action, Decode, Done, Message, Rules
 from ondevice_studies.dragon import printed
 from ondevice_studies.dragon.simulator import (
@@ -34,6 +34,7 @@ from ondevice_studies.dragon.simulator import (
 )
 
 EXAMPLE = Costs(**printed.example())
+ACCEPTED, REJECTED = "all accepted", "all rejected"  # the cases of Figure 4
 PAIRS = ((0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8))  # (α^l, α^r) of Figure 3; the paper does not state its own
 
 
@@ -104,7 +105,7 @@ def timeline(
     to: the receiver of a message, empty for a decode. outcome, of decodes: accepted, rejected, void (of a rejected
     prefix) or stopped. Only the side that does not aggregate sends drafts. Arguments as of `simulate`.
     """
-    recorder = _Recorder(world, aggregator, schedulers or (Stay(), Stay()), seed, rules)
+    recorder = _Recorder(world, aggregator, schedulers or (Scheduler(), Scheduler()), seed, rules)
     run = recorder.run()
     accepted = np.asarray(world.accepted, bool)
     epochs = np.cumsum(np.vstack([np.zeros((1, 2), int), ~accepted]), axis=0)  # of valid drafts, by position
@@ -215,8 +216,8 @@ def difference_curves(
         rows.append((local, alpha_l, alpha_r, difference(costs, alpha_l, alpha_r), "analytic"))
         if number % every == 0:
             flags = at_rates(tokens, alpha_l, alpha_r, seed)
-            found = time_per_token(costs, flags, DEVICE) - time_per_token(costs, flags, CLOUD)
-            rows.append((local, alpha_l, alpha_r, found, "simulated"))
+            delta_z = time_per_token(costs, flags, DEVICE) - time_per_token(costs, flags, CLOUD)
+            rows.append((local, alpha_l, alpha_r, delta_z, "simulated"))
     return pd.DataFrame(rows, columns=["decode_local", "alpha_l", "alpha_r", "delta_z", "kind"])
 
 
@@ -235,9 +236,9 @@ def pipelines(tokens: int = 6, costs: Costs = EXAMPLE, rules: Rules | None = Non
     device, which aggregates, sends no drafts: nobody would read them. rules: as of `Side`."""
     bars = []
     rows = []
-    for case, accepted in (("all accepted", True), ("all rejected", False)):
-        run, found = timeline(world_of(costs, np.full((tokens, 2), accepted)), rules=rules)
-        bars.append(found.assign(case=case))
+    for case, accepted in ((ACCEPTED, True), (REJECTED, False)):
+        run, events = timeline(world_of(costs, np.full((tokens, 2), accepted)), rules=rules)
+        bars.append(events.assign(case=case))
         since = np.diff(run.decided, prepend=0.0)
         steady = latency_per_token(costs, float(accepted))
         rows += [(case, i, run.decided[i], since[i], steady) for i in range(tokens)]
@@ -261,10 +262,10 @@ def speedups(
         costs = Costs(local, 1.0, rtt / 2, rtt / 2)
         if simulated:
             flags = at_rates(tokens, acceptance_local, alpha, seed)
-            found = time_per_token(costs, flags, token_wise=True) / time_per_token(costs, flags)
+            ratio = time_per_token(costs, flags, token_wise=True) / time_per_token(costs, flags)
         else:
-            found = speedup(costs, alpha)
-        rows.append((local, rtt, alpha, found))
+            ratio = speedup(costs, alpha)
+        rows.append((local, rtt, alpha, ratio))
     table = pd.DataFrame(rows, columns=["decode_local", "rtt", "alpha_r", "speedup"])
     return table.assign(kind="simulated" if simulated else "analytic")
 
@@ -290,17 +291,18 @@ def waiting_times(
     """
     flags = independent(tokens, *rates, seed)
     formula = np.diff(times(costs, flags[:, 0].tolist(), flags[:, 1].tolist()))[:-1]
-    found = np.diff(simulate(world_of(costs, flags), rules=rules).decided)
+    simulated = np.diff(simulate(world_of(costs, flags), rules=rules).decided)
     rows = []
     for local, remote, with_phi, steady in printed.waiting_formulas().itertuples(index=False):
         case = local == "accepted", remote == "accepted"
         here = (flags[:-1] == case).all(1)
         if not here.any():
             raise ValueError(f"With acceptance {rates} no draft pair of {tokens} is {local}, {remote}.")
-        again = simulate(world_of(costs, np.tile(case, (20, 1))), rules=rules).decided
+        repeated = simulate(world_of(costs, np.tile(case, (20, 1))), rules=rules).decided
         rows.append((
             local, remote, with_phi, steady, int(here.sum()), latency(costs, float(case[1])),
-            again[-1] - again[-2], formula[here].mean(), found[here].mean(), np.abs(formula - found)[here].max(),
+            repeated[-1] - repeated[-2], formula[here].mean(), simulated[here].mean(),
+            np.abs(formula - simulated)[here].max(),
         ))  # fmt: skip
     columns = "local remote formula steady_form cases steady_s simulated_steady_s formula_s simulated_s largest_gap_s"
     return pd.DataFrame(rows, columns=columns.split())

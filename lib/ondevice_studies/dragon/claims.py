@@ -12,13 +12,20 @@ c01 is at 16 documents for DRAGON and baseline alike, so it does not repeat c02 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from ondevice.corpus.prompts import pick
-from ondevice.evidence import Claim, Rule, Test, Untested
+from ondevice.evidence import Claim, Rule, Test, Untested, Value
 from ondevice.evidence.rules import Above, All, AtLeast, AtMost, Below, Between, Both, Each, Equal, Less, Near, Over
 from ondevice_papers.dragon import overhead
 from ondevice_studies.dragon import printed, values
+from ondevice_studies.dragon.analysis import ACCEPTED, REJECTED
 from ondevice_studies.dragon.language_modelling import CLOUD_OUTPUT, UNCUT
-from ondevice_studies.dragon.pair import CRCG
+from ondevice_studies.dragon.pair import CRCG, SW, TW
 
 _ALGORITHM = "3.1 Algorithm 1"
 _ACCEPTANCE = "3.2 Acceptance (Eq. 5, Theorem 2) and shared randomness"
@@ -31,258 +38,243 @@ _FIRST_TOKEN = "6.4 Time to the first token (Figure 8)"
 _SCHEDULES = "6.5 Where to aggregate (Figures 9 and 10)"
 _VERDICTS = "7. Ours beside the paper's"
 
-_ALONE = "the device alone"
-_CLOUD = "the cloud alone, mixing the outputs of its half"
-_DEVICE = "always aggregating on the device"
-_RANDOM = "a side drawn at random"
-_TOKEN_WISE = "token-wise aggregation"
-_ZERO = Near(0, within=1e-9)
-_CLOUD_ALONE = {"ours": CLOUD_OUTPUT}
-_DEVICE_ALONE = {"ours": CRCG}
-_DEVICE_TWICE = {"methods": (CRCG, CRCG)}
-_NO_SPEEDUP = {"speedup": lambda costs, acceptance: 1.0}
 _HALF_A_BILLION = (24, 896, 4864, 128, overhead.QWEN_VOCABULARY)  # Qwen2.5-0.5B's shape, as `overhead.QWEN_SHAPE`
 _PACED = "the paper's paces imposed"
+
+
+class _Null(NamedTuple):
+    """A trivial method, in words; and the parameters of the value's function that change for it."""
+
+    words: str
+    changes: Mapping[str, Any]
+
+
+_ALONE = _Null("the device alone", {"ours": CRCG})
+_ALONE_TWICE = _Null(_ALONE.words, {"methods": (CRCG, CRCG)})
+_CLOUD = _Null("the cloud alone, mixing the outputs of its half", {"ours": CLOUD_OUTPUT})
+_DEVICE = _Null("always aggregating on the device", {"ours": "Device"})
+_RANDOM = _Null("a side drawn at random", {"ours": "Random"})
+_TOKEN_WISE = _Null("token-wise aggregation", {"speedup": lambda costs, acceptance: 1.0})
 
 
 def _near(size: float) -> Test:
     return Near(size, factor=1.5)
 
 
-def _gain(size: float, what: str) -> Rule:
+def _claim(
+    section: str,
+    null: _Null,
+    value: Callable[..., Value],
+    quantity: str,
+    unit: str,
+    reproduced: Test,
+    trend: Test | None,
+    wrong: float | tuple[float, ...],
+    *,
+    note: str = "",
+    headline: str = "",
+) -> Claim:
+    """A row whose null is computed. wrong: a value that the rule rejects."""
+    rule = Rule(quantity, unit, reproduced, trend, wrong, null.words, note=note)
+    return Claim(section, rule, value, null.changes, headline=headline)
+
+
+def _gain(size: float, what: str, value: Callable[..., Value], headline: str = "") -> Claim:
     quantity = f"fall of perplexity from no documents to DRAGON's with 16, over {what}"
-    return Rule(quantity, "x", _near(size), Above(1), 0.8, _CLOUD)
+    return _claim(_QUALITY, _CLOUD, value, quantity, "x", _near(size), Above(1), 0.8, headline=headline)
 
 
-def _lower(percent: float, than: str) -> Rule:
+def _lower(percent: float, than: str, baseline: str, once: str) -> Claim:
+    saved = partial(values.saved, baseline=baseline)
     quantity = f"per-token latency below {than} at 300 ms, {_PACED}"
-    return Rule(quantity, "percent", AtLeast(percent - 10), AtLeast(10), -5.0, _ALONE)
+    headline = f"DRAGON: time per token below waiting {once}, 300 ms away, paces imposed"
+    tests = AtLeast(percent - 10), AtLeast(10)
+    return _claim(_PER_TOKEN, _ALONE, saved, quantity, "percent", *tests, -5.0, headline=headline)
 
 
-def _size(model: str, other: str, megabytes: float, wrong: float) -> Rule:
-    return Rule(
-        f"keys and values of 2 documents of 64 tokens from {model}'s configuration in float32",
-        "MB",
-        Near(megabytes, factor=1.05),
-        _near(megabytes),
-        wrong,
-        f"{other}'s configuration",
-    )
+def _size(model: str, other: str, megabytes: float, wrong: float) -> Claim:
+    null = _Null(f"{other}'s configuration", {"model": other})
+    size = partial(values.kv_megabytes, model=model)
+    quantity = f"keys and values of 2 documents of 64 tokens from {model}'s configuration in float32"
+    return _claim(_FIRST_TOKEN, null, size, quantity, "MB", Near(megabytes, factor=1.05), _near(megabytes), wrong)
 
 
-def _on_grid(what: str, null: str) -> Rule:
-    return Rule(f"share on which {what}", "of the grid", Equal(1), AtLeast(0.9), 0.5, null)
+def _on_grid(null: _Null, value: Callable[..., Value], what: str) -> Claim:
+    quantity = f"share on which {what}"
+    return _claim(_COST_MODEL, null, value, quantity, "of the grid", Equal(1), AtLeast(0.9), 0.5)
 
 
-def _steady(seconds: float, wrong: float, null: str) -> Rule:
-    return Rule("simulated steady time a token", "s", Near(seconds, factor=1.01), _near(seconds), wrong, null)
+def _steady(case: str, other: str, seconds: float, wrong: float, null: str) -> Claim:
+    time = partial(values.steady, case=case)
+    tests = Near(seconds, factor=1.01), _near(seconds)
+    return _claim(_SIDE, _Null(null, {"case": other}), time, "simulated steady time a token", "s", *tests, wrong)
 
 
 CLAIMS: dict[str, Claim] = {
-    "dragon-c01": Claim(
-        _QUALITY,
-        _gain(1.9, "the best baseline's with 16, the model with the larger ratio"),
+    "dragon-c01": _gain(
+        1.9,
+        "the best baseline's with 16, the model with the larger ratio",
         values.gain_at_most_documents,
-        _CLOUD_ALONE,
-        headline="DRAGON: gain over no documents, times that of the best central retrieval",
+        "DRAGON: gain over no documents, times that of the best central retrieval",
     ),
-    "dragon-c02": Claim(
-        _QUALITY,
-        _gain(1.9, "the best baseline's with any number, our larger model for Qwen2.5-1.5B"),
-        values.larger_models_gain,
-        _CLOUD_ALONE,
+    "dragon-c02": _gain(
+        1.9,
+        "the best baseline's with any number, our larger model for Qwen2.5-1.5B",
+        partial(values.gain_at_any_count, model=0),
     ),
-    "dragon-c03": Claim(
-        _QUALITY,
-        _gain(1.4, "the best baseline's with any number, our smaller model for OPT-1.3B"),
-        values.smaller_models_gain,
-        _CLOUD_ALONE,
+    "dragon-c03": _gain(
+        1.4,
+        "the best baseline's with any number, our smaller model for OPT-1.3B",
+        partial(values.gain_at_any_count, model=-1),
     ),
-    "dragon-c04": Claim(
+    "dragon-c04": _claim(
         _QUALITY,
-        Rule(
-            "share of all counts of documents, models and baselines in which DRAGON's perplexity is not "
-            "higher by more than 0.1 percent",
-            "of the cells",
-            Equal(1),
-            AtLeast(0.75),
-            0.5,
-            _CLOUD,
-        ),
+        _CLOUD,
         values.share_not_worse,
-        _CLOUD_ALONE,
+        "share of all counts of documents, models and baselines in which DRAGON's perplexity is not "
+        "higher by more than 0.1 percent",
+        "of the cells",
+        Equal(1),
+        AtLeast(0.75),
+        0.5,
     ),
-    "dragon-c05": Claim(
+    "dragon-c05": _claim(
         _QUALITY,
-        Rule(
-            "perplexity of the paper's best baseline less DRAGON's, mean of the models, (2 documents, 16)",
-            "",
-            Both(Less(1, 0, Above(0), times=1.5), Each(None, Above(0))),
-            Less(1, 0, Above(0)),
-            (0.5, 0.1),
-            _CLOUD,
-        ),
+        _CLOUD,
         values.gap_to_the_best,
-        _CLOUD_ALONE,
+        "perplexity of the paper's best baseline less DRAGON's, mean of the models, (2 documents, 16)",
+        "",
+        Both(Less(1, 0, Above(0), times=1.5), Each(None, Above(0))),
+        Less(1, 0, Above(0)),
+        (0.5, 0.1),
     ),
     # In the second the number of documents is the same.
-    "dragon-c06": Claim(
+    "dragon-c06": _claim(
         _QUALITY,
-        Rule(
-            "perplexity of (CRCG over DRAGON's at the same count, CRCG/Cloud's by one context over the same "
-            "documents' by output aggregation), means",
-            "x",
-            Each(AtLeast(1.02), Below(1.005)),
-            Each(Above(1), None),
-            (0.98, 1.0),
-            _CLOUD,
-        ),
+        _CLOUD,
         values.one_side_alone,
-        _CLOUD_ALONE,
+        "perplexity of (CRCG over DRAGON's at the same count, CRCG/Cloud's by one context over the same "
+        "documents' by output aggregation), means",
+        "x",
+        Each(AtLeast(1.02), Below(1.005)),
+        Each(Above(1), None),
+        (0.98, 1.0),
     ),
-    "dragon-c07": Claim(
+    "dragon-c07": _claim(
         _QUALITY,
-        Rule(
-            "change of DRCG's perplexity in a 256-token budget, mean of the models, documents (4 to 16, 0 to 4)",
-            "percent",
-            Each(Near(0, within=1), Below(-1)),
-            Over(0, 1, Near(0, within=1 / 3)),
-            (-8.0, -5.0),
-            "the same documents without a budget",
-        ),
+        _Null("the same documents without a budget", {"method": UNCUT}),
         values.drcg_saturates,
-        {"method": UNCUT},
+        "change of DRCG's perplexity in a 256-token budget, mean of the models, documents (4 to 16, 0 to 4)",
+        "percent",
+        Each(Near(0, within=1), Below(-1)),
+        Over(0, 1, Near(0, within=1 / 3)),
+        (-8.0, -5.0),
     ),
-    "dragon-c08": Claim(
+    "dragon-c08": _claim(
         _QUALITY,
-        Rule(
-            "DRCG's perplexity at 2 documents, by model",
-            "x DRAGON's",
-            All(Above(1.002)),
-            Less(0, 1, Above(2), times=-1),
-            (0.99, 0.99),
-            _CLOUD,
-            note="Two models: their mean is above 1",
-        ),
+        _CLOUD,
         values.drcg_at_fewest_documents,
-        _CLOUD_ALONE,
+        "DRCG's perplexity at 2 documents, by model",
+        "x DRAGON's",
+        All(Above(1.002)),
+        Less(0, 1, Above(2), times=-1),
+        (0.99, 0.99),
+        note="Two models: their mean is above 1",
     ),
-    "dragon-c09": Claim(
+    "dragon-c09": _claim(
         _QUALITY,
-        Rule(
-            "perplexity of sequence-wise DRDG, as RAG-Sequence of Lewis et al., at 16 documents, mean of the models",
-            "x DRAGON's",
-            Near(1, within=0.001),
-            Near(1, within=0.02),
-            1.2,
-            _CLOUD,
-            note="Token-wise DRDG's is DRAGON's by definition",
-        ),
+        _Null(_CLOUD.words, {"variant": CLOUD_OUTPUT}),
         values.variant_over_ours,
-        {"variant": CLOUD_OUTPUT},
+        "perplexity of sequence-wise DRDG, as RAG-Sequence of Lewis et al., at 16 documents, mean of the models",
+        "x DRAGON's",
+        Near(1, within=0.001),
+        Near(1, within=0.02),
+        1.2,
+        note="Token-wise DRDG's is DRAGON's by definition",
     ),
-    "dragon-c10": Claim(
-        _PER_TOKEN, _lower(49.5, "sequence-wise DRDG's"), values.saved_over_sequence_wise, _DEVICE_ALONE,
-        headline="DRAGON: time per token below waiting once per sequence, 300 ms away, paces imposed",
-    ),
-    "dragon-c11": Claim(
-        _PER_TOKEN,
-        _lower(42.4, "token-wise DRDG's"),
-        values.saved_over_token_wise,
-        _DEVICE_ALONE,
-        headline="DRAGON: time per token below waiting at each token, 300 ms away, paces imposed",
-    ),
+    "dragon-c10": _lower(49.5, "sequence-wise DRDG's", SW, "once per sequence"),
+    "dragon-c11": _lower(42.4, "token-wise DRDG's", TW, "at each token"),
     # The printed series have 1.11 and 1.08, token-wise DRDG's 1.86 and 1.20.
-    "dragon-c12": Claim(
+    "dragon-c12": _claim(
         _PER_TOKEN,
-        Rule(f"per-token latency at 300 ms over that at 0 ms, {_PACED}", "x", AtMost(1.25), AtMost(1.6), 2.2, _ALONE),
+        _ALONE,
         values.growth_with_delay,
-        _DEVICE_ALONE,
+        f"per-token latency at 300 ms over that at 0 ms, {_PACED}",
+        "x",
+        AtMost(1.25),
+        AtMost(1.6),
+        2.2,
     ),
-    "dragon-c13": Claim(
+    "dragon-c13": _claim(
         _PER_TOKEN,
-        Rule(
-            f"(token-wise, sequence-wise) DRDG's per-token latency at 300 ms over that at 0 ms, {_PACED}",
-            "x",
-            All(AtLeast(1.5)),
-            All(AtLeast(1.15)),
-            (1.0, 1.0),
-            _ALONE,
-        ),
-        values.drdg_growth_with_delay,
-        _DEVICE_TWICE,
+        _ALONE_TWICE,
+        partial(values.grown_with_delay, methods=(TW, SW), change=np.divide),
+        f"(token-wise, sequence-wise) DRDG's per-token latency at 300 ms over that at 0 ms, {_PACED}",
+        "x",
+        All(AtLeast(1.5)),
+        All(AtLeast(1.15)),
+        (1.0, 1.0),
     ),
-    "dragon-c14": Claim(
+    "dragon-c14": _claim(
         _PER_TOKEN,
-        Rule(
-            "growth of the time a token from 0 to 300 ms of delay, (sequence-wise, token-wise)",
-            "ms",
-            Less(0, 1, Above(0)),
-            None,
-            (10.0, 150.0),
-            _ALONE,
-        ),
-        values.drdg_slowed_by_delay,
-        _DEVICE_TWICE,
+        _ALONE_TWICE,
+        partial(values.grown_with_delay, methods=(SW, TW), change=np.subtract),
+        "growth of the time a token from 0 to 300 ms of delay, (sequence-wise, token-wise)",
+        "ms",
+        Less(0, 1, Above(0)),
+        None,
+        (10.0, 150.0),
     ),
-    "dragon-c15": Claim(
+    "dragon-c15": _claim(
         _FIRST_TOKEN,
-        Rule(
-            "per-token latency of DRCG/KV over the device's alone with as many own documents, output "
-            "aggregation from stored rows, unpaced",
-            "x",
-            Near(1, within=0.05),
-            Near(1, within=0.15),
-            1.4,
-            "the device alone, with its own half of the documents",
-        ),
+        _Null("the device alone, with its own half of the documents", {"method": CRCG}),
         values.rows_per_token,
-        {"method": CRCG},
+        "per-token latency of DRCG/KV over the device's alone with as many own documents, output "
+        "aggregation from stored rows, unpaced",
+        "x",
+        Near(1, within=0.05),
+        Near(1, within=0.15),
+        1.4,
     ),
-    "dragon-c16": Claim(
+    "dragon-c16": _claim(
         _PER_TOKEN,
-        Rule(
-            f"DRAGON's per-token latency above the device's alone, mean over delays, {_PACED}",
-            "percent",
-            AtMost(20.3),
-            AtMost(40),
-            90.0,
-            _ALONE,
-        ),
+        _ALONE,
         values.above_the_device,
-        _DEVICE_ALONE,
+        f"DRAGON's per-token latency above the device's alone, mean over delays, {_PACED}",
+        "percent",
+        AtMost(20.3),
+        AtMost(40),
+        90.0,
     ),
-    "dragon-c17": Claim(
+    "dragon-c17": _claim(
         _FIRST_TOKEN,
-        Rule(
-            "DRAGON's TTFT by the paper's times to both sides' first distributions, OPT-1.3B's, 300 ms added",
-            "x the device's alone",
-            AtMost(1.05),
-            AtMost(1.25),
-            2.0,
-            "the cloud asked after the device's own prefill",
-        ),
+        _Null("the cloud asked after the device's own prefill", {"overlapped": False}),
         values.first_token_over_the_device,
-        {"overlapped": False},
+        "DRAGON's TTFT by the paper's times to both sides' first distributions, OPT-1.3B's, 300 ms added",
+        "x the device's alone",
+        AtMost(1.05),
+        AtMost(1.25),
+        2.0,
     ),
-    "dragon-c18": Claim(
+    "dragon-c18": _claim(
         _FIRST_TOKEN,
-        Rule(
-            "TTFT of DRCG/Text over DRAGON's, mean over delays, on this machine",
-            "x",
-            _near(8.6),
-            Above(1.2),
-            0.9,
-            _ALONE,
-        ),
+        _ALONE,
         values.text_over_ours,
-        _DEVICE_ALONE,
+        "TTFT of DRCG/Text over DRAGON's, mean over delays, on this machine",
+        "x",
+        _near(8.6),
+        Above(1.2),
+        0.9,
     ),
-    "dragon-c19": Claim(
+    "dragon-c19": _claim(
         _FIRST_TOKEN,
-        Rule("TTFT of DRCG/KV over DRAGON's at 300 ms, on this machine", "x", Above(15.2), Above(1.2), 0.9, _ALONE),
+        _ALONE,
         values.rows_over_ours,
-        _DEVICE_ALONE,
+        "TTFT of DRCG/KV over DRAGON's at 300 ms, on this machine",
+        "x",
+        Above(15.2),
+        Above(1.2),
+        0.9,
     ),
     "dragon-c20": Claim(
         _FIRST_TOKEN,
@@ -292,93 +284,71 @@ CLAIMS: dict[str, Claim] = {
         ),
     ),
     # Bytes decide its TTFT where the link is slow.
-    "dragon-c21": Claim(
+    "dragon-c21": _claim(
         _FIRST_TOKEN,
-        Rule(
-            "bytes that DRCG/KV moves for the same documents, OPT-1.3B's, by the configurations",
-            "x Qwen2.5-1.5B's",
-            Above(1),
-            None,
-            0.5,
-            "Qwen2.5-1.5B with keys and values of each head's own",
-        ),
+        _Null("Qwen2.5-1.5B with keys and values of each head's own", {"heads_that_share": 1}),
         values.opt_bytes_over_qwens,
-        {"heads_that_share": 1},
+        "bytes that DRCG/KV moves for the same documents, OPT-1.3B's, by the configurations",
+        "x Qwen2.5-1.5B's",
+        Above(1),
+        None,
+        0.5,
     ),
-    "dragon-c22": Claim(
-        _FIRST_TOKEN, _size(printed.OPT, printed.QWEN, 114, 25.0), values.opt_megabytes, {"model": printed.QWEN}
-    ),
-    "dragon-c23": Claim(
-        _FIRST_TOKEN, _size(printed.QWEN, printed.OPT, 16, 3.0), values.qwen_megabytes, {"model": printed.OPT}
-    ),
+    "dragon-c22": _size(printed.OPT, printed.QWEN, 114, 25.0),
+    "dragon-c23": _size(printed.QWEN, printed.OPT, 16, 3.0),
     "dragon-c24": Claim(
         _VERDICTS, Untested("retrieval from 21 million passages on a MacBook; needs the paper's index and a laptop")
     ),
-    "dragon-c25": Claim(
+    "dragon-c25": _claim(
         _FIRST_TOKEN,
-        Rule(
-            "time to fetch two documents as text from the other process at (0, 300 ms of delay on the way back)",
-            "ms",
-            Less(1, 0, Between(300, 750)),
-            Less(1, 0, AtLeast(150)),
-            (10.0, 60.0),
-            "the device alone, to its first token",
-        ),
+        _Null("the device alone, to its first token", _ALONE.changes),
         values.text_fetched,
-        _DEVICE_ALONE,
+        "time to fetch two documents as text from the other process at (0, 300 ms of delay on the way back)",
+        "ms",
+        Less(1, 0, Between(300, 750)),
+        Less(1, 0, AtLeast(150)),
+        (10.0, 60.0),
     ),
-    "dragon-c26": Claim(
+    "dragon-c26": _claim(
         _SCHEDULES,
-        Rule(
-            "the paper's greedy rule in our simulator, largest over delays",
-            "x the best of Cloud, Device and Random",
-            AtMost(1.003),
-            AtMost(1.05),
-            1.2,
-            _DEVICE,
-        ),
+        _DEVICE,
         values.schedule_over_the_best,
-        {"ours": "Device"},
+        "the paper's greedy rule in our simulator, largest over delays",
+        "x the best of Cloud, Device and Random",
+        AtMost(1.003),
+        AtMost(1.05),
+        1.2,
     ),
-    "dragon-c27": Claim(
+    "dragon-c27": _claim(
         _SCHEDULES,
-        Rule(
-            "saved over Device by the greedy rule at (100, 400 ms)",
-            "percent",
-            Less(1, 0, AtLeast(3)),
-            Less(1, 0, Above(0)),
-            (5.0, 4.0),
-            _RANDOM,
-        ),
+        _RANDOM,
         values.saved_over_device,
-        {"ours": "Random"},
+        "saved over Device by the greedy rule at (100, 400 ms)",
+        "percent",
+        Less(1, 0, AtLeast(3)),
+        Less(1, 0, Above(0)),
+        (5.0, 4.0),
     ),
-    "dragon-c28": Claim(
+    "dragon-c28": _claim(
         _SCHEDULES,
-        Rule(
-            "at 0 ms (the greedy rule's share of aggregations on the device, Cloud over Device, Random over Device)",
-            "",
-            Each(Above(0.99), AtLeast(0.999), AtLeast(0.999)),
-            Each(Above(0.9), None, None),
-            (0.5, 1.0, 1.0),
-            _DEVICE,
-        ),
+        _DEVICE,
         values.at_no_delay,
-        {"ours": "Device"},
+        "at 0 ms (the greedy rule's share of aggregations on the device, Cloud over Device, Random over Device)",
+        "",
+        Each(Above(0.99), AtLeast(0.999), AtLeast(0.999)),
+        Each(Above(0.9), None, None),
+        (0.5, 1.0, 1.0),
     ),
-    "dragon-c29": Claim(
+    "dragon-c29": _claim(
         _SCHEDULES,
-        Rule(
-            "saved by the paper's greedy rule over the better static side at the largest delay where "
-            "acceptance changes, (equal paces, the authors' 10 to 1)",
-            "percent",
-            Both(Less(0, 1, AtLeast(0), times=1.5), Each(Above(0), None)),
-            Both(Less(0, 1, Above(0)), Each(Above(0), None)),
-            (10.0, 30.0),
-            _RANDOM,
-        ),
+        _RANDOM,
         values.saved_where_acceptance_changes,
-        {"ours": "Random"},
+        "saved by the paper's greedy rule over the better static side at the largest delay where "
+        "acceptance changes, (equal paces, the authors' 10 to 1)",
+        "percent",
+        Both(Less(0, 1, AtLeast(0), times=1.5), Each(Above(0), None)),
+        Both(Less(0, 1, Above(0)), Each(Above(0), None)),
+        (10.0, 30.0),
     ),
     "dragon-c30": Claim(
         _SCHEDULES,
@@ -393,203 +363,161 @@ CLAIMS: dict[str, Claim] = {
         ),
         values.exchanged_on_the_cloud,
     ),
-    "dragon-c31": Claim(
+    "dragon-c31": _claim(
         _COST_MODEL,
-        Rule(
-            "the most that aggregating on the faster side gains where the other one, either of them, "
-            "decodes slower by more than the round trip, grid of Eq. 8",
-            "s",
-            AtMost(1e-12),
-            None,
-            0.2,
+        _Null(
             "Eq. 8 without the decoding times",
+            {"difference": lambda costs, local, remote: (local - remote) * costs.round_trip},
         ),
         values.faster_sides_gain,
-        {"difference": lambda costs, local, remote: (local - remote) * costs.round_trip},
+        "the most that aggregating on the faster side gains where the other one, either of them, "
+        "decodes slower by more than the round trip, grid of Eq. 8",
+        "s",
+        AtMost(1e-12),
+        None,
+        0.2,
     ),
-    "dragon-c32": Claim(
-        _COST_MODEL,
-        _on_grid(
-            "raising a side's acceptance makes its own aggregation worse, by Eq. 8, gap smaller than the round trip",
+    "dragon-c32": _on_grid(
+        _Null(
             "Eq. 8 without acceptance",
+            {"difference": lambda costs, local, remote: costs.decode_local - costs.decode_remote},
         ),
         values.acceptance_moves_away,
-        {"difference": lambda costs, local, remote: costs.decode_local - costs.decode_remote},
+        "raising a side's acceptance makes its own aggregation worse, by Eq. 8, gap smaller than the round trip",
     ),
-    "dragon-c33": Claim(
+    "dragon-c33": _claim(
         _ALGORITHM,
-        Rule(
-            "least p-value of chi-square, 50 pairs of distributions, both gammas, 100,000 draws each, times "
-            "100 (Bonferroni)",
-            "p-value",
-            Above(0.01),
-            None,
-            1e-6,
-            "the local side's drafts as they are",
-        ),
+        _Null("the local side's drafts as they are", {"ours": "drafts"}),
         values.least_p_value,
-        {"ours": "drafts"},
+        "least p-value of chi-square, 50 pairs of distributions, both gammas, 100,000 draws each, times "
+        "100 (Bonferroni)",
+        "p-value",
+        Above(0.01),
+        None,
+        1e-6,
     ),
-    "dragon-c34": Claim(
+    "dragon-c34": _claim(
         _ACCEPTANCE,
-        Rule(
-            "Spearman's correlation of overlap and acceptance (least of 30 paths, on which a pair is mixed "
-            "towards each other; 300 unrelated pairs)",
-            "",
-            All(AtLeast(0.99)),
-            All(AtLeast(0.8)),
-            (0.2, 0.2),
+        _Null(
             "drafts that count only where both sides drew the same token",
+            {"expected_acceptance": lambda p, q, eta: float(p @ q)},
         ),
         values.overlap,
-        {"expected_acceptance": lambda p, q, eta: float(p @ q)},
+        "Spearman's correlation of overlap and acceptance (least of 30 paths, on which a pair is mixed "
+        "towards each other; 300 unrelated pairs)",
+        "",
+        All(AtLeast(0.99)),
+        All(AtLeast(0.8)),
+        (0.2, 0.2),
     ),
-    "dragon-c35": Claim(
+    "dragon-c35": _claim(
         _COST_MODEL,
-        Rule(
-            "speed-up of Eq. 9 at the least local pace, over (the curve's largest, that at the remote's "
-            "pace, that at twice the remote's)",
-            "x",
-            Each(Above(0.999), Near(1, within=0.001), AtLeast(1.05)),
-            Each(Above(0.999), None, None),
-            (0.7, 0.9, 1.0),
-            _TOKEN_WISE,
-        ),
+        _TOKEN_WISE,
         values.largest_speedup,
-        _NO_SPEEDUP,
+        "speed-up of Eq. 9 at the least local pace, over (the curve's largest, that at the remote's "
+        "pace, that at twice the remote's)",
+        "x",
+        Each(Above(0.999), Near(1, within=0.001), AtLeast(1.05)),
+        Each(Above(0.999), None, None),
+        (0.7, 0.9, 1.0),
     ),
-    "dragon-c36": Claim(
+    "dragon-c36": _claim(
         _COST_MODEL,
-        Rule(
-            "largest difference of the speed-up from 1 where the local side decodes slower by more than the round trip",
-            "",
-            _ZERO,
-            None,
-            0.3,
-            _TOKEN_WISE,
-        ),
+        _TOKEN_WISE,
         values.speedup_of_the_slower,
-        _NO_SPEEDUP,
+        "largest difference of the speed-up from 1 where the local side decodes slower by more than the round trip",
+        "",
+        Near(0, within=1e-9),
+        None,
+        0.3,
     ),
-    "dragon-c37": Claim(
-        _COST_MODEL,
-        _on_grid(
-            "the speed-up grows with the round trip, some drafts accepted and the paces less than it apart",
-            _TOKEN_WISE,
-        ),
+    "dragon-c37": _on_grid(
+        _TOKEN_WISE,
         values.speedup_grows_with_the_trip,
-        _NO_SPEEDUP,
+        "the speed-up grows with the round trip, some drafts accepted and the paces less than it apart",
     ),
-    "dragon-c38": Claim(
-        _COST_MODEL,
-        _on_grid(
-            "the speed-up grows with the remote acceptance, the paces less than the round trip apart", _TOKEN_WISE
-        ),
+    "dragon-c38": _on_grid(
+        _TOKEN_WISE,
         values.speedup_grows_with_acceptance,
-        _NO_SPEEDUP,
+        "the speed-up grows with the remote acceptance, the paces less than the round trip apart",
     ),
-    "dragon-c39": Claim(
-        _SIDE,
-        _steady(2, 4.3, "every draft rejected, as token-wise aggregation"),
-        values.steady_accepted,
-        {"case": "all rejected"},
-    ),
-    "dragon-c40": Claim(
-        _SIDE, _steady(4.3, 2.0, "no draft rejected"), values.steady_rejected, {"case": "all accepted"}
-    ),
-    "dragon-c41": Claim(
+    "dragon-c39": _steady(ACCEPTED, REJECTED, 2, 4.3, "every draft rejected, as token-wise aggregation"),
+    "dragon-c40": _steady(REJECTED, ACCEPTED, 4.3, 2.0, "no draft rejected"),
+    "dragon-c41": _claim(
         _COST_MODEL,
-        Rule(
-            "Eq. 7's time per token with no draft accepted less token-wise aggregation's by Table 1, Figure 4's costs",
-            "s",
-            _ZERO,
-            None,
-            0.1,
-            "all drafts accepted",
-        ),
+        _Null("all drafts accepted", {"accepted": 1.0}),
         values.worst_over_token_wise,
-        {"accepted": 1.0},
+        "Eq. 7's time per token with no draft accepted less token-wise aggregation's by Table 1, Figure 4's costs",
+        "s",
+        Near(0, within=1e-9),
+        None,
+        0.1,
     ),
-    "dragon-c42": Claim(
+    "dragon-c42": _claim(
         _ANSWERS,
-        Rule(
-            "multiplications, additions and comparisons of one aggregation at a vocabulary of 151,936, two "
-            "resamples included",
-            "operations",
-            Below(3e5),
-            Below(1e7),
-            1e9,
-            "the mixture alone, as token-wise aggregation",
-            note="Trend: the number is wrong, but negligible, one hundredth of a decode",
-        ),
+        _Null("the mixture alone, as token-wise aggregation", {"resamples": 0}),
         values.operations,
-        {"resamples": 0},
+        "multiplications, additions and comparisons of one aggregation at a vocabulary of 151,936, two "
+        "resamples included",
+        "operations",
+        Below(3e5),
+        Below(1e7),
+        1e9,
+        note="Trend: the number is wrong, but negligible, one hundredth of a decode",
     ),
-    "dragon-c43": Claim(
+    "dragon-c43": _claim(
         _ANSWERS,
-        Rule(
-            "one aggregation on this machine at a vocabulary of 151,936",
-            "us",
-            AtMost(10),
-            AtMost(2170),
-            50_000.0,
-            "the mixture alone, as token-wise aggregation",
-            note="Trend: the number is wrong, but negligible, 1 percent of the paper's device token",
-        ),
+        _Null("the mixture alone, as token-wise aggregation", {"step": "mixture"}),
         values.aggregation_time,
-        {"step": "mixture"},
+        "one aggregation on this machine at a vocabulary of 151,936",
+        "us",
+        AtMost(10),
+        AtMost(2170),
+        50_000.0,
+        note="Trend: the number is wrong, but negligible, 1 percent of the paper's device token",
     ),
-    "dragon-c44": Claim(
+    "dragon-c44": _claim(
         _ANSWERS,
-        Rule(
-            "a token's, from Qwen2.5-1.5B's configuration",
-            "MACs",
-            Above(1e9),
-            Above(5e8),
-            1e8,
-            "Qwen2.5-0.5B's configuration",
-        ),
+        _Null("Qwen2.5-0.5B's configuration", {"shape": _HALF_A_BILLION}),
         values.decode_macs,
-        {"shape": _HALF_A_BILLION},
+        "a token's, from Qwen2.5-1.5B's configuration",
+        "MACs",
+        Above(1e9),
+        Above(5e8),
+        1e8,
     ),
-    "dragon-c45": Claim(
+    "dragon-c45": _claim(
         _ANSWERS,
-        Rule(
-            "(largest KB of a distribution on the wire, frame not counted; mean total variation that the cap costs)",
-            "",
-            Each(AtMost(0.5), AtMost(0.01)),
-            Each(AtMost(0.5), None),
-            (608.0, 0.0),
-            "nothing sent, and the receiver's own distribution in its place",
-        ),
+        _Null("nothing sent, and the receiver's own distribution in its place", {"sent": False}),
         values.distribution_sizes,
-        {"sent": False},
+        "(largest KB of a distribution on the wire, frame not counted; mean total variation that the cap costs)",
+        "",
+        Each(AtMost(0.5), AtMost(0.01)),
+        Each(AtMost(0.5), None),
+        (608.0, 0.0),
     ),
-    "dragon-c46": Claim(
+    "dragon-c46": _claim(
         _ANSWERS,
-        Rule(
-            "that the cap's bytes take at 100 Mbps",
-            "us",
-            AtMost(40),
-            AtMost(80),
-            50_000.0,
-            "the whole distribution in float32, Qwen2.5-1.5B's vocabulary",
-        ),
+        _Null("the whole distribution in float32, Qwen2.5-1.5B's vocabulary", {"size": 4 * overhead.QWEN_VOCABULARY}),
         values.sending_time,
-        {"size": 4 * overhead.QWEN_VOCABULARY},
+        "that the cap's bytes take at 100 Mbps",
+        "us",
+        AtMost(40),
+        AtMost(80),
+        50_000.0,
     ),
-    "dragon-c47": Claim(
+    "dragon-c47": _claim(
         _ANSWERS,
-        Rule(
-            "Algorithm 1's expected acceptance along greedy answers in lockstep, both sides, (function "
-            "words, other tokens)",
-            "",
-            Less(0, 1, AtLeast(0.05)),
-            Less(0, 1, Above(0)),
-            (0.7, 0.9),
+        _Null(
             "a random half of the vocabulary for the function words",
+            {"function_word": lambda word: pick(word, "dragon words", 2) == 0},
         ),
         values.acceptance_by_word,
-        {"function_word": lambda word: pick(word, "dragon words", 2) == 0},
+        "Algorithm 1's expected acceptance along greedy answers in lockstep, both sides, (function "
+        "words, other tokens)",
+        "",
+        Less(0, 1, AtLeast(0.05)),
+        Less(0, 1, Above(0)),
+        (0.7, 0.9),
     ),
 }

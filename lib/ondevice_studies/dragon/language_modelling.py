@@ -11,7 +11,7 @@ the text follows the end token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 
+from ondevice import corpus
 from ondevice.causal_lm.scoring import score
-from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE
+from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE, pick
+from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, document_weights, log_weight, target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ondevice.corpus.excerpts import Passage
-    from ondevice_studies.dragon.windows import Retrieved
 
 COUNTS = (2, 4, 6, 8, 10, 12, 14, 16)  # documents of both sides together
 CAPS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # bytes a distribution
@@ -38,9 +37,89 @@ TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # for BM25, whose scores 
 NONE, DRAGON, WHOLE, SEQUENCE = "no retrieval", "DRAGON", "DRAGON, uncut", "RAG-Sequence"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
 CLOUD_OUTPUT = "CRCG/Cloud, output"
-DEVICE_OUTPUT = "CRCG/Device, output"
-BEST_LAST, UNCUT, EQUAL = "DRCG, best last", "DRCG, uncut", "DRCG, equal compute"
+UNCUT, EQUAL = "DRCG, uncut", "DRCG, equal compute"
 PRINTED = (CLOUD, DEVICE, DRCG)  # the paper's baselines
+
+
+# What is scored: windows that roll over held-out texts, each with the passages found for it
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a text. text: of the query, which passages are looked up with. query, scored: ids, one after the
+    other. start: of the scored ones in the text's ids."""
+
+    name: str
+    start: int
+    text: str
+    query: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """A window with its K passages, best first: all of them, and the relevance of each, scores [K]."""
+
+    window: Window
+    passages: tuple[corpus.Passage, ...]
+    scores: Floats
+
+
+def windows(
+    documents: Iterable[corpus.Document],
+    tokenizer: PreTrainedTokenizerBase,
+    count: int | None = None,
+    *,
+    query: int = 32,
+    scored: int = 64,
+) -> list[Window]:
+    """The first `count` windows, or all, in an order set by a hash of the document's name and the place.
+
+    In each the first `query` ids are given and the next `scored` are predicted (section 6.1: the first 1/8 of 512 or
+    1,024 tokens is the query). A document's windows begin every `scored` tokens, so that none is scored twice; its
+    first `query` ids and what is left at its end are not scored.
+    Raises ValueError on lengths below 1, and where there are fewer windows than `count`.
+    """
+    if query < 1 or scored < 1:
+        raise ValueError(f"A window has at least one token of query and one that is scored, not {query} and {scored}.")
+    if count is not None and count < 1:
+        raise ValueError(f"At least one window is scored, not {count}.")
+    rolled = [window for document in documents for window in _rolled(document, tokenizer, query, scored)]
+    if not rolled or (count or 0) > len(rolled):
+        raise ValueError(f"The texts have {len(rolled)} windows of {query} + {scored} tokens, not {count or 1}.")
+    rolled.sort(
+        key=lambda window: (pick(f"{window.name} {window.start}", "dragon window", 2**62), window.name, window.start)
+    )
+    return rolled[:count]
+
+
+def retrieve(
+    windows: Sequence[Window], passages: Sequence[corpus.Passage], index: SparseIndex, count: int = 16
+) -> list[Retrieved]:
+    """The `count` passages of the index nearest to each window's query.
+
+    Raises ValueError where the index is not over these passages, or has fewer.
+    """
+    if index.size != len(passages):
+        raise ValueError(f"The index has {index.size} texts, but there are {len(passages)} passages.")
+    scores, indices = index.search([window.text for window in windows], count)
+    return [
+        Retrieved(window, tuple(passages[position] for position in row), np.asarray(relevance, float))
+        for window, row, relevance in zip(windows, indices, scores, strict=True)
+    ]
+
+
+def _rolled(document: corpus.Document, tokenizer: PreTrainedTokenizerBase, query: int, scored: int) -> list[Window]:
+    ids = list(tokenizer(document.text, add_special_tokens=False, verbose=False).input_ids)
+    rolled = []
+    for start in range(query, len(ids) - scored + 1, scored):
+        given = ids[start - query : start]
+        text = str(tokenizer.decode(given))
+        rolled.append(Window(document.name, start, text, tuple(given), tuple(ids[start : start + scored])))
+    return rolled
+
+
+# The distributions
 
 
 @dataclass(frozen=True)
@@ -93,7 +172,7 @@ def live(read: Read, count: int, temperature: float, cap: int = codec.CAP) -> fl
 def methods(
     model: PreTrainedModel,
     fronts: Fronts,
-    one: Retrieved,
+    retrieval: Retrieved,
     temperature: float,
     counts: Sequence[int] = COUNTS,
     caps: Sequence[int] = (codec.CAP,),
@@ -107,28 +186,26 @@ def methods(
     functions above, or an experiment's. With n documents:
 
     - `DRAGON`: the system that runs. `DRAGON, uncut`: all n distributions mixed, as they are.
-    - `CRCG/..., output`: those of one side's half. `RAG-Sequence`: the window's n likelihoods mixed.
+    - `CRCG/Cloud, output`: those of the cloud's half. `RAG-Sequence`: the window's n likelihoods mixed.
     - `CRCG/Cloud`, `CRCG/Device`, `DRCG`: the first half, the second, or all, in one context cut after BUDGET tokens.
-    - `DRCG, best last`: the same tokens of documents as `DRCG`, the best document next to the text.
     - `DRCG, uncut`: all n in one context, cut only where the model's context ends, best last.
     - `DRCG, equal compute`: as many tokens read as DRAGON reads, from all documents of the window, best last.
     """
-    read = read_window(model, fronts, one)
+    read = read_window(model, fronts, retrieval)
     yield NONE, 0, 0, -float(read.log_probs[0].sum()), int(read.size[0])
     for n in counts:
-        every, cloud, device = slice(n), slice(n // 2), slice(n // 2, n)
-        all_read, cloud_read, device_read = (int(read.size[1:][part].sum()) for part in (every, cloud, device))
+        every, cloud = slice(n), slice(n // 2)
+        all_read, cloud_read = (int(read.size[1:][part].sum()) for part in (every, cloud))
         for cap in caps if n == max(counts) else (codec.CAP,):
             yield DRAGON, n, cap, live(read, n, temperature, cap), int(read.size[0]) + all_read
         yield WHOLE, n, 0, token_wise(read, every, temperature), all_read
         yield CLOUD_OUTPUT, n, 0, token_wise(read, cloud, temperature), cloud_read
-        yield DEVICE_OUTPUT, n, 0, token_wise(read, device, temperature), device_read
         yield SEQUENCE, n, 0, sequence_wise(read, every, temperature), all_read
-        contexts = fronts.contexts(one, n, all_read)
-        prefixes = [[*front, *one.window.query] for front in contexts.values()]
-        found = score(model, prefixes, [one.window.scored] * len(prefixes))
-        for method, prefix, scored in zip(contexts, prefixes, found, strict=True):
-            yield method, n, 0, scored.loss, len(prefix) + len(one.window.scored)
+        contexts = fronts.contexts(retrieval, n, all_read)
+        prefixes = [[*front, *retrieval.window.query] for front in contexts.values()]
+        scores = score(model, prefixes, [retrieval.window.scored] * len(prefixes))
+        for method, prefix, scored in zip(contexts, prefixes, scores, strict=True):
+            yield method, n, 0, scored.loss, len(prefix) + len(retrieval.window.scored)
 
 
 # Contexts and forwards
@@ -141,16 +218,18 @@ class Fronts:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        known = tokenizer.get_vocab()
-        missing = [marker for marker in (END, PASSAGE, DOCUMENT) if marker not in known]
+        vocabulary = tokenizer.get_vocab()
+        missing = [marker for marker in (END, PASSAGE, DOCUMENT) if marker not in vocabulary]
         if missing:
             raise ValueError(f"Documents are shown as to the bundled models; this tokenizer has no {missing[0]}.")
         self.tokenizer = tokenizer
         self.context = int(model.config.max_position_embeddings)
-        self._end = known[END]
-        self._document = known[DOCUMENT]
+        self._end = vocabulary[END]
+        self._document = vocabulary[DOCUMENT]
 
-    def front(self, passages: Sequence[Passage], budget: int | None = None, *, best_last: bool = False) -> list[int]:
+    def front(
+        self, passages: Sequence[corpus.Passage], budget: int | None = None, *, best_last: bool = False
+    ) -> list[int]:
         """Ids before a window; of the passages' at most `budget`, those of the best ones."""
         if not passages:
             return [self._end]
@@ -163,44 +242,46 @@ class Fronts:
         shown = reversed(parts) if best_last else parts
         return [self._end, *(token for part in shown for token in part), self._document]
 
-    def contexts(self, one: Retrieved, n: int, read: int) -> dict[str, list[int]]:
+    def contexts(self, retrieval: Retrieved, n: int, read: int) -> dict[str, list[int]]:
         """The ids before the window of each method with one context. read: tokens that DRAGON reads of n documents."""
-        given = len(one.window.query) + len(one.window.scored) + len((self._end, self._document))
+        given = len(retrieval.window.query) + len(retrieval.window.scored) + len((self._end, self._document))
         room = self.context - given
-        every = one.passages[:n]
+        every = retrieval.passages[:n]
         least = min(BUDGET, room)
         return {
-            CLOUD: self.front(one.passages[: n // 2], least),
-            DEVICE: self.front(one.passages[n // 2 : n], least),
+            CLOUD: self.front(retrieval.passages[: n // 2], least),
+            DEVICE: self.front(retrieval.passages[n // 2 : n], least),
             DRCG: self.front(every, least),
-            BEST_LAST: self.front(every, least, best_last=True),
             UNCUT: self.front(every, room, best_last=True),
-            EQUAL: self.front(one.passages, min(room, read - given), best_last=True),
+            EQUAL: self.front(retrieval.passages, min(room, read - given), best_last=True),
         }
 
 
 @torch.inference_mode()
-def read_window(model: PreTrainedModel, fronts: Fronts, one: Retrieved) -> Read:
+def read_window(model: PreTrainedModel, fronts: Fronts, retrieval: Retrieved) -> Read:
     """A window without documents and after each of its documents, in one forward.
 
     Raises ValueError where a document and the window do not fit into the model's context.
     """
-    rows = [[*fronts.front(shown), *one.window.query] for shown in ([], *([passage] for passage in one.passages))]
-    scored = one.window.scored
+    rows = [
+        [*fronts.front(shown), *retrieval.window.query]
+        for shown in ([], *([passage] for passage in retrieval.passages))
+    ]
+    scored = retrieval.window.scored
     lengths = [len(row) for row in rows]
     n = len(scored)
     if max(lengths) + n > fronts.context:
         taken = max(lengths) + n
         raise ValueError(f"A document and a window take {taken} tokens, more than the context of {fronts.context}.")
     ids = torch.zeros(len(rows), max(lengths) + n, dtype=torch.long)
-    for place, row in enumerate(rows):  # padded on the right, where a causal model does not look
-        ids[place, : len(row) + n] = torch.tensor([*row, *scored])
+    for index, row in enumerate(rows):  # padded on the right, where a causal model does not look
+        ids[index, : len(row) + n] = torch.tensor([*row, *scored])
     first = min(lengths) - 1  # logits before it are of no use
     logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=ids.shape[1] - first).logits
-    chosen = [logits[place, size - 1 - first : size - 1 - first + n] for place, size in enumerate(lengths)]
-    found = torch.stack(chosen).float().log_softmax(-1).cpu()
-    log_probs = found[:, torch.arange(n), torch.tensor(scored)].double().numpy()
-    return Read(log_probs, found.exp().numpy(), np.array(scored), one.scores, np.array(lengths) + n)
+    chosen = [logits[index, size - 1 - first : size - 1 - first + n] for index, size in enumerate(lengths)]
+    all_log_probs = torch.stack(chosen).float().log_softmax(-1).cpu()
+    log_probs = all_log_probs[:, torch.arange(n), torch.tensor(scored)].double().numpy()
+    return Read(log_probs, all_log_probs.exp().numpy(), np.array(scored), retrieval.scores, np.array(lengths) + n)
 
 
 def normalised(p: np.ndarray) -> Floats:

@@ -5,8 +5,9 @@ At each token the acceptance of every rule is computed from the two distribution
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,17 @@ from ondevice_papers.dragon.aggregation import Floats, share, target
 from ondevice_papers.dragon.speculative_aggregation import acceptance, divergence, shared_acceptance
 from ondevice_programs.pair.decoder import Decoder
 from ondevice_programs.pair.node import Node
+from ondevice_programs.pair.terminal import FUNCTION_WORDS  # the paper does not say which words it counts
 
 RULES = ("greedy", "Algorithm 1", "remote first", "shared randomness")
 DRAGON, WHOLE, ON_DEVICE, ON_CLOUD, NONE = "DRAGON", "DRAGON, uncut", "device alone", "cloud alone", "no documents"
 METHODS = (DRAGON, WHOLE, ON_DEVICE, ON_CLOUD, NONE)
-# Words that stand in any text; what a claim of section 6 calls function words is not said in the paper.
-_PLAIN = """a an the of to in on at by for from with and or not no is are was were be been has have had do does this
-that these those it its as if then than which who what when where how but so can may will would should must"""
-FUNCTION_WORDS = frozenset(_PLAIN.split())
+USED = {ON_DEVICE: ("device",), ON_CLOUD: ("cloud",), NONE: ("device",)}  # sides, of the methods that have not both
 
 
 @dataclass(frozen=True)
 class Step:
-    """A position at which both sides have their next distributions.
+    """A position at which both sides, or one, have their next distributions.
 
     p: by side, [V] what drafts are drawn from. told: [V] what the other side takes for it. log_weight: log h. sizes:
     bytes. whole: [V] the side's own mixture. prior: [V] without documents.
@@ -45,48 +44,60 @@ class Step:
 def step(
     sides: Mapping[str, Decoder], cap: int | None = codec.CAP, filled: Callable[..., Floats] = codec.filled
 ) -> Step:
-    """What both sides tell each other at their next position. cap None: no codec. filled: of `codec`, or another."""
+    """What the sides tell each other at their next position. cap None: no codec. filled: of `codec`, or another."""
     whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
     weights = {name: decoder.log_weight for name, decoder in sides.items()}
-    prior = np.asarray(sides["device"].prior)
+    prior = np.asarray(sides["device" if "device" in sides else "cloud"].prior)
     if cap is None:
         return Step(whole, whole, weights, dict.fromkeys(sides, 0), whole, prior)
     coded = {name: codec.encode(p, cap, sides[name].prior) for name, p in whole.items()}
-    p = {name: codec.decode(one, len(prior)) for name, one in coded.items()}
-    told = {name: filled(one, prior) for name, one in coded.items()}
-    return Step(p, told, weights, {name: len(one) for name, one in coded.items()}, whole, prior)
+    p = {name: codec.decode(payload, len(prior)) for name, payload in coded.items()}
+    received = {name: filled(payload, prior) for name, payload in coded.items()}
+    return Step(p, received, weights, {name: len(payload) for name, payload in coded.items()}, whole, prior)
 
 
 def answer(
-    nodes: Mapping[str, Node], query: str, method: str = DRAGON, k: int = 2, limit: int = 40, *,
-    target: Callable[..., Floats] = target, acceptance: Callable[..., float] = acceptance,
+    nodes: Mapping[str, Node],
+    query: str,
+    method: str = DRAGON,
+    k: int = 2,
+    limit: int = 40,
+    *,
+    target: Callable[..., Floats] = target,
+    acceptance: Callable[..., float] = acceptance,
     filled: Callable[..., Floats] = codec.filled,
-) -> tuple[list[int], float, list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[list[int], float, list[dict[str, Any]]]:
     """A greedy answer of a method: (tokens, least margin of the likeliest token over the next, rows of its tokens).
 
     rows: of DRAGON, a token and side each, as of `accepted`. target, acceptance, filled: the functions of
     `aggregation`, `speculative_aggregation` and `codec`, or an experiment's.
     """
-    names = {ON_DEVICE: ("device",), ON_CLOUD: ("cloud",), NONE: ("device",)}.get(method, ("device", "cloud"))
-    sides = {name: nodes[name].decoder(query, k)[0] for name in names}
+    sides = {name: nodes[name].decoder(query, k)[0] for name in USED.get(method, nodes)}
     tokens, margin, rows = list[int](), 1.0, list[dict[str, Any]]()
-    while len(tokens) < limit and not any(decoder.ended for decoder in sides.values()):
-        if len(names) == 2:
-            now = step(sides, codec.CAP if method == DRAGON else None, filled)
-            p = target(now.told["device"], now.told["cloud"], now.log_weight["device"], now.log_weight["cloud"])
-        else:
-            (alone,) = sides.values()
-            p = np.exp(alone.next_distribution())
-            p = np.asarray(alone.prior) if method == NONE else p
-        token = int(p.argmax())
+    for now, p in islice(greedily(sides, method, target=target, filled=filled), limit):
+        tokens.append(int(p.argmax()))
         second, first = np.partition(p, -2)[-2:]
         margin = min(margin, float(first - second))
         if method == DRAGON:
-            rows += accepted(now, p, token, acceptance)
-        tokens.append(token)
-        for decoder in sides.values():
-            decoder.commit(token)
+            rows += accepted(now, p, tokens[-1], acceptance)
     return tokens, margin, rows
+
+
+def greedily(
+    sides: Mapping[str, Decoder], method: str, *, target: Callable[..., Floats] = target,
+    filled: Callable[..., Floats] = codec.filled,
+) -> Iterator[tuple[Step, Floats]]:  # fmt: skip
+    """A method's next step and distribution [V], whose likeliest token is committed, until the end token."""
+    while not any(decoder.ended for decoder in sides.values()):
+        now = step(sides, codec.CAP if method == DRAGON else None, filled)
+        if len(sides) == 2:
+            p = target(now.told["device"], now.told["cloud"], now.log_weight["device"], now.log_weight["cloud"])
+        else:
+            (p,) = now.whole.values()
+            p = now.prior if method == NONE else p
+        for decoder in sides.values():
+            decoder.commit(int(p.argmax()))
+        yield now, p
 
 
 def accepted(

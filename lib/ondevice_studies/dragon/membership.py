@@ -1,6 +1,6 @@
 """What a curious cloud learns of the device's documents, as an attack: which of N passages were in its context?
 
-The cloud keeps to the protocol, remembers what crossed (`privacy`) and has the same model. So it can compute what the
+The cloud keeps to the protocol, remembers what crossed and has the same model. So it can compute what the
 model says after each candidate passage alone, and compare that with what it has seen. Of each candidate:
 
 - The query alone, which crosses in every mode: its relevance to the query. This is the null.
@@ -94,8 +94,8 @@ def transcript(
         accepted.append(kept)
     p_device, p_cloud = np.array(mixtures, np.float32).swapaxes(0, 1)
     prior = np.array(list(priors.values()), np.float32)
-    places = tuple(device.documents.places(query, k)[0])
-    return Transcript(np.array(tokens), p_device, p_cloud, prior, np.array(accepted), places, seed)
+    indices = tuple(device.documents.places(query, k)[0])
+    return Transcript(np.array(tokens), p_device, p_cloud, prior, np.array(accepted), indices, seed)
 
 
 def _draft(begin: Begin, decoder: Decoder, draw: Choose) -> Draft:
@@ -121,7 +121,7 @@ def candidates(query: str, members: Sequence[str], pool: Sequence[str], count: i
     Random ones would be told from members by the query alone. Raises ValueError where there are too few.
     """
     nearest = _index(tuple(pool)).search([query], len(pool))[1][0]
-    texts = list(dict.fromkeys([*members, *(pool[place] for place in nearest)]))
+    texts = list(dict.fromkeys([*members, *(pool[index] for index in nearest)]))
     if not len(members) <= count <= len(texts):
         raise ValueError(
             f"{len(members)} members and their pool give from {len(members)} to {len(texts)} candidates, not {count}."
@@ -132,9 +132,9 @@ def candidates(query: str, members: Sequence[str], pool: Sequence[str], count: i
 def relevance(query: str, passages: Sequence[str]) -> Floats:
     """[N] the query's share that each passage covers: BM25 of an index of the passages, over its ceiling."""
     index = SparseIndex.build(passages)
-    scores, places = index.search([query], len(passages))
+    scores, indices = index.search([query], len(passages))
     shares = np.empty(len(passages))
-    shares[places[0]] = scores[0] / (index.ceiling(query) or 1.0)  # 0 of a query without words
+    shares[indices[0]] = scores[0] / (index.ceiling(query) or 1.0)  # 0 of a query without words
     return shares
 
 
@@ -157,8 +157,8 @@ def candidate_log_probs(
         raise ValueError(f"A prompt of {longest} tokens does not fit the model's context of {node.lm.context}.")
     for batch in by_length([len(row) for row in rows], min(_BATCH_TOKENS, _BATCH_LOGITS // node.lm.vocabulary)):
         ids = torch.zeros(len(batch), max(len(rows[index]) for index in batch), dtype=torch.long)
-        for place, index in enumerate(batch):  # padded on the right, where a causal model does not look
-            ids[place, : len(rows[index])] = torch.tensor(rows[index])
+        for row, index in enumerate(batch):  # padded on the right, where a causal model does not look
+            ids[row, : len(rows[index])] = torch.tensor(rows[index])
         starts = torch.tensor([len(prompts[index]) - 1 for index in batch])
         first = int(starts.min())  # logits before it are of no use
         logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=ids.shape[1] - first).logits
@@ -248,7 +248,7 @@ def attack(
     from_tokens, from_noise, from_distributions: the functions above, or an experiment's.
     Raises ValueError where one of the device's passages is not among the candidates.
     """
-    members = {device.documents.texts[place] for place in device.documents.places(query, k)[0]}
+    members = {device.documents.texts[index] for index in device.documents.places(query, k)[0]}
     if missing := members - set(candidates):
         raise ValueError(f"{len(missing)} of the device's {len(members)} passages are not among the candidates.")
     chosen = np.array([text in members for text in candidates])

@@ -10,7 +10,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,17 +22,18 @@ from ondevice.causal_lm import CausalLM
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay
 from ondevice_papers.dragon.kv_store import KVStore
+from ondevice_papers.dragon.messages import Mode
 from ondevice_programs.pair import library
-from ondevice_programs.pair.answer import Answer, Asked, request
-from ondevice_programs.pair.asking import Asking
+from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.device import Device
-from ondevice_programs.pair.node import TEMPLATE, Node
-from ondevice_studies.dragon import centralised, printed
+from ondevice_programs.pair.node import Node, template_of
+from ondevice_studies.dragon import printed
 from ondevice_studies.dragon.world import World
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
-TEXT, ROWS, ON_CLOUD, AS_MANY = "DRCG/Text", "DRCG/KV", "CRCG/Cloud", "CRCG/Device, as many documents"
-FETCHED = "documents fetched as text"  # and no answer
+ON_CLOUD, AS_MANY = "CRCG/Cloud", "CRCG/Device, as many documents"
+TEXT, ROWS, FETCHED = "DRCG/Text", "DRCG/KV", "documents fetched as text"  # of the record; they are not run any more
+MODES: dict[str, Mode] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "cloud-only"}
 BASE = 0.002  # seconds of the paper's network without added delay (section 7.2)
 BASE_JITTER = 0.006  # seconds on top of it at most
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
@@ -56,38 +56,19 @@ PAPER_PACES = Paces(*printed.alone()[:2])
 PAPER_FIRST = Paces(*printed.alone())
 
 
-def alone(device: Device, query: str, asked: Asked = GREEDY) -> Answer:
+def alone(device: Device, query: str, options: Asked = GREEDY) -> Answer:
     """CRCG on the device: it by itself, at its pace."""
     with Device(device.node, pace=device.pace, prefill=device.prefill) as single:
-        return single.answer(query, asked)
+        return single.answer(query, options)
 
 
-def method(name: str, asked: Asked = GREEDY) -> Method:
+def method(name: str, options: Asked = GREEDY) -> Method:
     """How a method answers. All are greedy; all documents of both sides are used, but by CRCG."""
-    modes: dict[str, Any] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "cloud-only"}
-    if name == TEXT:
-        return lambda device, query: centralised.fetched_texts(device, query, asked)
-    if name == ROWS:
-        return lambda device, query: centralised.fetched_rows(device, query, asked)
-    if name == FETCHED:
-        return lambda device, query: device.run(_fetched(device, query, asked))
-    if name == CRCG:
-        return lambda device, query: alone(device, query, asked)
-    if name == AS_MANY:
-        return lambda device, query: alone(device, query, replace(asked, k=2 * asked.k))
-    how = replace(asked, mode=modes.get(name, asked.mode))
+    if name in (CRCG, AS_MANY):
+        how = replace(options, k=options.k if name == CRCG else 2 * options.k)
+        return lambda device, query: alone(device, query, how)
+    how = replace(options, mode=MODES.get(name, options.mode))
     return lambda device, query: device.answer(query, how)
-
-
-async def _fetched(device: Device, query: str, asked: Asked) -> Answer:
-    """The cloud's documents as text; the time when they are here stands for a first token."""
-    asking = Asking(device, request(query, asked))
-    try:
-        await centralised.fetched(asking, "text")
-        asking.answer.times.append(time.perf_counter() - asking.began)
-    finally:
-        asking.close()
-    return asking.answer
 
 
 def added(delay: float) -> tuple[Link, Link]:
@@ -155,8 +136,7 @@ def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
         sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends",
         "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"),
         "--index", str(folder / "index"), "--pace-ms", str(1000 * paces.cloud),
-        "--prefill-ms", str(1000 * paces.cloud_prefill),
-        "--gives-documents",
+        "--prefill-ms", str(1000 * paces.cloud_prefill), "--reranker", "none",
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
@@ -189,7 +169,7 @@ def _this_side(model: str, folder: Path) -> Iterator[Node]:
         loaded = models.load(model)
         models.require_trained(loaded.model, "answering")
         lm = CausalLM(loaded.model)
-        store = KVStore(folder / "device", lm, loaded.tokenizer, TEMPLATE.text)
+        store = KVStore(folder / "device", lm, loaded.tokenizer, template_of(loaded.tokenizer).text)
         texts = library.documents(str(folder / "device.jsonl"), private=True)
         yield Node(lm, loaded.tokenizer, texts, store=store, name=model)
     finally:
@@ -202,8 +182,8 @@ def _cores() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
-def _pin(process: int, which: int) -> None:
+def _pin(process: int, core: int) -> None:
     """Keep a process to one core, where there is one for each."""
     cores = sorted(_cores() or ())
-    if len(cores) > which and len(cores) > 1:
-        os.sched_setaffinity(process, {cores[which]})
+    if len(cores) > core and len(cores) > 1:
+        os.sched_setaffinity(process, {cores[core]})

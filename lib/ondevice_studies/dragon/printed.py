@@ -86,8 +86,8 @@ def paces(run: str) -> Recording:
     device = online.loc[online["run_id"] == run, "device_decode_ms_while_serving"]
     cloud = offline[(offline["run_id"] == run) & (offline["side"] == "cloud")]
     if device.empty or cloud.empty:
-        known = sorted(set(online["run_id"]) & set(offline.loc[offline["side"] == "cloud", "run_id"]))
-        raise ValueError(f"There are no recorded paces of run {run!r}; there are of {', '.join(known)}.")
+        runs = sorted(set(online["run_id"]) & set(offline.loc[offline["side"] == "cloud", "run_id"]))
+        raise ValueError(f"There are no recorded paces of run {run!r}; there are of {', '.join(runs)}.")
     return Recording(1e-3 * device.to_numpy(), 1e-3 * float(np.average(cloud["mean_ms"], weights=cloud["steps"])))
 
 

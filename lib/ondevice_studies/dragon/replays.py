@@ -130,14 +130,14 @@ def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str,
 
     The first `count` answers of at least so many tokens, in the order of `World.questions`.
     """
-    found: dict[str, list[Bools]] = {}
+    by_holder: dict[str, list[Bools]] = {}
     for holder, rows in tokens.groupby("holder", sort=False):
         wide = rows.pivot(index=["question", "position"], columns="side", values="greedy")
         parts = dict(list(wide.groupby("question")))
         flags = [parts[name][["device", "cloud"]].to_numpy() for name in sorted(map(str, parts), key=placed)]
-        long = [one for one in flags if len(one) >= least][:count]
-        found[str(holder)] = [replayed(one[:, 0], one[:, 1], TOKENS) for one in long]
-    return found
+        long = [decisions for decisions in flags if len(decisions) >= least][:count]
+        by_holder[str(holder)] = [replayed(decisions[:, 0], decisions[:, 1], TOKENS) for decisions in long]
+    return by_holder
 
 
 def totals(
@@ -160,7 +160,7 @@ def totals(
             run = simulate(world, side, schedulers(round_trip(delay), number) if schedulers else None, number, rules)
             on_device = float((run.side == DEVICE).mean())
             rows.append(dict(strategy=name, delay_ms=delay, total_s=run.total, moves=run.moves, on_device=on_device))
-        best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda found: found.total)
+        best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda plan: plan.total)
         rows.append(dict(strategy=ORACLE, delay_ms=delay, total_s=best.total, moves=len(best.moves), on_device=np.nan))
     return rows
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice.network.link import PERFECT, Line, Link
-from ondevice_papers.dragon.scheduler import Scheduler, Stay
+from ondevice_papers.dragon.scheduler import Scheduler
 from ondevice_papers.dragon.side import Action, Decide, Decode, Draft, Emit, Message, Rules, Send, Side, Switch, Target
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Pace = float | Sequence[float] | Floats | Callable[[int], float]
+Pace = float | Sequence[float] | Floats
 
 DEVICE = 0
 CLOUD = 1
@@ -38,20 +38,17 @@ def independent(n: int, device: float, cloud: float, seed: int = 0) -> Bools:
     return _draw(np.tile([device, cloud], (n, 1)), seed)
 
 
-def regimes(
-    n: int, rates: Sequence[tuple[float, float]], length: float, seed: int = 0, *, fixed: bool = False
-) -> Bools:
+def regimes(n: int, rates: Sequence[tuple[float, float]], length: float, seed: int = 0) -> Bools:
     """The rates (device, cloud) hold for a time, then the next ones do, in turn.
 
-    length: tokens of a regime, in the mean of a geometric distribution, or exactly if `fixed`.
+    length: tokens of a regime, in the mean of a geometric distribution.
     Raises ValueError on no rates, rates outside [0, 1], and a length below 1.
     """
     if not rates or not length >= 1:
         raise ValueError(f"Regimes have rates and last at least one token, not {len(rates)} rates for {length}.")
     random = np.random.default_rng(seed)
-    lengths = np.full(n, round(length)) if fixed else random.geometric(1 / length, n)
-    which = np.repeat(np.arange(n), lengths)[:n] % len(rates)
-    return _draw(np.asarray(rates, float)[which], seed + 1)
+    regime = np.repeat(np.arange(n), random.geometric(1 / length, n))[:n] % len(rates)
+    return _draw(np.asarray(rates, float)[regime], seed + 1)
 
 
 def replayed(device: ArrayLike, cloud: ArrayLike, n: int | None = None) -> Bools:
@@ -77,7 +74,7 @@ class World:
     """All that a session meets.
 
     accepted: [n, 2] decisions about the device's and the cloud's drafts. device, cloud: seconds to decode a position:
-    a number, [n] or a function of the position. up, down: the links from and to the device. lookahead: as of `Side`;
+    a number or [n]. up, down: the links from and to the device. lookahead: as of `Side`;
     1 is DRDG/TW. A decode that became void stops at once.
     Raises ValueError on other shapes, and on paces that are negative or not finite.
     """
@@ -101,7 +98,7 @@ class World:
 
     def _pace(self, name: str, pace: Pace) -> list[float]:
         n = len(self.accepted)
-        seconds = np.asarray([pace(i) for i in range(n)] if callable(pace) else pace, float)
+        seconds = np.asarray(pace, float)
         seconds = np.full(n, seconds) if seconds.ndim == 0 else seconds
         if seconds.shape != (n,) or not (np.isfinite(seconds) & (seconds >= 0)).all():
             raise ValueError(f"The {name} has one pace, or {n}, all finite and not negative.")
@@ -131,11 +128,6 @@ class Run:
         """Until the device has the last token."""
         return float(self.seen[-1])
 
-    @property
-    def per_token(self) -> float:
-        """Total over n."""
-        return self.total / len(self.seen)
-
 
 def simulate(
     world: World,
@@ -147,12 +139,12 @@ def simulate(
     """Run one session.
 
     aggregator: the side that aggregates first. schedulers: the device's and the cloud's, new ones for each session;
-    None: it stays. seed: of jitter and losses. rules: of both sides, as of
+    None: it stays. seed: of jitter. rules: of both sides, as of
     `Side`. Raises ValueError on an aggregator that is no side.
     """
     if aggregator not in (DEVICE, CLOUD):
         raise ValueError(f"The aggregator starts on side 0 (device) or 1 (cloud), not {aggregator}.")
-    return _Simulation(world, aggregator, schedulers or (Stay(), Stay()), seed, rules).run()
+    return _Simulation(world, aggregator, schedulers or (Scheduler(), Scheduler()), seed, rules).run()
 
 
 class _Simulation:
@@ -197,11 +189,17 @@ class _Simulation:
             self._act(now, side, actions)
         if not all(side.done for side in sides):
             raise RuntimeError(f"Both sides wait for each other after {[len(side.tokens) for side in sides]} tokens.")
-        times, places = zip(*self.decided, strict=True)
+        times, deciders = zip(*self.decided, strict=True)
         return Run(
-            np.array(self.seen), np.array(times), np.array(places), sides[DEVICE].tokens, (self.drafted[0],
-            self.drafted[1]), (self.sent[0], self.sent[1]), self.moves, (self.ahead[0], self.ahead[1]),
-        )  # fmt: skip
+            np.array(self.seen),
+            np.array(times),
+            np.array(deciders),
+            sides[DEVICE].tokens,
+            (self.drafted[0], self.drafted[1]),
+            (self.sent[0], self.sent[1]),
+            self.moves,
+            (self.ahead[0], self.ahead[1]),
+        )
 
     def _act(self, now: float, side: int, actions: list[Action]) -> None:
         for action in actions:
@@ -266,7 +264,7 @@ class State(NamedTuple):
 def oracle(world: World, aggregator: int = DEVICE) -> Oracle:
     """The least total of all schedules, knowing all decisions, paces and delays beforehand.
 
-    No bound on lookahead, no jitter or loss, links of infinite bandwidth, decodes that stop at once: each of these only
+    No bound on lookahead, no jitter, links of infinite bandwidth, decodes that stop at once: each of these only
     helps, so the total is a lower bound for every scheduler in the world as it is, and exact in a world without them
     (`Scripted` reaches it). All times grow with the times before, so of two states with the aggregator on the same
     side, one that is later in everything is dropped; what is left is exact, not a heuristic. Links must keep the order

@@ -50,27 +50,27 @@ def temperature(losses: pd.DataFrame, model: str) -> float:
     return float(nats.index[int(nats.argmin())])
 
 
-def relevance(found: pd.DataFrame, forms: Mapping[str, Any]) -> pd.DataFrame:
+def relevance(recorded: pd.DataFrame, forms: Mapping[str, Any]) -> pd.DataFrame:
     """Nats a token of the answers by what stands for relevance: loss and the device's share, by holder and in all.
 
-    found: the record `relevance`. forms: by name, a function of scores and ceilings [D] to log-weights before the
+    recorded: the record `relevance`. forms: by name, a function of scores and ceilings [D] to log-weights before the
     softmax. Both sides' documents are mixed by Eq. 2.
     """
-    _require_validation(found)
+    _require_validation(recorded)
     rows = []
     for name, form in forms.items():
-        for _, one in found.groupby("question", sort=False):
-            logs = np.array([text.split() for text in one["log_probs"]], float)
-            weights = form(one["score"].to_numpy(), one["ceiling"].to_numpy())
+        for _, group in recorded.groupby("question", sort=False):
+            logs = np.array([text.split() for text in group["log_probs"]], float)
+            weights = form(group["score"].to_numpy(), group["ceiling"].to_numpy())
             weights = np.exp(weights - weights.max()) / np.exp(weights - weights.max()).sum()
             nats = -np.log(weights @ np.exp(logs)).mean()
-            rows.append((name, one["holder"].iloc[0], nats, weights[(one["side"] == "device").to_numpy()].sum()))
+            rows.append((name, group["holder"].iloc[0], nats, weights[(group["side"] == "device").to_numpy()].sum()))
     table = pd.DataFrame(rows, columns=["form", "holder", "loss", "share"])
     wide = table.pivot_table(index="form", columns="holder", values=["loss", "share"], sort=False)[["loss", "share"]]
     wide = wide.reindex(columns=[(value, holder) for value in ("loss", "share") for holder in HOLDERS])
     losses: pd.DataFrame = wide["loss"]  # type: ignore[assignment]
     wide.insert(0, ("loss", "all"), losses.mean(axis=1))
-    return derived(wide, found)
+    return derived(wide, recorded)
 
 
 def _require_validation(table: pd.DataFrame) -> None:
@@ -82,16 +82,16 @@ def _require_validation(table: pd.DataFrame) -> None:
 # Figure 6
 
 
-def perplexities(windows: pd.DataFrame, found: pd.DataFrame, seed: int = 0) -> Resampled:
+def perplexities(windows: pd.DataFrame, passages: pd.DataFrame, seed: int = 0) -> Resampled:
     """Perplexity of names like `DRCG 16`; tasks are the models. `DRAGON 16 at 64` is with 64 bytes per distribution.
 
-    A draw takes documents with all windows of each, the same ones for both models. windows, found: the records; DRAGON
-    without a cap is with the system's.
+    A draw takes documents with all windows of each, the same ones for both models. windows, passages: the
+    records `windows` and `found`; DRAGON without a cap is with the system's.
     """
     names = windows["method"] + " " + windows["documents"].astype(str)
     other = (windows["method"] == DRAGON) & (windows["cap"] != codec.CAP)
     names = names.where(~other, names + " at " + windows["cap"].astype(str))
-    documents = windows["window"].map(found[found["split"] == "test"].groupby("window")["name"].first())
+    documents = windows["window"].map(passages[passages["split"] == "test"].groupby("window")["name"].first())
     table = windows.assign(task="", request=documents, method=windows["model"] + " " + names)
     sums = table.groupby(["task", "request", "method"], sort=False, as_index=False)[["nats", "tokens"]].sum()
     nats, tokens = (resample(derived(sums, windows), column, seed, drawn="documents") for column in ("nats", "tokens"))
@@ -111,9 +111,9 @@ def curves(table: Resampled) -> pd.DataFrame:
     for name in table.names:
         method, _, documents = name.rpartition(" ")
         ours = f"{DRAGON} {documents}"
-        for place, model in enumerate(table.tasks if " at " not in name else ()):
-            own = table[name][:, place]
-            against = table[ours][:, place] if ours in table.names else np.zeros_like(own)
+        for index, model in enumerate(table.tasks if " at " not in name else ()):
+            own = table[name][:, index]
+            against = table[ours][:, index] if ours in table.names else np.zeros_like(own)
             difference = table.estimate(own - against)
             base = float(against[0])
             curve = (number + base for number in (difference.value, *difference.interval))
@@ -132,7 +132,7 @@ def latencies(rows: pd.DataFrame) -> pd.DataFrame:
     out, which with short answers flatters what waits before it; and sequence-wise all tokens come at once.)
     """
     times = [np.array(str(text).split(), float) for text in rows["times"]]
-    last, first = (np.array([one[place] for one in times]) for place in (-1, 0))
+    last, first = (np.array([series[position] for series in times]) for position in (-1, 0))
     table = rows.assign(
         task=rows["holder"],
         request=rows["question"],
@@ -147,8 +147,8 @@ def latencies(rows: pd.DataFrame) -> pd.DataFrame:
 
 def per_token(table: pd.DataFrame, pace: str, column: str = "total_ms", seed: int = 0) -> Resampled:
     """Milliseconds a token of names like `DRAGON 300`, by holder. table: of `latencies`."""
-    mine = _at(table, pace)
-    return resample(mine, column, seed, drawn="questions").over(resample(mine, "steps", seed))
+    answers = _at(table, pace)
+    return resample(answers, column, seed, drawn="questions").over(resample(answers, "steps", seed))
 
 
 def first_token(table: pd.DataFrame, pace: str, seed: int = 0) -> Resampled:
@@ -169,7 +169,7 @@ def decisions(row: Any) -> NDArray[np.bool_]:
 
 def costs(rows: pd.DataFrame, delay: float) -> Costs:
     """What a draft cost in the median, seconds, after the first one, and the links in the mean. delay: seconds."""
-    paces = {side: np.median([float(one) for text in rows[side] for one in str(text).split()[1:]]) for side in ACCEPTED}
+    paces = {side: np.median([float(ms) for text in rows[side] for ms in str(text).split()[1:]]) for side in ACCEPTED}
     up = pair.BASE + pair.BASE_JITTER / 2
     return Costs(float(paces["device"]) / 1000, float(paces["cloud"]) / 1000, up, up + delay)
 
@@ -180,10 +180,10 @@ def against_eq_7(table: pd.DataFrame, pace: str) -> pd.DataFrame:
     Of the time between tokens, as Eq. 7 is. Token-wise takes as long as if every draft were rejected.
     """
     sample = per_token(table, pace, "between_ms")
-    mine = table[table["pace"] == pace]
+    answers = table[table["pace"] == pace]
     rows = []
     for task in (*HOLDERS, MIX):
-        here = mine if task == MIX else mine[mine["holder"] == task]
+        here = answers if task == MIX else answers[answers["holder"] == task]
         for delay in sorted(set(here["delay_ms"])):
             ours = here[here["method"] == f"{DRAGON} {delay}"]
             rate = float(np.concatenate([decisions(row)[:-1, 1] for row in ours.itertuples()]).mean())
@@ -203,9 +203,9 @@ def waits(table: pd.DataFrame, pace: str, delay: int) -> pd.DataFrame:
 
     formula: with φ, of the same decisions at the median costs; tokens: how many waited so.
     """
-    mine = table[(table["pace"] == pace) & (table["method"] == f"{DRAGON} {delay}")]
+    answers = table[(table["pace"] == pace) & (table["method"] == f"{DRAGON} {delay}")]
     rows = []
-    for holder, here in mine.groupby("holder", sort=False):
+    for holder, here in answers.groupby("holder", sort=False):
         cost = costs(here, delay / 1000)
         for row in here.itertuples():
             flags = decisions(row)
@@ -213,12 +213,12 @@ def waits(table: pd.DataFrame, pace: str, delay: int) -> pd.DataFrame:
                 continue
             measured = np.diff(np.array(str(row.times).split(), float))
             formula = 1000 * np.diff(aggregation_times(cost, *flags.T.tolist()))[: len(measured)]
-            for (local, remote), real, said in zip(flags, measured, formula, strict=False):
-                rows.append((holder, _outcome(local), _outcome(remote), real, said))
+            for (local, remote), real, predicted in zip(flags, measured, formula, strict=False):
+                rows.append((holder, _outcome(local), _outcome(remote), real, predicted))
     waited = pd.DataFrame(rows, columns=["holder", "local", "remote", "measured_ms", "formula_ms"])
     grouped = waited.groupby(["local", "remote", "holder"])
-    found = grouped[["measured_ms", "formula_ms"]].mean().join(grouped.size().rename("tokens")).reset_index()
-    return derived(found, table, "analytic")
+    means = grouped[["measured_ms", "formula_ms"]].mean().join(grouped.size().rename("tokens")).reset_index()
+    return derived(means, table, "analytic")
 
 
 def _outcome(accepted: bool) -> str:
@@ -246,8 +246,8 @@ def simulated(row: Any, lookahead: int, seeds: int = 3, rules: Rules | None = No
 
 def shares(table: pd.DataFrame, column: str, name: str, by: str = "holder", unit: str = "question") -> Resampled:
     """Means of a column by method (column `name`), task (`by`) and unit."""
-    mine = table.assign(task=table[by], request=table[unit], method=table[name], value=table[column].astype(float))
-    return resample(derived(mine, table), "value", drawn=f"{unit}s")
+    rows = table.assign(task=table[by], request=table[unit], method=table[name], value=table[column].astype(float))
+    return resample(derived(rows, table), "value", drawn=f"{unit}s")
 
 
 def acceptance(tokens: pd.DataFrame) -> Resampled:
@@ -273,5 +273,5 @@ def by_word(
 def schedules(table: pd.DataFrame, column: str = "total_s", seed: int = 0) -> Resampled:
     """Seconds of names like `DRAGON 100`, by setting; requests are sequences. table: the record `schedules`."""
     names = table["strategy"] + " " + table["delay_ms"].astype(int).astype(str)
-    mine = born(table.assign(task=table["setting"], request=table["sequence"], method=names), "replayed")
-    return resample(mine, column, seed, drawn="sequences")
+    rows = born(table.assign(task=table["setting"], request=table["sequence"], method=names), "replayed")
+    return resample(rows, column, seed, drawn="sequences")

@@ -9,9 +9,9 @@ holder, or the whole mix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ from ondevice_studies.dragon.language_modelling import (
     PRINTED,
     SEQUENCE,
 )
-from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, FETCHED, ROWS, SW, TEXT, TW
+from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, FETCHED, ROWS, TEXT
 from ondevice_studies.dragon.study import MIX, Draws, part
 
 _LEAST = 0.01  # of perplexity, that a baseline is taken to gain where it gains less, or nothing, in a draw
@@ -64,14 +64,9 @@ def gain_at_most_documents(perplexity: Resampled, ours: str = language_modelling
     return perplexity.estimate(_gain(perplexity, ours, _best(perplexity)[-1]).max(axis=1))
 
 
-def larger_models_gain(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
-    """Over the best baseline with any number of documents."""
-    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, 0])
-
-
-def smaller_models_gain(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
-    """Over the best baseline with any number of documents."""
-    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, -1])
+def gain_at_any_count(perplexity: Resampled, model: int, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Over the best baseline with any number of documents. model: 0 is the larger, -1 the smaller one."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, model])
 
 
 def share_not_worse(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
@@ -122,14 +117,9 @@ def variant_over_ours(perplexity: Resampled, variant: str = SEQUENCE) -> Estimat
 # Figure 7
 
 
-def saved_over_sequence_wise(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Percent of sequence-wise DRDG's time per token at 300 ms."""
-    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{SW} 300", task)))
-
-
-def saved_over_token_wise(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Percent of token-wise DRDG's time per token at 300 ms."""
-    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{TW} 300", task)))
+def saved(imposed: Resampled, baseline: str, ours: str = DRAGON, task: str = MIX) -> Estimate:
+    """Percent of a baseline's time per token at 300 ms."""
+    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{baseline} 300", task)))
 
 
 def growth_with_delay(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
@@ -137,17 +127,12 @@ def growth_with_delay(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -
     return imposed.estimate(part(imposed, f"{ours} 300", task) / part(imposed, f"{ours} 0", task))
 
 
-def drdg_growth_with_delay(imposed: Resampled, task: str = MIX, methods: Sequence[str] = (TW, SW)) -> Value:
-    """Each method's time per token at 300 ms over that at 0 ms, by default DRDG's: (token-wise, sequence-wise)."""
-    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in methods]
-    return tuple(imposed.estimate(last / first) for first, last in ends)
-
-
-def drdg_slowed_by_delay(imposed: Resampled, task: str = MIX, methods: Sequence[str] = (SW, TW)) -> Value:
-    """Milliseconds that a method's time per token grows from 0 to 300 ms, by default DRDG's: (sequence-wise,
-    token-wise)."""
-    ends = [(part(imposed, f"{method} 0", task), part(imposed, f"{method} 300", task)) for method in methods]
-    return tuple(imposed.estimate(last - first) for first, last in ends)
+def grown_with_delay(
+    imposed: Resampled, methods: Sequence[str], change: Callable[[Draws, Draws], Draws], task: str = MIX
+) -> Value:
+    """How each method's time per token, ms, changes from 0 to 300 ms. change: of the second and the first one."""
+    ends = [(part(imposed, f"{method} 300", task), part(imposed, f"{method} 0", task)) for method in methods]
+    return tuple(imposed.estimate(change(last, first)) for last, first in ends)
 
 
 def above_the_device(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
@@ -194,12 +179,7 @@ def opt_bytes_over_qwens(heads_that_share: int = 6) -> Estimate:
     return exact(printed.kv_megabytes(printed.OPT) / qwen, "analytic")
 
 
-def opt_megabytes(model: str = printed.OPT) -> Estimate:
-    """Keys and values of two documents of 64 tokens, float32."""
-    return exact(printed.kv_megabytes(model), "analytic")
-
-
-def qwen_megabytes(model: str = printed.QWEN) -> Estimate:
+def kv_megabytes(model: str) -> Estimate:
     """Keys and values of two documents of 64 tokens, float32."""
     return exact(printed.kv_megabytes(model), "analytic")
 
@@ -356,25 +336,21 @@ def faster_sides_gain(difference: Callable[..., float] = latency_difference) -> 
 
     difference: Eq. 8's, or an experiment's.
     """
-    gains = [
-        sign * difference(_costs(pace), first, second)
-        for sign, paces in ((1, _SLOWER), (-1, _FASTER))
-        for pace in paces
-        for first in _RATES
-        for second in _RATES
-    ]
+    signs = [(1, pace) for pace in _SLOWER] + [(-1, pace) for pace in _FASTER]
+    grid = product(signs, _RATES, _RATES)
+    gains = [sign * difference(_costs(pace), first, second) for (sign, pace), first, second in grid]
     return exact(max(gains), "analytic")
+
+
+def _rises(function: Callable[..., float], pairs: Iterable[Sequence[tuple]]) -> Estimate:
+    """Share of pairs of arguments of which the second gives more."""
+    return exact(float(np.mean([function(*high) > function(*low) + 1e-12 for low, high in pairs])), "analytic")
 
 
 def acceptance_moves_away(difference: Callable[..., float] = latency_difference) -> Estimate:
     """Share on which more acceptance of a side's drafts makes its own aggregation (Z^l of Delta Z) worse."""
-    rising = [
-        difference(_costs(pace), high, remote) > difference(_costs(pace), low, remote) + 1e-12
-        for pace in _NEAR
-        for remote in _RATES
-        for low, high in pairwise(_RATES)
-    ]
-    return exact(float(np.mean(rising)), "analytic")
+    grid = product(_NEAR, _RATES, pairwise(_RATES))
+    return _rises(difference, [[(_costs(pace), rate, remote) for rate in rates] for pace, remote, rates in grid])
 
 
 def largest_speedup(speedup: Callable[..., float] = speedup) -> Value:
@@ -394,48 +370,22 @@ def speedup_of_the_slower(speedup: Callable[..., float] = speedup) -> Estimate:
 
 def speedup_grows_with_the_trip(speedup: Callable[..., float] = speedup) -> Estimate:
     """Share on which it grows with the round trip, some drafts accepted and the paces less than it apart."""
-    rising = [
-        speedup(_costs(local, high), rate) > speedup(_costs(local, low), rate) + 1e-12
-        for local in _LOCAL
-        for rate in _RATES[1:]
-        for low, high in pairwise(_TRIPS)
-        if local - _PACE < high
-    ]
-    return exact(float(np.mean(rising)), "analytic")
+    grid = [point for point in product(_LOCAL, _RATES[1:], pairwise(_TRIPS)) if point[0] - _PACE < point[2][1]]
+    return _rises(speedup, [[(_costs(local, trip), rate) for trip in trips] for local, rate, trips in grid])
 
 
 def speedup_grows_with_acceptance(speedup: Callable[..., float] = speedup) -> Estimate:
     """Share on which it grows with the remote acceptance, the paces less than the round trip apart."""
-    rising = [
-        speedup(_costs(local, trip), high) > speedup(_costs(local, trip), low) + 1e-12
-        for local in _LOCAL
-        for trip in _TRIPS[1:]
-        for low, high in pairwise(_RATES)
-        if local - _PACE < trip
-    ]
-    return exact(float(np.mean(rising)), "analytic")
+    grid = [point for point in product(_LOCAL, _TRIPS[1:], pairwise(_RATES)) if point[0] - _PACE < point[1]]
+    return _rises(speedup, [[(_costs(local, trip), rate) for rate in rates] for local, trip, rates in grid])
 
 
 # Figure 4, and section 7.5
 
 
-def _steady(pipelines: pd.DataFrame, case: str) -> Estimate:
+def steady(pipelines: pd.DataFrame, case: str) -> Estimate:
     """Seconds of the case's last token, which is in the steady state. pipelines: tokens of `analysis.pipelines`."""
-    return _simulated(pipelines.groupby("case")["per_token_s"].last()[case])
-
-
-def _simulated(seconds: float) -> Estimate:
-    return exact(round(float(seconds), 9), "simulated")
-
-
-def steady_accepted(pipelines: pd.DataFrame, case: str = "all accepted") -> Estimate:
-    """Seconds per token where every draft is accepted."""
-    return _steady(pipelines, case)
-
-
-def steady_rejected(pipelines: pd.DataFrame, case: str = "all rejected") -> Estimate:
-    """Seconds per token where every draft is rejected."""
-    return _steady(pipelines, case)
+    return exact(round(float(pipelines.groupby("case")["per_token_s"].last()[case]), 9), "simulated")
 
 
 def worst_over_token_wise(latency: Callable[..., float] = latency_per_token, accepted: float = 0.0) -> Estimate:

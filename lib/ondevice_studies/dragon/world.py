@@ -41,11 +41,11 @@ class World:
         Raises ValueError where there are fewer.
         """
         tokenizer = corpus.tokenizer()
-        found = [one for one in self.questions if len(tokenizer(one.answer).input_ids) >= least]
-        columns = [[one for one in found if one.holder == holder][:each] for holder in HOLDERS]
+        eligible = [question for question in self.questions if len(tokenizer(question.answer).input_ids) >= least]
+        columns = [[question for question in eligible if question.holder == holder][:each] for holder in HOLDERS]
         if (fewest := min(map(len, columns))) < each:
             raise ValueError(f"A holder has {fewest} such questions, not {each}.")
-        return [one for row in zip(*columns, strict=True) for one in row]
+        return [question for row in zip(*columns, strict=True) for question in row]
 
 
 @lru_cache(2)
@@ -54,12 +54,12 @@ def world(split: str = "test") -> World:
     documents = corpus.documents(split)
     questions = list[Question]()
     sides = {"device": list[str](), "cloud": list[str]()}
-    asked = {task.name: task for task in tasks(documents, ["rag"])}
+    by_document = {task.name: task for task in tasks(documents, ["rag"])}
     for document in documents:
         name = document.name
         kept = ["\n".join(quotation(document))]
-        if name in asked:
-            task = asked[name]
+        if name in by_document:
+            task = by_document[name]
             holder = HOLDERS[pick(name, "dragon holder", len(HOLDERS))]
             questions.append(Question(name, task.turns[-1][0], task.answer, holder))
             kept += ["\n".join(passage) for passage in task.passages if passage[0] == name]
@@ -68,7 +68,7 @@ def world(split: str = "test") -> World:
         for side, texts in sides.items():
             if holder in (side, "both"):
                 texts += kept
-    questions.sort(key=lambda one: placed(one.name))
+    questions.sort(key=lambda question: placed(question.name))
     return World(tuple(questions), *(tuple(dict.fromkeys(texts)) for texts in sides.values()))
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice import commands
 from ondevice.meters import cached_bytes, evict, mark, sample, trim
+from ondevice.meters.limit import hard_limit, join
 from ondevice.precision import bfloat16_pays
 from ondevice_papers.grating.architectures import Architecture, Batch, Row
 from ondevice_papers.grating.engine import CHUNK, Engine, Pass
@@ -57,9 +61,9 @@ def architecture(folder: Path) -> Architecture:
     return Architecture(config, (0, 1) if config.architectures[0].endswith("ForCausalLM") else None)
 
 
-def rows(of: Architecture, documents: int, tokens: int, seed: int = 0) -> list[Row]:
+def rows(shape: Architecture, documents: int, tokens: int, seed: int = 0) -> list[Row]:
     """Random tokens, so that few embedding rows are asked for twice."""
-    drawn = np.random.default_rng(seed).integers(5, of.vocabulary, (documents, tokens))
+    drawn = np.random.default_rng(seed).integers(5, shape.vocabulary, (documents, tokens))
     return [Row(tuple(row), tokens) for row in drawn.tolist()]
 
 
@@ -90,46 +94,46 @@ def network(folder: Path, **options: Any) -> Any:
     """transformers' model, its weights a mapping of their files."""
     import transformers
 
-    made = getattr(transformers, architecture(folder).name)
-    return made.from_pretrained(str(folder), dtype="auto", **options).eval()
+    model_class = getattr(transformers, architecture(folder).name)
+    return model_class.from_pretrained(str(folder), dtype="auto", **options).eval()
 
 
 def offloaded(folder: Path) -> Any:
     """accelerate's offload: before a layer runs its weights are read from the files, after it they are dropped."""
     kept = tempfile.TemporaryDirectory(prefix="offload-")
-    places = {
+    device_map = {
         "model.embed_tokens": "cpu",
         "model.norm": "cpu",
         "model.rotary_emb": "cpu",
         "lm_head": "cpu",
         "model.layers": "disk",
     }
-    made = network(folder, device_map=places, offload_folder=kept.name)
-    made.offload_folder_of_this_run = kept  # removed with the model
-    return made
+    model = network(folder, device_map=device_map, offload_folder=kept.name)
+    model.offload_folder_of_this_run = kept  # removed with the model
+    return model
 
 
-def by_transformers(folder: Path, made: Any, batches: int | None = None) -> Score:
+def by_transformers(folder: Path, model: Any, batches: int | None = None) -> Score:
     """Batches of like lengths through its own forward, without what a reranker needs not: a cache, other logits.
 
     batches: how many of them, for memory: one takes what all do, as all rows of the table are read first.
     """
-    of = architecture(folder)
+    shape = architecture(folder)
 
     @torch.inference_mode()
     def score(given: Sequence[Row]) -> NDArray[np.float64]:
-        found = []
+        scores = []
         for row in given:  # the rows of the table that all batches touch
-            made.model.embed_tokens(torch.tensor(row.ids))
+            model.model.embed_tokens(torch.tensor(row.ids))
         for start in range(0, len(given) if batches is None else batches * BATCH, BATCH):
             batch = Batch(given[start : start + BATCH])
             ids = torch.zeros(batch.real.shape, dtype=torch.int64)
             ids[batch.real] = batch.ids
-            hidden = made.model(input_ids=ids, attention_mask=batch.real.long(), use_cache=False).last_hidden_state
-            answers = list(of.answers or ())
-            logits = of.pooled(batch, hidden).float() @ made.lm_head.weight[answers].float().T
-            found.append(logits[:, 0] - logits[:, 1])
-        return torch.cat(found).double().numpy()
+            hidden = model.model(input_ids=ids, attention_mask=batch.real.long(), use_cache=False).last_hidden_state
+            answers = list(shape.answers or ())
+            logits = shape.pooled(batch, hidden).float() @ model.lm_head.weight[answers].float().T
+            scores.append(logits[:, 0] - logits[:, 1])
+        return torch.cat(scores).double().numpy()
 
     return score
 
@@ -139,31 +143,31 @@ def scorer(
     folder: Path, method: str, runs: NDArray[np.int64] | None = None, batches: int | None = None
 ) -> Iterator[Score]:
     """A method with its weights loaded, as far as it loads them before it is asked."""
-    of = architecture(folder)
+    shape = architecture(folder)
     options: dict[str, Any] = {} if runs is None else {"select": driven(runs)}
     if method in (HF, BASELINE, OFFLOAD):
         yield by_transformers(folder, offloaded(folder) if method == OFFLOAD else network(folder), batches)
     elif method in (ONE_BATCH, CHUNKS, IN_MEMORY):
-        made = network(folder)
+        model = network(folder)
         if runs is not None:  # a pass that ends early reads not all of what a whole one does
-            for value in made.parameters():
+            for value in model.parameters():
                 value.detach().flatten()[::1024].sum()
-        yield Engine(of, InMemory(made), chunk=1 << 40 if method == ONE_BATCH else CHUNK, **options).score
+        yield Engine(shape, InMemory(model), chunk=1 << 40 if method == ONE_BATCH else CHUNK, **options).score
     else:
-        rows = of.vocabulary if method == WINDOW else None
-        weights = Streamed(folder, of.part_of, units=BY_PART if method == OURS else BY_LAYER, embedding_rows=rows)
+        rows = shape.vocabulary if method == WINDOW else None
+        weights = Streamed(folder, shape.part_of, units=BY_PART if method == OURS else BY_LAYER, embedding_rows=rows)
         with contextlib.closing(weights):
             if method == WINDOW:  # the whole table in memory, as without the cache
-                for ids in torch.arange(of.vocabulary).split(4096):
+                for ids in torch.arange(shape.vocabulary).split(4096):
                     weights.rows(ids)
-            yield Engine(of, weights, **options).score
+            yield Engine(shape, weights, **options).score
 
 
 def timed(score: Score, given: Sequence[Row]) -> tuple[float, Pass | None]:
     """Seconds, and what a pass of ours gave."""
     began = time.perf_counter()
-    found = score(given)
-    return time.perf_counter() - began, found if isinstance(found, Pass) else None
+    result = score(given)
+    return time.perf_counter() - began, result if isinstance(result, Pass) else None
 
 
 # Memory, in a process of its own
@@ -171,7 +175,10 @@ def timed(score: Score, given: Sequence[Row]) -> tuple[float, Pass | None]:
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure. first: end after so many layers of ours, or batches of transformers; 0 is a whole run."""
+    """What to measure. first: end after so many layers of ours, or batches of transformers; 0 is a whole run.
+
+    group: that limits the process from the moment when everything is imported; "" is none.
+    """
 
     folder: str
     method: str
@@ -179,6 +186,7 @@ class Job:
     tokens: int
     first: int = 0
     threads: int = 2
+    group: str = ""
 
 
 def memory(job: Job) -> dict[str, float]:
@@ -187,19 +195,51 @@ def memory(job: Job) -> dict[str, float]:
     Raises ValueError where memory cannot be measured; RuntimeError, with its last words, where the process fails.
     """
     files = sorted(Path(job.folder).glob("*.safetensors"))
-    environment = {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if job.method == OFFLOAD:
-        environment["MALLOC_MMAP_THRESHOLD_"] = str(MMAP)
     evict(files)
-    command = [sys.executable, "-m", "ondevice_studies.grating.full_size", "measure", json.dumps(asdict(job))]
-    found = sample(command, environment=environment)
+    sampled = sample(_command(job), environment=_environment(job))
     return {
-        "rss_mb": found.peak("resident") / MB,
-        "anon_mb": found.peak("anonymous", "shared") / MB,
-        "mean_mb": found.mean("resident") / MB,
+        "rss_mb": sampled.peak("resident") / MB,
+        "anon_mb": sampled.peak("anonymous", "shared") / MB,
+        "mean_mb": sampled.mean("resident") / MB,
         "cached_mb": cached_bytes(files) / MB,
-        "seconds": found.result,
+        "seconds": sampled.result,
     }
+
+
+def limited(job: Job, megabytes: int, patience: float = 600.0) -> dict[str, Any]:
+    """Seconds of a run that may have so many MB over the imports, the page cache of its weights counted; how it ended.
+
+    ended: "done", "killed" by the kernel, or "too long", after `patience` seconds; seconds are NaN but for the first.
+    Raises OSError where no limit can be set, RuntimeError, with its last words, where the process fails.
+    """
+    evict(sorted(Path(job.folder).glob("*.safetensors")))
+    with hard_limit(megabytes * MB) as group:
+        command = _command(replace(job, group=str(group)))
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=patience,
+                env=os.environ | _environment(job),
+            )
+        except subprocess.TimeoutExpired:
+            return {"ended": "too long", "seconds": np.nan}
+    if done.returncode == -signal.SIGKILL:
+        return {"ended": "killed", "seconds": np.nan}
+    if done.returncode:
+        raise RuntimeError(f"{job.method} in {megabytes} MB failed: {done.stderr.strip().splitlines()[-1:]}")
+    return {"ended": "done", "seconds": float(done.stdout.split()[-1])}
+
+
+def _command(job: Job) -> list[str]:
+    return [sys.executable, "-m", "ondevice_studies.grating.full_size", "measure", json.dumps(asdict(job))]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    environment = {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return environment | ({"MALLOC_MMAP_THRESHOLD_": str(MMAP)} if job.method == OFFLOAD else {})
 
 
 def _measure(job: Job) -> None:
@@ -212,6 +252,8 @@ def _measure(job: Job) -> None:
         torch.ones(8, 64, dtype=dtype) @ torch.ones(64, 64, dtype=dtype)
     trim()
     mark("baseline")
+    if job.group:
+        join(Path(job.group))
     runs = np.full(job.documents, job.first) if job.first else None
     with scorer(folder, job.method, runs, job.first or None) as score:
         seconds, _ = timed(score, given)

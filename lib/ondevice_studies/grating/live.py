@@ -1,31 +1,30 @@
-"""Recorded pools ranked again by the engine, on weights streamed from disk: what a recording is checked with."""
+"""Pools ranked live by the engine, on weights streamed from disk, and the tables behind the figures of Part I."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
-from ondevice.evidence import born
-from ondevice.models import quiet
+from ondevice.evidence import born, derived, mean
 from ondevice.retrieval.texts import digest
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
 from ondevice_papers.grating.hidden_states import Resident
+from ondevice_papers.grating.pools import Pool
 from ondevice_papers.grating.pruning import Rule, select
 from ondevice_papers.grating.reading import TextPair, encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_papers.grating.window import Window
-from ondevice_programs.reranker import Reranker, loading
+from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import prepare
-from ondevice_studies.grating.full_size import BATCH, HF, OURS
-from ondevice_studies.grating.questions import QUESTIONS, pools
+from ondevice_studies.grating.questions import pools
 
 
 @contextlib.contextmanager
@@ -39,10 +38,64 @@ def opened(
 ) -> Any:
     """(engine, tokenizer) of a reranker with an own head."""
     folder = prepare(name)
-    of = Architecture(loading.configuration(name, folder))
-    with contextlib.closing(Streamed(folder, of.part_of, units=of.units, window=window, cache=cache)) as weights:
-        made = Engine(of, weights, states=states, run_layer=run_layer, select=select)
-        yield made, loading.tokenizer(name, folder)
+    architecture = Architecture(loading.configuration(name, folder))
+    streamed = Streamed(folder, architecture.part_of, units=architecture.units, window=window, cache=cache)
+    with contextlib.closing(streamed) as weights:
+        engine = Engine(architecture, weights, states=states, run_layer=run_layer, select=select)
+        yield engine, loading.tokenizer(name, folder)
+
+
+def means(
+    samples: Mapping[tuple[Any, ...], Sequence[float] | NDArray[np.float64]], names: Sequence[str], kind: Any
+) -> pd.DataFrame:
+    """The mean of each sample of queries with its interval: their labels in columns `names`, then value, low, high."""
+    rows = []
+    for labels, values in samples.items():
+        estimate = mean([float(value) for value in values], kind, drawn="pools")
+        rows.append((*labels, estimate.value, estimate.low, estimate.high))
+    return derived(pd.DataFrame(rows, columns=[*names, "value", "low", "high"]), kind)
+
+
+def scored(spec: str, set_: str, numbers: Iterable[int]) -> list[Pool]:
+    """Test pools of a set with a reranker's scores after every layer, which the engine computes now.
+
+    spec: of any reranker that `Reranker` takes.
+    """
+    folder = prepare(spec)
+    config, tokenizer = loading.configuration(spec, folder), loading.tokenizer(spec, folder)
+    scoring = loading.scoring(spec, folder, config, tokenizer)
+    architecture = Architecture(config, scoring.answers)
+    most = min(architecture.longest, scoring.limit or int(tokenizer.model_max_length))
+    pair_form = scoring.form(tokenizer, most, scoring.prompts.get(scoring.default or ""))
+    scored_pools = []
+    with contextlib.closing(Streamed(folder, architecture.part_of, units=architecture.units)) as weights:
+        engine = Engine(architecture, weights)
+        for number in numbers:
+            question = pools(set_, "test")[number]
+            given = encode(pair_form, [question.query] * len(question.documents), question.documents).rows
+            scored_pools.append(Pool(question.name, "test", engine.score(given).outcome.history, question.relevant))
+    return scored_pools
+
+
+def hits(cache: Callable[..., EmbeddingCache], name: str, set_: str, count: int, capacity: int) -> list[float]:
+    """Of each of the first test pools the share of its distinct embedding rows that the cache has, one after another.
+
+    capacity: rows that memory holds.
+    """
+    folder = prepare(name)
+    architecture = Architecture(loading.configuration(name, folder))
+    tokenizer = loading.tokenizer(name, folder)
+    pair_form = TextPair(tokenizer, min(int(tokenizer.model_max_length), architecture.longest))
+    shares = []
+    streamed = Streamed(folder, architecture.part_of, units=architecture.units, cache=cache, embedding_rows=capacity)
+    with contextlib.closing(streamed) as weights:
+        for question in pools(set_, "test")[:count]:
+            before = weights.embeddings.hits, weights.embeddings.misses
+            rows = encode(pair_form, [question.query] * len(question.documents), question.documents).rows
+            weights.rows(torch.tensor([token for row in rows for token in row.ids]))
+            new_hits, new_misses = weights.embeddings.hits - before[0], weights.embeddings.misses - before[1]
+            shares.append(new_hits / (new_hits + new_misses))
+    return shares
 
 
 def form(engine: Engine, tokenizer: Any) -> TextPair:
@@ -50,7 +103,7 @@ def form(engine: Engine, tokenizer: Any) -> TextPair:
     return TextPair(tokenizer, min(int(tokenizer.model_max_length), engine.architecture.longest))
 
 
-def units(scores: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+def units(scores: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
     """The rows of `study.outcomes` that a sample may have, with a name, `unit`, and the `characters` of a pool.
 
     scores: the record. With other versions of the corpus's packages a pool's candidates may differ from the recorded
@@ -59,12 +112,12 @@ def units(scores: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     test = scores[scores["split"] == "test"]
     recorded = set(zip(test["set"], test["pool"], test["candidates_sha"], strict=True))
     rows = [
-        (set_, number, sum(map(len, asked.documents)))
-        for set_ in found["set"].unique()
-        for number, asked in enumerate(pools(set_, "test"))
-        if (set_, number, digest(asked.documents)[:12]) in recorded
+        (set_, number, sum(map(len, question.documents)))
+        for set_ in outcomes["set"].unique()
+        for number, question in enumerate(pools(set_, "test"))
+        if (set_, number, digest(question.documents)[:12]) in recorded
     ]
-    table = found.merge(pd.DataFrame(rows, columns=["set", "pool", "characters"]), on=["set", "pool"])
+    table = outcomes.merge(pd.DataFrame(rows, columns=["set", "pool", "characters"]), on=["set", "pool"])
     return table.assign(unit=table["set"] + ", K = " + table["k"].astype(str) + ", pool " + table["pool"].astype(str))
 
 
@@ -88,8 +141,8 @@ def outcomes(name: str, runs: pd.DataFrame, rules: Sequence[Rule | None], **mech
         embeddings.fetch = noted
         run: Any
         for run, rule in zip(runs.itertuples(), rules, strict=True):
-            asked = pools(run.set, "test")[run.pool]
-            given = encode(form(engine, tokenizer), [asked.query] * len(asked.documents), asked.documents).rows
+            question = pools(run.set, "test")[run.pool]
+            given = encode(form(engine, tokenizer), [question.query] * len(question.documents), question.documents).rows
             outcome = engine.score(given, run.k, rule).outcome
             rows.append({"model": name, "set": run.set, "k": run.k, "rule": run.rule, "pool": run.pool,
                          "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
@@ -111,32 +164,3 @@ def due(requests: Sequence[set[int]], capacity: int) -> int:
             total += len(left & earlier)
             left -= earlier
     return total
-
-
-def small(name: str, rule: Rule | None, k: int, numbers: Iterable[int]) -> pd.DataFrame:
-    """What a small model's overhead costs: seconds of transformers (CrossEncoder), of ours, and of ours with pruning,
-    in turn: pool, method, seconds."""
-    from sentence_transformers import CrossEncoder
-
-    rows, asked, folder = [], pools(QUESTIONS, "test"), prepare(name)
-    with quiet():
-        plain = CrossEncoder(str(folder), device="cpu")
-    with opened(name) as (engine, tokenizer), Reranker(name, calibration=False) as reranker:
-        for number in [0, *numbers]:
-            query = asked[number].query
-            texts = list(asked[number].documents)
-
-            def pruned(query: str = query, texts: list[str] = texts) -> object:
-                given = encode(form(engine, tokenizer), [query] * len(texts), texts).rows
-                return engine.score(given, k, rule)
-
-            ways: dict[str, Callable[[], object]] = {
-                HF: lambda query=query, texts=texts: plain.rank(query, texts, batch_size=BATCH),  # type: ignore[misc]
-                OURS: lambda query=query, texts=texts: reranker.rank(query, texts),  # type: ignore[misc]
-                f"{OURS}, pruned": pruned,
-            }
-            for method, rank in ways.items():
-                began = time.perf_counter()
-                rank()
-                rows.append({"pool": number, "method": method, "seconds": time.perf_counter() - began})
-    return born(pd.DataFrame(rows[len(ways) :]), "measured")  # the first warms up

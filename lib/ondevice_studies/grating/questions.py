@@ -1,10 +1,10 @@
-"""What rerankers are asked: queries with their candidates, in six sets, each pool of one kind.
+"""What rerankers are asked: queries with their candidates, in four sets, each pool of one kind.
 
 `documentation questions` (on a parameter) and `inverse cloze` (a summary, whose text is searched) are the pools that
 the bundled rerankers are evaluated on: each has a relevant candidate, and none that answers as well without counting.
 The others are the paper's applications (section 6.3), where search may miss. `RAG`: questions on documentation over all
-passages of the split. `agent video` and `agent community`: GENERATED tasks and memories, see `agent_memory`. `long
-context`: of a document that a model's context does not hold, the segments that answer a question on it.
+passages of the split. `long context`: of a document that a model's context does not hold, the segments that answer a
+question on it.
 
 Questions and candidates are the same on every machine with the same package versions, but for ties of the embedder.
 """
@@ -24,13 +24,12 @@ from ondevice.corpus.modules import held_out
 from ondevice.corpus.prompts import pick
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
-from ondevice_papers.grating.agent_memory import workload
 
 QUESTIONS = "documentation questions"
 CLOZE = "inverse cloze"
-RAG, VIDEO, COMMUNITY, CONTEXT = "RAG", "agent video", "agent community", "long context"
-SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",),
-          VIDEO: ("validation", "test"), COMMUNITY: ("validation", "test"), CONTEXT: ("test",)}  # fmt: skip
+RAG, CONTEXT = "RAG", "long context"
+SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",), CONTEXT: ("test",)}
+KEPT = 5  # segments of some fourteen that are kept of a long document; the paper keeps 10 of 20
 LONGER = 1024  # tokens; a long document has more
 LONGEST = 2400  # tokens of a long document, at most
 EACH = 4  # questions on a long document, at most
@@ -39,11 +38,11 @@ _RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Question:
     """A query with its N candidates.
 
-    name: the document or the actions that it is about; pools with the same one are not independent. documents: as
-    rerankers read them: title, line break, text. relevant: [N] bool. found: [N] each candidate's rank by the search, 0
+    name: the document that it is about; pools with the same one are not independent. documents: as
+    rerankers read them: title, line break, text. relevant: [N] bool. ranks: [N] each candidate's by the search, 0
     the first; of a long document its place. answer: "" where there is none.
     """
 
@@ -53,33 +52,31 @@ class Asked:
     query: str
     documents: tuple[str, ...]
     relevant: np.ndarray
-    found: np.ndarray
+    ranks: np.ndarray
     answer: str = ""
 
 
 @cache
-def pools(set_: str, split: str) -> list[Asked]:
+def pools(set_: str, split: str) -> list[Question]:
     """All pools of a set. Raises ValueError on a set or a split that there is not."""
     if split not in SPLITS.get(set_, ()):
         there = "; ".join(f"{name} ({', '.join(splits)})" for name, splits in SPLITS.items())
         raise ValueError(f"There are no pools of {set_!r} on the {split} split; there are {there}.")
-    makers: dict[str, Callable[[str, str], Iterator[Asked]]] = {
+    makers: dict[str, Callable[[str, str], Iterator[Question]]] = {
         QUESTIONS: evaluated,
         CLOZE: evaluated,
         RAG: answerable,
-        VIDEO: performed,
-        COMMUNITY: performed,
         CONTEXT: held,
     }
     return list(makers[set_](set_, split))
 
 
-def evaluated(set_: str, split: str) -> Iterator[Asked]:
+def evaluated(set_: str, split: str) -> Iterator[Question]:
     """The evaluation pools of one kind, candidates in an order that says nothing."""
     for pool in of_kind(set_, split):
         query = pool.query
-        found = fused(pool.bm25, pool.cosine)
-        yield Asked(set_, split, query.name, query.text, pool.passages, pool.relevant, found, query.answer)
+        ranks = fused(pool.bm25, pool.cosine)
+        yield Question(set_, split, query.name, query.text, pool.passages, pool.relevant, ranks, query.answer)
 
 
 def of_kind(set_: str, split: str) -> list[Pool]:
@@ -87,7 +84,7 @@ def of_kind(set_: str, split: str) -> list[Pool]:
     return [pool for pool in _evaluation(split).pools if pool.query.kind == _KINDS[set_]]
 
 
-def answerable(set_: str, split: str) -> Iterator[Asked]:
+def answerable(set_: str, split: str) -> Iterator[Question]:
     """Questions that one passage answers whole, on modules that no reranker was trained on, in an order set by hash.
 
     Relevant are the passages of the question's document that hold the answer; search may have found none of them.
@@ -102,26 +99,16 @@ def answerable(set_: str, split: str) -> Iterator[Asked]:
         if held_out(module_of[task.name])
     ]
     queries = [query for query in queries if collection.relevant(query)]
-    for query, places in zip(queries, searched(collection.texts, [one.text for one in queries]), strict=True):
-        texts = tuple(collection.texts[place] for place in places)
+    for query, positions in zip(queries, searched(collection.texts, [query.text for query in queries]), strict=True):
+        texts = tuple(collection.texts[position] for position in positions)
         relevant = collection.relevant(query)
-        yield Asked(
-            set_, split, query.name, query.text, texts, np.isin(places, relevant), np.arange(len(places)), query.answer
+        ranks = np.arange(len(positions))
+        yield Question(
+            set_, split, query.name, query.text, texts, np.isin(positions, relevant), ranks, query.answer
         )
 
 
-def performed(set_: str, split: str) -> Iterator[Asked]:
-    """Generated tasks among past ones; at most one has the same actions, and of a fourth of the tasks none."""
-    work = workload(set_.removeprefix("agent "))
-    tasks = work.tasks if split == "test" else work.validation
-    texts = [past.text for past in work.memory]
-    for task, places in zip(tasks, searched(texts, [one.task for one in tasks]), strict=True):
-        right = np.array([work.memory[place].actions == task.actions for place in places])
-        shown = tuple(texts[place] for place in places)
-        yield Asked(set_, split, "; ".join(task.actions), task.task, shown, right, np.arange(len(places)))
-
-
-def held(set_: str, split: str) -> Iterator[Asked]:
+def held(set_: str, split: str) -> Iterator[Question]:
     """Questions on parameters and return values of long documents, in an order set by hash, among all their segments.
 
     A segment is relevant that holds the answer, the first sentence of the description, whole.
@@ -129,7 +116,7 @@ def held(set_: str, split: str) -> Iterator[Asked]:
     tokenizer = corpus.tokenizer()
     documents = corpus.documents(split)
     sizes = tokenizer([document.docstring for document in documents], verbose=False)["input_ids"]
-    long = [one for one, ids in zip(documents, sizes, strict=True) if LONGER < len(ids) <= LONGEST]
+    long = [document for document, ids in zip(documents, sizes, strict=True) if LONGER < len(ids) <= LONGEST]
     collection = Collection.from_documents(long, tokenizer)
 
     def order(query: Query) -> int:
@@ -137,11 +124,13 @@ def held(set_: str, split: str) -> Iterator[Asked]:
 
     chosen = [sorted(filter(collection.relevant, described(document)), key=order)[:EACH] for document in long]
     for query in sorted(chain.from_iterable(chosen), key=order):
-        places = collection.by_title[query.name]
-        segments = tuple(collection.texts[place] for place in places)
+        positions = collection.by_title[query.name]
+        segments = tuple(collection.texts[position] for position in positions)
         relevant = collection.relevant(query)
-        yield Asked(set_, split, query.name, query.text, segments, np.isin(places, relevant), np.arange(len(places)),
-                    query.answer)  # fmt: skip
+        ranks = np.arange(len(positions))
+        yield Question(
+            set_, split, query.name, query.text, segments, np.isin(positions, relevant), ranks, query.answer
+        )
 
 
 def described(document: Document) -> Iterator[Query]:
@@ -170,8 +159,8 @@ def searched(texts: Sequence[str], queries: Sequence[str]) -> Iterator[list[int]
         second = list(dense)
         further = chain.from_iterable(zip(first[half:], second[half:], strict=True))
         chosen = list(dict.fromkeys([*first[:half], *second[:half], *further]))[:CANDIDATES]
-        ranks = fused(np.array([sparse[place] for place in chosen]), np.array([dense[place] for place in chosen]))
-        yield [chosen[place] for place in np.argsort(ranks)]
+        ranks = fused(*(np.array([scores[position] for position in chosen]) for scores in (sparse, dense)))
+        yield [chosen[index] for index in np.argsort(ranks)]
 
 
 def fused(bm25: np.ndarray, cosine: np.ndarray) -> np.ndarray:

@@ -3,9 +3,9 @@
 One record at a time: `python -m ondevice_studies.record grating --only NAME`. Without a clock and in float32, so the
 same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
 and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
-`curves` (Figure 10), `firsts` (the embedder's first candidates) and `answers` (of a language model, from K segments).
+`curves` (Figure 10) and `firsts` (the embedder's first candidates).
 Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
-`memory` (16 bits) and `larger` (both, of 4 billion parameters).
+`memory` (16 bits), `limits` (seconds under a hard limit of memory) and `larger` (both, of 4 billion parameters).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ondevice.retrieval.texts import digest
 from ondevice_papers.grating import probes, thresholds
 from ondevice_papers.grating.architectures import Row
 from ondevice_programs.reranker.folder import prepare
-from ondevice_studies.grating import answers, full_size, study
+from ondevice_studies.grating import full_size, study
 from ondevice_studies.grating.full_size import (
     BASELINE,
     CACHE,
@@ -45,17 +45,7 @@ from ondevice_studies.grating.full_size import (
     WHOLE_LAYERS,
     WINDOW,
 )
-from ondevice_studies.grating.questions import (
-    CLOZE,
-    COMMUNITY,
-    CONTEXT,
-    QUESTIONS,
-    SPLITS,
-    VIDEO,
-    Asked,
-    of_kind,
-    pools,
-)
+from ondevice_studies.grating.questions import CLOZE, QUESTIONS, SPLITS, Question, of_kind, pools
 from ondevice_studies.grating.study import DECODERS, MODELS
 
 K = 5  # around whose boundary probes are to be right
@@ -63,11 +53,11 @@ FITTED = [(QUESTIONS, "validation"), (CLOZE, "validation")]  # what probes are f
 
 
 @torch.inference_mode()
-def read(loaded: models.Loaded, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+def read(loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
     states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
-    pairs = rows(loaded.tokenizer, asked.query, asked.documents)
-    order = sorted(range(len(pairs)), key=lambda place: len(pairs[place].ids))  # `scores_of` leaves such an order be
+    pairs = rows(loaded.tokenizer, question.query, question.documents)
+    order = sorted(range(len(pairs)), key=lambda index: len(pairs[index].ids))  # `scores_of` leaves such an order be
     back = np.argsort(order)
     kept = list[Tensor]()
 
@@ -77,26 +67,25 @@ def read(loaded: models.Loaded, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
 
     decoder: Any = loaded.model.model if is_causal(loaded.model) else None
     with decoder.norm.register_forward_pre_hook(keep) if decoder else contextlib.nullcontext():
-        scores = scores_of(loaded.model, [pairs[place] for place in order])[:, back].numpy()
+        scores = scores_of(loaded.model, [pairs[index] for index in order])[:, back].numpy()
     below = len(scores) - 1
     groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
     return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
 
 
-def score_row(name: str, number: int, asked: Asked, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
+def score_row(name: str, number: int, question: Question, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
     """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
     return {
-        "model": name, "set": asked.set, "split": asked.split, "pool": number, "name": asked.name,
-        "query_sha": digest([asked.query])[:12], "candidates_sha": digest(asked.documents)[:12],
-        "relevant": asked.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
+        "model": name, "set": question.set, "split": question.split, "pool": number, "name": question.name,
+        "query_sha": digest([question.query])[:12], "candidates_sha": digest(question.documents)[:12],
+        "relevant": question.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
         "scores": scores.astype(np.float32).ravel(), "probed": probed.astype(np.float32).ravel(),
     }  # fmt: skip
 
 
 def asks(name: str, set_: str) -> bool:
-    """Whether a model is asked a set: agents' tasks the encoder, which was not trained on documentation alone; the
-    other applications the decoders."""
-    return set_ in (QUESTIONS, CLOZE) or (set_ in study.AGENTS) == (name not in DECODERS)
+    """Whether a model is asked a set: the applications the decoders alone."""
+    return set_ in (QUESTIONS, CLOZE) or name in DECODERS
 
 
 def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -106,32 +95,32 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """
     loaded = models.load(name)
     probed = name in DECODERS
-    fitting = [(number, asked) for of in FITTED for number, asked in enumerate(pools(*of))]
+    fitting = [(number, question) for split in FITTED for number, question in enumerate(pools(*split))]
     others = [
-        (number, asked)
+        (number, question)
         for set_, splits in SPLITS.items()
         for split in splits
         if (set_, split) not in FITTED and asks(name, set_)
-        for number, asked in enumerate(pools(set_, split))
+        for number, question in enumerate(pools(set_, split))
     ]
-    first = [read(loaded, asked) for _, asked in tqdm(fitting, f"{name}, validation")]
+    first = [read(loaded, question) for _, question in tqdm(fitting, f"{name}, validation")]
     empty, fitted, crossed = np.empty(0, np.float32), None, None
     if probed:
-        states = np.stack([below for _, below in first])
-        final = np.stack([scores[-1] for scores, _ in first])
+        states = [below for _, below in first]
+        final = [scores[-1] for scores, _ in first]
         fitted = probes.rounded(probes.fit(states, final, K))
         crossed = probes.cross_fitted(states, final, K)
-    found = [
-        score_row(name, *of, scores, empty if crossed is None else crossed[place])
-        for place, (of, (scores, _)) in enumerate(zip(fitting, first, strict=True))
+    score_rows = [
+        score_row(name, *pool, scores, empty if crossed is None else crossed[index])
+        for index, (pool, (scores, _)) in enumerate(zip(fitting, first, strict=True))
     ]
     del first
-    for number, asked in tqdm(others, f"{name}, other sets"):
-        scores, below = read(loaded, asked)
-        by_probes = probes.predicted(fitted, below[None])[0] if fitted else empty
-        found.append(score_row(name, number, asked, scores, by_probes))
+    for number, question in tqdm(others, f"{name}, other sets"):
+        scores, below = read(loaded, question)
+        by_probes = probes.predicted(fitted, below) if fitted else empty
+        score_rows.append(score_row(name, number, question, scores, by_probes))
     layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
-    return found, [
+    return score_rows, [
         {"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
         for layer, (weights, intercept) in enumerate(layers, 1)
     ]
@@ -149,19 +138,17 @@ def shipped(table: pd.DataFrame) -> dict[str, np.ndarray]:
 # Pruning, from the scores
 
 
-CALIBRATED = [(model, set_, k) for model in MODELS for set_, ks in (
-    (QUESTIONS, (1, answers.KEPT, 10)), (CLOZE, study.KS), (VIDEO, (1,)), (COMMUNITY, (1,)),
-) for k in ks if asks(model, set_)]  # fmt: skip
+CALIBRATED = list(product(MODELS, (QUESTIONS, CLOZE), study.KS))
 
 
 def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]:
     """Of `curves`: documentation questions of the test split at every threshold."""
     pools_ = study.pools_of(scores, model, QUESTIONS)
-    found = thresholds.curve(pools_, k)
+    curve = thresholds.curve(pools_, k)
     return [
         {"model": model, "k": k, "threshold": threshold, "pool": number}
-        | {name: float(values[place, number]) for name, values in found.items()}
-        for place, threshold in enumerate(thresholds.THRESHOLDS)
+        | {name: float(values[row, number]) for name, values in curve.items()}
+        for row, threshold in enumerate(thresholds.THRESHOLDS)
         for number in range(len(pools_))
     ]
 
@@ -207,9 +194,9 @@ WAYS = {
 
 def searched() -> Callable[[Sequence[Row]], object]:
     """Keyword search of all passages of the test split."""
-    asked = pools(QUESTIONS, "test")
-    index = retrieval.sparse_index(list(dict.fromkeys(text for one in asked for text in one.documents)))
-    return lambda given: index.search([asked[0].query], 10)
+    questions = pools(QUESTIONS, "test")
+    index = retrieval.sparse_index(list(dict.fromkeys(text for question in questions for text in question.documents)))
+    return lambda given: index.search([questions[0].query], 10)
 
 
 def decided() -> pd.DataFrame:
@@ -219,11 +206,12 @@ def decided() -> pd.DataFrame:
     return study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
 
 
-def driving(found: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
+def driving(outcomes: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
     """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
     if not way.rule:
         return np.full(documents, depth)
-    rows = found[(found["model"] == way.model) & (found["rule"] == way.rule) & (found["k"] == way.k)]
+    of_rule = (outcomes["model"] == way.model) & (outcomes["rule"] == way.rule) & (outcomes["k"] == way.k)
+    rows = outcomes[of_rule]
     count = documents // 20
     layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
     return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
@@ -242,8 +230,8 @@ class Methods(contextlib.ExitStack):
         """Seconds, and the pass of ours. runs: layers that each candidate goes through, of ours."""
         method = HF if way.method in (BASELINE, f"{HF} again") else way.method
         if method not in self.opened:
-            made = full_size.scorer(self.folder, method, np.full(2, 2))
-            self.opened[method] = searched() if method == BM25 else self.enter_context(made)
+            scorer = full_size.scorer(self.folder, method, np.full(2, 2))
+            self.opened[method] = searched() if method == BM25 else self.enter_context(scorer)
             self.opened[method](full_size.rows(self.shape, 2, 16))
         score = self.opened[method]
         if hasattr(score, "__self__"):
@@ -252,17 +240,17 @@ class Methods(contextlib.ExitStack):
 
     def row(self, way: Way, given: Sequence[Row], runs: np.ndarray, turn: int) -> dict[str, Any]:
         """One whole run."""
-        seconds, found = self.run(way, given, runs)
+        seconds, result = self.run(way, given, runs)
         about = {"documents": len(given), "tokens": len(given[0].ids), "round": turn, **vars(way), "seconds": seconds}
         print(about, file=sys.stderr, flush=True)
-        if found is None:
+        if result is None:
             return about | {"embedding": np.nan, "saved": 0.0}
-        return about | {"embedding": found.embedding, "saved": found.outcome.saved}
+        return about | {"embedding": result.embedding, "saved": result.outcome.saved}
 
 
 def record_latency(kept: Recorder, layers: Recorder) -> None:
     """latency and layers: all ways of a shape in turn, from another one on in every round."""
-    found = decided()
+    outcomes = decided()
     with Methods(prepare(f"random:{full_size.SHAPE}", full_size.native())) as methods:
         for (documents, tokens), rounds in ROUNDS.items():
             given = full_size.rows(methods.shape, documents, tokens)
@@ -272,7 +260,7 @@ def record_latency(kept: Recorder, layers: Recorder) -> None:
             for turn in range(rounds):
                 for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
                     if (documents, tokens, turn, way.method, way.rule, way.k) not in kept.done:
-                        kept.add([methods.row(way, given, driving(found, way, documents, turn), turn)])
+                        kept.add([methods.row(way, given, driving(outcomes, way, documents, turn), turn)])
                 kept.checkpoint()
         for tokens, turn, active in product((SHORT, LONG), range(2), ACTIVE):
             if (tokens, turn, active) not in layers.done:
@@ -292,13 +280,13 @@ LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.L
 def record_larger(kept: Recorder) -> None:
     """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
     folder = prepare(f"random:{LARGER}", torch.bfloat16)
-    found = decided()
+    outcomes = decided()
     sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
     with Methods(folder) as methods:
         given = full_size.rows(methods.shape, 20, SHORT)
         for turn, way in product(range(2), LARGER_WAYS):
             if (turn, way.method, way.rule, way.k) not in kept.done:
-                row = methods.row(way, given, driving(found, way, 20, turn, LARGER_LAYERS), turn)
+                row = methods.row(way, given, driving(outcomes, way, 20, turn, LARGER_LAYERS), turn)
                 kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
                 kept.checkpoint()
 
@@ -313,8 +301,26 @@ def record_memory(kept: Recorder) -> None:
             *((step, 60, LONG, True) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))]  # fmt: skip
     for run, (method, documents, tokens, cut) in product(range(3), jobs):
         if (method, documents, tokens, run) not in kept.done:
-            found = used(folder, method, documents, tokens, cut)
-            row = {"method": method, "documents": documents, "tokens": tokens, "run": run, "whole": not cut, **found}
+            about = {"method": method, "documents": documents, "tokens": tokens, "run": run, "whole": not cut}
+            row = about | used(folder, method, documents, tokens, cut)
+            print(row, file=sys.stderr, flush=True)
+            kept.add([row])
+            kept.checkpoint()
+
+
+LIMITS = (150, 300, 600, 1300)  # MB over the imports
+
+
+def record_limits(kept: Recorder) -> None:
+    """limits: seconds under a hard limit of memory, each run in a process of its own.
+
+    Where the system lets nobody set one, it says so, and there is no record.
+    """
+    folder = prepare(f"random:{full_size.SHAPE}", torch.bfloat16)
+    for turn, megabytes, method in product(range(3), LIMITS, (HF, OFFLOAD, OURS)):
+        if (method, megabytes, turn) not in kept.done:
+            job = full_size.Job(str(folder), method, 20, SHORT, 0, torch.get_num_threads())
+            row = {"method": method, "limit_mb": megabytes, "round": turn} | full_size.limited(job, megabytes)
             print(row, file=sys.stderr, flush=True)
             kept.add([row])
             kept.checkpoint()
@@ -331,28 +337,24 @@ def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> d
 
 def recorder(name: str) -> Recorder:
     """Of one record."""
-    asked = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
+    settings = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
     threads = torch.get_num_threads()
     fast = {"shape": full_size.SHAPE, "dtype": str(full_size.native()), "threads": threads}
     small = {"shape": full_size.SHAPE, "dtype": "torch.bfloat16", "threads": threads}
-    known: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
-        "scores": (["model", "set", "split", "pool"], asked, MODELS),
-        "probes": (["model", "layer"], asked, DECODERS),
+    keys: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
+        "scores": (["model", "set", "split", "pool"], settings, MODELS),
+        "probes": (["model", "layer"], settings, DECODERS),
         "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
         "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
         "firsts": (["set"], {}, ()),
-        "answers": (
-            ["set", "pool", "model", "way"],
-            {"k": answers.KEPT, "tokens": answers.TOKENS},
-            [answers.WRITER, *DECODERS],
-        ),
         "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
         "layers": (["tokens", "round", "active"], fast, ()),
         "memory": (["method", "documents", "tokens", "run"], small, ()),
+        "limits": (["method", "limit_mb", "round"], small, ()),
         "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
     }
-    of_machine = name in ("latency", "layers", "memory", "larger")
-    return Recorder("grating", name, *known[name], machine=evidence.machine_name() if of_machine else "")
+    of_machine = name in ("latency", "layers", "memory", "limits", "larger")
+    return Recorder("grating", name, *keys[name], machine=evidence.machine_name() if of_machine else "")
 
 
 def record_scores(kept: Recorder, fitted: Recorder) -> None:
@@ -368,11 +370,11 @@ def record_scores(kept: Recorder, fitted: Recorder) -> None:
 
 
 def record_rules(kept: Recorder, curves: Recorder) -> None:
-    """calibrated and curves, from the record `scores`. On agents' tasks only the exact order and the best one count."""
+    """calibrated and curves, from the record `scores`."""
     scores = evidence.load("grating", "scores")
     for model, set_, k in CALIBRATED:
         if (model, set_, k) not in kept.done:
-            kept.add(study.calibrated(scores, model, set_, k, exact_order=set_ in study.AGENTS))
+            kept.add(study.calibrated(scores, model, set_, k))
             print("calibrated", model, set_, k, file=sys.stderr, flush=True)
     for model, k in product(MODELS, study.KS):
         if (model, k) not in curves.done:
@@ -385,29 +387,13 @@ def record_firsts(kept: Recorder) -> None:
         kept.add(first_rows(set_))
 
 
-def record_answers(kept: Recorder) -> None:
-    """answers. Needs the records `scores` and `calibrated`."""
-    scores = evidence.load("grating", "scores")
-    settings = evidence.load("grating", "calibrated")
-    rules = (study.LOW, study.HIGH, study.MARGIN)
-    pruned = study.outcomes(scores, settings, DECODERS, [CONTEXT], [answers.KEPT], rules)
-    for model, ways in answers.choices(CONTEXT, scores, DECODERS, pruned):
-        missing = {
-            way: {pool: chosen for pool, chosen in by_pool.items() if (CONTEXT, pool, model, way) not in kept.done}
-            for way, by_pool in ways.items()
-        }
-        for row in answers.answered(CONTEXT, missing, model):
-            kept.add([row])
-        print(f"answers, {model or 'no reranker'}: {', '.join(ways)}", file=sys.stderr, flush=True)
-
-
 RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
     "scores": (record_scores, ["scores", "probes"]),
     "rules": (record_rules, ["calibrated", "curves"]),
     "firsts": (record_firsts, ["firsts"]),
-    "answers": (record_answers, ["answers"]),
     "latency": (record_latency, ["latency", "layers"]),
     "memory": (record_memory, ["memory"]),
+    "limits": (record_limits, ["limits"]),
     "larger": (record_larger, ["larger"]),
 }
 
@@ -417,11 +403,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
     parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
     for name in parser.parse_args(argv).only:
-        make, made = RECORDS[name]
-        recorders = [recorder(one) for one in made]
+        make, names = RECORDS[name]
+        recorders = list(map(recorder, names))
         make(*recorders)
-        print(*(one.finish() for one in recorders), sep="\n")
-        if "probes" in made:
+        print(*(kept.finish() for kept in recorders), sep="\n")
+        if "probes" in names:
             models.save_arrays("probes", shipped(evidence.load("grating", "probes")))
 
 

@@ -8,7 +8,7 @@ candidates, and is checked against whole runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ondevice.evidence import derived
-from ondevice.evidence.resampling import Resampled, resample
+from ondevice.evidence.resampling import DRAWS, Resampled, resample
 from ondevice_papers.grating import margins
-from ondevice_papers.grating.agent_memory import cut_off
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import Pool, measured, replay, validation
 from ondevice_papers.grating.pruning import Outcome, Rule, cluster_rule, select
 from ondevice_papers.grating.thresholds import THRESHOLDS, curve, lowest
 from ondevice_studies.grating.full_size import depths
-from ondevice_studies.grating.questions import CLOZE, COMMUNITY, CONTEXT, QUESTIONS, RAG, VIDEO
+from ondevice_studies.grating.questions import CLOZE, QUESTIONS
 
 BASE, DEEP, ENCODER = "pydocs-reranker", "pydocs-reranker-deep", "minilm-reranker"
 MODELS = (BASE, DEEP, ENCODER)
@@ -33,8 +32,8 @@ KS = (1, 5, 10)
 LOW, HIGH, MARGIN, PROBED = "low", "high", "margin", "margin, probes"
 RULES = (LOW, HIGH, MARGIN, PROBED)
 OVERLAP, POINT = 0.98, 0.01  # what `high` and the margins keep of the full model's top K; what `low` loses of Precision
-AGENTS = (VIDEO, COMMUNITY)
-CALIBRATED_ON = {RAG: QUESTIONS, CONTEXT: QUESTIONS}  # the other sets on their own validation pools
+HALVED = "half"  # the rule of applications, whose thresholds are of the other half of their pools
+HALVINGS = 12
 FULL_LAYERS = 28  # of Qwen3-Reranker-0.6B
 OURS_NAME = "GRATING"
 UNPRUNED = "GRATING without pruning"
@@ -44,21 +43,21 @@ NO_RERANKER, FIRST = "no reranker", "the first ones, unranked"
 def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", probed: bool = False) -> list[Pool]:
     """Recorded pools, in their order. probed: with the probes' scores after every layer but the last."""
     chosen = scores[(scores["model"] == model) & (scores["set"] == set_) & (scores["split"] == split)]
-    found = []
+    pools = []
     row: Any
     for row in chosen.itertuples():
         history = np.asarray(row.scores, np.float64).reshape(row.layers, row.n)
         if probed:
             history = np.concatenate([np.asarray(row.probed, np.float64).reshape(row.layers - 1, row.n), history[-1:]])
-        found.append(Pool(row.name, row.split, history, np.asarray(row.relevant, bool)))
-    return found
+        pools.append(Pool(row.name, row.split, history, np.asarray(row.relevant, bool)))
+    return pools
 
 
 # Calibration
 
 
 def calibrated(
-    scores: pd.DataFrame, model: str, set_: str, k: int, exact_order: bool = False, every: Sequence[float] = THRESHOLDS
+    scores: pd.DataFrame, model: str, set_: str, k: int, every: Sequence[float] = THRESHOLDS
 ) -> list[dict[str, Any]]:
     """A row a rule: model, set, k, rule, setting (a threshold, or a chance; infinity or 0: never prune), p_value, n.
 
@@ -66,24 +65,23 @@ def calibrated(
     K, both by the paper's rule and with no promise; the margins are certified.
     """
     valid = validation(pools_of(scores, model, set_, "validation"))
-    curves = curve(valid, k, exact_order=exact_order, thresholds=every)
-    found = {name: values.mean(1) for name, values in curves.items()}
+    curves = curve(valid, k, thresholds=every)
+    means = {name: values.mean(1) for name, values in curves.items()}
     rows = [
-        (LOW, lowest(every, found["precision"].tolist(), found["full"][0] - POINT), np.nan, len(valid)),
-        (HIGH, lowest(every, found["overlap"].tolist(), OVERLAP), np.nan, len(valid)),
+        (LOW, lowest(every, means["precision"].tolist(), means["full"][0] - POINT), np.nan, len(valid)),
+        (HIGH, lowest(every, means["overlap"].tolist(), OVERLAP), np.nan, len(valid)),
     ]
     for name in (MARGIN, PROBED) if model in DECODERS else (MARGIN,):
-        used = certifying(scores, model, set_, name == PROBED)
-        certified = margins.certify(used, k, OVERLAP, exact_order=exact_order)
+        used = certifying(scores, model, name == PROBED)
+        certified = margins.certify(used, k, OVERLAP)
         rows.append((name, certified.chance, certified.p_value, certified.tested))
     columns = ("rule", "setting", "p_value", "n")
     return [{"model": model, "set": set_, "k": k, **dict(zip(columns, row, strict=True))} for row in rows]
 
 
-def certifying(scores: pd.DataFrame, model: str, set_: str, probed: bool) -> list[Pool]:
+def certifying(scores: pd.DataFrame, model: str, probed: bool) -> list[Pool]:
     """Validation pools that margins are fitted and certified on: 125 questions alone could not promise 98 %."""
-    sets = (QUESTIONS, CLOZE) if set_ in (QUESTIONS, CLOZE) else (set_,)
-    return [pool for one in sets for pool in pools_of(scores, model, one, "validation", probed)]
+    return [pool for name in (QUESTIONS, CLOZE) for pool in pools_of(scores, model, name, "validation", probed)]
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,7 @@ class Mechanism:
     gaps: Callable[[Floats, int], Floats] = margins.gaps
     fit: Callable[[Sequence[Pool], int], margins.ErrorModel] = margins.fit
     select: Callable[..., Outcome] = select
+    lowest: Callable[[Sequence[float], Sequence[float], float], float] = lowest
 
 
 OURS = Mechanism()
@@ -106,26 +105,31 @@ def rule_of(
 
     settings: rows of `calibrated`. Raises ValueError where it was not calibrated.
     """
-    on = CALIBRATED_ON.get(set_, set_)
-    row = settings[(settings["model"] == model) & (settings["set"] == on) & (settings["k"] == k)]
+    row = settings[(settings["model"] == model) & (settings["set"] == set_) & (settings["k"] == k)]
     row = row[row["rule"] == rule]
     if len(row) != 1:
-        raise ValueError(f"There is no rule {rule} of {model} for {on} and K = {k}.")
+        raise ValueError(f"There is no rule {rule} of {model} for {set_} and K = {k}.")
     setting = float(row["setting"].iloc[0])
     if rule in (LOW, HIGH):
         return how.cluster_rule(setting)
     if not setting:
         return None
-    first, _ = margins.parted(certifying(scores, model, on, rule == PROBED))
+    first, _ = margins.parted(certifying(scores, model, rule == PROBED))
     return how.fit(first, k).rule(setting, how.gaps)
 
 
 def outcomes(
-    scores: pd.DataFrame, settings: pd.DataFrame, models: Iterable[str], sets: Iterable[str], ks: Iterable[int],
-    rules: Iterable[str] = RULES, how: Mechanism = OURS, some: Sequence[int] = (),
-) -> pd.DataFrame:  # fmt: skip
+    scores: pd.DataFrame,
+    settings: pd.DataFrame,
+    models: Iterable[str],
+    sets: Iterable[str],
+    ks: Iterable[int],
+    rules: Iterable[str] = RULES,
+    how: Mechanism = OURS,
+    some: Sequence[int] = (),
+) -> pd.DataFrame:
     """What calibrated rules do to test pools: model, set, k, rule, pool, name, saved, precision, full, overlap, layers
-    (L), layer ([N] layers run) and kept ([N]). On agents' tasks in exact order, as a cut-off is of final scores.
+    (L), layer ([N] layers run) and kept ([N]).
 
     some: numbers of pools; none for all.
     """
@@ -133,17 +137,54 @@ def outcomes(
     for model, set_, k, rule in ((m, s, k, r) for m in models for s in sets for k in ks for r in rules):
         if rule == PROBED and model not in DECODERS:
             continue
-        made = rule_of(scores, settings, model, set_, k, rule, how)
+        pruning = rule_of(scores, settings, model, set_, k, rule, how)
         recorded = pools_of(scores, model, set_, "test", rule == PROBED)
         for number in some or range(len(recorded)):
             pool = recorded[number]
-            outcome = replay(pool, k, made if k < len(pool.relevant) else None, set_ in AGENTS, how.select)
-            found = measured(pool, k, outcome)
+            outcome = replay(pool, k, pruning if k < len(pool.relevant) else None, select=how.select)
             rows.append({
                 "model": model, "set": set_, "k": k, "rule": rule, "pool": number, "name": pool.name,
-                **vars(found), "layer": outcome.layer, "kept": outcome.kept, "layers": len(pool.scores),
+                **vars(measured(pool, k, outcome)), "layer": outcome.layer, "kept": outcome.kept,
+                "layers": len(pool.scores),
             })  # fmt: skip
     return derived(pd.DataFrame(rows), scores)
+
+
+def halved(
+    scores: pd.DataFrame,
+    models: Iterable[str],
+    set_: str,
+    k: int,
+    how: Mechanism = OURS,
+    seed: int = 0,
+    every: Sequence[float] = THRESHOLDS,
+) -> pd.DataFrame:
+    """What the paper's rule does to the pools of an application, which has no validation pools: columns as `outcomes`.
+
+    The pools are halved at random, HALVINGS times. The threshold that keeps Precision@K of one half within a point of
+    the full model's prunes the other half: a row a halving and pool of it.
+    """
+    rows: list[dict[str, Any]] = []
+    random = np.random.default_rng(seed)
+    for model in models:
+        pools = pools_of(scores, model, set_)
+        decided = [[_decided(pool, k, how, threshold) for pool in pools] for threshold in every]
+        precision = np.array([[row["precision"] for row in of_all] for of_all in decided])
+        full = np.array([row["full"] for row in decided[0]])
+        for _ in range(HALVINGS):
+            first, rest = np.array_split(random.permutation(len(pools)), 2)
+            reached = how.lowest(every, precision[:, first].mean(1).tolist(), full[first].mean() - POINT)
+            of_rest = decided[every.index(reached)]
+            rows += [{"model": model, "set": set_, "k": k, "rule": HALVED, "pool": int(n), **of_rest[n]} for n in rest]
+    return derived(pd.DataFrame(rows), scores)
+
+
+def _decided(pool: Pool, k: int, how: Mechanism, threshold: float) -> dict[str, Any]:
+    """name, saved, precision, full, overlap, layer, kept and layers of a pool, by the paper's rule."""
+    rule = how.cluster_rule(threshold) if k < len(pool.relevant) else None
+    outcome = replay(pool, k, rule, select=how.select)
+    measures = vars(measured(pool, k, outcome))
+    return {"name": pool.name, **measures, "layer": outcome.layer, "kept": outcome.kept, "layers": len(pool.scores)}
 
 
 # Seconds at full size
@@ -151,8 +192,8 @@ def outcomes(
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one machine with rows of so many tokens: of a layer by active candidates, of all before the first
-    layer and of transformers' methods a candidate. active, layer: [m]."""
+    """Seconds of one machine in one round, with rows of so many tokens: of a layer by active candidates, of all before
+    the first layer and of transformers' methods a candidate. active, layer: [m]."""
 
     machine: str
     tokens: int
@@ -167,82 +208,79 @@ class Costs:
         return self.embedding * len(runs) + float(np.interp(active, self.active, self.layer).sum())
 
 
-def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int) -> Costs:
-    """From the records of one machine: medians over rounds."""
-    own = layers[(layers["machine"] == machine) & (layers["tokens"] == tokens)].groupby("active")["seconds"].median()
+def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int) -> list[Costs]:
+    """From the records of one machine, one a round of `layers`; whole runs are of their own rounds, in turn."""
+    own = layers[(layers["machine"] == machine) & (layers["tokens"] == tokens)]
     runs = latency[(latency["machine"] == machine) & (latency["tokens"] == tokens)]
-    each = (runs["seconds"] / runs["documents"]).groupby(runs["method"]).median()
-    embedding = (pd.to_numeric(runs["embedding"], errors="coerce") / runs["documents"]).median()
-    whole = {str(name): value for name, value in each.items()}
-    return Costs(machine, tokens, own.index.to_numpy(float), own.to_numpy(float), float(embedding), whole)
+    runs = runs.assign(each=runs["seconds"] / runs["documents"])
+    before = pd.to_numeric(runs["embedding"], errors="coerce") / runs["documents"]
+    turns = sorted(runs["round"].unique())
+    rounds = []
+    for number, (_, layer_times) in enumerate(own.sort_values("active").groupby("round")):
+        turn = runs["round"] == turns[number % len(turns)]
+        whole = {str(name): float(value) for name, value in runs[turn].groupby("method")["each"].median().items()}
+        active, layer = (layer_times[name].to_numpy(float) for name in ("active", "seconds"))
+        rounds.append(Costs(machine, tokens, active, layer, float(before[turn].median()), whole))
+    return rounds
 
 
-def timed(found: pd.DataFrame, cost: Costs) -> pd.DataFrame:
-    """`outcomes` with seconds at full size in columns: GRATING, the same without pruning, HF and HF Offload."""
-    deep = zip(found["layer"], found["layers"], strict=True)
-    ours = [cost.seconds(depths(layer, int(layers), FULL_LAYERS)) for layer, layers in deep]
-    counts = found["layer"].map(len)
-    whole = {method: counts * cost.whole[method] for method in ("HF", "HF Offload")}
-    whole[UNPRUNED] = counts.map({count: cost.seconds(np.full(count, FULL_LAYERS)) for count in counts.unique()})
-    return derived(found.assign(GRATING=ours, **whole), found, "recorded")
+def median_cost(rounds: Sequence[Costs]) -> Costs:
+    """The medians over rounds."""
+    first = rounds[0]
+    layer = np.median([cost.layer for cost in rounds], axis=0)
+    whole = {name: float(np.median([cost.whole[name] for cost in rounds])) for name in first.whole}
+    return replace(first, layer=layer, whole=whole, embedding=float(np.median([cost.embedding for cost in rounds])))
 
 
-def means(found: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> Resampled:
+def timed(outcomes: pd.DataFrame, rounds: Sequence[Costs]) -> pd.DataFrame:
+    """`outcomes` with seconds at full size, an array of the rounds, in columns: GRATING, the same without pruning, HF
+    and HF Offload."""
+    taken: dict[str, list[Floats]] = {method: [] for method in (OURS_NAME, UNPRUNED, "HF", "HF Offload")}
+    for layer, layers in zip(outcomes["layer"], outcomes["layers"], strict=True):
+        runs = depths(layer, int(layers), FULL_LAYERS)
+        taken[OURS_NAME].append(np.array([cost.seconds(runs) for cost in rounds]))
+        taken[UNPRUNED].append(np.array([cost.seconds(np.full(len(runs), FULL_LAYERS)) for cost in rounds]))
+        for method in ("HF", "HF Offload"):
+            taken[method].append(np.array([len(runs) * cost.whole[method] for cost in rounds]))
+    table = outcomes.copy()
+    for method, seconds in taken.items():
+        table[method] = pd.Series(seconds, index=table.index)
+    return derived(table, outcomes, "recorded")
+
+
+def weights(count: int, seed: int) -> Floats:
+    """[1 + DRAWS, count] shares of each unit in draws of so many, as in `resample`; first of all of them alike."""
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)
+    return np.vstack([np.ones(count), drawn]) / count
+
+
+def means(outcomes: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> Resampled:
     """Means over pools of several columns, drawn together: of one model, set, K and rule. columns: name -> column.
 
     Several questions on one long document are one draw, their mean.
     """
-    shared = found["name"].duplicated().any()
+    shared = outcomes.drop_duplicates(["pool"])["name"].duplicated().any()
+    named = outcomes.rename(columns={"set": "task", "name": "request"})[["task", "request"]]
     parts = [
-        pd.DataFrame(
-            {"task": found["set"], "request": found["name"], "method": name, "value": found[column].astype(float)}
-        )
-        for name, column in columns.items()
+        named.assign(method=name, value=outcomes[column].astype(float)) for name, column in columns.items()
     ]
-    return resample(derived(pd.concat(parts), found), "value", seed, drawn="documents" if shared else "pools")
+    return resample(derived(pd.concat(parts), outcomes), "value", seed, drawn="documents" if shared else "pools")
 
 
 # Applications
 
 
-def end_to_end(found: pd.DataFrame, before: float, reading: Callable[[int], float] | None = None) -> pd.DataFrame:
+def end_to_end(outcomes: pd.DataFrame, before: float, reading: Callable[[int], float] | None = None) -> pd.DataFrame:
     """`timed` with what comes before ranking, and with what a language model takes to read so many candidates.
 
     before: seconds of the searches. reading: seconds by candidates; then also NO_RERANKER, which reads all of them, and
     FIRST, which reads the first K.
     """
-    counts = found["layer"].map(len)
-    read = found["k"].map(reading) if reading else 0.0
-    made = found.assign(**{method: before + found[method] + read for method in (OURS_NAME, UNPRUNED, "HF")})
+    counts = outcomes["layer"].map(len)
+    read = outcomes["k"].map(reading) if reading else 0.0
+    table = outcomes.assign(**{method: before + outcomes[method] + read for method in (OURS_NAME, UNPRUNED, "HF")})
     if reading:
-        made[NO_RERANKER] = before + counts.map(reading)
-        made[FIRST] = before + read
-    return derived(made, found, "simulated") if reading else made
-
-
-def agents(
-    scores: pd.DataFrame, found: pd.DataFrame, set_: str, call: float, before: float, precision: float = 0.9
-) -> pd.DataFrame:
-    """Generated tasks with and without pruning: pool, method, seconds, done, replayed; and without a memory.
-
-    found: `timed` outcomes of one rule, K = 1 in exact order. The best past task's actions are replayed if its score
-    reaches a cut-off, which validation tasks set so that this share of what is replayed is right; else a model is asked
-    for each action, `call` seconds each, and is taken to be right.
-    """
-    model = str(found["model"].iloc[0])
-    valid, test = (pools_of(scores, model, set_, split) for split in ("validation", "test"))
-    best = np.array([pool.scores[-1].max() for pool in valid])
-    right = np.array([pool.relevant[pool.scores[-1].argmax()] for pool in valid])
-    cut = cut_off(best, right, precision)
-    rows = []
-    row: Any
-    for row, pool in zip(found.itertuples(), test, strict=True):
-        chosen = {"HF": int(pool.scores[-1].argmax()), OURS_NAME: int(np.flatnonzero(row.kept)[0])}
-        calls = len(pool.name.split("; "))
-        for method, place in chosen.items():
-            replayed = bool(pool.scores[-1, place] >= cut)
-            seconds = before + float(getattr(row, method)) + (0 if replayed else calls * call)
-            rows.append((row.pool, method, seconds, float(pool.relevant[place] or not replayed), replayed))
-        rows.append((row.pool, "no memory", calls * call, 1.0, False))
-    made = pd.DataFrame(rows, columns=["request", "method", "seconds", "done", "replayed"]).assign(task=set_)
-    return derived(made, found, "simulated")
+        by_round = 0.0 * outcomes["HF"]
+        table[NO_RERANKER] = before + counts.map(reading) + by_round
+        table[FIRST] = before + read + by_round
+    return derived(table, outcomes, "simulated") if reading else table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
 from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
-from ondevice_studies.grating.questions import CLOZE, CONTEXT, QUESTIONS
+from ondevice_studies.grating.questions import CLOZE, QUESTIONS
 from ondevice_studies.grating.study import DECODERS, DEEP, FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
 
 PAPER_RULES = (LOW, HIGH)
@@ -34,8 +33,8 @@ RESIDENT, ANONYMOUS = "rss_mb", "anon_mb"
 class Cell:
     """One model, query set, K and rule: draws [1 + DRAWS] of means over pools, the first of the recorded ones.
 
-    seconds: of each method. loss: of Precision@K, in points. means: what both were made from. ours: the method that is
-    judged; of another one than GRATING nothing is lost.
+    seconds: of each method, of draws of pools and of the clock's rounds. loss: of Precision@K, in points. means: of the
+    precisions. ours: the method that is judged; of another one than GRATING nothing is lost.
     """
 
     key: tuple[str, str, int, str]
@@ -66,16 +65,21 @@ class Cell:
 
 
 def cells(outcomes: pd.DataFrame, seed: int = 0) -> list[Cell]:
-    """outcomes: of `study.timed` or `study.end_to_end`, with a column of seconds for each method."""
+    """outcomes: of `study.timed` or `study.end_to_end`, with a column for each method, of seconds by round."""
     methods = [name for name in (OURS, UNPRUNED, HF, OFFLOAD, NO_RERANKER, FIRST) if name in outcomes]
-    made = []
+    cells_ = []
     for key, rows in outcomes.groupby(["model", "set", "k", "rule"], sort=False):
-        columns = {name: name for name in ("precision", "full", *methods)}
-        means = study.means(derived(rows, outcomes), columns, seed)
-        draws = {name: means[name][:, 0] for name in columns}
-        seconds = {method: draws[method] for method in methods}
-        made.append(Cell(cast(Any, key), seconds, 100 * (draws["full"] - draws["precision"]), means))
-    return made
+        means = study.means(derived(rows, outcomes), {"precision": "precision", "full": "full"}, seed)
+        names = pd.factorize(rows["name"])[0]
+        seconds = {}
+        for method in methods:
+            of_rows = np.stack(rows[method].to_list())
+            of_pools = np.stack([of_rows[names == number].mean(axis=0) for number in range(names.max() + 1)])
+            drawn = study.weights(len(of_pools), seed) @ of_pools
+            seconds[method] = (drawn * study.weights(of_pools.shape[1], seed + 1)).sum(axis=1)
+        loss = 100 * (means["full"] - means["precision"])[:, 0]
+        cells_.append(Cell(cast(Any, key), seconds, loss, means))
+    return cells_
 
 
 # Latency and precision of cells (Figure 8)
@@ -236,35 +240,26 @@ def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate,
 # Applications
 
 
-def high(cells: Sequence[Cell], model: str) -> Cell:
-    """An application's cell of the higher threshold."""
-    return next(cell for cell in cells if cell.key[0] == model and cell.key[3] == HIGH)
+def application(cells: Sequence[Cell], models: Sequence[str] = DECODERS, ours: str = OURS) -> Pair:
+    """(saved of HF's latency, loss) with the model that saves most. cells: of one application."""
+    of_models = [cell.by(ours) for cell in cells if cell.key[0] in models]
+    return max(of_models, key=lambda cell: cell.saved(HF)[0]).pair(HF)
+
+
+def least_saved(rag: Sequence[Cell], context: Sequence[Cell], ours: str = OURS) -> Pair:
+    """(saved of HF's latency, loss), of the applications, each with its better model, where least is saved."""
+    pairs = [application(cells, ours=ours) for cells in (rag, context)]
+    return min(pairs, key=lambda pair: pair[0].value)
+
+
+def most_lost(rag: Sequence[Cell]) -> Estimate:
+    """The greater loss of Precision@10 of the two decoders, in points."""
+    return max((cell.lost for cell in rag), key=lambda loss: loss.value)
 
 
 def read_less(context: Sequence[Cell], ours: str = OURS) -> Estimate:
     """Percent of the end-to-end latency without a reranker that selection saves on long contexts, with `BASE`."""
-    return high(context, study.BASE).by(ours).pair(NO_RERANKER)[0]
-
-
-def right_answers(answers: pd.DataFrame, scores: pd.DataFrame) -> tuple[Estimate, ...]:
-    """Points gained over the best way without a reranker, by (HF, GRATING), intervals over documents.
-
-    answers, scores: the records; the latter knows a pool's document.
-    """
-    ways = answers["model"] + " " + answers["way"]
-    wide = answers.assign(way=ways).pivot_table(index="pool", columns="way", values="right")
-    names = [pool.name for pool in study.pools_of(scores, study.BASE, CONTEXT)]
-    documents = [names[pool] for pool in wide.index]
-    without = [way for way in map(str, wide) if way.startswith(" ")]
-
-    def gain(drawn: NDArray[np.int64], way: str) -> float:
-        means = wide.iloc[drawn].mean()
-        return float(100 * (np.mean([means[f"{model} {way}"] for model in DECODERS]) - means[without].max()))
-
-    return tuple(
-        resampled(partial(gain, way=way), len(wide), answers, drawn="documents", clusters=documents)
-        for way in ("full", HIGH)
-    )
+    return next(cell for cell in context if cell.key[0] == study.BASE).by(ours).pair(NO_RERANKER)[0]
 
 
 def share_of_stage(stages: pd.DataFrame, column: str, index: int = -1) -> Estimate:

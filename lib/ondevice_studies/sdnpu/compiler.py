@@ -48,11 +48,8 @@ def compiled() -> None:
             folder = Path(scratch) / "graphs"
             exported(models.load(spec), folder)
             facts = static_graphs.facts_of(folder)
-            for part in [*(f"block{number:02}" for number in range(len(facts["layers"]))), "head"]:
-                if (spec, part) in recorder.done:
-                    continue
-                graphs = [folder / f"{part}-{facts[rows]}.onnx" for rows in ("large", "small")]
-                shared, apart = (htp.compiled(graphs, Path(scratch) / f"{part}-{way}", way) for way in (True, False))
+            done = {part for model, part in recorder.done if model == spec}
+            for part, shared, apart in htp.both_ways(folder, facts, Path(scratch) / "binaries", skipped=done):
                 row = {
                     "shared_mb": shared.size / 1e6,
                     "apart_mb": apart.size / 1e6,

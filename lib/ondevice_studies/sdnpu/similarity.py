@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     from ondevice_studies.speculation.request_set import Request
 
 GRAM = 4  # tokens
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]  # texts to unit vectors [n, d]
 
 
-def of_answers(
-    requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase, embed: Embed | None = None
-) -> pd.DataFrame:
+def of_answers(requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase) -> pd.DataFrame:
     """Figure 3a: cosines of pairs of answers, a row a pair: model, pair, first, second, cosine.
 
     The paper takes four groups of UI tasks: answers within one task, within a group, and across groups. Our group is a
@@ -34,20 +31,11 @@ def of_answers(
     across: pairs of different families, but for two questions about the same document, which are in neither relation.
     Nearest is by the cosine of the contexts; the answers have no part in it. With more requests a family it is nearer.
 
-    first, second: the requests, as family and place in it. An answer is what is decoded of it, so without its loops.
-    embed: all-MiniLM-L6-v2 by default, as in the paper; it reads the first 256 of its tokens, of a context too.
-    Raises ValueError where a family has fewer than three answers, there is but one family, or an answer is empty.
+    first, second: the requests, as family and place in it. Texts are embedded by all-MiniLM-L6-v2, as in the paper; it
+    reads the first 256 of its tokens, of a context too.
     """
-    _check(requests)
     families = [request.task for request in requests]
-    for family in dict.fromkeys(families):
-        if families.count(family) < 3:
-            raise ValueError(
-                f"To tell tasks from their group takes three answers, not {families.count(family)} of {family!r}."
-            )
-    if len(set(families)) < 2:
-        raise ValueError(f"Pairs across groups take two families of requests, not {families[0]!r} alone.")
-    contexts, answers = _vectors(requests, tokenizer, embed)
+    contexts, answers = _vectors(requests, tokenizer)
     nearest = _nearest(contexts @ contexts.T, families)
     cosines = answers @ answers.T
     rows = []
@@ -59,32 +47,25 @@ def of_answers(
 
 
 def of_contexts(
-    requests: Sequence[Request],
-    model: str,
-    tokenizer: PreTrainedTokenizerBase,
-    task: str = "summary",
-    embed: Embed | None = None,
+    requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase, task: str
 ) -> pd.DataFrame:
-    """Figure 3b: how alike a family's answers and their contexts are: model, task, prompt, cosine, overlap, distance.
+    """Figure 3b: how alike a family's answers and contexts are: model, task, prompt, cosine, other, overlap, distance.
 
     cosine: of their embeddings, as in `of_answers`. A context is the whole prompt, the few words that ask included.
+    other: the same with the context of the family's next request.
     distance: Levenshtein's on tokens of the model, over the longer text's length, so at least 1 less the ratio of their
     lengths, however much is copied. overlap: 1 less the distance; the paper's "low lexical overlap (> 0.11)" reads as
     this, while its section 2.3 calls the same number a distance.
-    Raises ValueError where the family has no requests, or an answer is empty.
     """
     family = [request for request in requests if request.task == task]
-    if not family:
-        raise ValueError(f"There are no requests of {task!r}.")
-    _check(family)
-    contexts, answers = _vectors(family, tokenizer, embed)
-    cosines = np.clip((contexts * answers).sum(1), -1, 1)
+    contexts, answers = _vectors(family, tokenizer)
+    cosines, others = (np.clip((rows * answers).sum(1), -1, 1) for rows in (contexts, np.roll(contexts, -1, 0)))
     special = set(tokenizer.all_special_ids)
     rows = []
-    for request, cosine in zip(family, cosines, strict=True):
-        far = distance(*([token for token in ids if token not in special] for ids in (request.ids, _answer(request))))
-        rows.append((model, task, request.prompt, float(cosine), 1 - far, far))
-    return pd.DataFrame(rows, columns=["model", "task", "prompt", "cosine", "overlap", "distance"])
+    for request, cosine, other in zip(family, cosines, others, strict=True):
+        far = distance(*([token for token in ids if token not in special] for ids in (request.ids, request.answer)))
+        rows.append((model, task, request.prompt, float(cosine), float(other), 1 - far, far))
+    return pd.DataFrame(rows, columns=["model", "task", "prompt", "cosine", "other", "overlap", "distance"])
 
 
 def copied(requests: Sequence[Request], model: str) -> pd.DataFrame:
@@ -92,11 +73,10 @@ def copied(requests: Sequence[Request], model: str) -> pd.DataFrame:
 
     Over all 4-grams of a family, as they come in the answers; NaN where there is none.
     """
-    _check(requests)
     hits: dict[str, list[bool]] = {}
     for request in requests:
         context = set(_grams(request.ids))
-        hits.setdefault(request.task, []).extend(gram in context for gram in _grams(_answer(request)))
+        hits.setdefault(request.task, []).extend(gram in context for gram in _grams(request.answer))
     rows = [(model, task, float(np.mean(copies)) if copies else np.nan, len(copies)) for task, copies in hits.items()]
     return pd.DataFrame(rows, columns=["model", "task", "copied", "grams"])
 
@@ -115,21 +95,13 @@ def distance(first: Sequence[int], second: Sequence[int]) -> float:
     return float(row[-1]) / max(len(first), len(second))
 
 
-def _check(requests: Sequence[Request]) -> None:
-    if not requests:
-        raise ValueError("Similarity is measured on at least one request, not 0.")
-    for request in requests:
-        if not _answer(request):
-            raise ValueError(f"The answer to {_named(request)} has no tokens.")
-
-
 def _vectors(
-    requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase, embed: Embed | None
+    requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unit vectors [n, d] of the contexts, and of the answers."""
-    rows = [ids for request in requests for ids in (request.ids, _answer(request))]
+    rows = [ids for request in requests for ids in (request.ids, request.answer)]
     texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in rows]
-    vectors = (embed or retrieval.embedder())(texts)
+    vectors = retrieval.embedder()(texts)
     return vectors[::2], vectors[1::2]
 
 
@@ -138,10 +110,6 @@ def _nearest(cosines: NDArray[np.float32], families: Sequence[str]) -> list[int]
     group = np.array(families)
     allowed = (group[:, None] == group) & ~np.eye(len(group), dtype=bool)
     return [int(index) for index in np.where(allowed, cosines, -np.inf).argmax(1)]
-
-
-def _answer(request: Request) -> tuple[int, ...]:
-    return request.answer[: request.limit]
 
 
 def _named(request: Request) -> str:

@@ -1,13 +1,12 @@
 """What the notebook's exhibits share: recorded passes, graphs' times, and what follows from both.
 
 Tables are those of data/records/sdnpu (made by `record` and `timing` beside this file). A pass is one forward of the
-model that verifies a draft. Means are sums over sums of a task's prompts, averages are over tasks and models.
+model that verifies a draft. Means are sums over sums of a task's prompts, averages are over tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -15,56 +14,30 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from ondevice import evidence
-from ondevice.evidence import Estimate, derived, kind_of
-from ondevice.evidence.resampling import DRAWS, Resampled, interval
-from ondevice_papers.sdnpu.drafter import BASES, PARTS
-from ondevice_studies.sdnpu.workbench import REQUEST
-from ondevice_studies.speculation.nested import OfPrompts, joined, resample_models
+from ondevice.evidence import Estimate, derived
+from ondevice.evidence.resampling import DRAWS, Resampled, interval, resample
+from ondevice_papers.sdnpu.drafter import PARTS
+from ondevice_programs.graphs.switching import Profile
 
-SWITCHED = ["model", "precision", "tokens", "cold"]  # what one comparison of ways of switching is of
+SWITCHED = ["model", "tokens", "cold"]  # what one comparison of ways of switching is of
+PREFILL_ROWS = 256  # of G1
 DECODE_ROWS = 32  # of G2
 MOST_SHAPES = 3  # static graphs to decode on
-
-
-def by_prompt(table: pd.DataFrame, column: str) -> OfPrompts:
-    """`column` of a table with model, task, request and method; its tasks are pairs `model task`.
-
-    A task's request of one number has the same prompt for both models, so a draw takes it for both.
-    """
-    return joined(resample_models(table, column))
-
-
-def rate(table: pd.DataFrame, column: str, per: str) -> OfPrompts:
-    """The means of one column over those of another one, so sums over sums; both as in `by_prompt`."""
-    sample = by_prompt(table, column)
-    return replace(sample, values=sample.values / by_prompt(table, per).values)
-
-
-def of_the_paper(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A record's rows of the paper's rules and its baselines. column: with methods, arms or rules.
-
-    Records of the small models hold rules of our own, too, which lost to the mixture on SmolLM2 and left.
-    """
-    names = table[column]
-    own = names.isin(["ours", "CPU ours"]) | (names.str.contains("+", regex=False) & ~names.str.contains(", printed"))
-    own &= ~names.str.contains(" +G", regex=False)
-    renamed = names.str.replace(", printed", "").replace("printed", "sd.npu")
-    return derived(table.assign(**{column: renamed})[~own], table)
+BASES = ("PLD", "SAM")  # the paper's, to which it adds calibration and reuse
 
 
 # Tokens per pass
 
 
-def accepted(passes: pd.DataFrame) -> OfPrompts:
-    """Tokens a pass of every method, the model's own included; its tasks are pairs `model task`."""
-    sums = passes.groupby([*REQUEST, "method"], sort=False)["emitted"].agg(["sum", "size"]).reset_index()
-    return rate(derived(sums, passes), "sum", "size")
+def accepted(answers: pd.DataFrame, names: Sequence[str] = (), seed: int = 0) -> Resampled:
+    """Tokens per pass by task, of methods on the requests that all of them answered. answers: of `spec_bench.load`."""
+    decoded, passes = (resample(answers, column, seed, names) for column in ("decoded", "passes"))
+    return decoded.over(passes)
 
 
 def gains(rates: Resampled) -> Resampled:
-    """Each part's tokens per pass over its base's, by method."""
-    parts = [f"{base}+{part}" for base in BASES for part in PARTS]
+    """Each recorded part's tokens per pass over its base's, by method."""
+    parts = [name for name in (f"{base}+{part}" for base in BASES for part in PARTS) if name in rates.names]
     return rates.ratios({part: (part, part.split("+")[0]) for part in parts})
 
 
@@ -102,6 +75,12 @@ def _spent(counts: NDArray[np.int64], seconds: NDArray[np.float64], shapes: Sequ
 # Switching, measured
 
 
+def profile(blocks: pd.DataFrame) -> Profile:
+    """Recorded times of each block's graphs. blocks: of one model, warm or cold."""
+    ordered = blocks.sort_values("block")
+    return Profile(*(ordered[name].to_numpy() for name in Profile._fields))
+
+
 def medians(switching: pd.DataFrame, column: str = "total_s") -> dict[Any, NDArray[np.float64]]:
     """By way [1 + DRAWS]: the median over the rounds, then of draws of rounds, the same ones for every way.
 
@@ -134,41 +113,33 @@ def hidden(switching: pd.DataFrame) -> pd.DataFrame:
 # Whole requests, measured
 
 
-def whole_requests(whole: pd.DataFrame, decoding: bool = False) -> OfPrompts:
-    """ms a token by arm: whole requests over their tokens, or decoding over those after the first.
+def by_prompt(whole: pd.DataFrame, column: str) -> Resampled:
+    """`column` by task and arm; draws are of each task's prompts, the same ones for every arm."""
+    return resample(derived(whole.assign(method=whole["arm"]), whole), column)
 
-    Of a request the median of its rounds; tasks are pairs `model task`.
-    """
+
+def per_token(whole: pd.DataFrame, decoding: bool = False) -> Resampled:
+    """ms per token by task and arm: whole requests over their tokens, or decoding over those after the first."""
     seconds = whole["decode_s"] if decoding else whole["prefill_s"] + whole["decode_s"]
-    table = whole.assign(ms=1e3 * seconds, counted=whole["tokens"] - decoding)
-    return rate(of_rounds(table, ["ms", "counted"]), "ms", "counted")
-
-
-def prefills(whole: pd.DataFrame) -> OfPrompts:
-    """Seconds to the first token by arm, the mean over requests; of a request the median of its rounds."""
-    return by_prompt(of_rounds(whole, ["prefill_s"]), "prefill_s")
-
-
-def of_rounds(whole: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """model, task, request, method, which is the arm, and of `columns` the median of a request's rounds."""
-    table = whole.groupby(["model", "task", "request", "arm"], sort=False)[list(columns)].median().reset_index()
-    return derived(table.rename(columns={"arm": "method"}), whole)
+    table = derived(whole.assign(ms=1e3 * seconds, counted=whole["tokens"] - decoding), whole)
+    return by_prompt(table, "ms").over(by_prompt(table, "counted"))
 
 
 def rest_seconds(whole: pd.DataFrame, arm: str = "NPU vanilla", kept: str = "CPU vanilla") -> Estimate:
-    """Seconds of decoding of an arm, which switching delays, and of the prefill on an engine that switches nothing."""
-    decoding = whole[whole["arm"] == arm].groupby("request")["decode_s"].median()
-    first = whole[whole["arm"] == kept].groupby("request")["prefill_s"].median()
-    return evidence.mean((decoding + first).tolist(), kind_of(whole), drawn="prompts")
+    """Seconds of an arm's decoding, which switching delays, and of the prefill on an engine that switches nothing.
+
+    whole: of one task.
+    """
+    decoding, first = by_prompt(whole, "decode_s"), by_prompt(whole, "prefill_s")
+    return decoding.estimate((decoding[arm] + first[kept])[:, 0])
 
 
-def parts(whole: pd.DataFrame, task: str = "summary") -> pd.DataFrame:
-    """Figure 13, measured: model, arm, part (prefill with switching and calibration, drafting, forwards), ms."""
-    requests = whole[whole["task"] == task]
-    split = requests.assign(
-        prefill=requests["prefill_s"],
-        drafting=requests["draft_s"] + requests["observe_s"],
-        forwards=requests["decode_s"] - requests["draft_s"] - requests["observe_s"],
+def parts(whole: pd.DataFrame) -> pd.DataFrame:
+    """Figure 13, measured: arm, part (prefill with switching and calibration, drafting, forwards), ms per request."""
+    split = whole.assign(
+        prefill=whole["prefill_s"],
+        drafting=whole["draft_s"] + whole["observe_s"],
+        forwards=whole["decode_s"] - whole["draft_s"] - whole["observe_s"],
     )
-    means = 1e3 * split.groupby(["model", "arm"], sort=False)[["prefill", "drafting", "forwards"]].mean()
-    return derived(means.reset_index().melt(["model", "arm"], var_name="part", value_name="ms"), whole)
+    means = 1e3 * split.groupby("arm", sort=False)[["prefill", "drafting", "forwards"]].mean()
+    return derived(means.reset_index().melt("arm", var_name="part", value_name="ms"), whole)

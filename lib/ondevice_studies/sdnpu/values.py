@@ -3,7 +3,8 @@
 What stands in sd.npu's place is an option (`ours`, `greedy`, `way`), so that a null is the same function with another
 name. Parameters are named as the notebook's tables:
 
-requests, prefill: whole requests and first tokens on this machine (`study.whole_requests`, `study.prefills`).
+requests: whole requests on this machine (`study.per_token`). summarized, prefill: those of summaries alone, and their
+first tokens (`study.by_prompt`).
 rates: tokens per pass (`study.accepted`). static: rows, seconds of one model's static graphs.
 """
 
@@ -19,26 +20,17 @@ from ondevice import evidence
 from ondevice.evidence import Estimate, exact, kind_of
 from ondevice.evidence.resampling import DRAWS, Resampled, interval, rank_correlation
 from ondevice_studies.sdnpu.printed import Line
-from ondevice_studies.sdnpu.study import by_prompt, medians, of_rounds
-from ondevice_studies.speculation.nested import OfPrompts
+from ondevice_studies.sdnpu.study import by_prompt, medians
 
 Pair = tuple[Estimate, Estimate]
-_LARGER = "base summary"  # the larger model's summaries
 
 
 # Recorded requests on this machine
 
 
-def speedups(requests: OfPrompts, others: Sequence[str], ours: str = "sd.npu", task: str = "") -> Pair:
-    """(least, greatest) speed-up of `ours` over the others, tasks and models. task: of this one alone."""
-    sample = _of_task(requests, task)
-    over = np.stack([sample[other] / sample[ours] for other in others if other != ours], axis=2)
-    return sample.estimate(over.min(axis=(1, 2))), sample.estimate(over.max(axis=(1, 2)))
-
-
-def sam_on_cpu(requests: Resampled, arm: str = "CPU-SAM") -> Pair:
-    """(least, greatest) speed-up of SAM over vanilla on this CPU."""
-    over = requests["CPU vanilla"] / requests[arm]
+def speedups(requests: Resampled, other: str, ours: str = "sd.npu") -> Pair:
+    """(least, greatest) speed-up of `ours` over another arm, by task."""
+    over = requests[other] / requests[ours]
     return requests.estimate(over.min(axis=1)), requests.estimate(over.max(axis=1))
 
 
@@ -49,22 +41,19 @@ def switching_gains(requests: Resampled, greedy: str = "+G") -> Pair:
     return requests.estimate(plain.mean(axis=1)), requests.estimate(sam.mean(axis=1))
 
 
-def switching_saved(requests: OfPrompts, greedy: str = "+G") -> Estimate:
-    """Gain of greedy over synchronous switching, plain summaries by the larger model."""
-    sample = _of_task(requests, _LARGER)
-    return sample.estimate((sample["NPU vanilla"] / sample[f"NPU {greedy}"])[:, 0] - 1)
+def switching_saved(summarized: Resampled, greedy: str = "+G") -> Estimate:
+    """Gain of greedy over synchronous switching, plain summaries."""
+    return _over(summarized, "NPU vanilla", f"NPU {greedy}", less=1)
 
 
-def over_sam(requests: OfPrompts, ours: str = "sd.npu") -> Estimate:
-    """Of SAM over sd.npu, both with greedy switching, summaries by the larger model."""
-    sample = _of_task(requests, _LARGER)
-    return sample.estimate((sample["NPU-SAM +G"] / sample[ours])[:, 0])
+def over_sam(summarized: Resampled, ours: str = "sd.npu") -> Estimate:
+    """Of SAM over sd.npu, both with greedy switching, summaries."""
+    return _over(summarized, "NPU-SAM +G", ours)
 
 
-def first_token(prefill: OfPrompts, ours: str = "sd.npu") -> Estimate:
-    """Time to the first token over synchronous switching's without calibration, summaries by the larger model."""
-    sample = _of_task(prefill, _LARGER)
-    return sample.estimate((sample[ours] / sample["NPU vanilla"])[:, 0])
+def first_token(prefill: Resampled, ours: str = "sd.npu") -> Estimate:
+    """Time to the first token over synchronous switching's without calibration, summaries."""
+    return _over(prefill, ours, "NPU vanilla")
 
 
 def exposed(switching: pd.DataFrame, rest: Estimate, way: str = "synchronous") -> Estimate:
@@ -101,59 +90,57 @@ def calibration_cost(calibration: pd.DataFrame, rule: str = "sd.npu") -> tuple[E
     return tuple(Estimate(value, low, high, int(n), kind, "chunks") for value, low, high, n in rows)
 
 
-def drafting_and_reuse(whole: pd.DataFrame, arm: str = "sd.npu") -> Estimate:
-    """ms per pass."""
-    return _step_ms(whole, arm, whole["draft_s"] + whole["observe_s"])
-
-
-def sam_drafting(whole: pd.DataFrame, arm: str = "NPU-SAM") -> Estimate:
-    """ms per pass of drafting alone."""
-    return _step_ms(whole, arm, whole["draft_s"])
-
-
-def _step_ms(whole: pd.DataFrame, arm: str, seconds: pd.Series) -> Estimate:
-    table = whole.assign(spent=1e3 * seconds / whole["passes"])[(whole["arm"] == arm) & (whole["passes"] > 0)]
-    sample = by_prompt(of_rounds(evidence.derived(table, whole), ["spent"]), "spent")
+def step_ms(whole: pd.DataFrame, arm: str, columns: Sequence[str]) -> Estimate:
+    """ms per pass of an arm's parts. columns: their seconds, draft_s or observe_s."""
+    table = whole.assign(spent=1e3 * whole[[*columns]].sum(axis=1) / whole["passes"])[whole["arm"] == arm]
+    sample = by_prompt(evidence.derived(table, whole), "spent")
     return sample.estimate(sample[arm].mean(axis=1))
+
+
+def _over(sample: Resampled, arm: str, other: str, less: float = 0) -> Estimate:
+    """The mean of one arm over that of another one, of one task."""
+    return sample.estimate((sample[arm] / sample[other])[:, 0] - less)
 
 
 # Tokens per pass, ids, drafts
 
 
 def accepted_gain(rates: Resampled, base: str, part: str = "+both") -> Pair:
-    """(least, mean) gain of both parts over their base, over models and tasks."""
+    """(least, mean) gain of both parts over their base, over the tasks."""
     gain = rates[base + part] / rates[base]
     return rates.estimate(gain.min(axis=1)), rates.estimate(gain.mean(axis=1))
 
 
 def identical(answers: pd.DataFrame, plain: bool = False) -> Pair:
-    """(share of the recorded answers that are vanilla's, their number): all there are, so without an interval.
+    """(share of the live recorded answers that are vanilla's, their number): all there are, so without an interval.
 
     plain: of vanilla's own answers, or of all others.
     """
-    counted = answers.loc[(answers["method"] == "vanilla") == plain, "identical"]
+    counted = answers.loc[((answers["method"] == "vanilla") == plain) & answers["live"], "identical"]
     return exact(counted.mean(), kind_of(answers)), exact(len(counted), kind_of(answers))
 
 
-def shorter_drafts(summaries: pd.DataFrame, method: str, limit: int) -> Estimate:
-    """Share of the passes with fewer tokens drafted, of one model's summaries; draws are of requests."""
+def shorter_drafts(summaries: pd.DataFrame, method: str, limit: int, plain: bool = False) -> Estimate:
+    """Share of a method's passes with fewer tokens drafted; draws are of requests. plain: as if nothing was drafted."""
     passes = summaries[summaries["method"] == method]
-    passes = passes.assign(short=passes["drafted"] < limit).groupby("request")["short"].agg(["sum", "size"])
-    short, size = passes.to_numpy().T
+    drafted = passes["drafted"] * (not plain)
+    short, size = (drafted < limit).groupby(passes["request"]).agg(["sum", "size"]).to_numpy().T
     return evidence.resampled(
-        lambda rows: float(short[rows].sum() / size[rows].sum()), len(passes), kind_of(summaries), drawn="prompts"
+        lambda rows: float(short[rows].sum() / size[rows].sum()), len(size), kind_of(summaries), drawn="prompts"
     )
 
 
-def reusable(rejections: pd.DataFrame, method: str = "SAM", cases: Sequence[str] = ("missing", "synonym")) -> Estimate:
-    """Percent of the rejections that are of these cases; a draw takes all of a prompt's, by both models."""
-    table = rejections[rejections["method"] == method]
-    kind = kind_of(table)
-    table = table.assign(kept=table["case"].isin(cases))
-    counts = table.groupby(["set", "task", "request"])["kept"].agg(["sum", "size"])
+def reusable(
+    rejections: pd.DataFrame, column: str = "case", cases: Sequence[str] = ("missing", "synonym")
+) -> Estimate:
+    """Percent of the rejections that are of these cases; a draw takes all of a prompt's.
+
+    column: case, by the output that came instead, or elsewhere, by another request's.
+    """
+    counts = rejections[column].isin(cases).groupby(rejections["request"]).agg(["sum", "size"])
     kept, size = counts.to_numpy().T
     return evidence.resampled(
-        lambda rows: float(100 * kept[rows].sum() / size[rows].sum()), len(counts), kind, drawn="prompts"
+        lambda rows: float(100 * kept[rows].sum() / size[rows].sum()), len(counts), kind_of(rejections), drawn="prompts"
     )
 
 
@@ -174,6 +161,12 @@ def overlap_with_context(contexts: pd.DataFrame) -> Pair:
     kind = kind_of(contexts)
     median = evidence.resampled(lambda rows: float(np.median(overlap[rows])), len(overlap), kind, drawn="prompts")
     return evidence.share((overlap > 0.11).sum(), len(overlap), kind, drawn="prompts"), median
+
+
+def near_context(contexts: pd.DataFrame, column: str = "cosine") -> Estimate:
+    """Share of the summaries whose cosine with a context is above 0.76. column: their own, or other, the next one's."""
+    near = contexts[column] > 0.76
+    return evidence.share(near.sum(), len(near), kind_of(contexts), drawn="prompts")
 
 
 def mean_of_pairs(cosines: pd.DataFrame) -> Estimate:
@@ -229,8 +222,3 @@ def draft_models_gb(weights: pd.DataFrame, bits: float = 16) -> tuple[float, flo
 def agreement(by_schedule: Sequence[bool] | bool, by_partition: Sequence[bool]) -> float:
     """Share of instances with the same answer. by_schedule: an answer each, or one for all."""
     return float(np.equal(by_schedule, by_partition).mean())
-
-
-def _of_task(sample: OfPrompts, task: str) -> OfPrompts:
-    """The sample of one task of both models, or of the larger one, as `base summary`; all of it where task is empty."""
-    return sample.only([column for column, name in enumerate(sample.tasks) if name.endswith(task)])

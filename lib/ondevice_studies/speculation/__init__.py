@@ -1,1 +1,1 @@
-"""Shared by DIAA's and sd.npu's evidence: requests and their plain answers, reruns, the mixture's weights."""
+"""Shared by DIAA's and sd.npu's evidence: requests, plain answers, drafters on Spec-Bench, the mixture's weights."""

@@ -37,7 +37,7 @@ def fit() -> NDArray[np.float64]:
 def main() -> None:
     """Fit and ship them: some ten minutes of a CPU core. Run: python -m ondevice_studies.speculation.defaults."""
     torch.set_num_threads(1)
-    models.save_arrays("mixture", {**models.load_arrays("mixture"), "any model": fit()})
+    models.save_arrays("mixture", {"any model": fit()})
 
 
 if __name__ == "__main__":

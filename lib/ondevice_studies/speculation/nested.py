@@ -48,16 +48,16 @@ def distinct(prompts: Collection[frozenset[str]]) -> int:
 
 
 def resample_models(
-    table: pd.DataFrame, column: str, seed: int = 0, names: Collection[str] = (), prompt: str = "request"
+    table: pd.DataFrame, column: str, seed: int = 0, names: Collection[str] = ()
 ) -> dict[str, OfPrompts]:
-    """By model, `resample` of its rows: `column` of a table with model, task, method and `prompt`.
+    """By model, `resample` of its rows: `column` of a table with model, task, request and method.
 
-    prompt: a column with one label per prompt of a task, whoever answers. Each draw is of the prompts that at least one
-    model answered by all names; a model's mean is over those of them that it answered.
+    A request has one label, whoever answers. Each draw is of the requests that at least one model answered by all
+    names; a model's mean is over those of them that it answered.
     """
     table = table[table["method"].isin(names)] if names else table
     models: dict[str, pd.DataFrame] = {
-        str(model): rows.pivot_table(index=["task", prompt], columns="method", values=column, sort=False).dropna()
+        str(model): rows.pivot_table(index=["task", "request"], columns="method", values=column, sort=False).dropna()
         for model, rows in table.groupby("model", sort=False)
     }
     random = np.random.default_rng(seed)

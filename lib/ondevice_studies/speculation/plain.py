@@ -1,8 +1,8 @@
 """Requests to public models: Spec-Bench's first turns, and the plain answer to each, until it ends or loops.
 
-`make record PAPER=speculation ARGS="--only plain"` records the answers' lengths and hashes, never a text. A whole
-answer stays in the user's cache, so that drafters that read no logits can be replayed on it. An answer that is there
-already is checked against the model in one pass, a row after each of its tokens, rather than decoded once more.
+`make record PAPER=speculation` records the answers' lengths and hashes, never a text. A whole answer stays in the
+user's cache, so that drafters that read no logits can be replayed on it. An answer that is there already is checked
+against the model in one pass, a row after each of its tokens, rather than decoded once more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LONGEST = 256  # tokens of an answer
 SPLIT_ANEW = ("spec-bench-311", "spec-bench-420")
 CLOSE = 1e-3  # of two logits: rows of one pass may differ by less from a row alone
 LABELS = {models.SMOLLM2: "smollm2", models.QWEN: "qwen"}  # in names of records
+FIRST = {models.QWEN: 120}  # requests of a model, the tasks in turns; all of a model that is not here
 KEYS = ["model", "request"]
 PARAMETERS = {"tokens": LONGEST, "threads": 1, "dtype": "float32"}
 
@@ -66,9 +67,14 @@ def answered(lm: CausalLM, request: Request, earlier: Sequence[int] = ()) -> dic
     """
     margins: list[float] = []
     generation = generate(
-        lm, AnswerDrafter(earlier), request.ids, request.limit, choice=noting(margins), eos_token_ids=request.ends,
+        lm,
+        AnswerDrafter(earlier),
+        request.ids,
+        request.limit,
+        choice=noting(margins),
+        eos_token_ids=request.ends,
         budget=request.limit,
-    )  # fmt: skip
+    )
     tokens = list(generation.tokens)
     if earlier and (len(generation.steps) > 1 or min(margins) < CLOSE):
         return answered(lm, request)
@@ -89,8 +95,9 @@ def answered(lm: CausalLM, request: Request, earlier: Sequence[int] = ()) -> dic
 
 
 def record(model: str, recorder: evidence.Recorder) -> None:
-    """Answer what is missing, Spec-Bench's tasks in turn."""
-    missing = [prompt for prompt in in_turns(prompts.spec_bench()) if (model, prompt.id) not in recorder.done]
+    """Answer the missing requests, Spec-Bench's tasks in turn."""
+    requests = in_turns(prompts.spec_bench())[: FIRST.get(model)]
+    missing = [prompt for prompt in requests if (model, prompt.id) not in recorder.done]
     if not missing:
         return
     loaded = models.load(model)

@@ -1,21 +1,15 @@
-"""The requests that speculative decoding is measured on: task prompts, answered until the answer ends or loops."""
+"""A request that speculative decoding is measured on: a prompt, and how far its answer is decoded."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-
-from transformers import PreTrainedModel
 
 from ondevice import corpus
-from ondevice.causal_lm.generation import LONGEST, greedy, loop_start
 from ondevice.corpus.prompts import pick
 
 _GRAM = 4  # tokens
-FEWEST = 8  # tokens of an answer that is worth timing
-_LOOKED_AT = 4  # prompts for every request that is asked for: then the search for long enough ones ends
 
 
 @dataclass(frozen=True)
@@ -37,11 +31,6 @@ class Request:
     limit: int
     ends: frozenset[int]
 
-    @property
-    def timed(self) -> bool:
-        """Whether the answer is long enough to be timed."""
-        return self.limit >= FEWEST
-
 
 def spread(tasks: Iterable[corpus.Task]) -> list[corpus.Task]:
     """In an order set by hash, one of every module or class before a second of any."""
@@ -53,33 +42,6 @@ def spread(tasks: Iterable[corpus.Task]) -> list[corpus.Task]:
         turns.append((seen[home], task))
         seen[home] += 1
     return [task for _, task in sorted(turns, key=lambda turn: turn[0])]
-
-
-def answered(
-    task: str,
-    prompts: Iterable[tuple[str, Sequence[int]]],
-    count: int,
-    model: PreTrainedModel,
-    end: int | None,
-    longest: int = LONGEST,
-    tried: int | None = None,
-) -> list[Request]:
-    """Requests from (name, ids) of prompts, until `count` are long enough to be timed or `tried` prompts were.
-
-    end: the id that ends an answer; None: only `longest` does. tried: by default four times as many.
-    """
-    coming = islice(prompts, tried or _LOOKED_AT * count)
-    requests: list[Request] = []
-    while (missing := count - sum(request.timed for request in requests)) > 0 and (
-        batch := list(islice(coming, missing))
-    ):
-        outputs = greedy(model, [ids for _, ids in batch], end, longest)
-        for (name, ids), output in zip(batch, outputs, strict=True):
-            ends = frozenset(() if end is None else (end,))
-            start = loop_start(output.ids)
-            limit = len(output.ids) + output.ended if start is None else start
-            requests.append(Request(task, len(requests), name, tuple(ids), output.ids, limit, ends))
-    return requests
 
 
 def redundancy(prompt: Sequence[int], answer: Sequence[int]) -> float:

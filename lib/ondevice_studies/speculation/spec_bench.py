@@ -119,7 +119,7 @@ def drafted(
     for request in requests:
         lm: Any = bench.lm
         if replayed:
-            lm = ReplayedModel({request.ids: _plain_answer(bench, request)}, bench.lm.vocabulary, bench.lm.context)
+            lm = ReplayedModel({request.ids: plain_answer(bench, request)}, bench.lm.vocabulary, bench.lm.context)
         generation = generate(lm, drafter, request.ids, request.limit, budget=budget, eos_token_ids=request.ends)
         columns = {
             "request": request.name,
@@ -142,7 +142,7 @@ def drafted(
     return pd.DataFrame(rows)
 
 
-def _plain_answer(bench: Bench, request: Request) -> list[int]:
+def plain_answer(bench: Bench, request: Request) -> list[int]:
     """The plain answer to a request, up to its limit, from the cache or decoded now."""
     sha = digest(request.ids)
     answer = plain.kept(bench.model, sha)
@@ -160,9 +160,13 @@ def record(paper: str, methods: Mapping[str, Method], bench: Bench, names: Seque
         if is_recorded(paper, name_of(bench.model, name), method):
             continue
         recorder = evidence.Recorder(
-            paper, name_of(bench.model, name), KEYS, PARAMETERS | {"nodes": method.budget}, [bench.model],
+            paper,
+            name_of(bench.model, name),
+            KEYS,
+            PARAMETERS | {"nodes": method.budget},
+            [bench.model],
             parts=[method.module],
-        )  # fmt: skip
+        )
         requests = recorded_requests(bench, answers, method.most)
         for task in dict.fromkeys(request.task for request in requests):
             if (bench.model, name, task) in recorder.done:

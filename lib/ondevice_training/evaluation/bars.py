@@ -32,19 +32,19 @@ class Bar:
 
     def row(self, evaluation: Mapping[str, Any]) -> str:
         """The row of a model card's table: limit, value with standard error, 95 % interval, n, whether it is met."""
-        found = self.measured(evaluation["results"])
+        estimate = self.measured(evaluation["results"])
         limit = self.limits.get(evaluation["model"]["size"] or "")
         scale, unit = (100, " %") if self.percent else (1, "")
-        digits = 1 if self.percent else 2 if abs(found["value"]) >= 1 else 3
+        digits = 1 if self.percent else 2 if abs(estimate["value"]) >= 1 else 3
         value, error, low, high = (
-            f"{scale * found[key]:.{digits}f}" for key in ("value", "standard_error", "low", "high")
+            f"{scale * estimate[key]:.{digits}f}" for key in ("value", "standard_error", "low", "high")
         )
         bar, verdict = "-", "no bar"
         if limit is not None:
             bar = f"{self.sense} {scale * limit:g}{unit}"
-            verdict = "met" if _SENSES[self.sense](found["value"], limit) else "**not met**"
+            verdict = "met" if _SENSES[self.sense](estimate["value"], limit) else "**not met**"
         return (
-            f"| {self.label} | {bar} | {value} ± {error}{unit} | {low}{unit} to {high}{unit} | {found['count']} | "
+            f"| {self.label} | {bar} | {value} ± {error}{unit} | {low}{unit} to {high}{unit} | {estimate['count']} | "
             f"{verdict} |"
         )
 

@@ -40,20 +40,20 @@ def run(arguments: argparse.Namespace) -> None:
     training = _training(arguments) if arguments.log else None  # read first: a wrong path should fail at once
     loaded = models.load(arguments.model, device=arguments.device)
     digest = _weights_digest(arguments.model)  # before measuring: a training run may write its folder anew meanwhile
-    found = suite.evaluate(loaded, arguments.limit)
-    found["model"]["weights_sha256"] = digest
+    evaluation = suite.evaluate(loaded, arguments.limit)
+    evaluation["model"]["weights_sha256"] = digest
     if training is not None:
-        found["training"] = training
-    assets.write_text(arguments.out / "evaluation.json", json.dumps(found, indent=1) + "\n")
+        evaluation["training"] = training
+    assets.write_text(arguments.out / "evaluation.json", json.dumps(evaluation, indent=1) + "\n")
     for bar in bars.BARS:
-        print(bar.row(found))
+        print(bar.row(evaluation))
     print(f"wrote {arguments.out.name}/evaluation.json")
 
 
 def _weights_digest(spec: str) -> str | None:
     """sha256 of a bundled model's or a folder's model.safetensors, as data/models/manifest.json has it."""
-    places = (assets.data("models", spec), Path(spec).expanduser())
-    for path in (place / "model.safetensors" for place in places):
+    folders = (assets.data("models", spec), Path(spec).expanduser())
+    for path in (folder / "model.safetensors" for folder in folders):
         if path.is_file():
             with path.open("rb") as file:
                 return file_digest(file, "sha256").hexdigest()

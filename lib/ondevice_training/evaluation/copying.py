@@ -24,6 +24,6 @@ def copying_ratio(
     """
     prefixes = [list(before) for _ in texts]
     scored = score(model, prefixes, [[*text, *between, *text] for text in texts])
-    first = [-one.log_probs[: len(text)].sum() for one, text in zip(scored, texts, strict=True)]
-    second = [-one.log_probs[-len(text) :].sum() for one, text in zip(scored, texts, strict=True)]
+    first = [-continuation.log_probs[: len(text)].sum() for continuation, text in zip(scored, texts, strict=True)]
+    second = [-continuation.log_probs[-len(text) :].sum() for continuation, text in zip(scored, texts, strict=True)]
     return estimates.ratio(second, first)

@@ -20,4 +20,4 @@ def perplexity(model: PreTrainedModel, windows: np.ndarray) -> Estimate:
     """Over windows [n, context], each read on its own, its first token given; resampled over windows."""
     rows = windows.tolist()
     scored = score(model, [row[:1] for row in rows], [row[1:] for row in rows])
-    return estimates.perplexity([one.loss for one in scored], [len(row) - 1 for row in rows])
+    return estimates.perplexity([window.loss for window in scored], [len(row) - 1 for row in rows])

@@ -91,36 +91,41 @@ def texts(documents: Sequence[corpus.Document], tokenizer: PreTrainedTokenizerBa
 
 
 def conditionals(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text],
-    found: Sequence[Sequence[corpus.Passage]], scores: np.ndarray,
-) -> list[Conditionals]:  # fmt: skip
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Text],
+    retrieved: Sequence[Sequence[corpus.Passage]],
+    scores: np.ndarray,
+) -> list[Conditionals]:
     """Score every text alone and after each of its k passages. scores: [texts, k].
 
     Alone it stands as a document does in training, after the end of another; a passage stands between the two as in
     the training's continuations: passage marker, title, text, document marker.
     """
-    fronts = [[END, *(f"{END}{PASSAGE}{p.title}\n{p.text}{DOCUMENT}" for p in passages)] for passages in found]
+    fronts = [[END, *(f"{END}{PASSAGE}{p.title}\n{p.text}{DOCUMENT}" for p in passages)] for passages in retrieved]
     ids = [tokenizer(front, verbose=False)["input_ids"] for front in fronts]
     prefixes = [[*front, *text.given] for text, rows in zip(texts, ids, strict=True) for front in rows]
     continuations = [text.continuation for text, rows in zip(texts, ids, strict=True) for _ in rows]
     scored = iter(score(model, prefixes, continuations))
-    made = []
+    likelihoods = []
     for rows, relevance in zip(ids, scores, strict=True):
         log_probs = np.stack([next(scored).log_probs for _ in rows])
-        made.append(Conditionals(log_probs[0], log_probs[1:], relevance))
-    return made
+        likelihoods.append(Conditionals(log_probs[0], log_probs[1:], relevance))
+    return likelihoods
 
 
 def best_temperature(held_out: Sequence[Conditionals], count: int = STEPS[-1]) -> float:
     """The temperature of least loss with `count` passages, on texts that are not reported."""
-    losses = {t: -sum(one.mixed(count, t).sum() for one in held_out) for t in TEMPERATURES}
+    losses = {t: -sum(conditional.mixed(count, t).sum() for conditional in held_out) for t in TEMPERATURES}
     return min(losses, key=losses.__getitem__)
 
 
 def gains(measured: Sequence[Conditionals], temperature: float) -> dict[str, Any]:
     """Perplexity at 0 to 8 passages, the fall against none and against the step before, resampled over texts."""
-    tokens = [len(one.alone) for one in measured]
-    losses = {count: [-one.mixed(count, temperature).sum() for one in measured] for count in (0, *STEPS)}
+    tokens = [len(conditional.alone) for conditional in measured]
+    losses = {
+        count: [-conditional.mixed(count, temperature).sum() for conditional in measured] for count in (0, *STEPS)
+    }
     before = dict(zip(STEPS, (0, *STEPS), strict=False))
     return {
         "perplexity": {str(n): estimates.perplexity(losses[n], tokens).as_json() for n in losses},
@@ -138,19 +143,22 @@ def _reduction(before: Sequence[float], after: Sequence[float], tokens: Sequence
 
 
 def measure(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Pool, held_out: Sequence[Text],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Pool,
+    held_out: Sequence[Text],
     reported: Sequence[Text],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The temperature from `held_out`, the numbers on `reported`, and the control with another text's passages."""
 
     def search(texts: Sequence[Text]) -> tuple[list[list[corpus.Passage]], np.ndarray]:
-        scores, places = source.index.search([text.query for text in texts], STEPS[-1])
-        return [[source.passages[place] for place in row] for row in places], scores
+        scores, positions = source.index.search([text.query for text in texts], STEPS[-1])
+        return [[source.passages[position] for position in row] for row in positions], scores
 
     temperature = best_temperature(conditionals(model, tokenizer, held_out, *search(held_out)))
-    found, scores = search(reported)
-    measured = conditionals(model, tokenizer, reported, found, scores)
-    strangers = [*found[1:], found[0]]
+    retrieved, scores = search(reported)
+    measured = conditionals(model, tokenizer, reported, retrieved, scores)
+    strangers = [*retrieved[1:], retrieved[0]]
     control = conditionals(model, tokenizer, reported, strangers, scores)
     return {
         "retriever": "BM25 over passages of 64 tokens of train documents",

@@ -38,8 +38,11 @@ def evaluate(loaded: Loaded, limit: float = 1.0, report: Callable[[str], None] =
     """
     loaded.model.eval()
     parts: dict[str, Callable[[Loaded, float], dict[str, Any]]] = {
-        "perplexity": _perplexity, "copying": _copying, "retrieval": _retrieval, "tasks": _tasks,
-    }  # fmt: skip
+        "perplexity": _perplexity,
+        "copying": _copying,
+        "retrieval": _retrieval,
+        "tasks": _tasks,
+    }
     results = {}
     seconds = {}
     for name, measure in parts.items():
@@ -49,17 +52,28 @@ def evaluate(loaded: Loaded, limit: float = 1.0, report: Callable[[str], None] =
         seconds[name] = round(time.perf_counter() - started, 1)
         report(f"{name}: {seconds[name]:.0f} s")
     return {
-        "model": describe(loaded), "corpus": provenance(), "limit": limit,
-        "bootstrap": {"seed": estimates.SEED, "draws": estimates.DRAWS}, "versions": _versions(),
-        "arithmetic": _arithmetic(loaded), "seconds": seconds, "results": results,
-    }  # fmt: skip
+        "model": describe(loaded),
+        "corpus": provenance(),
+        "limit": limit,
+        "bootstrap": {"seed": estimates.SEED, "draws": estimates.DRAWS},
+        "versions": _versions(),
+        "arithmetic": _arithmetic(loaded),
+        "seconds": seconds,
+        "results": results,
+    }
 
 
 def describe(loaded: Loaded) -> dict[str, Any]:
     """The model's size by name, shape and number of parameters."""
     config = loaded.model.config
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-            "max_position_embeddings")  # fmt: skip
+    keys = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    )
     shape = {key: int(getattr(config, key)) for key in keys}
     sizes = [name for name, size in language_model.SIZES.items() if size.items() <= shape.items()]
     return {"size": sizes[0] if sizes else None, "parameters": loaded.model.num_parameters(), **shape}
@@ -98,11 +112,11 @@ def licence(package: str) -> str:
 
 
 def _perplexity(loaded: Loaded, limit: float) -> dict[str, Any]:
-    found = {}
+    perplexities = {}
     for split in ("test", "validation"):
         held_out = windows(corpus.document_tokens(split), _scaled(WINDOWS, limit), perplexity.CONTEXT)
-        found[split] = perplexity.perplexity(loaded.model, held_out).as_json()
-    return found
+        perplexities[split] = perplexity.perplexity(loaded.model, held_out).as_json()
+    return perplexities
 
 
 def _copying(loaded: Loaded, limit: float) -> dict[str, Any]:
@@ -155,5 +169,8 @@ def _arithmetic(loaded: Loaded) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__,
-            "transformers": metadata.version("transformers")}  # fmt: skip
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+    }

@@ -50,8 +50,8 @@ def choose(
     """
     chosen: dict[str, list[corpus.Task]] = {family: [] for family in counts}
     too_long = 0
-    found = corpus.tasks(documents, list(counts))
-    for task in sorted(found, key=lambda task: pick(task.name, f"evaluation {task.family}", 2**62)):
+    candidates = corpus.tasks(documents, list(counts))
+    for task in sorted(candidates, key=lambda task: pick(task.name, f"evaluation {task.family}", 2**62)):
         if len(chosen[task.family]) < counts[task.family]:
             fits = len(tokenizer(task.prompt, verbose=False)["input_ids"]) <= room
             too_long += not fits
@@ -74,24 +74,26 @@ def answer(
     prompts = [tokenizer(task.prompt, verbose=False)["input_ids"] for task in tasks]
     references = [tokenizer(task.answer + END, verbose=False)["input_ids"] for task in tasks]
     outputs = greedy(model, prompts, tokenizer.eos_token_id)
-    said = [str(tokenizer.decode(list(output.ids))) for output in outputs]
+    decoded = [str(tokenizer.decode(list(output.ids))) for output in outputs]
     seen = standing_in([task.answer for task in tasks], train())
     scored = score(model, prompts, references)
     return [
         Judged(
             task.family, output, tuple(ids[:-1]), answers.exact(text, task.answer), answers.hit(text, task.answer),
-            answers.f1(text, task.answer), not known, forced,
+            answers.f1(text, task.answer), not in_train, forced,
         )
-        for task, output, text, ids, known, forced in zip(
-            tasks, outputs, said, references, seen, scored, strict=True)
+        for task, output, text, ids, in_train, forced in zip(
+            tasks, outputs, decoded, references, seen, scored, strict=True)
     ]  # fmt: skip
 
 
 def summary(judged: Sequence[Judged]) -> dict[str, Any]:
     """What the bars are about. Families weigh the same in the share that ends well."""
-    groups = [[one.ends_well for one in members] for family, members in _grouped(judged).items() if family != CLOSED]
-    open_book = [one for one in judged if one.family == "rag"]
-    closed = [one for one in judged if one.family == CLOSED]
+    groups = [
+        [sample.ends_well for sample in members] for family, members in _grouped(judged).items() if family != CLOSED
+    ]
+    open_book = [sample for sample in judged if sample.family == "rag"]
+    closed = [sample for sample in judged if sample.family == CLOSED]
     table = np.array([(a.hit, b.hit) for a, b in zip(open_book, closed, strict=True)], float)
     difference = estimates.bootstrap(table, lambda means: means[..., 0] - means[..., 1])
     return {
@@ -109,10 +111,10 @@ def free_running(
     ids = [tokenizer(document.text, verbose=False)["input_ids"][:LONGEST] for document in ordered]
     real = [row for row in ids if len(row) == LONGEST][:count]
     headings = [tokenizer(f"{document.heading}\n\n", verbose=False)["input_ids"] for document in ordered[:count]]
-    made = [output.ids for output in greedy(model, headings, None)]
-    looped = [loops(row) for row in made]
+    generated = [output.ids for output in greedy(model, headings, None)]
+    looped = [loops(row) for row in generated]
     return {
-        "repeated_4grams": _repetition(made),
+        "repeated_4grams": _repetition(generated),
         "repeated_4grams_of_documents": _repetition(real),
         "loops": estimates.rate(looped).as_json(),
     }
@@ -120,32 +122,32 @@ def free_running(
 
 def _grouped(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
     families: dict[str, list[Judged]] = {}
-    for one in judged:
-        families.setdefault(one.family, []).append(one)
+    for sample in judged:
+        families.setdefault(sample.family, []).append(sample)
     return families
 
 
 def _family(members: Sequence[Judged]) -> dict[str, Any]:
-    unseen = [one.hit for one in members if one.unseen]
+    unseen = [sample.hit for sample in members if sample.unseen]
     return {
-        "ended": _rate([one.output.ended for one in members]),
-        "loops": _rate([loops(one.output.ids) for one in members]),
-        "ends_well": _rate([one.ends_well for one in members]),
-        "exact": _rate([one.exact for one in members]),
-        "hit": _rate([one.hit for one in members]),
+        "ended": _rate([sample.output.ended for sample in members]),
+        "loops": _rate([loops(sample.output.ids) for sample in members]),
+        "ends_well": _rate([sample.ends_well for sample in members]),
+        "exact": _rate([sample.exact for sample in members]),
+        "hit": _rate([sample.hit for sample in members]),
         "hit_of_answers_not_in_train": _rate(unseen),
-        "rouge1": _rate([one.f1 for one in members]),
+        "rouge1": _rate([sample.f1 for sample in members]),
         "teacher_forced_accuracy": estimates.ratio(
-            [one.scored.hits.sum() for one in members], [len(one.scored.hits) for one in members]
+            [sample.scored.hits.sum() for sample in members], [len(sample.scored.hits) for sample in members]
         ).as_json(),
         "perplexity_of_answer": estimates.perplexity(
-            [one.scored.loss for one in members], [len(one.scored.hits) for one in members]
+            [sample.scored.loss for sample in members], [len(sample.scored.hits) for sample in members]
         ).as_json(),
-        "tokens": _rate([len(one.output.ids) for one in members]),
-        "tokens_of_reference": _rate([len(one.reference_ids) for one in members]),
-        "repeated_4grams": _repetition([one.output.ids for one in members]),
-        "repeated_4grams_of_reference": _repetition([one.reference_ids for one in members]),
-        "loops_of_reference": _rate([loops(one.reference_ids) for one in members]),
+        "tokens": _rate([len(sample.output.ids) for sample in members]),
+        "tokens_of_reference": _rate([len(sample.reference_ids) for sample in members]),
+        "repeated_4grams": _repetition([sample.output.ids for sample in members]),
+        "repeated_4grams_of_reference": _repetition([sample.reference_ids for sample in members]),
+        "loops_of_reference": _rate([loops(sample.reference_ids) for sample in members]),
     }
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import transformers
 
-from ondevice import assets, models
+from ondevice import assets, models, retrieval
 from ondevice.commands import count, positive, writable
-from ondevice.corpus.pairs import is_causal, rows
+from ondevice.corpus.pairs import is_causal, reading_pairs, rows
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
-from ondevice.retrieval.pools import Pool, for_evaluation
+from ondevice.retrieval.pools import Pool, for_evaluation, paragraph_pools
 from ondevice_training.reranking import examples, learning
 from ondevice_training.reranking.evaluation import mean_ndcg, report
 from ondevice_training.reranking.lists import Lists
@@ -46,7 +46,12 @@ def register(programs: Any) -> None:
 
     evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
-    evaluating.add_argument("--split", choices=["validation", "test"], default="test", help="whose pools")
+    evaluating.add_argument(
+        "--split",
+        choices=["validation", "test", "wikitext"],
+        default="test",
+        help="whose pools; wikitext: our own questions about its paragraphs",
+    )
     evaluating.add_argument("--out", type=writable, required=True, help="the JSON file")
     evaluating.add_argument("--threads", type=count, help="CPU threads (all by default)")
     evaluating.set_defaults(handler=evaluate_reranker)
@@ -60,13 +65,13 @@ def train_reranker(arguments: argparse.Namespace) -> None:
     usual = _ADAPTER_RATE if rank else _MATRIX_RATES[is_causal(model)]
     rate = usual if arguments.matrix_rate is None else arguments.matrix_rate
     recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate, rank)
-    lists = Lists(examples.for_training(asked=bool(rank)), tokenizer)
+    lists = Lists(examples.for_training(with_questions=bool(rank)), tokenizer)
     pools = for_evaluation("validation").pools[:_VALIDATED]
 
-    def validate(found: PreTrainedModel) -> float:
-        with mixed_precision(found.device.type):
-            scores = pool_scores(found, tokenizer, pools, every=False)
-        return mean_ndcg([one[-1] for one in scores], pools).mean
+    def validate(reranker: PreTrainedModel) -> float:
+        with mixed_precision(reranker.device.type):
+            scores = pool_scores(reranker, tokenizer, pools, every=False)
+        return mean_ndcg([layers[-1] for layers in scores], pools).mean
 
     print(f"{len(lists.examples)} queries to train on", flush=True)
     reached = learning.train(recipe, model, lists, validate, arguments.out, tokenizer, arguments.parent)
@@ -79,14 +84,21 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
     _prepare(arguments.threads)
     loaded = models.load(arguments.model)
     models.require_trained(loaded.model, "a ranking")
-    evaluation = for_evaluation(arguments.split)
+    on_paragraphs = arguments.split == "wikitext"
+    evaluation = paragraph_pools(retrieval.embedder()) if on_paragraphs else for_evaluation(arguments.split)
     with mixed_precision(loaded.model.device.type):
-        scores = pool_scores(loaded.model, loaded.tokenizer, evaluation.pools)
-    found = report(evaluation, scores)
+        scores = pool_scores(loaded.model, _reader(loaded), evaluation.pools)
+    results = report(evaluation, scores)
     name = arguments.model if loaded.origin != "folder" else Path(arguments.model).name
-    assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **found}, indent=1) + "\n")
-    means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in found["metrics"].items()}
-    print(f"nDCG@10 on {found['queries']} queries: {means}")
+    assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **results}, indent=1) + "\n")
+    means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in results["metrics"].items()}
+    print(f"nDCG@10 on {results['queries']} queries: {means}")
+
+
+def _reader(loaded: models.Loaded) -> PreTrainedTokenizerBase:
+    """The tokenizer whose pairs the model reads: a stored reranker's own, or what an adapter's chat template says."""
+    chat = loaded.tokenizer.chat_template is not None
+    return reading_pairs(loaded.tokenizer, is_causal(loaded.model)) if chat else loaded.tokenizer
 
 
 def _prepare(threads: int | None) -> None:

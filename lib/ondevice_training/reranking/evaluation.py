@@ -17,21 +17,21 @@ MARGIN = 0.05  # of nDCG@10 over the better of the two baselines: what makes a m
 
 def mean_ndcg(scores: Sequence[np.ndarray], pools: Sequence[Pool]) -> Estimate:
     """nDCG@10 of one score [candidates] a candidate, over pools."""
-    return Estimate.of(_ndcgs(scores, pools))
+    return Estimate.from_values(_ndcgs(scores, pools))
 
 
 def report(evaluation: Evaluation, scores: Sequence[np.ndarray]) -> dict[str, Any]:
     """Every metric as JSON holds it. scores: [layers, candidates] of each pool. Errors are standard errors."""
     pools = evaluation.pools
     rankers = {
-        "model": [one[-1] for one in scores],
+        "model": [layers[-1] for layers in scores],
         "bm25": [pool.bm25 for pool in pools],
         "embedder": [pool.cosine for pool in pools],
     }
-    metrics = {name: _metrics(found, pools) for name, found in rankers.items()}
+    metrics = {name: _metrics(ranker_scores, pools) for name, ranker_scores in rankers.items()}
     better = max(("bm25", "embedder"), key=lambda name: metrics[name]["ndcg@10"]["mean"])
     pairs = zip(*(_ndcgs(rankers[name], pools) for name in ("model", better)), strict=True)
-    margin = Estimate.of([ours - theirs for ours, theirs in pairs])
+    margin = Estimate.from_values([model - baseline for model, baseline in pairs])
     return {
         "queries": len(pools),
         "dropped": evaluation.dropped,
@@ -48,14 +48,14 @@ def report(evaluation: Evaluation, scores: Sequence[np.ndarray]) -> dict[str, An
 
 
 def _metrics(scores: Sequence[np.ndarray], pools: Sequence[Pool]) -> dict[str, dict[str, float]]:
-    orders = [ranked(one, pool.relevant) for one, pool in zip(scores, pools, strict=True)]
-    found = {"ndcg@10": Estimate.of([ndcg(order) for order in orders])}
-    found |= {f"precision@{k}": Estimate.of([precision(order, k) for order in orders]) for k in (1, 5, 10)}
-    return {name: asdict(estimate) for name, estimate in found.items()}
+    orders = [ranked(pool_scores, pool.relevant) for pool_scores, pool in zip(scores, pools, strict=True)]
+    estimates = {"ndcg@10": Estimate.from_values([ndcg(order) for order in orders])}
+    estimates |= {f"precision@{k}": Estimate.from_values([precision(order, k) for order in orders]) for k in (1, 5, 10)}
+    return {name: asdict(estimate) for name, estimate in estimates.items()}
 
 
 def _ndcgs(scores: Sequence[np.ndarray], pools: Sequence[Pool]) -> list[float]:
-    return [ndcg(ranked(one, pool.relevant)) for one, pool in zip(scores, pools, strict=True)]
+    return [ndcg(ranked(pool_scores, pool.relevant)) for pool_scores, pool in zip(scores, pools, strict=True)]
 
 
 def _kind(rankers: dict[str, list[np.ndarray]], pools: Sequence[Pool], kind: str) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def _kind(rankers: dict[str, list[np.ndarray]], pools: Sequence[Pool], kind: str
 
 def _layers(scores: Sequence[np.ndarray], pools: Sequence[Pool]) -> list[dict[str, Any]]:
     """For each layer the nDCG@10 and the agreement of its order with the last layer's."""
-    found = []
+    by_layer = []
     for layer in range(len(scores[0])):
-        pairs = np.array([correlations(one[layer], one[-1]) for one in scores])
+        pairs = np.array([correlations(layers[layer], layers[-1]) for layers in scores])
         estimates = {
-            "ndcg@10": mean_ndcg([one[layer] for one in scores], pools),
-            "spearman": Estimate.of(pairs[:, 0]),
-            "kendall": Estimate.of(pairs[:, 1]),
+            "ndcg@10": mean_ndcg([layers[layer] for layers in scores], pools),
+            "spearman": Estimate.from_values(pairs[:, 0]),
+            "kendall": Estimate.from_values(pairs[:, 1]),
         }
-        found.append({"layer": layer + 1, **{name: asdict(estimate) for name, estimate in estimates.items()}})
-    return found
+        by_layer.append({"layer": layer + 1, **{name: asdict(estimate) for name, estimate in estimates.items()}})
+    return by_layer

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 
 from ondevice import corpus, retrieval
-from ondevice.corpus import Document, Query
+from ondevice.corpus import Document, Query, wikitext
 from ondevice.corpus.modules import held_out
 from ondevice.corpus.natural import questions
 from ondevice.corpus.prompts import pick
+from ondevice.corpus.wikitext import Paragraph
 from ondevice.precision import mixed_precision
 from ondevice.retrieval import Embedder
 from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.pools import judged, modules_of_all, search
 
 _DOCUMENTS = 16_000  # of the train split that are mined: what the embedder reads in about three minutes
+_FEWER = 5_000  # queries about them, beside questions of our own
 _DEPTH = 40  # of either list
 _HARD = 10  # negatives kept of either list
 _REPEATS = 8  # of each question of our own
+_WORDS = 6  # of a sentence that asks, at least
 _EASY = 4  # of the same module, and of any
 
 
@@ -34,23 +37,59 @@ class Example:
     negatives: Mapping[str, tuple[str, ...]]
 
 
-def for_training(asked: bool = False) -> list[Example]:
+def for_training(with_questions: bool = False) -> list[Example]:
     """Examples from train-split documents in modules that are not held out, in an order set by hash.
 
-    asked: with the questions of our own, each several times, as they are few.
+    with_questions: with the questions of our own, each several times, as they are few, and with sentences of
+    WikiText-2's validation split, which ask for the paragraph that they were taken from (`clozes`).
     """
     module_of = modules_of_all()
     every = [d for d in corpus.documents("train") if not held_out(module_of[d.name])]
-    natural = questions(every) if asked else []
+    natural = questions(every) if with_questions else []
     documents = _sample(every, {query.name for query in natural})
     collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = sorted(corpus.queries(documents), key=lambda query: pick(query.name, "example", 2**62))
-    queries = [*natural * _REPEATS, *queries]
+    queries = [*natural * _REPEATS, *queries[: _FEWER if with_questions else None]]
     encoder = retrieval.embedder()
     # Three times as fast where it pays, and hard negatives need no exact cosine; cached apart from exact vectors.
     encoder = dataclasses.replace(encoder, key=f"{encoder.key}-mixed")
     with mixed_precision("cpu"):
-        return training_examples(collection, queries, encoder, module_of)
+        examples = training_examples(collection, queries, encoder, module_of)
+        return examples + clozes(wikitext.paragraphs("validation"), encoder) if with_questions else examples
+
+
+def clozes(paragraphs: Sequence[Paragraph], encoder: Embedder) -> list[Example]:
+    """A sentence of each paragraph as a query; the rest of the paragraph answers (Lee et al. 2019, inverse cloze).
+
+    Negatives are hard (high in either list), near (of the same article) and random.
+    """
+    queries = []
+    answers = []
+    for index, paragraph in enumerate(paragraphs):
+        heading, _, body = paragraph.text.partition("\n")
+        sentences = body.split(". ")
+        chosen = pick(str(paragraph.row), "sentence", len(sentences))
+        rest = ". ".join(sentences[:chosen] + sentences[chosen + 1 :])
+        if len(sentences) > 2 and len(sentences[chosen].split()) >= _WORDS:
+            queries.append(Query("cloze", sentences[chosen], str(index), ""))
+            answers.append(f"{heading}\n{rest}")
+    texts = [paragraph.text for paragraph in paragraphs]
+    sparse, dense = search(texts, queries, encoder, min(_DEPTH, len(texts)))
+    articles: dict[str, list[int]] = {}
+    for index, text in enumerate(texts):
+        articles.setdefault(text.partition("\n")[0], []).append(index)
+    examples = []
+    for row, (query, answer) in enumerate(zip(queries, answers, strict=True)):
+        own = int(query.name)
+        rng = np.random.default_rng(pick(query.text, "negatives", 2**32))
+        sources = {
+            "sparse": sparse[1][row].tolist(),
+            "dense": dense[1][row].tolist(),
+            "module": rng.permutation(articles[texts[own].partition("\n")[0]]).tolist(),
+            "random": rng.integers(len(texts), size=4 * _EASY).tolist(),
+        }
+        examples.append(Example(query, (answer,), _negatives(sources, {own}, lambda index: True, texts)))
+    return examples
 
 
 def training_examples(
@@ -61,7 +100,7 @@ def training_examples(
     module_of: by document. Negatives are hard (high in either list), near (of the same module) and random.
     """
     queries = [query for query in queries if collection.relevant(query)]
-    sparse, dense = search(collection, queries, encoder, min(_DEPTH, len(collection.passages)))
+    sparse, dense = search(collection.texts, queries, encoder, min(_DEPTH, len(collection.passages)))
     by_module: dict[str, list[int]] = {}
     for index, passage in enumerate(collection.passages):
         by_module.setdefault(module_of[passage.title], []).append(index)
@@ -76,15 +115,23 @@ def training_examples(
             "module": rng.permutation(near)[:_DEPTH].tolist(),
             "random": rng.integers(len(collection.passages), size=4 * _EASY).tolist(),
         }
-        negatives = {}
-        used = set(relevant)
-        for source, ids in sources.items():
-            wanted = _HARD if source in ("sparse", "dense") else _EASY
-            found = list(dict.fromkeys(islice((i for i in ids if i not in used and fit(i)), wanted)))
-            used.update(found)
-            negatives[source] = tuple(collection.texts[i] for i in found)
-        examples.append(Example(query, tuple(collection.texts[i] for i in sorted(relevant)), negatives))
+        positives = tuple(collection.texts[i] for i in sorted(relevant))
+        examples.append(Example(query, positives, _negatives(sources, relevant, fit, collection.texts)))
     return examples
+
+
+def _negatives(
+    sources: Mapping[str, Sequence[int]], relevant: set[int], fit: Callable[[int], bool], texts: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Texts by where they come from, none twice. sources: positions in their order. fit: which of them may be taken."""
+    negatives = {}
+    used = set(relevant)
+    for source, positions in sources.items():
+        wanted = _HARD if source in ("sparse", "dense") else _EASY
+        kept = list(dict.fromkeys(islice((i for i in positions if i not in used and fit(i)), wanted)))
+        used.update(kept)
+        negatives[source] = tuple(texts[i] for i in kept)
+    return negatives
 
 
 def _sample(documents: Sequence[Document], named: frozenset[str] | set[str] = frozenset()) -> list[Document]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from ondevice import models
+from ondevice import adapters, models
 from ondevice.corpus.pairs import Row, is_causal, reading_pairs
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Supervision = Literal["last", "deep"]
+LISTS_AT_ONCE = 2  # of a step's, whose activations are in memory together
 COLUMNS = ("step", "tokens", "loss", "first", "lr", "tokens_per_second", "seconds", "ndcg")
 
 
@@ -81,23 +82,11 @@ def start(parent: str, rank: int = 0, seed: int = 0) -> tuple[PreTrainedModel, P
 
 
 def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """`start` from a model in memory."""
-    import transformers
-
-    names = {"llama": "LlamaForSequenceClassification", "bert": "BertForSequenceClassification"}
-    if parent.config.model_type not in names:
-        raise ValueError(f"A reranker starts from a Llama or a BERT, not from {parent.config.model_type}.")
-    config = type(parent.config).from_dict(
-        {**parent.config.to_dict(), "id2label": {0: "score"}, "label2id": {"score": 0}}
-    )
-    config.architectures = [names[parent.config.model_type]]
-    config.dtype = "float32"
-    torch.manual_seed(seed)
-    model: PreTrainedModel = getattr(transformers, config.architectures[0])(config)
-    model.base_model.load_state_dict(parent.base_model.state_dict())
+    """`start` from a model in memory; without dropout, which slows a run this short."""
+    model = adapters.with_score(parent, seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "embed" not in name
-    return model.eval()  # for good: dropout slows a run this short
+    return model
 
 
 def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -117,10 +106,14 @@ def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Op
 
 
 def train(
-    recipe: Recipe, model: PreTrainedModel, lists: Callable[[int], list[Row]],
-    validate: Callable[[PreTrainedModel], float], folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    lists: Callable[[int], list[Row]],
+    validate: Callable[[PreTrainedModel], float],
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     parent: str = "",
-) -> Position:  # fmt: skip
+) -> Position:
     """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
 
     lists: the rows of a step. validate: nDCG@10 for the log. folder: gets checkpoint.safetensors, log.csv and model/,
@@ -155,9 +148,14 @@ def train(
                 validates = done or position.step % recipe.validate_every == 0
                 loss, first = np.mean(losses, axis=0)
                 log.add(
-                    position.tokens, position.seconds, step=position.step, loss=f"{loss:.4f}", first=f"{first:.3f}",
-                    lr=f"{factor * recipe.matrix_rate:.6f}", ndcg=f"{validate(model):.4f}" if validates else "",
-                )  # fmt: skip
+                    position.tokens,
+                    position.seconds,
+                    step=position.step,
+                    loss=f"{loss:.4f}",
+                    first=f"{first:.3f}",
+                    lr=f"{factor * recipe.matrix_rate:.6f}",
+                    ndcg=f"{validate(model):.4f}" if validates else "",
+                )
                 losses = []
             if time.monotonic() - saved > recipe.save_every:
                 save()
@@ -172,18 +170,27 @@ def train(
 def _step(
     model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], rows: list[Row], supervision: Supervision
 ) -> tuple[float, float]:
-    """The loss, and the share of lists whose positive is strictly first by the last layer."""
-    with mixed_precision(model.device.type):
-        scores = scores_of(model, rows, every=supervision == "deep")
-    scores = scores.view(len(scores), -1, CANDIDATES)
-    loss = listwise(scores)
-    torch.autograd.backward(loss)
+    """The loss, and the share of lists whose positive is strictly first by the last layer.
+
+    The lists go through the model some at a time: what backpropagation keeps of a deep model fills gigabytes.
+    """
+    lists = len(rows) // CANDIDATES
+    loss, first = 0.0, 0
+    for start in range(0, lists, LISTS_AT_ONCE):
+        part = rows[start * CANDIDATES : (start + LISTS_AT_ONCE) * CANDIDATES]
+        with mixed_precision(model.device.type):
+            scores = scores_of(model, part, every=supervision == "deep")
+        scores = scores.view(len(scores), -1, CANDIDATES)
+        share = listwise(scores) * scores.shape[1] / lists
+        torch.autograd.backward(share)
+        loss += share.item()
+        last = scores[-1].detach()
+        first += int((last[:, :1] > last[:, 1:]).all(1).sum())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    last = scores[-1].detach()
-    return loss.item(), (last[:, :1] > last[:, 1:]).all(1).float().mean().item()
+    return loss, first / lists
 
 
 def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> Position:
@@ -192,8 +199,8 @@ def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: li
         folder.mkdir(parents=True, exist_ok=True)
         return Position()
     progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
-    found = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))
-    if found != (recipe.supervision, recipe.queries, recipe.rank):
-        message = f"{folder.name} holds a run of {found[1]} queries with {found[0]!r} supervision and rank {found[2]}"
+    saved = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))
+    if saved != (recipe.supervision, recipe.queries, recipe.rank):
+        message = f"{folder.name} holds a run of {saved[1]} queries with {saved[0]!r} supervision and rank {saved[2]}"
         raise ValueError(f"{message}, not of {recipe.queries} with {recipe.supervision!r} and {recipe.rank}.")
     return Position(progress["step"], progress["tokens"], progress["seconds"])

@@ -30,14 +30,14 @@ class Lists:
 
     def __call__(self, step: int) -> list[Row]:
         """[queries * candidates] rows; the first of each query's candidates is the positive one."""
-        found: list[Row] = []
+        batch: list[Row] = []
         for number in range(step * QUERIES, (step + 1) * QUERIES):
-            epoch, place = divmod(number, len(self.examples))
+            epoch, position = divmod(number, len(self.examples))
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
-            example = self.examples[order[place]]
+            example = self.examples[order[position]]
             texts = chosen(example, np.random.default_rng([self.seed, 1, number]))
-            found += rows(self.tokenizer, example.query.text, texts)
-        return found
+            batch += rows(self.tokenizer, example.query.text, texts)
+        return batch
 
 
 def chosen(example: Example, rng: np.random.Generator) -> list[str]:

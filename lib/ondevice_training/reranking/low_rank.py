@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ondevice import assets
+from ondevice import adapters, assets
+from ondevice.corpus.pairs import CHAT_TEMPLATE
 from ondevice.precision import bfloat16_pays
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -51,7 +52,7 @@ def adapt(model: Any, rank: int, seed: int = 0) -> None:
 
 
 def save(model: Any, rank: int, parent: str, folder: Path) -> None:
-    """Write the adapter and the head, in bfloat16, in peft's form: adapter_model.safetensors, adapter_config.json."""
+    """Write the adapter and the head, in bfloat16, in peft's form, and how a pair is read (`ondevice.adapters`)."""
     tensors = {"base_model.model.score.weight": model.score.weight}
     for path, module in model.named_modules():
         if isinstance(module, LowRank):
@@ -59,10 +60,17 @@ def save(model: Any, rank: int, parent: str, folder: Path) -> None:
             tensors[f"base_model.model.{path}.lora_B.weight"] = module.b
     stored = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     facts = {
-        "peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": parent, "r": rank,
-        "lora_alpha": SCALE * rank, "target_modules": list(MATRICES), "modules_to_save": ["score"], "bias": "none",
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": adapters.SCORE,
+        "base_model_name_or_path": parent,
+        "r": rank,
+        "lora_alpha": SCALE * rank,
+        "target_modules": list(MATRICES),
+        "modules_to_save": ["score"],
+        "bias": "none",
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    with assets.writing(folder / "adapter_model.safetensors") as temporary:
+    with assets.writing(folder / adapters.WEIGHTS) as temporary:
         safetensors.torch.save_file(stored, temporary, {"format": "pt"})
-    assets.write_text(folder / "adapter_config.json", json.dumps(facts, indent=1) + "\n")
+    assets.write_text(folder / "chat_template.jinja", CHAT_TEMPLATE + "\n")
+    assets.write_text(folder / adapters.CONFIG, json.dumps(facts, indent=1) + "\n")

@@ -17,13 +17,13 @@ class Estimate:
     error: float
 
     @classmethod
-    def of(cls, values: Sequence[float] | np.ndarray) -> Estimate:
+    def from_values(cls, values: Sequence[float] | np.ndarray) -> Estimate:
         """From one value a query; the error is the sample's standard deviation over sqrt(n)."""
-        found = np.asarray(values, dtype=float)
-        if not len(found):
+        sample = np.asarray(values, dtype=float)
+        if not len(sample):
             raise ValueError("There are no queries to average over.")
-        error = found.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else float("nan")
-        return cls(float(found.mean()), float(error))
+        error = sample.std(ddof=1) / len(sample) ** 0.5 if len(sample) > 1 else float("nan")
+        return cls(float(sample.mean()), float(error))
 
 
 def ranked(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
@@ -50,8 +50,8 @@ def precision(order: np.ndarray, k: int) -> float:
     return float(order[:k].sum() / k)
 
 
-def correlations(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+def correlations(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     """Spearman's rho and Kendall's tau-b of two scorings [n] of the same candidates; 0 where one is constant."""
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0, 0.0
-    return float(stats.spearmanr(one, other).statistic), float(stats.kendalltau(one, other).statistic)
+    return float(stats.spearmanr(first, second).statistic), float(stats.kendalltau(first, second).statistic)

@@ -24,14 +24,17 @@ _GENERATE = inspect.unwrap(transformers.GenerationMixin.generate).__code__
 
 _OURS = {"past_key_values", "use_cache", "logits_to_keep"}  # generate's arguments that the session decides on
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-_COPIED = ("name", "wants_prefill", "drafts_trees", "vocabulary", "forwards", "begin")
+_COPIED = ("name", "drafts_trees", "vocabulary", "forwards")
 _CALLED = ("prefilled", "propose", "observe", "end")
 
 
 def speculative(
-    drafter: Drafter, budget: int = BUDGET, report: Callable[[Generation], None] | None = None,
-    streamer: BaseStreamer | None = None, engine: Callable[[Any], CausalLM] = CausalLM,
-) -> Callable[..., torch.Tensor]:  # fmt: skip
+    drafter: Drafter,
+    budget: int = BUDGET,
+    report: Callable[[Generation], None] | None = None,
+    streamer: BaseStreamer | None = None,
+    engine: Callable[[Any], CausalLM] = CausalLM,
+) -> Callable[..., torch.Tensor]:
     """A `custom_generate` for `model.generate`: the ids [1, n] that `generate` gives, in fewer forwards.
 
     That holds in float32; in bfloat16 a forward of several rows rounds otherwise than one of a single row.
@@ -53,9 +56,13 @@ def speculative(
     cut: set[str] = set()  # models of which it was said that they verify only chains
 
     def decode(
-        model: transformers.PreTrainedModel, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any,
-        generation_config: transformers.GenerationConfig, **model_kwargs: Any,
-    ) -> torch.Tensor:  # fmt: skip
+        model: transformers.PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: transformers.GenerationConfig,
+        **model_kwargs: Any,
+    ) -> torch.Tensor:
         streamers = _Streamers(streamer, _streamer_of_generate())
         try:
             support.require_causal(model)
@@ -73,9 +80,14 @@ def speculative(
             rules = [rule for rule in stopping_criteria if rule not in limits]
             output = _Output(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamers)
             generation = generate(
-                lm, _Guarded(drafter), input_ids[0].tolist(), max(1, longest - input_ids.shape[1]), budget=budget,
-                choice=output, eos_token_ids=output,
-            )  # fmt: skip
+                lm,
+                _Guarded(drafter),
+                input_ids[0].tolist(),
+                max(1, longest - input_ids.shape[1]),
+                budget=budget,
+                choice=output,
+                eos_token_ids=output,
+            )
         finally:
             streamers.end()
         if report is not None:
@@ -154,6 +166,11 @@ class _Guarded(Drafter):
         vars(self).update({name: partial(self._call, getattr(drafter, name)) for name in _CALLED})
         self._drafter = drafter
         self._failed = False
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The drafter's, which decides whether it reads this prompt. Failing here, it ends the request."""
+        self._drafter.begin(prompt)
+        self.wants_prefill = self._drafter.wants_prefill
 
     def _call(self, method: Callable[..., Any], *given: Any) -> Any:
         if not self._failed:

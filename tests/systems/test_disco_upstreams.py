@@ -1,0 +1,337 @@
+"""DiSCo's router before endpoints that do what public reports tell of: odd usage, cut choices, comments, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+from typing import Any
+
+import aiohttp
+import pytest
+from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ondevice_papers.disco.budgeted import Dispatcher
+from ondevice_programs.router.app import create_app
+from ondevice_programs.router.router import Router
+
+pytestmark = pytest.mark.timeout(60)
+
+NOBODY = "http://127.0.0.1:1"
+
+
+class Upstream:
+    """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s."""
+
+    def __init__(self, reply: Callable[[dict[str, Any]], Sequence[str | float] | Response]) -> None:
+        self.reply, self.bodies = reply, []
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
+
+    async def handle(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        reply = self.reply(self.bodies[-1])
+        if isinstance(reply, Response):
+            return reply
+
+        async def events() -> AsyncIterator[str]:
+            for line in reply:
+                if isinstance(line, str):
+                    yield f"{line}\n\n"
+                else:
+                    await asyncio.sleep(line)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def chunk(text: str | None = None, reason: str | None = None, index: int | None = 0, **delta: Any) -> str:
+    content = {} if text is None else {"content": text}
+    choice = {"index": index, "delta": content | delta, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}"
+
+
+def usage(**counts: Any) -> str:
+    return f"data: {json.dumps({'choices': [], 'usage': counts})}"
+
+
+ANSWER = [chunk("An"), chunk(" answer"), chunk(reason="stop")]
+DONE = "data: [DONE]"
+
+
+@contextlib.asynccontextmanager
+async def asking(folder: Path, upstream: Upstream, dispatcher: Any = "alone", **options: Any) -> AsyncIterator[Any]:
+    """Posts a chat, and gives (status, headers, body); only the device is there, unless the options name a server."""
+    if dispatcher == "alone":
+        dispatcher = Told(DEVICE_FIRST, tokens=0, constrained="server")
+    server, on_device = options.pop("server", NOBODY), options.pop("on_device", {})
+    async with serving(upstream.app) as at, aiohttp.ClientSession() as http:
+        sides = deployment("device", at, **on_device), deployment("server", server)
+        router = Router(configured(folder, *sides, **({"num_retries": 0} | options)), dispatcher=dispatcher)
+        async with serving(create_app(router)) as url:
+
+            async def ask(**body: Any) -> tuple[int, Any, str]:
+                async with http.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES} | body) as response:
+                    return response.status, response.headers, await response.text()
+
+            yield ask
+
+
+def asked(folder: Path, reply: Any, *bodies: dict[str, Any], **options: Any) -> tuple[list[Any], Upstream]:
+    upstream = Upstream(reply)
+
+    async def work() -> list[Any]:
+        async with asking(folder, upstream, **options) as ask:
+            return [await ask(**body) for body in bodies]
+
+    return asyncio.run(work()), upstream
+
+
+@pytest.mark.parametrize("counts", [{"prompt_tokens": None, "completion_tokens": 2}, {"total_tokens": 9}, {}])
+def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: dict[str, Any]) -> None:
+    replies, _ = asked(tmp_path, lambda _: [*ANSWER, usage(**counts), DONE], {}, {"stream": True})
+    assert [status for status, *_ in replies] == [200, 200]
+    assert json.loads(replies[0][2])["choices"][0]["message"]["content"] == "An answer"
+    assert json.loads(replies[0][2])["disco"]["estimated"] and "error" not in replies[1][2]
+
+
+@pytest.mark.parametrize("count", ["NaN", "9" * 400])
+def test_a_count_that_is_no_number_of_tokens_spoils_no_answer(tmp_path: Path, count: str) -> None:
+    counts = f'{{"prompt_tokens": {count}, "completion_tokens": 2, "cached_tokens": NaN}}'
+    lines = [*ANSWER, f'data: {{"choices": [], "usage": {counts}}}', DONE]
+    replies, _ = asked(tmp_path, lambda _: lines, {}, {"stream": True})
+    assert json.loads(replies[0][2])["choices"][0]["message"]["content"] == "An answer"
+    assert "[DONE]" in replies[1][2] and "error" not in replies[1][2]
+
+
+def test_an_infinite_logprob_is_null_in_the_whole_answer(tmp_path: Path) -> None:
+    """sgl-project/sglang#5984: -inf is no JSON, and a reply that holds it is written by nobody."""
+    message = '{"role": "assistant", "content": "An answer"}'
+    logprobs = '{"content": [{"logprob": -Infinity}]}'
+    body = f'{{"choices": [{{"index": 0, "message": {message}, "logprobs": {logprobs}}}]}}'
+    reply = lambda _: Response(body, media_type="application/json")  # noqa: E731
+    ((status, _, answer),), _ = asked(tmp_path, reply, {"logprobs": True})
+    assert status == 200 and json.loads(answer)["choices"][0]["logprobs"] == {"content": [{"logprob": None}]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_chunk_nested_beyond_all_measure_is_a_malformed_one(tmp_path: Path, streamed: bool) -> None:
+    lines = [f"data: {'[' * 100_000}", *ANSWER, DONE]
+    ((status, _, body),), _ = asked(tmp_path, lambda _: lines, {"stream": streamed}, dispatcher=None)
+    assert status == 502 and "sent a malformed chunk" in body
+
+
+def test_details_of_the_usage_are_passed_on(tmp_path: Path) -> None:
+    told = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    replies, _ = asked(tmp_path, lambda _: [*ANSWER, usage(**told), DONE], {}, streamed)
+    assert json.loads(replies[0][2])["usage"] == told | {"total_tokens": 11}
+    assert json.dumps(told["prompt_tokens_details"]) in replies[1][2]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_a_model_thought_is_in_the_whole_answer(tmp_path: Path, name: str) -> None:
+    lines = [chunk(**{name: "Let me"}), chunk(**{name: " think."}), *ANSWER, DONE]
+    ((status, _, body),), _ = asked(tmp_path, lambda _: lines, {})
+    message = json.loads(body)["choices"][0]["message"]
+    assert status == 200 and message[name] == "Let me think." and message["content"] == "An answer"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_character_in_two_chunks_is_whole(tmp_path: Path, streamed: bool) -> None:
+    lines = [chunk("a\ud83d"), chunk("\ude00b"), chunk(reason="stop"), DONE]
+    ((status, _, body),), _ = asked(tmp_path, lambda _: lines, {"stream": streamed})
+    if streamed:
+        chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+        text = "".join(part["choices"][0]["delta"].get("content", "") for part in chunks if part["choices"])
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+    else:
+        text = json.loads(body)["choices"][0]["message"]["content"]
+    assert status == 200 and text == "a\U0001f600b"
+
+
+@pytest.mark.parametrize("last", [[], [DONE]])
+@pytest.mark.parametrize("ends", [{0}, {0, 1}])
+def test_of_several_choices_each_must_end(tmp_path: Path, ends: set[int], last: list[str]) -> None:
+    lines = [chunk("one", index=0), chunk("two", index=1), *(chunk(reason="stop", index=index) for index in ends)]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: [*lines, *last], {"n": 2, "stream": True})
+    whole = len(ends) == 2
+    assert (body.count("[DONE]"), "ended the stream before" in body) == ((1, False) if whole else (0, True))
+
+
+def test_an_endpoint_may_give_fewer_choices_than_asked_for(tmp_path: Path) -> None:
+    ((_, _, body),), _ = asked(tmp_path, lambda _: [*ANSWER, DONE], {"n": 2, "stream": True})
+    assert body.count("[DONE]") == 1 and "error" not in body
+
+
+def test_logprobs_and_the_number_of_a_choice_are_streamed_with_their_reason(tmp_path: Path) -> None:
+    """BerriAI/litellm#10686 and #5236."""
+    weighed = {"choices": [{"index": 1, "delta": {}, "logprobs": {"content": []}, "finish_reason": "length"}]}
+    lines = [chunk("one", "stop", 0), chunk("two", index=1), f"data: {json.dumps(weighed)}", DONE]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: lines, {"n": 2, "stream": True, "logprobs": True})
+    assert [line for line in body.splitlines() if line] == lines
+
+
+def test_what_an_answer_names_besides_its_text_is_in_the_whole_answer(tmp_path: Path) -> None:
+    """BerriAI/litellm#9103: sources that were streamed are lost where the answer is put together."""
+    sources = [{"type": "url_citation", "url_citation": {"url": f"https://a/{number}"}} for number in range(2)]
+    lines = [*ANSWER[:2], *(chunk("", annotations=[source]) for source in sources), chunk(reason="stop"), DONE]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: lines, {})
+    message = json.loads(body)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "An answer", "annotations": sources}
+
+
+def test_of_many_requests_at_once_max_budget_admits_only_what_it_holds(tmp_path: Path) -> None:
+    """BerriAI/litellm#34732."""
+    priced = {"output_cost_per_token": 1.0, "max_budget": 25.0}
+
+    async def work() -> list[int]:
+        upstream = Upstream(lambda _: [0.1, *ANSWER, DONE])
+        async with asking(tmp_path, upstream, on_device=priced) as ask:
+            return [status for status, *_ in await asyncio.gather(*(ask(max_tokens=10) for _ in range(40)))]
+
+    statuses = asyncio.run(work())
+    assert sorted(statuses) == [200] * 2 + [429] * 38
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_the_retry_after_of_a_server_error_is_passed_on(tmp_path: Path, status: int) -> None:
+    """BerriAI/litellm#16286."""
+    reply = lambda _: JSONResponse({"error": {"message": "later"}}, status, {"retry-after": "20"})  # noqa: E731
+    replies, upstream = asked(tmp_path, reply, {}, {}, dispatcher=None)
+    assert len(upstream.bodies) == 1 and [status for status, *_ in replies] == [502] * 2
+    assert [headers["retry-after"] for _, headers, _ in replies] == ["20"] * 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        (lambda: {"retry-after": "7.5"}, 8),
+        (lambda: {"retry-after": formatdate(time() + 40, usegmt=True)}, 40),
+        (lambda: {"retry-after-ms": "9500", "retry-after": "60"}, 10),
+        (lambda: {"retry-after-ms": "soon", "retry-after": "20"}, 20),
+    ],
+)
+def test_a_retry_after_of_every_form_is_obeyed_and_passed_on(tmp_path: Path, headers: Any, seconds: int) -> None:
+    reply = lambda _: JSONResponse({"error": {"message": "later"}}, 429, headers())  # noqa: E731
+    replies, upstream = asked(tmp_path, reply, {}, {}, {})
+    assert len(upstream.bodies) == 1 and [status for status, *_ in replies] == [429] * 3
+    assert all(seconds - 2 <= int(told["retry-after"]) <= seconds for _, told, _ in replies)
+    assert all(int(told["retry-after-ms"]) <= 1000 * seconds for _, told, _ in replies)
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "-5", "tomorrow", ""])
+def test_a_retry_after_that_says_nothing_is_no_rest(tmp_path: Path, text: str) -> None:
+    reply = lambda _: JSONResponse({"error": {"message": "later"}}, 429, {"retry-after": text})  # noqa: E731
+    replies, upstream = asked(tmp_path, reply, {}, {})
+    assert len(upstream.bodies) == 2 and [status for status, *_ in replies] == [429] * 2
+
+
+def test_an_endpoint_that_refuses_stream_options_is_asked_without(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        if "stream_options" in body:
+            return JSONResponse({"error": {"message": "Unknown field stream_options"}}, 422)
+        return [*ANSWER, DONE]
+
+    replies, upstream = asked(tmp_path, reply, {}, {"stream": True})
+    assert [status for status, *_ in replies] == [200, 200] and len(upstream.bodies) == 3
+    _, silent = asked(tmp_path, reply, {}, on_device={"stream_options": False})
+    assert len(silent.bodies) == 1
+
+    async def at_once() -> list[int]:
+        async with asking(tmp_path, Upstream(reply)) as ask:
+            return [status for status, *_ in await asyncio.gather(*(ask() for _ in range(8)))]
+
+    assert asyncio.run(at_once()) == [200] * 8
+
+
+def test_what_max_budget_counts_on_is_asked_for(tmp_path: Path) -> None:
+    priced = {"output_cost_per_token": 1e-6, "max_budget": 1.0, "max_output_tokens": 123}
+    _, upstream = asked(tmp_path, lambda _: [*ANSWER, DONE], {}, {"max_completion_tokens": 7}, on_device=priced)
+    limits = [{name: value for name, value in body.items() if name.startswith("max")} for body in upstream.bodies]
+    assert limits == [{"max_tokens": 123}, {"max_completion_tokens": 7}]
+    _, free = asked(tmp_path, lambda _: [*ANSWER, DONE], {})
+    assert not any(name.startswith("max") for name in free.bodies[0])
+
+
+def test_a_choice_without_a_number_is_the_only_one(tmp_path: Path) -> None:
+    lines = [chunk("An", index=None), chunk(" answer", index=None), chunk(reason="stop", index=None), DONE]
+    ((status, _, body),), _ = asked(tmp_path, lambda _: lines, {})
+    assert status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "An answer"
+
+
+@pytest.mark.parametrize("sign", [": PROCESSING", None])
+def test_a_comment_is_no_silence(tmp_path: Path, sign: str | None) -> None:
+    pauses = [item for _ in range(6) for item in (0.3, *([sign] if sign else []))]
+    ((status, *_),), _ = asked(tmp_path, lambda _: [*pauses, *ANSWER, DONE], {}, stream_timeout=0.7)
+    assert (status == 200) == bool(sign)
+
+
+def test_without_a_budget_a_cut_answer_goes_on_and_an_error_is_asked_again(tmp_path: Path) -> None:
+    """With the real dispatcher: what a race has charged the constrained side is no reason to refuse it."""
+    tries = []
+
+    def fails_once(_: dict[str, Any]) -> Any:
+        tries.append(1)
+        return JSONResponse({"error": {"message": "oops"}}, 500) if len(tries) == 1 else [0.2, *ANSWER, DONE]
+
+    async def work() -> list[Any]:
+        cut = Upstream(lambda body: [chunk("An")] if len(body["messages"]) == 1 else [chunk(" end"), *ANSWER[2:]])
+        server = Upstream(lambda body: [0.3, *ANSWER, DONE] if len(body["messages"]) == 1 else [*ANSWER[1:], DONE])
+        async with serving(server.app) as at, asking(tmp_path, cut, None, server=at, constrained="server") as ask:
+            replies = [await ask(max_tokens=9) for _ in range(2)]
+        other = Upstream(lambda _: JSONResponse({"error": {"message": "down"}}, 503))
+        again = Upstream(fails_once)
+        settings = {"constrained": "server", "num_retries": 2, "state": "none"}
+        async with serving(again.app) as at, asking(tmp_path, other, None, server=at, **settings) as ask:
+            return [*replies, await ask()]
+
+    replies = asyncio.run(work())
+    assert [status for status, *_ in replies] == [200] * 3
+    assert all(json.loads(body)["choices"][0]["message"]["content"] == "An answer" for *_, body in replies)
+    assert "x-ratelimit-remaining-tokens" not in replies[0][1]
+
+
+def test_a_router_without_a_budget_races_whatever_was_spent() -> None:
+    from ondevice_programs.router.config import Settings
+    from ondevice_programs.router.router import dispatcher_of
+
+    dispatcher = dispatcher_of(Settings(), {})
+    for _ in range(300):
+        order = dispatcher.arrive(100)
+        assert order.waits == {"device": 0.0, "server": 0.0}
+        assert all(dispatcher.start(order, "server", 100) for _ in range(3))
+        dispatcher.close(order, 10)
+    assert dispatcher.account.spent == 90_000
+    assert isinstance(dispatcher, Dispatcher) and json.dumps(dispatcher.state())
+
+
+@pytest.mark.parametrize("over_budget", ["fallback", "refuse"])
+def test_with_the_device_off_the_budget_is_overdrawn_or_requests_are_refused(tmp_path: Path, over_budget: str) -> None:
+    async def work() -> tuple[list[Any], str]:
+        server = Upstream(lambda _: [*ANSWER, DONE])
+        settings = {"constrained": "server", "budget": 0.3, "over_budget": over_budget, "state": "none"}
+        async with serving(server.app) as at:
+            router = Router(configured(tmp_path, deployment("device", NOBODY), deployment("server", at), **settings))
+            async with serving(create_app(router)) as url, aiohttp.ClientSession() as http:
+                replies = []
+                for _ in range(40):
+                    async with http.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES}) as response:
+                        replies.append((response.status, "x-disco-over-budget" in response.headers))
+                async with http.get(f"{url}/metrics") as response:
+                    return replies, await response.text()
+
+    replies, metrics = asyncio.run(work())
+    over = sum(told for _, told in replies)
+    counts = {status: sum(it == status for it, _ in replies) for status in (200, 429)}
+    assert sum(counts.values()) == 40 and f"disco_over_budget_total {float(over)}" in metrics
+    if over_budget == "fallback":
+        assert counts[200] == 40 and over > 20
+    else:
+        assert counts[429] > 20 and over == 0

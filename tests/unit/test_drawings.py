@@ -1,0 +1,71 @@
+"""The drawings of docs/ are what their program draws, and each stands on its page."""
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ondevice import assets, plotting
+from ondevice_studies import drawings
+
+NAMES = sorted(drawings.DRAWINGS)
+DISCO = drawings.DRAWINGS["disco"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_committed_drawing_is_what_the_program_draws(name):
+    path = assets.ROOT / drawings.FOLDER / f"{name}.svg"
+    drawn = drawings.svg(drawings.DRAWINGS[name])
+    assert path.read_text(encoding="utf-8") == drawn, "run python -m ondevice_studies.drawings"
+
+
+def test_no_drawing_is_left_over():
+    assert sorted(path.stem for path in (assets.ROOT / drawings.FOLDER).iterdir()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drawing_has_all_its_texts_and_stands_on_its_page(name):
+    drawing = drawings.DRAWINGS[name]
+    assert set(drawing.boxes) == set(drawing.at)
+    picture = ElementTree.fromstring((assets.ROOT / drawings.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+    texts = [element.text or "" for element in picture.iter() if element.tag.endswith("}text")]
+    lines = [line for text in drawing.boxes.values() for line in text.split("\n")]
+    words = [word for _, _, word in drawing.arrows if word]
+    assert sorted(text for text in texts if text.strip()) == sorted([*lines, *words])
+    page = (assets.ROOT / "docs" / drawing.page).read_text(encoding="utf-8").splitlines()
+    assert page[2] == f"![{drawing.words}](drawings/{name}.svg)"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_box_covers_another_or_leaves_the_picture(name):
+    drawing = drawings.DRAWINGS[name]
+    edges = []
+    for box, (x, y) in drawing.at.items():
+        text = drawing.boxes[box].split("\n")
+        across, up = 0.045 * max(map(len, text)) + 0.1, 0.08 * len(text) + 0.1  # half a box of 8 points, at the most
+        assert across <= x <= drawing.width - across and up <= y <= drawing.height - up, box
+        edges.append((x - across, x + across, y - up, y + up))
+    for number, (left, right, bottom, top) in enumerate(edges):
+        for other in edges[:number]:
+            assert right <= other[0] or other[1] <= left or top <= other[2] or other[3] <= bottom
+
+
+def test_a_notebooks_style_changes_no_drawing():
+    before = drawings.svg(DISCO)
+    with plt.rc_context():
+        plotting.use_style()
+        assert drawings.svg(DISCO) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"at": {**DISCO.at, "device": (5.8, 2.0)}},
+        {"boxes": {**DISCO.boxes, "device": "phone"}},
+        {"arrows": DISCO.arrows[1:]},
+        {"words": "Another."},
+    ],
+)
+def test_each_change_of_the_table_is_another_picture(change):
+    assert drawings.svg(dataclasses.replace(DISCO, **change)) != drawings.svg(DISCO)

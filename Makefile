@@ -10,6 +10,7 @@
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
+# PART=breaks         the one part of test-long that is run: units, systems, exhibits, edits or breaks (default: all of them)
 
 export PYTHON ?= python3
 JOBS ?= 1
@@ -17,19 +18,22 @@ BIN := .venv/bin
 READY := .venv/.ready
 SCOREBOARD := notebooks/scoreboard.ipynb
 NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcard $(SCOREBOARD))
-STATIC := $(addprefix tests/notebooks/test_,hygiene.py published.py source_cells.py)
+STATIC := $(addprefix tests/notebooks/test_,hygiene.py pictures.py published.py source_cells.py)
+EDITS := $(wildcard tests/notebooks/test_*_edits.py) tests/notebooks/test_edited_notebooks.py
+GATE := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not long'
+LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m long --durations=20
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce publish check-figures check test test-edits lint lab notebooks record bench site clean
+.PHONY: help reproduce publish check-figures check test test-long caches lint lab notebooks record bench site clean
 
 help:
 	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
 	@echo "make publish     put the exhibits of the finished quick runs into figures/"
 	@echo "make check-figures  compare figures/ with the finished quick runs; those that are missing are made"
 	@echo "make check       style, layers and unit tests, in a few minutes"
-	@echo "make test        lint, unit, property, system and notebook tests"
-	@echo "make test-edits  every notebook whole, once with each edit of a source cell (hours; make test has one a paper)"
+	@echo "make test        what CI runs: lint, unit and property tests, one test a program, the notebooks by nbval"
+	@echo "make test-long   what takes a process, a minute, a machine or luck, in parts (PART=breaks); hours"
 	@echo "make lint        ruff, import layers, types"
 	@echo "make lab         open copies of the notebooks in JupyterLab (runs/lab/; IN_PLACE=1: the notebooks themselves)"
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
@@ -43,7 +47,16 @@ $(READY): pyproject.toml requirements.lock .ci/setup
 	@bash .ci/setup $(TORCH_ARGS)
 	@touch $@
 
-reproduce: $(READY)
+# The corpus of installed packages, its tokens and warm tables, in the user's cache.
+caches: $(READY)
+	@echo "== Caches that the notebooks read"
+	@$(BIN)/python -m ondevice_studies.prepare
+
+$(READY)-long: $(READY)
+	@LONG=1 bash .ci/setup $(TORCH_ARGS)
+	@touch $@
+
+reproduce: caches
 	@echo "== Running the notebooks in their quick form (--jobs $(JOBS)); finished runs are kept"
 	@$(BIN)/python -m ondevice.run --jobs $(JOBS) --timeout 1800 $(if $(FORCE),--force)
 
@@ -67,21 +80,29 @@ lint: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check -q lib tests notebooks
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile tests/unit $(STATIC)
+	@$(BIN)/python -m pytest -q -m 'not long' -n 2 --dist loadfile tests/unit $(STATIC)
 
-test: lint
-	@echo "== Unit and property tests (pytest), in two processes of one thread each"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/properties
-	@echo "== Breaks on purpose (pytest), in two processes of one thread each"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/breaks
-	@echo "== System and notebook tests (pytest), in two such processes; a notebook's is skipped while nothing it uses changes"
-	@OMP_NUM_THREADS=1 ONDEVICE_RECHECK=$(FORCE) $(BIN)/python -m pytest --durations=30 --durations-min=8 -m 'not edits' \
-		-n 2 --dist loadgroup --no-loadscope-reorder tests/notebooks tests/systems
+test: lint caches
+	@echo "== Unit and property tests, one test a program (pytest), in two processes of one thread each"
+	@$(GATE) tests/unit tests/properties tests/systems $(STATIC)
+	@echo "== Notebooks (nbval), in two such processes; one is skipped while nothing that it uses changes"
+	@OMP_NUM_THREADS=1 ONDEVICE_RECHECK=$(FORCE) $(GATE) --durations=7 tests/notebooks/test_stored_outputs.py
 
-# make test runs one of these a paper.
-test-edits: $(READY)
-	@echo "== Whole notebooks, each with one source cell edited (pytest), in two processes of one thread each"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/notebooks/test_edited_notebooks.py
+# Each part is run, whatever became of the others; the exit code is of them all.
+test-long: $(READY)-long caches
+	@failed=; for part in $(or $(PART),units systems exhibits edits breaks); do \
+		echo "== Long tests: $$part"; began=$$(date +%s); \
+		case $$part in \
+			units) files="tests/unit tests/properties" ;; \
+			systems) files="tests/systems" ;; \
+			exhibits) files="tests/notebooks/test_exhibits_again.py" ;; \
+			edits) files="$(EDITS)" ;; \
+			breaks) files="tests/breaks" ;; \
+			*) echo "There is no part $$part."; exit 2 ;; \
+		esac; \
+		OMP_NUM_THREADS=1 $(LONG) $$files || failed="$$failed $$part"; \
+		echo "== $$part: $$(( ($$(date +%s) - began + 30) / 60 )) minutes"; \
+	done; if [ -n "$$failed" ]; then echo "Red:$$failed"; exit 1; fi
 
 # Copies that were edited stay, and are named; the others follow their notebooks.
 lab: LAB := $(if $(IN_PLACE),notebooks,runs/lab)

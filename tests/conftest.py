@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,13 +14,35 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before a numeric library is loaded: a
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: programs under test would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONG = {"breaks", "systems"}  # folders of make test-long, but for tests with the mark `gate`
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup a file's tests run in one process, as their fixtures are shared, but for smaller groups."""
+    """Tests in folders of the long command get its mark. With --dist loadgroup a file's tests run in one process, as
+    their fixtures are shared, but for smaller groups.
+    """
     for item in items:
+        if item.path.parent.name in LONG and item.get_closest_marker("gate") is None:
+            item.add_marker("long")
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A unit or property test of the gate does not read the corpus of installed packages, which takes minutes."""
+    from ondevice.corpus import store
+
+    folder = CORPUS.setdefault("folder", store.folder)
+    of_gate = item.path.parent.name in {"unit", "properties"} and item.get_closest_marker("long") is None
+    store.folder = no_corpus if of_gate else folder
+
+
+CORPUS: dict[str, Any] = {}  # the function itself, which other tests have
+
+
+def no_corpus() -> NoReturn:
+    raise AssertionError("This test reads the whole corpus: give it documents of its own, or the mark `long`.")
 
 
 @pytest.fixture(scope="module")

@@ -118,8 +118,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _other_record(new: Path, old: Path) -> Iterator[str]:
     now, before = _record(new), _record(old)
-    hashed = "structure_sha256" if _live(now) else "drawn_sha256"
-    for key in (*REPEATED, hashed):
+    live, (name, published_name) = _live(now), (record.get("machine", {}).get("name") for record in (now, before))
+    if live:  # what is measured names the machine that runs it, in its inputs and in its picture's words
+        now["inputs"] = [published_name if value == name else value for value in now["inputs"]]
+    elsewhere = live and name != published_name
+    hashed = "structure_sha256" if live else "drawn_sha256"
+    for key in REPEATED if elsewhere else (*REPEATED, hashed):
         if now.get(key) != before.get(key):
             shown = "other data or artists" if key == hashed else f"{key} {before.get(key)!r}, not {now.get(key)!r}"
             yield f"{old.name} has {shown}"

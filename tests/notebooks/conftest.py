@@ -68,8 +68,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before groups are given by file
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test runs a notebook whole: in either of two processes, and first, as what is long must not begin last."""
-    whole = {item for item in items if item.path.parent == SANITIZE.parent and item.get_closest_marker("slow")}
+    """What runs a notebook whole does so in either process, and first, as what is long must not begin last."""
+    whole = {item for item in items if item.get_closest_marker("whole")}
     for item in whole:
         item.add_marker(pytest.mark.xdist_group(f"whole {item.callspec.id}"))
     items.sort(key=lambda item: item not in whole)

@@ -3,6 +3,8 @@
 import pytest
 from cells import Notebook
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 # By function: its cell, what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "likeliest_chain": ("drafting", "int(below[0])", "int(below[-1])", "again"),
@@ -22,9 +24,6 @@ answers = answers[answers["question"].isin(sorted(set(answers.loc[answers["draft
 steps = steps[steps["question"].isin(answers["question"])]
 LINKS = (delay,)
 """
-
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from cells import Notebook
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 # By source cell: what stands there, what is put in its place, the cell that draws it, its table in `live`, the column.
 EDITS = {
     "means": ("sums / np.bincount(keys)[rows]", "-sums", "means-shown", "means", "value"),
@@ -33,9 +35,6 @@ EDITS = {
     "size": ("expected / seconds", "1 / seconds", "size-shown", "size", "value"),
 }
 SHORT = {"tokens": 16, "each": 1, "threads": 1, "again": ["cold"]}
-
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs Part I, a test the rest, beside another notebook
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ from cells import Notebook
 
 from ondevice import evidence
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 FIGURE_6 = {"fig_06_mean_ttft", "fig_06_measured_services", "fig_06_p99_ttft"}
 LEARNED = {"beyond_00_learned", "beyond_02_learned", "beyond_03_learned_figure"}
 TTFT = FIGURE_6 | {"table_02_tail_reduction", "fig_05_users"}
@@ -45,8 +47,6 @@ EDITS = {
 WINNER = ("(device_at <= server_at)", "(device_at > server_at)", MIGRATED)  # a second edit of the race
 SHORT = {"runs": 2, "requests": 60, "budget_step": 0.1, "threads": 1, "sample": 2}
 LEFT_OUT = {"endpoint", "stream-live", "stream-drawn", "table-5", "table-4", "figure-9"}  # no source cell has a part in
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 import pytest
 from cells import Notebook
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 # By source cell: what stands there, what is put in its place, and the cell that shows it.
 EDITS = {
     "mixture": ("eta_local * p_local +", "eta_local * p_remote +", "mixture-shown"),
@@ -28,9 +30,6 @@ EDITS = {
 SHORT = {"pairs": 2, "threads": 1, "answers_again": 5}
 SHOWN = {shown for _, _, shown in EDITS.values()} | {"answers-again"}
 SET_UP = {"parameters", "checked", "imports", "setup"}
-
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
 
 
 @pytest.fixture(scope="module")

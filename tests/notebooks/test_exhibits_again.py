@@ -11,6 +11,8 @@ from cells import Notebook
 from ondevice.run import Layout
 from ondevice_studies import published
 
+pytestmark = pytest.mark.long  # nbval compares the same exhibits, with the rest of the notebook
+
 LAYOUT = Layout()
 MOST = 14  # cells
 LONG = {

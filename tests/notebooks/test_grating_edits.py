@@ -3,6 +3,8 @@
 import pytest
 from cells import Notebook
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 # By source cell: what stands there, what is put in its place, the cell that draws it, its table in `live`.
 LIVE = {
     "dispersion": ("/ max(p.mean(), 1e-12)", "", "dispersion-shown", "dispersion"),
@@ -27,9 +29,6 @@ PRINTED = {
 }
 EDITS = LIVE | PRINTED
 SHORT = {"sample": 12, "threads": 1}
-
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs Part I, a test the rest, beside another notebook
 
 
 @pytest.fixture(scope="module")

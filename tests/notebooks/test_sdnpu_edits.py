@@ -3,6 +3,8 @@
 import pytest
 from cells import Notebook
 
+pytestmark = pytest.mark.long  # runs most of the notebook
+
 # By source cell: what stands there, what is put in its place, the cell that draws it, its table in `live`.
 LIVE = {
     "searched": ("reach * p < floor", "reach * p < 2.0", "searched-shown", "searched"),
@@ -27,9 +29,6 @@ PRINTED = {
 }
 EDITS = LIVE | PRINTED
 SHORT = {"instances_a_family": 2, "threads": 1, "tokens": 24}
-
-
-pytestmark = pytest.mark.timeout(900)  # the fixture runs most of the notebook, beside another one
 
 
 @pytest.fixture(scope="module")

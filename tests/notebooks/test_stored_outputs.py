@@ -8,8 +8,8 @@ from ondevice.run import Layout
 from ondevice_studies import published
 
 
-@pytest.mark.slow  # runs the whole notebook
-@pytest.mark.timeout(1200)
+@pytest.mark.whole
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("unless_unchanged")
 def test_a_fresh_run_gives_the_stored_outputs_and_the_published_exhibits(notebook, nbval):
     result = nbval(notebook)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from ondevice.evidence.exhibits import MACHINE_VARIABLE
+from ondevice.run import Layout
 
 SANITIZE = Path(__file__).with_name("sanitize.cfg")
 
@@ -20,6 +24,12 @@ class Validation:
     failed: int
     output: str
     exhibits: Path
+
+
+def publishing_machine(paper: str) -> str:
+    """The name of the machine whose run published a notebook's exhibits: captions and inputs have it."""
+    exhibit = min((Layout().figures / paper).glob("*.json"))
+    return json.loads(exhibit.read_text(encoding="utf-8"))["machine"]["name"]
 
 
 def validate(notebook: Path, scratch: Path) -> Validation:
@@ -44,6 +54,7 @@ def validate(notebook: Path, scratch: Path) -> Validation:
     ]
     variables = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "PYTEST_ADDOPTS")}
     variables |= {"ONDEVICE_FIGURES": str(scratch / "figures"), "ONDEVICE_RESULT": str(scratch / "result.json")}
+    variables[MACHINE_VARIABLE] = publishing_machine(notebook.stem)
     output = subprocess.run(command, env=variables, capture_output=True, text=True, check=False).stdout
     summary = output.strip().splitlines()[-1] if output.strip() else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|xfailed)\b", summary)}

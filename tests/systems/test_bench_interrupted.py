@@ -5,14 +5,11 @@ import signal
 import subprocess
 import sys
 
-import pytest
 import torch
 from tiny import random_model
 from waiting import wait_for
 
 from ondevice import shapes
-
-pytestmark = pytest.mark.timeout(280)
 
 
 def test_an_interrupted_bench_goes_on_where_it_was(tmp_path):

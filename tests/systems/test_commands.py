@@ -12,8 +12,6 @@ import pytest
 from ondevice.assets import ROOT
 from ondevice.run.__main__ import main as run
 
-pytestmark = pytest.mark.timeout(100)
-
 RUN, TRAINING = "ondevice.run", "ondevice_training"
 ROUTER, PAIR = "ondevice_programs.router", "ondevice_programs.pair"
 RERANK, GRAPHS = "ondevice_programs.reranker", "ondevice_programs.graphs"

@@ -25,8 +25,6 @@ from waiting import until
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.router import Router
 
-pytestmark = pytest.mark.timeout(60)
-
 NOBODY = "http://127.0.0.1:1"
 WORDS = [f" w{number:02}" for number in range(20)]
 WHOLE = "".join(WORDS)

@@ -23,8 +23,6 @@ from ondevice_papers.disco.budgeted import Dispatcher
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.router import Router
 
-pytestmark = pytest.mark.timeout(60)
-
 NOBODY = "http://127.0.0.1:1"
 
 

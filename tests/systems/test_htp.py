@@ -15,7 +15,6 @@ from ondevice_programs.graphs import exporting, htp, static_graphs
 from ondevice_programs.graphs.__main__ import FAILED, main
 
 pytest.importorskip("onnxruntime_qnn", reason='Qualcomm\'s compiler comes with pip install "ondevice[npu]"')
-pytestmark = pytest.mark.timeout(600)  # the emulator takes its time
 
 SPEC = "pydocs-lm-small"
 TEXTS = [[1 + (7 * position + start) % 5000 for position in range(128)] for start in range(2)]

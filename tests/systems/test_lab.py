@@ -72,7 +72,6 @@ def saved(page, notebook: Path) -> None:
     wait_for(lambda: notebook.stat().st_mtime_ns > before and not old.exists())
 
 
-@pytest.mark.slow  # JupyterLab starts, and a kernel for each notebook
 @pytest.mark.parametrize("paper", PAPERS)
 def test_opening_and_saving_changes_nothing(paper, layout, page, lab):
     page.goto(f"{lab}/tree/notebooks/{paper}.ipynb?reset")
@@ -82,7 +81,6 @@ def test_opening_and_saving_changes_nothing(paper, layout, page, lab):
     assert git(layout.root, "status", "--porcelain") == "", git(layout.root, "diff")[:2000]
 
 
-@pytest.mark.slow  # runs the scoreboard
 def test_a_copy_of_make_lab_runs_and_leaves_the_checkout_as_it_is(layout, page, lab):
     assert copy_notebooks(layout) == []
     copy = layout.runs / "lab" / f"{SCOREBOARD}.ipynb"

@@ -13,7 +13,6 @@ from ondevice.causal_lm.lean import engine
 
 llama_cpp: Any = pytest.importorskip("llama_cpp", reason="the extra `peers` builds llama.cpp")
 
-pytestmark = pytest.mark.slow  # loads the model twice, and writes it in float32
 HAND_MADE = [
     "1234567890 12 3.14159 0x1f 1,000,000", "  two  spaces   three\ttab", "line\n\n\nbreaks\r\n and more\n",
     "naïve café Ünïcödé ß ł 日本語 한국어 русский العربية 🙂👩‍👩‍👧", "def f(x):\n    return x[::-1]  # reversed\n",

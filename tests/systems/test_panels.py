@@ -68,7 +68,6 @@ def page(tmp_path_factory):
         yield page
 
 
-@pytest.mark.slow  # two kernels import what the notebooks do
 @pytest.mark.parametrize("paper", PAPERS)
 def test_sliders_show_what_the_edited_cells_compute(paper, page, lab):
     from playwright.sync_api import expect

@@ -31,8 +31,6 @@ from ondevice.run.__main__ import main as run_notebooks
 from ondevice.run.moved import HOMES
 from ondevice_programs.router import config
 
-pytestmark = pytest.mark.timeout(280)
-
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "conda env create": "needs conda and the network; test_environment reads the file",

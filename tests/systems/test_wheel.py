@@ -23,7 +23,7 @@ import pytest
 from ondevice.assets import ROOT
 
 # Builds 80 MB, four programs import torch, and an environment is filled with it (a minute from pip's cache).
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 DOCUMENTS = ["The mean is the sum divided by the count.", "A file is opened with open.", "Sockets connect two hosts."]
 

@@ -182,7 +182,7 @@ def test_a_record_without_a_tenth_of_its_rows_is_noticed(name, load):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sidecar_says_what_its_file_and_the_history_bear_out(name):
+def test_a_sidecar_says_what_its_file_bears_out(name):
     made = records.sidecar(*name.split("/"))
     if "." in name:
         assert made["machine"] == name.partition(".")[2]
@@ -191,8 +191,14 @@ def test_a_sidecar_says_what_its_file_and_the_history_bear_out(name):
         assert made["minutes"] == pytest.approx(sum(part["minutes"] for part in made["parts"]), abs=0.01)
     if made["cores"] != UNKNOWN:
         assert made["machine"].endswith(f"-{made['cores']}c")
-    commits = [made["commit"]] if isinstance(made["commit"], str) else made["commit"]
-    assert commits and all(re.fullmatch("[0-9a-f]{40}|unknown", commit) for commit in commits)
+    assert commits_of(made) and all(re.fullmatch("[0-9a-f]{40}|unknown", commit) for commit in commits_of(made))
+
+
+@pytest.mark.long  # a history that was joined or lost has not the commits, whatever the code
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sidecars_commit_is_of_the_history_and_had_its_code(name):
+    made = records.sidecar(*name.split("/"))
+    commits = commits_of(made)
     if git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("a shallow clone has not the history")
     kept = git("for-each-ref", "refs/records", "--format=%(objectname)").split()
@@ -225,6 +231,10 @@ def test_completing_the_sidecars_again_changes_nothing_and_seals_no_edit(tmp_pat
     sidecar.write_text(sidecar.read_text().replace("zen5-2c", "zen9-2c"))
     with pytest.raises(records.RecordError, match=r"grating/memory.zen5-2c was edited since it was sealed"):
         provenance.main()
+
+
+def commits_of(made: dict[str, Any]) -> list[str]:
+    return [made["commit"]] if isinstance(made["commit"], str) else made["commit"]
 
 
 def git(*words: str) -> str:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+from ondevice import corpus
 from ondevice.speculation import Draft, Drafter, live
 from ondevice.speculation.bundled import mixture
 from ondevice_papers.diaa import live as diaa_live
@@ -88,9 +89,10 @@ def test_every_source_of_a_mixture_has_its_name_and_chance():
     assert by_name["logits: last token, newest"][2:] == [1, 1, 1]
 
 
-def test_a_warm_up_text_has_as_many_tokens_as_are_asked_for():
-    from ondevice import corpus
-
+def test_a_warm_up_text_has_as_many_tokens_as_are_asked_for(monkeypatch):
+    text = "Return the mean of the array elements along the axis {n}, as float64, or nan where there are none."
+    documents = [corpus.Document(f"toy.f{n}", "toy", "function", "(x)", text.format(n=n), "") for n in range(60)]
+    monkeypatch.setattr(corpus, "documents", lambda split: tuple(documents))
     text = diaa_live.warm_up_text(corpus.tokenizer(), 700)
     assert text.shape == (700,) and text.dtype == np.int64 and len(set(text.tolist())) > 50
 

@@ -78,7 +78,7 @@ def test_a_label_is_the_last_part():
     assert device_probe.label("a/folder/of-mine/") == "of-mine" and device_probe.label("name") == "name"
 
 
-@pytest.mark.slow  # processes that import PyTorch and load a model
+@pytest.mark.long  # processes that import PyTorch and load a model
 def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
     table = cold_start.loads({"tiny": folder}, 1)
     assert table["page_cache"].tolist() == ["warm", "cold"] and table.attrs["kind"] == "measured"
@@ -189,6 +189,7 @@ def test_the_bounds_intervals_hold_together(strong):
 # The record
 
 
+@pytest.mark.long  # recorded answers run again
 def test_the_first_prompts_run_again_as_recorded():
     pair = {name: models.load(name) for name in (record.DEVICE, record.SERVER)}
     tasks = [task for task in quality.items(1, pair[record.DEVICE].tokenizer) if task.family in ("rag", "turns")]

@@ -157,6 +157,7 @@ def retrieved() -> list[Retrieved]:
     return retrieve(windows(corpus.documents("test")[:30], tokenizer, 6), chosen, index, 4)
 
 
+@pytest.mark.long  # reads the whole corpus
 def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[Retrieved]):
     for number, one in enumerate(retrieved):
         rows = record.found_rows("test", number, one)

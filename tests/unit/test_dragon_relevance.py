@@ -131,6 +131,7 @@ def test_every_note_holds_its_answer():
             assert question.holder == "cloud" or question.right(question.source), question
 
 
+@pytest.mark.long  # reads the whole corpus
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_every_object_that_is_asked_about_holds_its_answer(split: sides.Split):
     """With other versions of the corpus's packages a few objects may be missing."""

@@ -30,6 +30,7 @@ def sides_of(texts_of: World) -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
+@pytest.mark.long  # reads the whole corpus
 def test_what_is_kept_of_a_document_lies_where_its_answer_is_held(tested: World):
     texts = sides_of(tested)
     for question in tested.questions:
@@ -40,6 +41,7 @@ def test_what_is_kept_of_a_document_lies_where_its_answer_is_held(tested: World)
             assert any(normal(question.answer) in normal(text) for text in held), question
 
 
+@pytest.mark.long  # reads the whole corpus
 def test_every_other_document_is_on_one_side_and_one_in_five_of_them_on_the_device(tested: World):
     texts, asked = sides_of(tested), {question.name for question in tested.questions}
     documents = corpus.documents("test")
@@ -51,6 +53,7 @@ def test_every_other_document_is_on_one_side_and_one_in_five_of_them_on_the_devi
     assert on_device / len(fillers) == pytest.approx(0.2, abs=0.025)
 
 
+@pytest.mark.long  # reads the whole corpus
 def test_holders_are_a_fourth_each_and_no_text_is_on_a_side_twice(tested: World):
     counts = Counter(question.holder for question in tested.questions)
     assert set(counts) == set(HOLDERS) and min(counts.values()) > 0.2 * len(tested.questions)

@@ -100,7 +100,7 @@ PARTS = {  # what an installation with an extra is for
 }  # fmt: skip
 
 
-@pytest.mark.slow  # each in a process that imports all of its programs
+@pytest.mark.long  # each in a process that imports all of its programs
 @pytest.mark.parametrize("extra", PARTS)
 def test_an_extra_brings_what_its_programs_import(extra, tmp_path):
     """Python sees the distributions of the core and the extra alone."""

@@ -173,8 +173,7 @@ def test_costs_are_of_their_own_round():
 # A reranker of one's own
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # the pools are retrieved from the whole corpus, which a fresh machine embeds first
+@pytest.mark.long
 def test_it_is_scored_live_as_the_record_has_it():
     name = "minilm-reranker"
     (pool,) = live.scored(name, QUESTIONS, [1])

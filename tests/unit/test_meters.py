@@ -89,8 +89,6 @@ def test_several_kinds_are_added_at_the_same_time() -> None:
     assert near(found.peak("anonymous", "shared"), FIFTY)
 
 
-
-
 def test_pages_in_the_cache_are_counted_without_being_read(file: Path) -> None:
     assert meters.cached_bytes([file]) == 0 == meters.cached_bytes([file])  # asking brings nothing in
     with file.open("rb") as opened:

@@ -57,6 +57,7 @@ def test_a_change_of_words_alone_keeps_the_tests():
     assert (LINES["rule"] != before)[LINES["change"].isin(["bound", "untested"])].all()
 
 
+@pytest.mark.long  # a history that was joined or lost has not the commits, whatever the rules
 def test_every_version_is_of_a_commit_in_the_history():
     if git("rev-parse", "--is-shallow-repository") != "false\n":
         pytest.skip("no whole history")

@@ -299,8 +299,6 @@ def test_suffixes_are_the_branches_of_suffix_decoding():
         assert matched == matched_naively([text[:end]])[0]
 
 
-
-
 @pytest.fixture(scope="module")
 def lm() -> CausalLM:
     torch.manual_seed(0)

@@ -89,12 +89,12 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 def installed_documents(packages: Sequence[str] = PACKAGES) -> list[Document]:
     """Every docstring of the installed packages, sorted by qualified name; names are unique."""
     documents = (document for package in packages for document in read_files(package, *_files(package)))
-    return _unique(documents)
+    return unique(documents)
 
 
 def read_folder(package: str, root: Path) -> list[Document]:
     """Every docstring below a folder that holds packages, sorted by qualified name."""
-    return _unique(read_files(package, root, [path.relative_to(root).as_posix() for path in root.rglob("*.py")]))
+    return unique(read_files(package, root, [path.relative_to(root).as_posix() for path in root.rglob("*.py")]))
 
 
 def read_files(package: str, root: Path, files: Iterable[str]) -> Iterator[Document]:
@@ -163,7 +163,8 @@ def _tidy(text: str | None) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _unique(documents: Iterable[Document]) -> list[Document]:
+def unique(documents: Iterable[Document]) -> list[Document]:
+    """The first document of each name, sorted by name."""
     first: dict[str, Document] = {}
     for document in documents:
         first.setdefault(document.name, document)

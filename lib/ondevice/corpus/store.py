@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+from tqdm import tqdm
+
 from ondevice import assets, extras
-from ondevice.corpus.reading import PACKAGES, Document, installed_documents, versions
+from ondevice.corpus.reading import Document, installed_documents, unique, versions
 from ondevice.corpus.splits import SPLITS, Selection, select
 
 if TYPE_CHECKING:
@@ -21,15 +25,33 @@ _FORMAT = 1  # raise it when the reading, splitting or cleaning changes
 
 
 def folder() -> Path:
-    """The corpus's folder in the cache, built when it is not there (about two minutes)."""
+    """The corpus's folder in the cache, built when it is not there (about two minutes).
+
+    One process builds, and others wait for it. What is read of each package is kept, so an interrupted build goes on.
+    """
     packages = versions()
     key = sha256(json.dumps([_FORMAT, packages]).encode()).hexdigest()[:16]
     path = assets.cache_folder("corpus") / key
-    if not (path / "manifest.json").is_file():
-        started = time.perf_counter()
-        documents = installed_documents(PACKAGES)
-        write(path, select(documents), packages, len(documents), started)
+    manifest = path / "manifest.json"
+    if not manifest.is_file():
+        with FileLock(path.with_suffix(".lock")):
+            if not manifest.is_file():
+                started = time.perf_counter()
+                documents = unique(_read(packages))
+                write(path, select(documents), packages, len(documents), started)
     return path
+
+
+def _read(packages: dict[str, str]) -> Iterator[Document]:
+    """The documents of each package: from the cache, or read and kept there."""
+    kept = assets.cache_folder("corpus") / "packages"
+    for package, version in tqdm(packages.items(), desc="reading docstrings", unit="package", leave=False):
+        path = kept / f"{package}-{version}-{_FORMAT}.json"
+        if not path.is_file():
+            rows = [list(asdict(document).values()) for document in installed_documents([package])]
+            assets.write_text(path, json.dumps(rows))
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            yield Document(*row)
 
 
 def write(path: Path, selection: Selection, packages: dict[str, str], read: int, started: float) -> None:

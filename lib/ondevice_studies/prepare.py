@@ -1,0 +1,48 @@
+"""What notebooks need in the user's cache, built once: `python -m ondevice_studies.prepare`.
+
+The corpus of installed packages, its tokens, and the assistant's tables. Each step says what it builds and how long it
+took. Of several processes one builds and the others wait; an interrupted build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from filelock import FileLock
+
+from ondevice import assets, commands, corpus, models
+from ondevice.causal_lm import CausalLM
+from ondevice_programs.assistant import sides
+
+
+def assistant_tables() -> None:
+    """DIAA's tables of the assistant's model."""
+    loaded = models.load(sides.MODEL)
+    sides.warm_tables(CausalLM(loaded.model), int(loaded.tokenizer.eos_token_id))
+
+
+STEPS: dict[str, Callable[[], object]] = {
+    "the documentation corpus (two minutes)": corpus.manifest,
+    "its tokens": lambda: [corpus.document_tokens("validation"), corpus.task_tokens("train")],
+    "tables of the assistant (one minute)": assistant_tables,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code: 0, or 2 where the cache cannot be written."""
+    commands.Parser(
+        "prepare", example="python -m ondevice_studies.prepare", description="Build what notebooks need in the cache."
+    ).parse_args(arguments)
+    with commands.refusing("prepare"), FileLock(assets.cache_folder("corpus") / "prepare.lock"):
+        for step, build in STEPS.items():
+            print(f"== {step}", end=" ", file=sys.stderr, flush=True)
+            began = time.perf_counter()
+            build()
+            print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

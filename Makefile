@@ -10,7 +10,7 @@
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
-# PART=breaks         the one part of test-long that is run: units, systems, exhibits, edits or breaks (default: all of them)
+# PART=breaks         the one part of test-long that is run: units, properties, systems, exhibits, edits or breaks (default: all of them)
 
 export PYTHON ?= python3
 JOBS ?= 1
@@ -21,7 +21,7 @@ NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcar
 STATIC := $(addprefix tests/notebooks/test_,hygiene.py pictures.py published.py source_cells.py)
 EDITS := $(wildcard tests/notebooks/test_*_edits.py) tests/notebooks/test_edited_notebooks.py
 GATE := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not long'
-LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m long --durations=20
+LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=20
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
@@ -90,17 +90,18 @@ test: lint caches
 
 # Each part is run, whatever became of the others; the exit code is of them all.
 test-long: $(READY)-long caches
-	@failed=; for part in $(or $(PART),units systems exhibits edits breaks); do \
+	@failed=; for part in $(or $(PART),units properties systems exhibits edits breaks); do \
 		echo "== Long tests: $$part"; began=$$(date +%s); \
 		case $$part in \
-			units) files="tests/unit tests/properties" ;; \
-			systems) files="tests/systems" ;; \
-			exhibits) files="tests/notebooks/test_exhibits_again.py" ;; \
-			edits) files="$(EDITS)" ;; \
-			breaks) files="tests/breaks" ;; \
+			units) run="-m long tests/unit tests/properties" ;; \
+			properties) run="--hypothesis-profile=random tests/properties" ;; \
+			systems) run="-m long tests/systems" ;; \
+			exhibits) run="tests/notebooks/test_exhibits_again.py" ;; \
+			edits) run="$(EDITS)" ;; \
+			breaks) run="tests/breaks" ;; \
 			*) echo "There is no part $$part."; exit 2 ;; \
 		esac; \
-		OMP_NUM_THREADS=1 $(LONG) $$files || failed="$$failed $$part"; \
+		OMP_NUM_THREADS=1 $(LONG) $$run || failed="$$failed $$part"; \
 		echo "== $$part: $$(( ($$(date +%s) - began + 30) / 60 )) minutes"; \
 	done; if [ -n "$$failed" ]; then echo "Red:$$failed"; exit 1; fi
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before a numeric library is loaded: as many threads as workers, not more
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -13,6 +14,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before a numeric library is loaded: a
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: programs under test would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The gate draws the same examples everywhere, and how long one takes decides nothing; make test-long draws others.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("gate", settings.get_profile("random"), derandomize=True, database=None)
+settings.load_profile("gate")
 
 LONG = {"breaks", "systems"}  # folders of make test-long, but for tests with the mark `gate`
 

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
 def _other_record(new: Path, old: Path) -> Iterator[str]:
     now, before = _record(new), _record(old)
     live, (name, published_name) = _live(now), (record.get("machine", {}).get("name") for record in (now, before))
-    if live:  # what is measured names the machine that runs it, in its inputs and in its picture's words
+    if live and "inputs" in now:  # a measured exhibit names its machine, in its picture's words, too
         now["inputs"] = [published_name if value == name else value for value in now["inputs"]]
     elsewhere = live and name != published_name
     hashed = "structure_sha256" if live else "drawn_sha256"

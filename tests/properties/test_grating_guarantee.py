@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def test_without_the_test_it_is_broken_far_more_often():
     assert broken(certified=False) > 0.2
 
 
+@pytest.mark.long  # statistics
 def test_it_holds_with_fitting_and_certifying_on_each_draw_and_prunes():
     population, draws, recall = drawn(200, 4, noise=3.0), 25, 0.9
     rules = [certify(drawn(90, 100 + draw, noise=3.0), K, recall).rule for draw in range(draws)]

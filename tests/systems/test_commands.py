@@ -12,6 +12,8 @@ import pytest
 from ondevice.assets import ROOT
 from ondevice.run.__main__ import main as run
 
+pytestmark = pytest.mark.gate
+
 RUN, TRAINING = "ondevice.run", "ondevice_training"
 ROUTER, PAIR = "ondevice_programs.router", "ondevice_programs.pair"
 RERANK, GRAPHS = "ondevice_programs.reranker", "ondevice_programs.graphs"

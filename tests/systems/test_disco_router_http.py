@@ -69,6 +69,7 @@ class Recorder:
 USAGE = {"prompt_tokens": 7, "completion_tokens": 40, "total_tokens": 47}
 
 
+@pytest.mark.gate
 def test_chat_streamed_and_whole_with_headers_a_seam_and_one_usage(tmp_path: Path) -> None:
     async def work() -> None:
         drop = create_replay(QUICK, fault=lambda _: Fault("disconnect", 7))

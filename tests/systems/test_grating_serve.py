@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from waiting import until
+from waiting import PATIENCE, until
 
 from ondevice_programs.reranker import Reranker, server
 from ondevice_programs.reranker import __main__ as program
@@ -154,15 +154,16 @@ def address() -> Iterator[str]:
         try:
             yield started.stdout.readline().removeprefix("Listening on ").strip()
             started.send_signal(signal.SIGINT)
-            assert started.wait(30) == 130
+            assert started.wait(PATIENCE) == 130
         finally:
             started.kill()
 
 
+@pytest.mark.gate
 def test_a_real_server_gives_the_rerankers_scores(address):
     def ask(body: Any, path: str = "") -> Any:
         asked = urllib.request.Request(address + path, json.dumps(body).encode(), {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
             return json.load(answer)
 
     with Reranker("minilm-reranker") as reranker:

@@ -49,6 +49,7 @@ CANNOT_RUN = {  # how a command or a block begins, and why it is not run
     "python -m ondevice_studies.drawings": "rewrites pictures of the repository; a test holds them to the table",
     "python -m ondevice_studies.api": "rewrites a page of the repository; a test holds it to the library",
     "python -m ondevice_studies.provenance": "rewrites sidecars of old records; its tests run it",
+    "python tests/benchmarks/": "takes minutes, and prints what it measured",
     "python -m pytest": "a test that stands in the repository once its line does",
     '"': "a row of a table in a file that the page names",
     "source .venv/": "changes the reader's shell",

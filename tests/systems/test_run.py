@@ -122,6 +122,7 @@ def test_a_bad_end_is_a_failure(endings, paper, reason):
     assert outcome.job.log.is_file() and outcome.job.record() is None
 
 
+@pytest.mark.gate
 def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
     assert main(["--jobs", "2"], layout) == 0
     assert "fig_01   measured  fig_01.csv  1 reproduced" in capsys.readouterr().out

@@ -46,7 +46,7 @@ def publish(folder, monkeypatch, kind="simulated", scale=1.0, timed=(), **option
     monkeypatch.setenv(assets.FIGURES_VARIABLE, str(folder))
     run = evidence.PaperRun("tiny", {"seed": 0}, {})
     table = evidence.born(TABLE.assign(y=scale * TABLE["y"]), kind)
-    run.save("beyond_01_bars", table, draw(**options), timed=timed)
+    run.save("beyond_01_bars", table, draw(**options), timed=timed, inputs=["a", evidence.machine_name()])
     run.finish()
     plt.close("all")
     claims = {"claim": "tiny-c01", "ours": f"{scale:g} s", "kind": kind, "verdict": "trend", "note": "at most 2 s"}
@@ -78,6 +78,18 @@ def mend(folder, **values):
 
 def test_two_runs_are_equal(fresh, copied):
     assert sentences(fresh, copied) == []
+
+
+@pytest.mark.parametrize(("kind", "words", "differs"), [("measured", "zen9-8c", False), ("measured", "other", True),
+                                                        ("recorded", "zen9-8c", True)])  # fmt: skip
+def test_what_is_measured_may_name_another_machine_in_inputs_and_words(tmp_path, monkeypatch, kind, words, differs):
+    """A run on another machine would differ from what is published, whatever the code; other inputs still do."""
+    copied = publish(tmp_path / "figures", monkeypatch, kind, title=evidence.machine_name())
+    monkeypatch.setenv("ONDEVICE_MACHINE", "zen9-8c")
+    fresh = publish(tmp_path / "run", monkeypatch, kind, title=words)
+    if words == "other":
+        mend(fresh, inputs=["b", "zen9-8c"])
+    assert bool([*published.differences(fresh, copied)]) == differs
     assert published.surplus([path.name for path in fresh.iterdir()], copied) == []
     assert sorted(published.named(copied)) == sorted(path.name for path in copied.iterdir())
 

@@ -298,6 +298,7 @@ def test_a_file_dropped_while_it_was_read_is_not_put_back_empty(
     assert store.hits == 1 and not names(tmp_path)
 
 
+@pytest.mark.long  # other processes
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     probe, rounds = opened(tmp_path / "probe"), 25
     probe.session(OTHERS[0])

@@ -197,6 +197,7 @@ def ranked(reranker: Reranker) -> list[int]:
     return [hit["corpus_id"] for hit in reranker.rank(QUERY, DOCUMENTS)]
 
 
+@pytest.mark.long  # other processes
 def test_copies_and_other_processes_rank_as_the_first_does(saved: Callable[..., Path]) -> None:
     with Reranker(saved(ENCODER), max_length=20) as ours:
         right = ranked(ours)

@@ -77,6 +77,7 @@ def test_there_are_six_kinds():
 # Estimates
 
 
+@pytest.mark.long  # statistics
 def test_a_mean_weighs_groups_the_same_and_its_interval_covers_95_percent():
     assert mean([1, 1, 1, 1, 5, 5], "measured", groups=list("aaaabb"), drawn="prompts") == SIX
     generator = np.random.default_rng(0)
@@ -87,6 +88,7 @@ def test_a_mean_weighs_groups_the_same_and_its_interval_covers_95_percent():
     assert np.mean([x.high - x.low for x in samples]) == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.1)
 
 
+@pytest.mark.long  # statistics
 def test_few_samples_have_wide_intervals():
     samples = [mean(np.random.default_rng(k).normal(size=6), "measured", drawn="prompts") for k in range(100)]
     assert 0.9 <= np.mean([x.low <= 0 <= x.high for x in samples]) <= 0.98

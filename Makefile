@@ -9,8 +9,8 @@
 #                     as they are, so they can be edited meanwhile (ARGS="--commit REV": of that commit)
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
-# FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test)
-# PART=breaks         the one part of test-long that is run: units, properties, systems, exhibits, edits or breaks (default: all of them)
+# FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test, what passed in test-long)
+# PART=breaks         the one part of test-long that is run: units, properties, systems, exhibits, elsewhere, edits or breaks (default: all of them)
 
 export PYTHON ?= python3
 JOBS ?= 1
@@ -21,7 +21,7 @@ NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcar
 STATIC := $(addprefix tests/notebooks/test_,hygiene.py pictures.py published.py source_cells.py)
 EDITS := $(wildcard tests/notebooks/test_*_edits.py) tests/notebooks/test_edited_notebooks.py
 GATE := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not long'
-LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=20
+LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=20 $(if $(FORCE),,--resume)
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
@@ -90,13 +90,14 @@ test: lint caches
 
 # Each part is run, whatever became of the others; the exit code is of them all.
 test-long: $(READY)-long caches
-	@failed=; for part in $(or $(PART),units properties systems exhibits edits breaks); do \
+	@failed=; for part in $(or $(PART),units properties systems exhibits elsewhere edits breaks); do \
 		echo "== Long tests: $$part"; began=$$(date +%s); \
 		case $$part in \
 			units) run="-m long tests/unit tests/properties" ;; \
 			properties) run="--hypothesis-profile=random tests/properties" ;; \
 			systems) run="-m long tests/systems" ;; \
 			exhibits) run="tests/notebooks/test_exhibits_again.py" ;; \
+			elsewhere) run="-m long tests/notebooks/test_stored_outputs.py" ;; \
 			edits) run="$(EDITS)" ;; \
 			breaks) run="tests/breaks" ;; \
 			*) echo "There is no part $$part."; exit 2 ;; \

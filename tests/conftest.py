@@ -15,9 +15,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before a numeric library is loaded: a
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: programs under test would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The gate draws the same examples everywhere, and how long one takes decides nothing; make test-long draws others.
-settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("gate", settings.get_profile("random"), derandomize=True, database=None)
+pytest_plugins = ["budget", "resumed"]
+
+# The gate draws the same few examples everywhere, and how long one takes decides nothing; make test-long draws others.
+settings.register_profile(
+    "random", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("gate", settings.get_profile("random"), max_examples=30, derandomize=True, database=None)
 settings.load_profile("gate")
 
 LONG = {"breaks", "systems"}  # folders of make test-long, but for tests with the mark `gate`

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ PASSED = pytest.StashKey[bool]()
 
 
 @pytest.fixture
-def nbval(tmp_path: Path) -> Callable[[Path], Validation]:
-    """`nbval(notebook)` validates a notebook in a scratch folder."""
-    return lambda notebook: validate(notebook, tmp_path)
+def nbval(tmp_path: Path) -> Callable[..., Validation]:
+    """`nbval(notebook, **variables)` validates a notebook in a scratch folder, with these environment variables."""
+    return partial(validate, scratch=tmp_path)
 
 
 @pytest.fixture

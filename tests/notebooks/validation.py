@@ -32,8 +32,11 @@ def publishing_machine(paper: str) -> str:
     return json.loads(exhibit.read_text(encoding="utf-8"))["machine"]["name"]
 
 
-def validate(notebook: Path, scratch: Path) -> Validation:
-    """Run nbval on a notebook, with exhibits and pytest's own files in `scratch`; compares nbval-check-output cells."""
+def validate(notebook: Path, scratch: Path, **more: str) -> Validation:
+    """Run nbval on a notebook, with exhibits and pytest's own files in `scratch`; compares nbval-check-output cells.
+
+    more: environment variables.
+    """
     config = scratch / "pytest.ini"
     config.write_text("[pytest]\n")  # not the repository's: Jupyter's own warnings are no errors here
     command = [
@@ -55,7 +58,7 @@ def validate(notebook: Path, scratch: Path) -> Validation:
     variables = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "PYTEST_ADDOPTS")}
     variables |= {"ONDEVICE_FIGURES": str(scratch / "figures"), "ONDEVICE_RESULT": str(scratch / "result.json")}
     variables[MACHINE_VARIABLE] = publishing_machine(notebook.stem)
-    output = subprocess.run(command, env=variables, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(command, env=variables | more, capture_output=True, text=True, check=False).stdout
     summary = output.strip().splitlines()[-1] if output.strip() else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|xfailed)\b", summary)}
     passed = counts.pop("passed", 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import random_model
 
@@ -54,7 +54,7 @@ def differs(found: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(prompt=tokens, tree=trees())
 def test_every_node_is_verified_as_its_path_would_be(kind: str, prompt: list[int], tree: TokenTree) -> None:
     session = lm(kind).start()
@@ -66,7 +66,7 @@ def test_every_node_is_verified_as_its_path_would_be(kind: str, prompt: list[int
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(script=calls)
 def test_any_calls_leave_the_session_of_a_fresh_run(kind: str, script: list[tuple[Any, ...]]) -> None:
     session, expected = lm(kind).start(), list[int]()

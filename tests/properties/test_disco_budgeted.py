@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ondevice_papers.disco.budgeted import Account, Dispatcher
@@ -19,7 +19,6 @@ from ondevice_studies.disco import study, traces
 PHONE = DEVICES["Pixel 7 Pro, Bloom-560M"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(SIDES), st.floats(0, 1), st.integers(0, 2**16),
     st.lists(st.tuples(st.integers(1, 3000), st.floats(0, 5), st.floats(0, 60), st.floats(0.01, 60)),
@@ -37,7 +36,6 @@ def test_no_traffic_overdraws_the_budget_at_any_moment_or_prefix(side, budget, s
     assert dispatcher.account.spent == used.sum() == ledger[-1, 1]
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1), st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 20), max_size=3)), max_size=30))
 def test_an_account_holds_for_every_prefix_whoever_starts_when(b, steps):
     account, tokens, used, closed = Account(b), [], [], 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -48,7 +48,6 @@ def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
     return Used(one.mean, one.p99, one.use, other.use)
 
 
-examples = settings(deadline=None, max_examples=50)
 
 
 @st.composite
@@ -85,7 +84,6 @@ def enumerate_outcomes(policy: DispatchPolicy, lengths: Lengths, server: Latency
     return np.array(rows, dtype=float)
 
 
-@examples
 @given(any_policy(), LENGTHS, TRACES, DEVICES)
 def test_evaluate_equals_the_enumeration_of_every_case(policy, lengths, server, device):
     weight, length, ttft, device_ran, server_ran = enumerate_outcomes(policy, lengths, server, device).T
@@ -96,7 +94,6 @@ def test_evaluate_equals_the_enumeration_of_every_case(policy, lengths, server, 
     assert found.use_server == pytest.approx(tokens @ server_ran / tokens.sum(), abs=1e-9)
 
 
-@examples
 @given(any_policy(), LENGTHS, TRACES, DEVICES)
 def test_p99_is_the_least_time_that_99_percent_stay_within(policy, lengths, server, device):
     weight, _, ttft, _, _ = enumerate_outcomes(policy, lengths, server, device).T
@@ -120,7 +117,6 @@ def spending(lengths: Lengths, server: Latency, device: Device, budget: float, a
     ]
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS, ALPHAS)
 def test_every_corrected_policy_spends_exactly_its_budget(lengths, server, device, budget, alpha):
     for policy in spending(lengths, server, device, budget, alpha):
@@ -129,7 +125,6 @@ def test_every_corrected_policy_spends_exactly_its_budget(lengths, server, devic
         )
 
 
-@examples
 @given(st.lists(st.just(0.0) | EIGHTHS, min_size=1, max_size=8).map(Latency.from_seconds), LENGTHS, BUDGETS, ALPHAS)
 def test_the_budget_holds_when_first_tokens_come_at_0_s(server, lengths, budget, alpha):
     device = Device("d", 2.0, 10.0)
@@ -140,7 +135,6 @@ def test_the_budget_holds_when_first_tokens_come_at_0_s(server, lengths, budget,
         assert evaluate(policy, lengths, server, device).use_device == pytest.approx(budget, abs=1e-9), policy.name
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, ALPHAS)
 def test_a_budget_of_0_is_the_unconstrained_endpoint_alone(lengths, server, device, alpha):
     for policy in spending(lengths, server, device, 0.0, alpha):
@@ -148,7 +142,6 @@ def test_a_budget_of_0_is_the_unconstrained_endpoint_alone(lengths, server, devi
         assert evaluate(policy, lengths, server, device) == evaluate(alone, lengths, server, device), policy.name
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, ALPHAS)
 def test_a_budget_of_1_starts_both_endpoints_on_every_request(lengths, server, device, alpha):
     for policy in spending(lengths, server, device, 1.0, alpha):
@@ -157,7 +150,6 @@ def test_a_budget_of_1_starts_both_endpoints_on_every_request(lengths, server, d
             assert waits == [(0.0, 0.0)] * len(waits), policy.name
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, ALPHAS)
 def test_more_budget_never_slows_the_mean_nor_lengthens_a_wait(lengths, server, device, alpha):
     previous = None
@@ -194,14 +186,12 @@ def waits_by_linear_program(lengths: Lengths, server: Latency, device: Device, b
     return float(found.fun)
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS)
 def test_mean_optimal_equals_the_linear_program(lengths, server, device, budget):
     ours = evaluate(optimal.mean_optimal(lengths, server, device, budget), lengths, server, device)
     assert ours.mean == pytest.approx(waits_by_linear_program(lengths, server, device, budget), abs=1e-7)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.from_tokens),
     st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.from_seconds),
@@ -218,7 +208,6 @@ def test_mean_optimal_is_never_beaten_by_any_affordable_choice_of_waits(lengths,
         assert tried.use_device > budget + 1e-9 or tried.mean >= best - 1e-9
 
 
-@examples
 @given(LENGTHS, TRACES, PROPORTIONAL, BUDGETS)
 def test_disco_s_is_optimal_when_the_device_has_no_overhead(lengths, server, device, budget):
     disco = evaluate(dispatch.server_constrained(lengths, budget), lengths, server, device).mean
@@ -226,7 +215,6 @@ def test_disco_s_is_optimal_when_the_device_has_no_overhead(lengths, server, dev
     assert disco == pytest.approx(best, abs=1e-9)
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS)
 def test_the_server_side_optimum_equals_a_fractional_knapsack(lengths, server, device, budget):
     at = device.ttft(lengths.support)
@@ -236,7 +224,6 @@ def test_the_server_side_optimum_equals_a_fractional_knapsack(lengths, server, d
     assert ours == pytest.approx(float(lengths.probability @ at) + found.fun, abs=1e-7)
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS, ALPHAS)
 def test_no_policy_has_a_lower_p99_than_the_deadline_rule(lengths, server, device, budget, alpha):
     policy, deadline = optimal.deadline_optimal(lengths, server, device, budget)
@@ -252,7 +239,6 @@ def test_no_policy_has_a_lower_p99_than_the_deadline_rule(lengths, server, devic
         assert deadline <= evaluate(other, lengths, server, device).p99 + 1e-9, other.name
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.from_tokens),
     st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.from_seconds),
@@ -276,7 +262,6 @@ def test_the_least_deadline_is_the_least_that_a_linear_program_can_afford(length
     assert deadline == pytest.approx(min(t for t in candidates if affordable(t)), abs=1e-9)
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS)
 def test_the_clairvoyant_is_never_slower_than_the_optimum(lengths, server, device, budget):
     policy = optimal.mean_optimal(lengths, server, device, budget)
@@ -284,7 +269,6 @@ def test_the_clairvoyant_is_never_slower_than_the_optimum(lengths, server, devic
     assert bound <= evaluate(policy, lengths, server, device).mean + 1e-9
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, BUDGETS)
 def test_the_clairvoyant_equals_a_linear_program_over_lengths_and_server_times(lengths, server, device, budget):
     at = device.ttft(lengths.support)
@@ -295,7 +279,6 @@ def test_the_clairvoyant_equals_a_linear_program_over_lengths_and_server_times(l
     assert optimal.clairvoyant_mean(lengths, server, device, budget) == pytest.approx(server.mean + found.fun, abs=1e-7)
 
 
-@examples
 @given(LENGTHS, TRACES, st.floats(0, 1), ALPHAS)
 def test_eq_1_spends_its_budget_up_to_one_step_of_the_ramp(lengths, server, budget, alpha):
     use = evaluate(dispatch.ramp(lengths, server, budget, alpha), lengths, server, Device("d", 1.0, 1.0))
@@ -306,7 +289,6 @@ def test_eq_1_spends_its_budget_up_to_one_step_of_the_ramp(lengths, server, budg
     assert budget - max(step, tail) - 1e-9 <= use.use_device <= budget + 1e-9
 
 
-@examples
 @given(LENGTHS, TRACES, DEVICES, st.floats(0.02, 0.98))
 def test_a_length_that_never_occurred_is_served_like_the_next_longer_one(lengths, server, device, budget):
     decide = optimal.mean_optimal(lengths, server, device, budget).waits

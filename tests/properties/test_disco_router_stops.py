@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, read, serving, virtually
 
@@ -37,7 +37,6 @@ def ends_at(stretches: list[list[str]], stops: list[str]) -> int | None:
     return None
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(PACKETS, min_size=1, max_size=4), STOPS, st.booleans())
 def test_every_split_of_every_text(stretches: list[list[str]], stops: list[str], fails: bool) -> None:
     async def work() -> tuple[str, bool]:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Scripted
 
@@ -150,7 +150,6 @@ SESSIONS = {
 }
 
 
-@settings(max_examples=200, deadline=None)
 @given(**SESSIONS)
 def test_the_tokens_are_those_of_token_wise_aggregation(seed, limit, end, lookahead, first, moves, slow):
     network = Network(seed, limit, end, lookahead, first, moves, slow)
@@ -160,7 +159,6 @@ def test_the_tokens_are_those_of_token_wise_aggregation(seed, limit, end, lookah
     network.check(token_wise(seed, limit, end))
 
 
-@settings(max_examples=120, deadline=None)
 @given(breaks=st.lists(st.integers(1, 60), max_size=4), **SESSIONS)
 def test_a_session_survives_lost_connections(breaks, seed, limit, end, lookahead, first, moves, slow):
     network = Network(seed, limit, end, lookahead, first, moves, slow)
@@ -223,7 +221,6 @@ def schedulers(name: str, rtt: float):
     return make(), make()
 
 
-@settings(max_examples=100, deadline=None)
 @given(worlds(), st.sampled_from(["stay", "random", "paper", "ours"]), st.integers(0, 1), st.data())
 def test_every_run_keeps_the_rules_and_none_beats_the_oracle(world, name, first, data):
     links = [Link(link.delay, data.draw(SECONDS), data.draw(st.sampled_from([1e3, 1e5, float("inf")])))
@@ -240,7 +237,6 @@ def test_every_run_keeps_the_rules_and_none_beats_the_oracle(world, name, first,
     assert run.total >= oracle(world, first).total - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
 @given(worlds(most=25), st.integers(0, 1))
 def test_the_oracle_is_reached_by_its_moves(world, first):
     wide = changed(world, lookahead=len(world.accepted))
@@ -249,7 +245,6 @@ def test_the_oracle_is_reached_by_its_moves(world, first):
     assert run.total == pytest.approx(best.total)
 
 
-@settings(max_examples=40, deadline=None)
 @given(worlds(most=6), st.integers(0, 1))
 def test_the_oracle_is_the_least_over_all_schedules(world, first):
     wide, n = changed(world, lookahead=len(world.accepted)), len(world.accepted)
@@ -258,7 +253,6 @@ def test_the_oracle_is_the_least_over_all_schedules(world, first):
     assert min(totals) == pytest.approx(oracle(wide, first).total)
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(0, 1))
 def test_looking_further_ahead_is_never_slower(world, first):
     """So speculation never loses against token-wise aggregation (lookahead 1)."""
@@ -266,7 +260,6 @@ def test_looking_further_ahead_is_never_slower(world, first):
     assert all(later <= before + 1e-9 for before, later in itertools.pairwise(totals))
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(0, 1))
 def test_the_two_sides_are_alike(world, first):
     """The device and the cloud exchanged, with their links: every token is decided at the same time."""

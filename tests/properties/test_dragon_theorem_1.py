@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binomtest, chisquare, kstest
@@ -270,7 +270,6 @@ def verified(p: Floats, q: Floats) -> Floats:
     return kept + (1 - kept.sum()) * rest / rest.sum() if rest.any() else p
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases())
 @example((np.array([1.0]), np.array([1.0]), 0.0))
 @example((np.array([1.0, 0]), np.array([0, 1.0]), 0.0))
@@ -287,7 +286,6 @@ def as_printed(x, p_a, p_b, eta, uniform, resampling):
     return x
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(0, 2**32))
 def test_the_same_tokens_as_the_printed_algorithm(pair, seed):
     """In arrays and one by one. A number may fall within rounding of a bound: with these draws none does."""

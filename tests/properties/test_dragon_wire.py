@@ -8,7 +8,7 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ondevice_papers.dragon import codec, messages
@@ -59,7 +59,6 @@ def number(bits, width: int) -> int:
     return int("0" + "".join(itertools.islice(bits, width)), 2)
 
 
-@settings(max_examples=120, deadline=None)
 @given(distributions(), CAPS, st.booleans())
 def test_any_distribution_fits_and_both_ends_have_the_same(p, cap, known):
     prior = np.roll(p, 1)
@@ -73,7 +72,6 @@ def test_any_distribution_fits_and_both_ends_have_the_same(p, cap, known):
     assert (p[found > 0] > 0).all() and found[p.argmax()] == found.max()
 
 
-@settings(max_examples=60, deadline=None)
 @given(distributions(most=400), CAPS, st.booleans())
 def test_a_second_decoder_finds_the_same_numbers(p, cap, known):
     payload = codec.encode(p, cap, p[::-1].copy() if known else None)
@@ -92,7 +90,6 @@ def valid_or_refused(payload: bytes, vocabulary: int) -> None:
         assert one.shape == (vocabulary,) and one.min() >= 0 and one.sum() == pytest.approx(1)
 
 
-@settings(max_examples=150, deadline=None)
 @given(distributions(most=300), st.data())
 def test_a_damaged_code_is_a_distribution_or_refused(p, data):
     payload = bytearray(codec.encode(p, 64))
@@ -102,7 +99,6 @@ def test_a_damaged_code_is_a_distribution_or_refused(p, data):
     valid_or_refused(bytes(payload), data.draw(st.integers(1, len(p))))
 
 
-@settings(max_examples=60, deadline=None)
 @given(distributions(most=300), CAPS)
 def test_a_cut_code_is_refused(p, cap):
     payload = codec.encode(p, cap)
@@ -113,7 +109,6 @@ def test_a_cut_code_is_refused(p, cap):
         codec.decode(payload + b"\0", len(p))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 30), st.integers(0, 40), st.integers(0, 2**16 - 1), st.binary(max_size=60))
 def test_any_bytes_are_a_distribution_or_refused(precision, k, last, body):
     valid_or_refused(bytes([precision, k, last >> 8, last & 255]) + body, 1000)
@@ -154,7 +149,6 @@ VALUES = st.recursive(
 TAGS = st.sampled_from([one.__name__.lower() for one in messages.Message.__args__])
 
 
-@settings(max_examples=200, deadline=None)
 @given(MESSAGES)
 def test_every_message_comes_back(message):
     body = messages.encode(message)
@@ -175,7 +169,6 @@ def message_or_refused(body: bytes) -> None:
     assert messages.decode(messages.encode(found)) == found
 
 
-@settings(max_examples=200, deadline=None)
 @given(MESSAGES, st.data())
 def test_a_damaged_message_is_one_or_refused(message, data):
     body = bytearray(messages.encode(message))
@@ -185,7 +178,6 @@ def test_a_damaged_message_is_one_or_refused(message, data):
     message_or_refused(bytes(body[:place]))
 
 
-@settings(max_examples=300, deadline=None)
 @given(TAGS, st.lists(VALUES, max_size=8), VALUES, st.binary(max_size=80))
 def test_any_value_under_any_tag_is_a_message_or_refused(tag, values, value, raw):
     for one in ([tag, *values], value, {"type": tag}):
@@ -193,7 +185,6 @@ def test_any_value_under_any_tag_is_a_message_or_refused(tag, values, value, raw
     message_or_refused(raw)
 
 
-@settings(max_examples=100, deadline=None)
 @given(MESSAGES, VALUES, st.text(max_size=12).filter(lambda tag: tag not in {"", "draft"}))
 def test_unknown_fields_and_tags_are_refused(message, more, tag):
     fields = msgspec.msgpack.decode(messages.encode(message))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -30,10 +30,8 @@ RULES = st.one_of(
     st.builds(margin_rule, st.integers(0, 99), st.sampled_from([0, 0.3, 2, np.inf])),
 )
 K = st.integers(1, 14)
-quick = settings(deadline=None, max_examples=150, derandomize=True)
 
 
-@quick
 @given(SCORES, K, RULES)
 def test_a_rule_leaves_as_many_as_there_are_places(history, slots, rule):
     n = history.shape[1]
@@ -43,7 +41,6 @@ def test_a_rule_leaves_as_many_as_there_are_places(history, slots, rule):
         assert (verdicts == ACCEPT).sum() <= slots and (verdicts == DROP).sum() <= n - slots
 
 
-@quick
 @given(SCORES, K, RULES, st.booleans())
 def test_exactly_k_are_chosen_and_layers_run_in_order_for_those_who_are_left(scores, k, rule, exact_order):
     (layers, n), calls = scores.shape, []
@@ -60,7 +57,6 @@ def test_exactly_k_are_chosen_and_layers_run_in_order_for_those_who_are_left(sco
         assert (found.layer[found.kept] == layers).all()
 
 
-@quick
 @given(SCORES, K, RULES, st.booleans())
 def test_measures_are_shares(scores, k, rule, exact_order):
     pool = Pool("q", "test", scores, scores[0] > 0)
@@ -69,7 +65,6 @@ def test_measures_are_shares(scores, k, rule, exact_order):
     assert found.overlap == 1 or found.saved > 0
 
 
-@quick
 @given(DISTINCT, K, RULES, st.booleans(), st.integers(0, 99))
 def test_the_order_of_candidates_does_not_matter_where_scores_differ(scores, k, rule, exact_order, seed):
     order = np.random.default_rng(seed).permutation(scores.shape[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ondevice import assets
@@ -74,7 +74,6 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
 
 
-@settings(max_examples=30, deadline=None)
 @given(models(), st.integers(1, 4), st.sampled_from([BY_PART, BY_LAYER]), st.integers(2, 11),
        st.lists(st.integers(0, 5), max_size=4))  # fmt: skip
 def test_what_is_streamed_is_what_the_files_hold(tensors, shards: int, cut, slots: int, passes: list[int]) -> None:

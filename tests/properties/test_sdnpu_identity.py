@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from every_drafter import CHAINS_ONLY, CONTEXT, KINDS, V, plain, tiny
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ondevice.speculation import Drafter, Generation, Verified, generate
@@ -21,8 +21,7 @@ from ondevice_papers.sdnpu.reuse import Reuse
 
 token = st.integers(0, V - 1)
 budgets = st.integers(1, 40)
-few = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
-many = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=6)
 PROMPTS = tuple(
     tuple(np.random.default_rng(seed).integers(0, V, size).tolist()) for seed, size in enumerate((1, 2, 5, 9, 17, 30))
 )
@@ -146,7 +145,6 @@ def same_until_they_part(one: Drafter, other: Drafter, prompt, begin, first, sec
 few_tokens = st.lists(st.integers(0, 7), min_size=1, max_size=12)  # so that texts repeat, and drafts are made and used
 
 
-@many
 @given(
     make=makes | st.just(BOTH), earlier=st.lists(few_tokens, max_size=2), prompt=few_tokens,
     begin=few_tokens, first=few_tokens, second=few_tokens,

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ondevice_papers.sdnpu.scheduling import RULES, Load, Prefill, Timeline, earliest, execute, optimum
@@ -59,14 +59,12 @@ def check(timeline: Timeline, *, all_loaded: bool = True) -> None:
     assert timeline.latency == last
 
 
-@settings(max_examples=150, deadline=None)
 @given(prefills(most_blocks=8, most_chunks=5))
 def test_every_timeline_can_be_run(prefill):
     for name, rule in RULES.items():
         check(execute(prefill, rule(prefill)), all_loaded=name != "keep both")
 
 
-@settings(max_examples=100, deadline=None)
 @given(prefills())
 def test_no_rule_is_better_than_the_optimum(prefill):
     best = optimum(prefill)
@@ -77,7 +75,6 @@ def test_no_rule_is_better_than_the_optimum(prefill):
             assert best.latency <= execute(prefill, rule(prefill)).latency * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
 @given(prefills(most_blocks=8, most_chunks=5, slower=True))
 def test_order_of_the_rules(prefill):
     found = {name: execute(prefill, rule(prefill)).latency for name, rule in RULES.items()}
@@ -87,7 +84,6 @@ def test_order_of_the_rules(prefill):
     assert found["keep both"] <= ours * (1 + 1e-8)
 
 
-@settings(max_examples=80, deadline=None)
 @given(prefills(most_blocks=4, most_chunks=3))
 def test_the_optimum_is_the_best_choice_of_chunks(prefill):
     """All (C + 1)^N choices, each loaded in due order, timed one by one."""
@@ -122,14 +118,12 @@ def ticks(prefill: Prefill) -> int:
         frontier, time = following - seen, time + 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(prefills(most_blocks=3, most_chunks=3, times=st.integers(1, 3)))
 def test_the_optimum_is_the_optimum_by_brute_force(prefill):
     small = Prefill(prefill.p, np.maximum(prefill.d, 1), prefill.s % 6 + 1)
     assert optimum(small).latency == ticks(small)
 
 
-@settings(max_examples=100, deadline=None)
 @given(prefills(most_blocks=5), st.randoms(use_true_random=False))
 def test_due_order_is_the_best_order(prefill, random):
     """Any order of the loads that can be run at all is no faster."""
@@ -145,7 +139,6 @@ def test_due_order_is_the_best_order(prefill, random):
     assert best <= other.latency * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(prefills(most_blocks=5, most_chunks=3))
 def test_time_can_be_turned_round(prefill):
     """The last compute first, and the graphs exchanged: the optimum is the same."""
@@ -164,7 +157,6 @@ def tight(draw, most_blocks: int = 6, most_chunks: int = 4):
     return Prefill(prefill.p, prefill.d, prefill.s, g1=g1, g2=g2, memory=memory)
 
 
-@settings(max_examples=150, deadline=None)
 @given(tight(most_blocks=8))
 def test_graphs_fit_the_memory_at_every_load(prefill):
     for name, rule in RULES.items():
@@ -175,7 +167,6 @@ def test_graphs_fit_the_memory_at_every_load(prefill):
             assert held <= prefill.memory
 
 
-@settings(max_examples=60, deadline=None)
 @given(prefills(most_blocks=3, most_chunks=2))
 def test_the_optimum_is_the_best_of_all_choices_and_orders(prefill):
     found, blocks = [], range(prefill.blocks)

@@ -26,7 +26,7 @@ from every_drafter import (
     tiny,
     warm_tables,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_tables import well_formed
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -47,8 +47,8 @@ from ondevice_papers.sdnpu.drafter import pooled
 
 LONGEST = 24  # new tokens of most requests
 token = st.integers(0, V - 1)
-few = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
-many = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=5)
+many = settings(max_examples=20)
 
 
 @dataclass(frozen=True)

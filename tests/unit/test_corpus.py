@@ -9,6 +9,8 @@ from ondevice import corpus
 from ondevice.corpus import reading, sections, splits, store, tokens
 from ondevice.corpus.prompts import ASSISTANT, END, normal
 
+FOLDER = store.folder  # itself, in whose place tests of the gate have a function that refuses
+
 SCALE = '''
 def scale(values, factor=2.0):
     """Multiply every value by a factor and return the products.
@@ -191,6 +193,26 @@ def test_written_and_read_back(tree: Path, tmp_path: Path, monkeypatch: pytest.M
         assert corpus.manifest()["splits"]["train"]["documents"] == len(chosen.documents["train"])
     finally:
         store.documents.cache_clear()
+
+
+def test_an_interrupted_build_goes_on_and_the_next_one_reads_nothing(tree: Path, tmp_path: Path, monkeypatch) -> None:
+    """A build of minutes that keeps nothing begins again in each test that its time-out ends."""
+    monkeypatch.setenv("ONDEVICE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "folder", FOLDER)
+    monkeypatch.setattr(store, "versions", lambda: {"one": "1", "two": "1", "three": "1"})
+    asked: list[str] = []
+
+    def read(packages: list[str]) -> list[corpus.Document]:
+        asked.extend(packages)
+        if asked == ["one", "two"]:
+            raise KeyboardInterrupt
+        return corpus.read_folder(packages[0], tree)
+
+    monkeypatch.setattr(store, "installed_documents", read)
+    with pytest.raises(KeyboardInterrupt):
+        store.folder()
+    assert store.folder() == store.folder() and asked == ["one", "two", "two", "three"]
+    assert corpus.manifest()["docstrings_read"] == len(corpus.read_folder("one", tree))  # all have the same names
 
 
 def test_tokenizer_round_trip_and_markers(tree: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lookup_tables import well_formed
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -175,7 +175,6 @@ def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", tau=5e-
 
 
 @pytest.mark.parametrize(("growth", "counts"), [(grow, "nodes"), (ambiguities.grow_counting_root, "root")])
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 50), root=st.integers(0, 11), limit=st.integers(1, 40))
 def test_the_tree_is_that_of_the_naive_growth(growth, counts, seed, root, limit):
     tables = random_tables(seed, 12)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
@@ -132,7 +132,6 @@ def first_end(of: SuffixAutomaton, match: Match) -> int:
     return len(of.text) - len(of.continuation(match, len(of.text)))
 
 
-@settings(max_examples=50, deadline=None)
 @given(texts)
 def test_its_own_match_is_the_longest_suffix_that_occurs_earlier(text):
     known = SuffixAutomaton()
@@ -146,7 +145,6 @@ def test_its_own_match_is_the_longest_suffix_that_occurs_earlier(text):
         assert (known.match.length, first_end(known, known.match)) == right
 
 
-@settings(max_examples=50, deadline=None)
 @given(texts, texts)
 def test_a_pointer_over_another_text_is_the_longest_suffix_that_occurs(text, other):
     known, match = SuffixAutomaton(text), Match()
@@ -157,7 +155,6 @@ def test_a_pointer_over_another_text_is_the_longest_suffix_that_occurs(text, oth
         assert known.continuation(match, 3) == text[at : at + 3]
 
 
-@settings(max_examples=50, deadline=None)
 @given(texts.filter(len))
 def test_a_lookup_before_the_token_is_added_finds_what_one_after_it_does(text):
     known = SuffixAutomaton(text[:-1])
@@ -266,7 +263,6 @@ def test_bad_input_is_one_clear_error(lm, call, message):
 # SuffixDecoding
 
 
-@settings(deadline=None, max_examples=60)
 @given(text=st.lists(st.integers(0, 3), min_size=1, max_size=25))
 def test_an_automaton_counts_every_substring(text):
     """Every state's shares against the places of a string that it stands for."""
@@ -300,7 +296,6 @@ def scored(text: list[int], length: int, nodes: int) -> list[tuple[tuple[int, ..
     return found
 
 
-@settings(deadline=None, max_examples=60)
 @given(text=st.lists(st.integers(0, 2), min_size=3, max_size=18), alpha=st.sampled_from([1.0, 2.0, 8.0]))
 def test_the_tree_of_the_best_match_has_the_greatest_score(text, alpha):
     drafter = SuffixDecoding(alpha=alpha)
@@ -394,7 +389,6 @@ def test_nodes_of_several_matches_count_once_and_the_longer_match_adds_its_own()
     assert tree(Racer(VOCABULARY), text, 8) == (list(range(4, 12)), list(range(-1, 7)))
 
 
-@settings(deadline=None, max_examples=60)
 @given(text=st.lists(st.integers(0, 2), min_size=2, max_size=30), budget=st.integers(1, 12))
 def test_the_retrieval_tree_has_the_most_frequent_nodes(text, budget):
     patterns = [tuple(text[start : start + NGRAM]) for start in range(len(text) - NGRAM)]

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -42,7 +42,6 @@ texts = st.lists(st.integers(0, 4), max_size=40)
 # Sources
 
 
-@settings(deadline=None)
 @given(text=texts, context=st.lists(st.integers(0, 4), min_size=1, max_size=8), longest=st.integers(1, 5))
 def test_ngrams_know_where_the_longest_suffix_went_on(text, context, longest):
     length, places = NGrams(text, longest).after(context)
@@ -66,7 +65,6 @@ def witten_bell(sequences, context, token):
     return (nexts[token] + kinds * witten_bell(sequences, context[1:], token)) / (n + kinds)
 
 
-@settings(deadline=None, max_examples=60)
 @given(sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5))
 def test_a_store_backs_off_as_witten_and_bell_do(sequences):
     if max(map(len, sequences)) < 2:
@@ -140,7 +138,6 @@ def test_ids_beyond_16_bits_can_be_stored():
 # The tree
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 30))
 def test_the_tree_has_the_likeliest_nodes_of_all(seed, budget):
     """Against every path of a random process over three tokens, to the depth that the budget can reach."""
@@ -168,7 +165,6 @@ def test_the_tree_has_the_likeliest_nodes_of_all(seed, budget):
 
 
 @given(st.lists(st.floats(0, 1), max_size=30), st.floats(0.001, 1))
-@settings(max_examples=50, deadline=None)
 def test_the_size_is_the_best_of_all(chances, row):
     chances, seconds = sorted(chances, reverse=True), 1 + row * np.arange(65)
     rates = [(1 + sum(chances[:m])) / seconds[m] for m in range(len(chances) + 1)]

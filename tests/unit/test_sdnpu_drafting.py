@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -101,7 +101,6 @@ def searched_naively(context, top, key, depth, floor, occurrences):
     return found
 
 
-@settings(max_examples=40, deadline=None)
 @given(texts, token, st.integers(1, 4), st.sampled_from([0.0, 0.02, 0.2]), st.integers(1, 8), st.integers(1, 12))
 def test_the_calibrated_tree_is_that_of_a_plain_search(context, key, depth, floor, occurrences, nodes):
     table = Calibration()
@@ -150,7 +149,6 @@ def root_to_leaf(draft: Draft) -> list[list[int]]:
     return paths
 
 
-@settings(max_examples=200, deadline=None)
 @given(rejections())
 def test_the_run_is_eq_3_over_all_paths(drawn):
     draft, path, logits = drawn
@@ -226,7 +224,6 @@ def test_cases_of_table_2(tail, output, right):
     assert tuple(classify(tail, output)) == right
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.integers(0, 3), max_size=14))
 def test_what_is_called_reusable_stands_in_the_output(tail, output):
     if output and output[0] == tail[0]:
@@ -255,7 +252,6 @@ def matched_naively(texts: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
     return 0, []
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     history=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), max_size=3),
     text=st.lists(st.integers(0, 3), min_size=2, max_size=25), prompt=st.integers(1, 24),
@@ -273,7 +269,6 @@ def test_sam_is_one_search_over_history_and_text(history, text, prompt):
         assert found == ([following[: max(9, min(31, 4 * length))]] if following else [])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 31))
 def test_pld_is_the_lookup_of_three_tokens(text, budget):
     base, plain = Pld(), PromptLookup(3, 10, partial=True)

@@ -39,7 +39,7 @@ def test_without_a_path_it_is_kept_in_memory():
     assert history.responses == RESPONSES and history.path is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(st.integers(0, V - 1), max_size=9), max_size=6))
 def test_any_responses(tmp_path_factory, responses):
     path = tmp_path_factory.mktemp("any") / "history.json"

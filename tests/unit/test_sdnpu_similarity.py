@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ondevice import corpus, retrieval
@@ -78,7 +78,6 @@ def edits(first: list[int], second: list[int]) -> int:
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
 @given(TOKENS, TOKENS)
 def test_the_distance_is_levenshteins(first, second):
     found = similarity.distance(first, second)

@@ -50,7 +50,7 @@ $(READY): pyproject.toml requirements.lock .ci/setup
 # The corpus of installed packages, its tokens and warm tables, in the user's cache.
 caches: $(READY)
 	@echo "== Caches that the notebooks read"
-	@$(BIN)/python -m ondevice_studies.prepare
+	@OMP_NUM_THREADS=1 $(BIN)/python -m ondevice_studies.prepare  # beside other work two threads wait for each other
 
 $(READY)-long: $(READY)
 	@LONG=1 bash .ci/setup $(TORCH_ARGS)

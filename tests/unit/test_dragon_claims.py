@@ -179,7 +179,7 @@ def test_pipelines_are_of_the_last_token():
 
 def test_every_judged_claim_has_a_null():
     rules = {claim: row.rule for claim, row in CLAIMS.items() if isinstance(row.rule, Rule)}
-    assert all(rule.null for rule in rules.values()) and len(rules) == 45
+    assert rules and all(rule.null for rule in rules.values())
     by_definition = {claim for claim, rule in rules.items() if rule.null_value is not None}
     assert by_definition == {"dragon-c30"}
     assert {claim for claim in rules if not CLAIMS[claim].null} == by_definition

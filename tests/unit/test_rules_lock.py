@@ -173,7 +173,8 @@ def last(path) -> dict[str, str]:
 
 def test_a_lock_of_todays_rules_passes(lock, capsys):
     rules_lock.main([])
-    assert "244 claims, 244 versions" in capsys.readouterr().out
+    count = sum(map(len, CLAIMS.values()))
+    assert f"{count} claims, {count} versions" in capsys.readouterr().out
 
 
 def test_a_bound_that_is_loosened_fails_even_where_its_verdict_is_published(lock, loosen, tmp_path, monkeypatch):

@@ -9,10 +9,12 @@
 #                     as they are, so they can be edited meanwhile (ARGS="--commit REV": of that commit)
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
-# FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test, what passed in test-long)
-# PART=breaks         the one part of test-long that is run: units, properties, systems, exhibits, elsewhere, edits or breaks (default: all of them)
+# FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test, tests in test-long)
+# PART=breaks         the one part of test-long that is run (default: all of them; docs/testing.md has the list)
+# SEED=0              of the edits that test-long draws
 
 export PYTHON ?= python3
+export SEED ?= 0
 JOBS ?= 1
 BIN := .venv/bin
 READY := .venv/.ready

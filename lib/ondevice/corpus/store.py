@@ -43,15 +43,19 @@ def folder() -> Path:
 
 
 def _read(packages: dict[str, str]) -> Iterator[Document]:
-    """The documents of each package: from the cache, or read and kept there."""
-    kept = assets.cache_folder("corpus") / "packages"
+    """The documents of each package."""
     for package, version in tqdm(packages.items(), desc="reading docstrings", unit="package", leave=False):
-        path = kept / f"{package}-{version}-{_FORMAT}.json"
-        if not path.is_file():
-            rows = [list(asdict(document).values()) for document in installed_documents([package])]
-            assets.write_text(path, json.dumps(rows))
-        for row in json.loads(path.read_text(encoding="utf-8")):
+        for row in json.loads(kept(package, version).read_text(encoding="utf-8")):
             yield Document(*row)
+
+
+def kept(package: str, version: str) -> Path:
+    """The file in the cache that has an installed package's documents, read where it is not there."""
+    path = assets.cache_folder("corpus") / "packages" / f"{package}-{version}-{_FORMAT}.json"
+    if not path.is_file():
+        rows = [list(asdict(document).values()) for document in installed_documents([package])]
+        assets.write_text(path, json.dumps(rows))
+    return path
 
 
 def write(path: Path, selection: Selection, packages: dict[str, str], read: int, started: float) -> None:

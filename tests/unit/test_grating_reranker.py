@@ -162,7 +162,7 @@ def test_a_keyword_without_effect_is_named_in_the_log(name: str, ours: Reranker,
     assert name in caplog.text
 
 
-@pytest.mark.parametrize("spec", BUNDLED)
+@pytest.mark.parametrize("spec", [BUNDLED[0], *(pytest.param(spec, marks=pytest.mark.long) for spec in BUNDLED[1:])])
 def test_bundled_rerankers_score_as_crossencoder_does(spec: str) -> None:
     texts = [f"{name}\n{getattr(str, name).__doc__} {'and more ' * 40 * at}" for at, name in enumerate(dir(str)[-6:])]
     with Reranker(spec, memory_budget="150 MB") as reranker:
@@ -309,6 +309,7 @@ def test_a_damaged_byte_is_an_error_and_no_ranking(folder: Path) -> None:
         assert reranker.rank(QUERY, DOCUMENTS) == right
 
 
+@pytest.mark.long  # other processes
 def test_another_dtype_is_saved_once_and_what_a_killed_process_left_is_removed(folder: Path, tmp_path: Path) -> None:
     cache_folder = assets.cache_folder("grating")
     left, alive = cache_folder / ".99999999-a", cache_folder / f".{os.getpid()}-b"
@@ -424,6 +425,7 @@ def test_a_certificate_holds_for_the_scoring_that_it_was_made_with(place: Callab
         Reranker(folder, max_length=40)
 
 
+@pytest.mark.long  # fits and certifies several times
 def test_probes_are_fitted_on_the_queries_that_certify_nothing_and_kept_with_the_rule(
     place: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,7 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
         trained(tmp_path / "broken", kind, supervision="last")
 
 
+@pytest.mark.long  # trains
 def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
     start = learning.warm(decoder())
     _, model = trained(tmp_path / "whole", queries=60 * QUERIES, matrix_rate=0.02, rank=4)

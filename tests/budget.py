@@ -1,8 +1,8 @@
 """The CPU seconds that a test of the gate may take, its children's with them, imports and fixtures without.
 
 A pytest plugin, which tests/conftest.py names. Counted is what passes while a test's function runs, unless the test has
-the mark `long` or `whole`. Tests over REPORTED are listed at the end, and over MOST a test fails. One with the mark `gate`,
-whose programs import the library, is only listed.
+the mark `long` or `whole`. Tests over REPORTED are listed at the end, and over MOST a test fails. A test with the mark
+`gate`, whose programs import the library, is only listed.
 """
 
 from __future__ import annotations

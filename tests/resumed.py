@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         item.stash[STATE] = state(item.path)
-    passed = [item for item in items if config.cache and config.cache.get(key(item), None) == item.stash[STATE]]
+    cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
+    passed = [item for item in items if cache and cache.get(key(item), None) == item.stash[STATE]]
     if passed:
         config.hook.pytest_deselected(items=passed)
         items[:] = [item for item in items if item not in set(passed)]
@@ -64,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
-    cache = item.config.cache
+    cache = getattr(item.config, "cache", None)  # absent under -p no:cacheprovider
     if report.when == "call" and report.passed and STATE in item.stash and cache:  # type: ignore[attr-defined]
         cache.set(key(item), item.stash[STATE])
     return report

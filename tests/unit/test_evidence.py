@@ -67,8 +67,7 @@ def files(folder):
 def test_an_exhibit_is_numbers_picture_and_provenance(run, folder):
     figure = Figure()
     figure.add_subplot().plot([0, 1])
-    line = run.save("fig_01_speed", NUMBERS, figure, kind="measured+quoted", inputs=["trace"], note="one")
-    assert line == "fig_01: measured+quoted, tiny/fig_01_speed.png"
+    run.save("fig_01_speed", NUMBERS, figure, kind="measured+quoted", inputs=["trace"], note="one")
     assert files(folder) == ["fig_01_speed.csv", "fig_01_speed.json", "fig_01_speed.png"]
     assert (folder / "fig_01_speed.csv").read_text() == "x,y\n1,0.123457\n2,2\n"
     record = json.loads((folder / "fig_01_speed.json").read_text())
@@ -92,8 +91,8 @@ def test_a_picture_that_fails_leaves_no_half_of_it(run, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("stem", "table", "kind", "message"),
     [
-        ("fig_01_speed", NUMBERS, "guessed", r"'guessed'.*measured, recorded"),
-        ("fig_09_other", NUMBERS, "measured", "fig_09_other.*tiny.*fig_01"),
+        ("fig_01_speed", NUMBERS, "guessed", "'guessed'"),
+        ("fig_09_other", NUMBERS, "measured", "fig_09_other"),
         ("fig_01_speed", NUMBERS[:0], "measured", "fig_01_speed"),
     ],
 )
@@ -103,60 +102,37 @@ def test_a_bad_exhibit_is_refused_and_writes_nothing(run, folder, stem, table, k
     assert not folder.exists()
 
 
-def test_what_goes_beyond_the_paper_says_so(run):
-    line = run.save("beyond_optimum", NUMBERS, kind="analytic")
-    assert line == "beyond_optimum: analytic, tiny/beyond_optimum.csv"
-
-
 def test_every_claim_needs_a_rule_and_every_rule_a_claim(folder):
-    with pytest.raises(ValueError, match=r"\['tiny-c02', 'tiny-c03'\]"):
+    with pytest.raises(ValueError, match=r"tiny-c02.*tiny-c03"):
         PaperRun("tiny", {}, {"tiny-c01": FASTER, "tiny-c03": FASTER})
 
 
 def test_a_claim_is_shown_beside_the_paper(run):
     line = run.judge("tiny-c01", Estimate(1.23456, 1.1, 1.35, 72, "recorded", "users"))
-    words = "trend tiny-c01 it is faster: paper 1.5 times, ours 1.23 times [1.1, 1.35], n 72 users, recorded"
-    assert " ".join(line.split()) == words
-    with pytest.raises(ValueError, match=r"tiny-c02.*no price list"):
+    assert all(part in line for part in ("trend", "tiny-c01", "1.5 times", "1.23 times [1.1, 1.35]", "72", "recorded"))
+    with pytest.raises(ValueError, match="tiny-c02"):
         run.judge("tiny-c02", 80, kind="measured")
 
 
-def test_what_is_not_the_papers_unit_says_what_it_is(run):
-    run.rules = {"tiny-c01": Rule("seconds saved by it", "s", Above(0), None, wrong=-1)}
-    assert run.judge("tiny-c01", exact(2, "measured")).endswith("ours 2 s, seconds saved by it, measured")
-    run.rules = {"tiny-c01": Rule("the same of another task " * 4, "s", Above(0), None, wrong=-1)}
-    line = run.judge("tiny-c01", exact(2, "measured"))
-    assert line.splitlines()[0].endswith("paper 1.5 times,") and max(map(len, line.splitlines())) <= 110
-    assert len(line.splitlines()) == 3 and line.splitlines()[1].startswith("             ours 2 s, the same")
-
-
 def test_what_is_undecided_says_how_much_would_decide(run):
-    line = run.judge("tiny-c01", Estimate(1.1, 0.9, 1.3, 10, "measured"))
-    assert line.startswith("undecided    tiny-c01") and line.endswith("n 10, measured, n 41 would decide")
+    run.judge("tiny-c01", Estimate(1.1, 0.9, 1.3, 10, "measured"))
     row = run.verdict_table().set_index("claim").loc["tiny-c01"]
     assert (row["verdict"], row["n"], row["remark"]) == ("undecided", "10", "n 41 would decide")
 
 
-@pytest.mark.parametrize(("null", "same"), [(None, False), (1.39, False), (1.41, True)])
-def test_a_null_with_the_same_verdict_does_not_discriminate(run, null, same):
-    line = run.judge("tiny-c01", exact(1.5, "simulated"), null=null)
-    assert ("does not discriminate: no cache has 1.41 times" in line) == same
-    assert bool(run.verdict_table()["remark"][0]) == same
-
-
 @pytest.mark.parametrize(
     ("value", "null", "flagged"),
-    [(1.2, 1.5, True), (1.5, 1.2, False), (0.5, 1.2, True), (0.5, 0.4, True)],
-    ids=["better", "worse", "supported where ours is not", "equal"],
+    [(1.5, None, False), (1.5, 1.39, False), (1.5, 1.41, True), (1.2, 1.5, True), (0.5, 1.2, True), (0.5, 0.4, True)],
 )
-def test_a_null_that_does_better_is_flagged_too(run, value, null, flagged):
-    run.judge("tiny-c01", exact(value, "simulated"), null=null)
-    assert ("does not discriminate" in run.verdicts["tiny-c01"]["remark"]) == flagged
+def test_a_null_with_the_same_verdict_does_not_discriminate(run, value, null, flagged):
+    """Nor one that does better."""
+    line = run.judge("tiny-c01", exact(value, "simulated"), null=null)
+    assert ("does not discriminate" in line) == bool(run.verdict_table()["remark"][0]) == flagged
 
 
 def test_a_null_without_a_value_is_refused(run):
     run.rules = {"tiny-c01": Rule("speed-up", "times", AtLeast(1.4), None, wrong=0.5, null="no cache")}
-    with pytest.raises(ValueError, match="tiny-c01 names a null, no cache, but no value"):
+    with pytest.raises(ValueError, match="tiny-c01"):
         run.judge("tiny-c01", 1.5, kind="measured")
 
 
@@ -167,22 +143,18 @@ def test_kinds_come_with_the_data_and_are_not_overruled(run, folder):
         run.save("fig_01_speed", table, kind="measured")
     with pytest.raises(ValueError, match=r"tiny-c01.*simulated.*measured"):
         run.judge("tiny-c01", exact(1.5, "simulated"), kind="measured")
-    with pytest.raises(ValueError, match="does not say where it comes from"):
-        run.judge("tiny-c01", 1.5)
-    with pytest.raises(ValueError, match="does not say where it comes from"):
-        run.save("fig_01_speed", NUMBERS)
+    for without_kind in (lambda: run.judge("tiny-c01", 1.5), lambda: run.save("fig_01_speed", NUMBERS)):
+        with pytest.raises(ValueError, match="where it comes from"):
+            without_kind()
     assert json.loads((folder / "fig_01_speed.json").read_text())["kind"] == "simulated" and not run.verdicts
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0, "0"),
         (0.000123456, "0.000123"),
         (12345.6, "12346"),
-        (-2.5, "-2.5"),
         (3e-15, "0"),
-        ((1, 20.04), "1, 20"),
         ((1, -2, 3, 4, 5), "-2 to 5 times (5 values)"),
         ((1.0, Estimate(2, 1.5, 2.5, 9, "measured")), "1, 2 [1.5, 2.5]"),
     ],
@@ -194,8 +166,8 @@ def test_our_value_is_shown_with_three_digits_and_stored_whole(run, value, text)
     carried = [exact(x, "measured") if not isinstance(x, Estimate) else x for x in parts]
     assert f"ours {text}{unit}, " in run.judge("tiny-c01", tuple(carried) if isinstance(value, tuple) else carried[0])
     stored = np.atleast_1d(np.asarray(read_value(run.verdicts["tiny-c01"]["value"]), dtype=object))
-    assert [getattr(x, "value", x) for x in stored] == [getattr(x, "value", x) for x in parts]
-    assert [getattr(x, "low", x) for x in stored] == [getattr(x, "low", x) for x in parts]
+    for field in ("value", "low"):
+        assert [getattr(x, field, x) for x in stored] == [getattr(x, field, x) for x in parts]
 
 
 def test_finish_needs_every_exhibit_and_every_verdict(run, folder):
@@ -206,6 +178,8 @@ def test_finish_needs_every_exhibit_and_every_verdict(run, folder):
     with pytest.raises(ValueError, match="tiny-c01"):
         run.finish()
     assert not (folder / "claims.csv").exists()
+    run.leave("tiny-c01", "no server here")
+    assert run.finish()["verdict"].tolist() == ["1 untested", "1 untested"]
 
 
 def test_finish_writes_verdicts_and_the_result_record(run, folder, tmp_path):
@@ -226,22 +200,14 @@ def test_finish_writes_verdicts_and_the_result_record(run, folder, tmp_path):
     assert record["verdicts"] == {"reproduced": 1, "untested": 1} and record["parameters"] == {"seed": 3}
 
 
-def test_a_claim_with_a_rule_can_be_left_with_a_reason(run):
-    run.leave("tiny-c01", "no server here")
-    row = run.verdict_table().set_index("claim").loc["tiny-c01"]
-    assert (row["verdict"], row["note"], row["ours"]) == ("untested", "no server here", "")
-
-
 @pytest.mark.parametrize(
     ("low", "high", "unit", "text"),
     [
-        (11, 52, "percent", "11 to 52 percent"),
         (np.nan, 84, "percent", "up to 84 percent"),
         (5, np.nan, "s", "5 s"),
         (0.2, 0.2, "s", "0.2 s"),
         (np.nan, np.nan, "s", "-"),
         (0.37, 0.82, np.nan, "0.37 to 0.82"),
-        (1, 2, "trend", "1 to 2"),
     ],
 )
 def test_the_papers_value_as_text(low, high, unit, text):

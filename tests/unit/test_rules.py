@@ -26,7 +26,6 @@ from ondevice.evidence import (
     Never,
     Over,
     Rule,
-    Untested,
     born,
     derived,
     exact,
@@ -65,13 +64,8 @@ def test_a_kind_travels_through_selections_and_joins_its_parents():
 
 @pytest.mark.parametrize("thing", [TABLE, 3.0, (), (exact(1, "quoted"), 2.0)])
 def test_what_does_not_say_where_it_comes_from_is_refused(thing):
-    with pytest.raises(ValueError, match="does not say where it comes from"):
+    with pytest.raises(ValueError, match="where it comes from"):
         kind_of(thing)
-
-
-def test_there_are_six_kinds():
-    with pytest.raises(ValueError, match=r"'guessed'.*measured, recorded"):
-        born(TABLE.copy(), "measured+guessed")
 
 
 # Estimates
@@ -86,12 +80,6 @@ def test_a_mean_weighs_groups_the_same_and_its_interval_covers_95_percent():
     ]
     assert 0.9 <= np.mean([x.low <= 0 <= x.high for x in samples]) <= 0.98
     assert np.mean([x.high - x.low for x in samples]) == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.1)
-
-
-@pytest.mark.long  # statistics
-def test_few_samples_have_wide_intervals():
-    samples = [mean(np.random.default_rng(k).normal(size=6), "measured", drawn="prompts") for k in range(100)]
-    assert 0.9 <= np.mean([x.low <= 0 <= x.high for x in samples]) <= 0.98
 
 
 def test_an_interval_of_few_samples_is_wider_than_the_percentiles_of_its_draws():
@@ -129,7 +117,7 @@ def test_a_ratio_is_paired_by_prompt():
     paired = ratio(2 * slow, slow, "recorded", drawn="prompts")
     assert (paired.value, paired.low, paired.high) == pytest.approx((2, 2, 2))
     assert ratio([1, 4], [1, 1], "recorded", drawn="prompts").value == pytest.approx(2)
-    with pytest.raises(ValueError, match="0"):
+    with pytest.raises(ValueError):
         ratio([0, 1], [1, 1], "recorded", drawn="prompts")
 
 
@@ -141,8 +129,9 @@ def test_a_share_has_wilsons_interval():
 def test_one_sample_has_no_interval():
     lonely = mean([2.0, 3.0, 4.0], "measured", groups=list("aab"), drawn="prompts")
     assert (lonely.low, lonely.high) == (-math.inf, math.inf)
-    assert Rule("x", "", AtLeast(0), None, -1).verdict(lonely) == "undecided"
-    with pytest.raises(ValueError, match="0 samples"):
+    rule = Rule("x", "", AtLeast(0), None, -1)
+    assert rule.verdict(lonely) == "undecided" and rule.verdict(-0.1) == "contradicted"
+    with pytest.raises(ValueError, match="samples"):
         mean([], "measured", drawn="prompts")
 
 
@@ -193,7 +182,6 @@ def test_only_a_whole_interval_is_told(test, told):
         (Each(AtLeast(1), AtMost(0)), (within(0, 1, 2), 0), None),
         (All(Above(0)), (1, 2, 3), True),
         (All(Above(0)), (1, 0), False),
-        (evidence.Any(Above(0)), (0, 1), True),
         (evidence.Any(Above(0)), (0, within(-1, 0, 1)), None),
         (evidence.Any(Above(0)), (0, -1), False),
         (Both(All(Above(0)), Over(0, 1, Below(0.5))), (1, 3), True),
@@ -201,18 +189,13 @@ def test_only_a_whole_interval_is_told(test, told):
         (Either(Above(1), Below(-1)), (-2,), True),
         (Either(Above(1), Below(-1)), (0,), False),
         (Over(0, 1, AtMost(2)), (within(1, 2, 3), within(2, 3, 4)), True),
-        (Over(0, 1, AtMost(1)), (within(1, 2, 3), within(2, 3, 4)), None),
         (Over(0, 1, AtMost(1)), (1, within(-1, 1, 2)), None),
-        (Less(1, 0, AtLeast(1)), (within(1, 2, 3), within(4, 5, 6)), True),
         (Less(1, 0, AtLeast(2)), (within(1, 2, 3), within(4, 5, 6)), None),
     ],
 )
 def test_of_several_quantities(test, parts, told):
     assert holds(test, *parts) is told
-
-
-def test_each_needs_as_many_values_as_tests():
-    with pytest.raises(ValueError, match="argument"):
+    with pytest.raises(ValueError):  # as many values as tests
         holds(Each(Above(0), Above(0)), 1, 2, 3)
 
 
@@ -221,23 +204,13 @@ def test_each_needs_as_many_values_as_tests():
 FASTER = Rule("speed-up", "x", Near(2.22, factor=1.15), Above(1.3), wrong=1.0, null="prompt lookup", note="Paired")
 
 
-def test_the_words_of_a_rule_follow_from_its_numbers():
-    assert FASTER.words == ("speed-up: 2.22 x within a factor of 1.15; trend: above 1.3 x; null: prompt lookup. Paired")
-    rule = Rule("two", "percent", Each(AtLeast(1), None), Either(All(Below(2)), Over(0, 1, Equal(1))), (0, 9))
-    assert rule.words == (
-        "two: (at least 1 percent, any); trend: each below 2 percent or value 1 over value 2 exactly 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("value", "verdict"),
     [
-        (2.0, "reproduced"),
         (1.5, "trend"),
         (1.3, "contradicted"),
         (within(1.95, 2.2, 2.5), "reproduced"),
         (within(1.8, 2.2, 2.5), "trend"),
-        (within(1.31, 1.4, 1.5), "trend"),
         (within(1.2, 2.0, 2.8), "undecided"),
         (within(1.1, 1.2, 1.3), "contradicted"),
     ],
@@ -246,26 +219,9 @@ def test_a_verdict_needs_the_whole_interval(value, verdict):
     assert FASTER.verdict(value) == verdict
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ({"null": "prompt lookup"}, "null: prompt lookup"),
-        ({"no_null": "an identity"}, "no null possible: an identity"),
-        ({"null_pending": "the larger model"}, "null pending: the larger model"),
-    ],
-)
-def test_a_rule_says_what_its_null_is_or_why_there_is_none(line, words):
-    rule = Rule("x", "", Above(1), None, wrong=0, **line)
-    assert rule.null_words == words and rule.words.endswith(f"; {words}")
-
-
-def test_a_rule_has_no_trend_unless_it_says_so():
-    assert Rule("x", "", Above(1), None, wrong=0).verdict(0.9) == "contradicted"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, (1.0, math.nan), ()])
 def test_a_value_that_is_not_finite_judges_nothing(value):
-    with pytest.raises(ValueError, match="cannot be judged"):
+    with pytest.raises(ValueError):
         FASTER.verdict(value)
 
 
@@ -284,54 +240,32 @@ def speed_up(times, method, scale=1):
     return scale * float(times["vanilla"] / times[method])
 
 
-@pytest.mark.parametrize(
-    ("null", "value"),
-    [
-        (None, None),
-        ({"method": "null"}, 1.0),  # the value's own function, with other parameters
-    ],
-    ids=["none", "parameters"],
-)
-def test_a_claims_values_are_made_of_tables_by_name(null, value):
-    claim = Claim("Speed", FASTER, speed_up, null)
+def test_a_claims_values_are_made_of_tables_by_name():
     tables = {"times": {"vanilla": 6.0, "ours": 2.0, "null": 6.0}, "method": "ours", "unused": None}
-    assert claim.values(tables) == (3.0, value)
-    assert claim.values(tables | {"scale": 2})[0] == 6.0
+    claim = Claim("Speed", FASTER, speed_up)
+    assert claim.values(tables) == (3.0, None) and claim.values(tables | {"scale": 2})[0] == 6.0
+    # the value's own function, with other parameters
+    assert Claim("Speed", FASTER, speed_up, {"method": "null"}).values(tables) == (3.0, 1.0)
 
 
 def test_a_null_of_another_function_or_of_other_parameters_is_refused():
-    with pytest.raises(TypeError, match="own function"):
+    with pytest.raises(TypeError):
         Claim("Speed", FASTER, speed_up, lambda: 0.5)
-    with pytest.raises(ValueError, match="changes way, which"):
+    with pytest.raises(ValueError, match="way"):
         Claim("Speed", FASTER, speed_up, {"way": "null"})
-
-
-def test_a_claim_takes_tables_that_have_all_that_its_value_needs():
-    claim = Claim("Speed", FASTER, speed_up)
-    assert claim.takes({"times": 0, "method": 0}) and claim.takes({"times": 0, "method": 0, "other": 0})
-    assert not claim.takes({"times": 0, "scale": 0})
-    assert not Claim("Speed", Untested("no clock")).takes({"times": 0, "method": 0})
 
 
 @pytest.mark.parametrize(
     ("estimate", "spec", "text"),
     [
         (Estimate(1.23456, 1.1, 1.4, 9, "measured"), "", "1.23 [1.1, 1.4]"),
-        (Estimate(1.23456, 1.1, 1.4, 9, "measured"), ".1f", "1.2 [1.1, 1.4]"),
         (Estimate(1.23456, 1.1, 1.4, 3, "measured", "runs", "range"), ".1f", "1.2 (range 1.1 to 1.4)"),
-        (Estimate(0.5, -math.inf, math.inf, 1, "measured"), ".0%", "50% [-inf%, inf%]"),
-        (exact(1234.5, "analytic"), "", "1.23e+03"),
         (exact(1234.5, "analytic"), ",.1f", "1,234.5"),
     ],
 )
 def test_an_estimate_writes_itself_with_its_interval(estimate, spec, text):
     assert format(estimate, spec) == text
     assert str(estimate) == format(estimate, "") == f"{estimate}"
-
-
-def test_an_interval_is_low_and_high():
-    assert within(1, 2, 4).interval == (1, 4)
-    assert exact(2, "analytic").interval == (2, 2)
 
 
 def test_the_interval_of_draws_holds_95_percent_of_them_and_the_value():

@@ -1,11 +1,16 @@
-"""Random models of two small layers: their attention is far from uniform, so that wrong masks and positions show."""
+"""Random models of small layers: their attention is far from uniform, so that wrong masks and positions show; pools."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from ondevice_papers.grating.pools import Pool
 
 SHAPE = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0, bos_token_id=1,
@@ -37,3 +42,45 @@ def random_model(
             if parameter.ndim > 1:
                 parameter.normal_(0, spread)
     return model
+
+
+def reranker_config(name: str, kind: str, **values: Any) -> Any:
+    """Of a class with one score, or of a causal LM. kind: the configuration's type."""
+    sizes = dict(vocab_size=97, num_hidden_layers=5, max_position_embeddings=64, pad_token_id=1, cls_token_id=2)
+    labels = {} if name.endswith("CausalLM") else {"num_labels": 1}
+    return AutoConfig.for_model(kind, **SHAPE | sizes | labels | values, architectures=[name])
+
+
+def random_reranker(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+    """Its scores differ, so that wrong states show."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, config.architectures[0])(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model.to(dtype)
+
+
+def word_tokenizer(words: str, **options: Any) -> PreTrainedTokenizerFast:
+    """A token a word; pairs as BERT has them."""
+    entries = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *words.split()]
+    made = Tokenizer(models.WordLevel({entry: index for index, entry in enumerate(entries)}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 0), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"], **options,
+    )  # fmt: skip
+
+
+def random_pools(
+    pools: int, seed: int, noise: float = 1.0, split: str = "validation", layers: int = 5, n: int = 8
+) -> list[Pool]:
+    """Exchangeable pools; some are harder, and one layer's error stays for the next ones."""
+    rng = np.random.default_rng(seed)
+    final = rng.normal(0, 2, (pools, 1, n))
+    errors = noise * rng.gamma(2, 0.5, (pools, 1, 1)) * rng.normal(size=(pools, layers, n)).cumsum(1)[:, ::-1]
+    scores = final + errors * (np.arange(layers)[::-1] / layers)[:, None] / 2
+    return [Pool(str(number), split, each, np.zeros(n, bool)) for number, each in enumerate(scores)]

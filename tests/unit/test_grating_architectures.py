@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-import transformers
+from numpy.typing import NDArray
+from tiny import random_reranker, reranker_config
 from torch import Tensor
 from transformers import AutoConfig
 
 from ondevice.corpus import pairs
-from ondevice_papers.grating.architectures import Architecture, Batch, Row
-from ondevice_papers.grating.weights import BY_LAYER
+from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.engine import Engine
+from ondevice_papers.grating.weights import BY_LAYER, InMemory
 
 SIZES = {"num_key_value_heads": 2, "head_dim": 8}
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "norm_rel_ebd": "layer_norm",
@@ -66,222 +68,144 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # by a name: the class, t
 }  # fmt: skip
 V, LAYERS, CONTEXT, PAD, YES, NO = 97, 5, 64, 1, 5, 9
 LENGTHS = (5, 17, 9, 33, 9, 1, 40, 12)
-TABLES = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def configured(kind: str, **values: Any) -> Any:
     name, model_type, own = KINDS[kind]
-    labels = {} if "Causal" in name else {"num_labels": 1}
-    return AutoConfig.for_model(model_type, **{
-        "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "max_position_embeddings": CONTEXT, "pad_token_id": PAD, "bos_token_id": 2,
-        "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3, "architectures": [name], **labels, **own, **values,
-    })  # fmt: skip
+    return reranker_config(name, model_type, **own | values)
 
 
 @cache
 def built(kind: str) -> Any:
-    """A random model in float64 whose scores differ, so that wrong states show."""
-    torch.manual_seed(0)
     config = configured(kind)
     config._attn_implementation = "eager" if kind.startswith(("Gemma2", "Deberta", "MPNet")) else "sdpa"
-    model = getattr(transformers, KINDS[kind][0])(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn(parameter.shape))
-    return model.double()
+    return random_reranker(config)
 
 
 def architecture(kind: str) -> Architecture:
     return Architecture(built(kind).config, (YES, NO) if "Causal" in KINDS[kind][0] else None)
 
 
-def some_rows(lengths: Sequence[int] = LENGTHS) -> list[Row]:
+class InParts(InMemory):
+    """A layer's parts one after another, as they come from a disk."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(built(kind))
+        self.run = architecture(kind)
+        self.layers = [dict(layer) for layer in self._groups.layers]
+
+    def layer(self, index: int) -> Iterator[Any]:
+        for parts in self.run.units:
+            yield parts, {name: value for name, value in self.layers[index].items() if self.run.part_of(name) in parts}
+
+
+def some_rows() -> list[Row]:
     generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randint(4, V, (n,), generator=generator).tolist() for n in lengths]
-    return [Row(array("i", ids), len(ids) // 2) for ids in drawn]
-
-
-def split(model: Any, run: Architecture) -> tuple[dict[str, Tensor], list[list[dict[str, Tensor]]], Tensor]:
-    """A model's tensors: the rest, each layer's parts, and the token embedding."""
-    rest, table = {}, torch.empty(0)
-    layers: list[list[dict[str, Tensor]]] = [[{}, {}] for _ in range(run.layers)]
-    for name, value in model.named_parameters():
-        before, _, inside = name.partition(".layer." if ".layer." in name else ".layers.")
-        if inside:
-            index, _, inner = inside.partition(".")
-            layers[int(index)][run.part_of(inner)][inner] = value.detach()
-        elif before.endswith(TABLES):
-            table = value.detach()
-        else:
-            rest[name] = value.detach()
-    return rest, layers, table
+    drawn = [torch.randint(4, V, (n,), generator=generator).tolist() for n in LENGTHS]
+    return [Row(ids, len(ids) // 2) for ids in drawn]
 
 
 @torch.no_grad()
-def states_by_layer(kind: str, rows: Sequence[Row]) -> tuple[list[Tensor], Tensor]:
-    """The hidden states [n, width, d] after each layer, and the scores [layers, n]."""
-    run, model, batch = architecture(kind), built(kind), Batch(rows)
-    rest, layers, table = split(model, run)
-    run.hold(rest, None if run.answers is None else model.lm_head.weight.detach()[list(run.answers)])
-    hidden = run.embed(batch, table[batch.ids])
-    run.require([attention | feed_forward for attention, feed_forward in layers], hidden.dtype)
-    states, scores = [], []
-    for layer, parts in enumerate(layers):
-        for part, parameters in enumerate(parts):
-            with run.holding(layer, parameters):
-                hidden = run.forward(layer, part, batch, hidden)
-        states.append(hidden)
-        scores.append(run.scores(run.pooled(batch, hidden)))
-    return states, torch.stack(scores)
-
-
-@torch.no_grad()
-def transformers_scores(model: Any, rows: Sequence[Row]) -> tuple[Any, Tensor]:
-    """transformers' own forward of rows padded on the right: its output, and scores [n]."""
+def transformers_scores(model: Any, rows: Sequence[Row]) -> Tensor:
+    """[n] of transformers' own forward of rows padded on the right."""
     batch = pairs.padded([pairs.Row(tuple(row.ids), row.border) for row in rows], PAD, "right")
     types = model.config.to_dict().get("type_vocab_size", 0) > 1
     extra = {"token_type_ids": batch["token_type_ids"]} if types else {}
     mask = batch["attention_mask"]
-    found = model(batch["input_ids"], attention_mask=mask, output_hidden_states=True, **extra)
-    if found.logits.ndim == 2:
-        return found, found.logits[:, 0]
-    last = found.logits[torch.arange(len(rows)), mask.sum(1) - 1]
-    return found, last[:, YES] - last[:, NO]
+    logits = model(batch["input_ids"], attention_mask=mask, **extra).logits
+    if logits.ndim == 2:
+        return logits[:, 0]
+    last = logits[torch.arange(len(rows)), mask.sum(1) - 1]
+    return last[:, YES] - last[:, NO]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [LENGTHS, (12, 12, 12), (1, 1)], ids=["mixed", "even", "one token"])
-def test_states_and_scores_are_those_of_transformers(kind: str, lengths: Sequence[int]) -> None:
-    rows = some_rows(lengths)
-    states, scores = states_by_layer(kind, rows)
-    found, right = transformers_scores(built(kind), rows)
-    assert right.std() > 0.01 or len(set(lengths)) == len(lengths) == 1
-    assert float((scores[-1] - right).abs().max()) < 1e-10
-    real = Batch(rows).real
-    for mine, theirs in zip(states[:-1], found.hidden_states[1:-1], strict=True):
-        assert float((mine - theirs)[real].abs().max()) < 1e-10
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_between_layers_are_those_of_a_shorter_model(kind: str) -> None:
-    rows = some_rows()
-    _, scores = states_by_layer(kind, rows)
+@cache
+def expected(kind: str) -> NDArray[np.float64]:
+    """[layers, N] of models that have so many layers."""
     model = copy.deepcopy(built(kind))
     trunk = model.base_model
     stack = getattr(trunk, "encoder", getattr(trunk, "transformer", trunk))
     name = "layer" if hasattr(stack, "layer") else "layers"
-    for layers in range(LAYERS - 1, 0, -1):
+    scores = []
+    for layers in range(LAYERS, 0, -1):
         setattr(stack, name, getattr(stack, name)[:layers])
-        _, right = transformers_scores(model, rows)
-        assert float((scores[layers - 1] - right).abs().max()) < 1e-10
+        scores.insert(0, transformers_scores(model, some_rows()))
+    return torch.stack(scores).numpy()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_score_does_not_depend_on_the_rows_beside_it(kind: str) -> None:
-    rows = some_rows()
-    _, together = states_by_layer(kind, rows)
-    alone = torch.cat([states_by_layer(kind, [row])[1] for row in rows], 1)
-    assert float((together - alone).abs().max()) < (1e-5 if "Gemma2" in kind else 1e-10)  # its softmax is in float32
+@pytest.mark.parametrize("chunk", [1, 40, 10_000])
+def test_every_layers_scores_are_those_of_a_shorter_model_whatever_the_chunks(kind: str, chunk: int) -> None:
+    found = Engine(architecture(kind), InParts(kind), chunk=chunk).score(some_rows()).outcome.history
+    assert expected(kind).std(1).min() > 0.01  # the candidates differ
+    bound = 1e-5 if "Gemma2" in kind else 1e-10  # its softmax is in float32
+    assert np.abs(found - expected(kind)).max() < bound
 
 
-@torch.no_grad()
-def test_gemma_scales_embeddings_in_the_models_dtype() -> None:
-    model, run, batch = copy.deepcopy(built("Gemma")).bfloat16(), architecture("Gemma"), Batch(some_rows((4,)))
-    run.hold({name: value.detach() for name, value in model.named_parameters()})
-    table = model.model.embed_tokens
-    scale = torch.tensor(32**0.5, dtype=torch.bfloat16)
-    scaled = table(batch.ids) if type(table) is not torch.nn.Embedding else table(batch.ids) * scale
-    assert torch.equal(run.embed(batch, table.weight[batch.ids])[0], scaled)
-
-
-# Parts
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_parts_share_out_a_layers_tensors(kind: str) -> None:
-    run = architecture(kind)
-    _, layers, _ = split(built(kind), run)
-    if run.units == BY_LAYER:
-        assert all(first and not second for first, second in layers)
-        return
-    for parts in layers:
-        heads = [{name.split(".")[0] for name in part} for part in parts]
-        assert all(parts) and not heads[0] & heads[1]
-        assert any("att" in name for name in heads[0]) and not any("self_attn" in name for name in heads[1])
-    assert run.part_of("mlp.down_proj.weight") == run.part_of("output.dense.weight") == 1
-    assert run.part_of("post_attention_layernorm.weight") == (0 if "Gemma2" in kind else 1)
+def test_layers_are_in_halves_where_they_can_be() -> None:
+    whole = {kind for kind in KINDS if architecture(kind).units == BY_LAYER}
+    assert not whole & {"Bert", "Qwen3", "Qwen3LM", "Gemma2", "Modern", "Deberta3"}
+    assert all(all(part for _, part in InParts(kind).layer(0)) for kind in KINDS)
 
 
 def test_a_layer_holds_parameters_no_longer_than_it_runs() -> None:
     """Else a closed reranker would keep its window's memory."""
-    kind = next(iter(KINDS))
-    run = architecture(kind)
-    _, layers, _ = split(built(kind), run)
-    with pytest.raises(RuntimeError, match="amid"), run.holding(0, layers[0][0]):
+    run = architecture("Bert")
+    with pytest.raises(RuntimeError, match="amid"), run.holding(0, InParts("Bert").layers[0]):
         assert not all(value.is_meta for value in run._stack[0].parameters())
         raise RuntimeError("amid")
     assert all(value.is_meta for value in run._stack.parameters())
 
 
-def test_layers_of_modernbert_differ() -> None:
-    run = architecture("Modern")
-    _, layers, _ = split(built("Modern"), run)
-    first, second, *others = whole = [attention | feed_forward for attention, feed_forward in layers]
-    run.require(whole, torch.float64)
-    with pytest.raises(ValueError, match=r"Layer 1 .* attn_norm\.weight.*\[32\]"):
-        run.require([first, first, *others], torch.float64)
-    with pytest.raises(ValueError, match=r"Layer 0 .* attn_norm\.weight.*\[32\]"):
-        run.require([second, second, *others], torch.float64)
-    with pytest.raises(ValueError, match=f"{run.layers - 1} .*{run.layers}"):
-        run.require(whole[1:], torch.float64)
+def test_the_longest_row_is_within_positions() -> None:
+    kinds = {"Bert": CONTEXT, "Roberta": CONTEXT - PAD - 1, "Qwen3": CONTEXT}
+    assert {kind: architecture(kind).longest for kind in kinds} == kinds
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda name, value: None if "down" in name else value, "Layer 1 .* mlp.down_proj.weight"),
-    (lambda name, value: value[:5] if "down" in name else value, r"mlp.down_proj.weight .*\[5, 48\].*\[32, 48\]"),
-    (lambda name, value: value.float() if "down" in name else value, "torch.float32.*float64"),
+# What is refused
+
+DOWN = "mlp.down_proj.weight"
+Layers = list[dict[str, Tensor]]
+
+
+@pytest.mark.parametrize(("kind", "change", "words"), [
+    ("Qwen3", lambda layers: layers[1].pop(DOWN), f"Layer 1 .*{DOWN}"),
+    ("Qwen3", lambda layers: layers[1].update({DOWN: layers[1][DOWN][:5]}), rf"{DOWN} .*\[5, 48\].*\[32, 48\]"),
+    ("Qwen3", lambda layers: layers[1].update({DOWN: layers[1][DOWN].float()}), "torch.float32.*float64"),
+    ("Qwen3", lambda layers: layers.pop(), f"{LAYERS - 1} .*{LAYERS}"),
+    ("Modern", lambda layers: layers[1].pop("attn_norm.weight"), r"Layer 1 .*attn_norm\.weight"),  # its layers differ
+    ("Modern", lambda layers: layers[0].update(layers[1]), r"Layer 0 .*attn_norm\.weight"),
 ])  # fmt: skip
-def test_parts_that_do_not_fit_are_refused(change: Callable[[str, Tensor], Tensor | None], words: str) -> None:
-    run = architecture("Qwen3")
-    layers = [attention | feed_forward for attention, feed_forward in split(built("Qwen3"), run)[1]]
-    layers[1] = {name: made for name, value in layers[1].items() if (made := change(name, value)) is not None}
+def test_layers_that_do_not_fit_are_refused(kind: str, change: Callable[[Layers], Any], words: str) -> None:
+    layers = InParts(kind).layers
+    architecture(kind).require(layers, torch.float64)
+    change(layers)
     with pytest.raises(ValueError, match=words):
-        run.require(layers, torch.float64)
+        architecture(kind).require(layers, torch.float64)
 
 
 @pytest.mark.parametrize(("kind", "name"), [
-    ("Qwen3", "model.norm.weight"), ("Bert", "bert.embeddings.LayerNorm.bias"), ("ModernMean", "head.norm.bias"),
-    ("Deberta3", "deberta.encoder.rel_embeddings.weight"), ("Roberta", "classifier.out_proj.weight"),
+    ("Qwen3", "model.norm.weight"), ("Deberta3", "deberta.encoder.rel_embeddings.weight"),
+    ("Roberta", "classifier.out_proj.weight"),
 ])  # fmt: skip
 def test_weights_that_lack_a_tensor_are_refused(kind: str, name: str) -> None:
-    run = architecture(kind)
-    rest = {found: value for found, value in split(built(kind), run)[0].items() if found != name}
-    with pytest.raises(ValueError, match=f"{run.name} .*{name}"):
-        run.hold(rest)
-
-
-# Configurations
-
-
-def test_the_longest_row_is_within_positions() -> None:
-    kinds = {"Bert": CONTEXT, "Roberta": CONTEXT - PAD - 1, "Qwen3": CONTEXT, "Gemma2": CONTEXT, "Modern": CONTEXT}
-    assert {kind: architecture(kind).longest for kind in kinds} == kinds
+    rest = InParts(kind).rest()
+    del rest[name]
+    with pytest.raises(ValueError, match=name):
+        architecture(kind).hold(rest)
 
 
 @pytest.mark.parametrize(("config", "words"), [
     (lambda: AutoConfig.for_model("opt", architectures=["OPTForCausalLM"]), "OPTForCausalLM"),
     (lambda: AutoConfig.for_model("llama"), "architecture"),
-    (lambda: configured("Llama", architectures=["LayerWiseMiniCPMForCausalLM"], auto_map={"AutoModel": "m.M"}),
-     "LayerWiseMiniCPMForCausalLM .*transformers"),
+    (lambda: configured("Llama", num_labels=2), " 2 "),
+    (lambda: reranker_config("LayerWiseMiniCPMForCausalLM", "llama", auto_map={"AutoModel": "m.M"}), "LayerWise"),
     (lambda: configured("Qwen3LM"), '"yes".*"no"'),
-    (lambda: configured("Bert", num_labels=2), " 2 "),
     (lambda: configured("Bert", is_decoder=True), "is_decoder"),
     (lambda: configured("Gemma", use_bidirectional_attention=True), "use_bidirectional_attention"),
-    (lambda: AutoConfig.for_model("albert", architectures=["AlbertForSequenceClassification"], num_labels=1),
-     "AlbertForSequenceClassification .*layers"),
+    (lambda: AutoConfig.for_model("albert", architectures=["AlbertForSequenceClassification"], num_labels=1), "Albert"),
     (lambda: AutoConfig.for_model("bart", architectures=["BartForSequenceClassification"], num_labels=1), "decoder"),
     (lambda: configured("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
      "'dynamic'"),
@@ -298,7 +222,5 @@ def test_what_cannot_be_run_is_refused_by_name(config: Callable[[], Any], words:
 def test_what_is_more_than_layers_is_found_out_with_the_weights(kind: str, values: dict[str, Any], words: str) -> None:
     config = configured(kind, **values)
     run = Architecture(config)
-    with torch.device("cpu"):
-        model = getattr(transformers, KINDS[kind][0])._from_config(config)
     with pytest.raises(ValueError, match=words):
-        run.hold({name: value.detach() for name, value in model.named_parameters()})
+        run.hold(InMemory(random_reranker(config)).rest())

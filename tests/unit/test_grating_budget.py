@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from tiny import random_reranker, reranker_config
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig
 
 from ondevice_papers.grating import memory_plan as planning
 from ondevice_papers.grating.architectures import Architecture, Batch, Row
 from ondevice_papers.grating.checkpoint import Checkpoint
-from ondevice_papers.grating.memory_plan import MB, Model, Plan, activations, plan
+from ondevice_papers.grating.memory_plan import MB, Model, activations, plan
 from ondevice_papers.grating.weights import BY_PART, units_of
 from ondevice_papers.grating.window import Window
 
@@ -37,11 +36,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @cache
 def built(name: str, inner: int = WIDE, dtype: torch.dtype = torch.float32) -> Any:
     kind, values = KINDS[name]
-    config = AutoConfig.for_model(
-        kind, vocab_size=V, hidden_size=D, intermediate_size=inner, num_hidden_layers=LAYERS, num_attention_heads=4,
-        max_position_embeddings=2100, pad_token_id=1, architectures=[name], num_labels=1, **values,
-    )  # fmt: skip
-    return getattr(transformers, name)(config).eval().to(dtype)
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": inner, "num_hidden_layers": LAYERS}
+    return random_reranker(reranker_config(name, kind, max_position_embeddings=2100, **sizes, **values), dtype)
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +86,6 @@ def test_the_estimate_is_at_least_what_is_allocated_and_not_far_above(
         assert found <= estimate + planning._SCRATCH and estimate <= 2.5 * found, (lengths, found, estimate)
 
 
-@pytest.mark.parametrize("name", ["DebertaV2ForSequenceClassification", "Gemma2ForSequenceClassification"])
-def test_attention_that_is_held_whole_is_counted(name: str) -> None:
-    config = built(name).config
-    short, long = (activations(config, 4, 2000, longest) for longest in (100, 2000))
-    assert long - short > 3 * 4 * config.num_attention_heads * 2000 * 1900 * 0.99
-    same = built(QWEN3).config
-    assert activations(same, 4, 2000, 2000) - activations(same, 4, 2000, 100) < 2 * MB
-
-
 # Plans
 
 
@@ -129,30 +116,6 @@ def test_more_memory_buys_more_and_never_more_than_there_is(model: Model, length
         seen.add(now)
         last = now
     assert last == (max(512, *lengths), V // 10, True, 2 * LAYERS) and len(seen) > 3
-
-
-def test_goods_are_bought_in_the_documented_order(model: Model) -> None:
-    lengths = [40] * 2000
-
-    def found(megabytes: float) -> Plan:
-        return plan(model, lengths, megabytes)
-
-    least = next(one for one in range(20, 120) if not _refused(model, lengths, one))
-    assert (found(least).chunk, found(least).offload, found(least).slots) < (512, True, 3)
-    states = next(one for one in range(20, 120) if one >= least and not found(one).offload)
-    assert found(states - 1).chunk == 512 and found(states - 1).embedding_rows == V // 10
-    units = next(one for one in range(states, 120) if found(one).slots > 2)
-    assert units > states and found(units).slots == 2 * LAYERS  # two or all
-    few = plan(model, [40] * 3, least + 10)
-    assert not few.offload and few.slots == 2 * LAYERS  # states of few candidates are less than a file's buffers
-
-
-def _refused(model: Model, lengths: list[int], megabytes: float) -> bool:
-    try:
-        plan(model, lengths, megabytes)
-    except ValueError:
-        return True
-    return False
 
 
 def test_without_a_budget_it_is_the_papers_setting(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""The engine on tiny models: transformers' scores after every layer, wherever things are; pruning live and replayed."""
+"""The engine on tiny models: the same scores wherever weights and states are; pruning live and replayed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
+from tiny import random_reranker, reranker_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
 
 from ondevice import assets
-from ondevice.corpus import pairs
 from ondevice_papers.grating import engine as engine_module
 from ondevice_papers.grating.architectures import Architecture, Row
 from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.hidden_states import Offloaded
 from ondevice_papers.grating.margins import MarginRule
 from ondevice_papers.grating.pools import Pool, replay
+from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule, select
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 
 BERT, QWEN3, LM = "BertForSequenceClassification", "Qwen3ForSequenceClassification", "Qwen3ForCausalLM"
-V, LAYERS, CONTEXT, PAD, YES, NO = 97, 5, 64, 1, 5, 9
+V, WIDTH, LAYERS, CONTEXT, YES, NO = 97, 32, 5, 64, 5, 9
 LENGTHS = (5, 17, 9, 33, 9, 1, 40, 12)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,27 +36,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @cache
 def built(name: str, vocabulary: int = V) -> Any:
-    """A random model in float64 whose scores differ, so that wrong states show."""
     own = {} if name == BERT else {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
-    config = AutoConfig.for_model(
-        "bert" if name == BERT else "qwen3", vocab_size=vocabulary, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=LAYERS, num_attention_heads=4, max_position_embeddings=CONTEXT, pad_token_id=PAD,
-        architectures=[name], **own, **({} if name == LM else {"num_labels": 1}),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn(parameter.shape))
-    return model.double()
+    kind = "bert" if name == BERT else "qwen3"
+    return random_reranker(reranker_config(name, kind, vocab_size=vocabulary, **own))
 
 
-def architecture(name: str, vocabulary: int = V) -> Architecture:
-    return Architecture(built(name, vocabulary).config, (YES, NO) if name == LM else None)
-
-
-def engine(name: str = QWEN3, **options: Any) -> Engine:
-    return Engine(architecture(name), InMemory(built(name)), **options)
+def engine(name: str = QWEN3, vocabulary: int = V, **options: Any) -> Engine:
+    model = built(name, vocabulary)
+    return Engine(Architecture(model.config, (YES, NO) if name == LM else None), InMemory(model), **options)
 
 
 def some_rows(lengths: Sequence[int] = LENGTHS, vocabulary: int = V) -> list[Row]:
@@ -66,40 +52,15 @@ def some_rows(lengths: Sequence[int] = LENGTHS, vocabulary: int = V) -> list[Row
     return [Row(ids, len(ids) // 2) for ids in drawn]
 
 
-@cache
-@torch.no_grad()
-def expected(name: str, lengths: Sequence[int] = LENGTHS) -> NDArray[np.float64]:
-    """[layers, N] the model's own head on the hidden states of one padded forward of transformers'."""
-    model, rows = built(name), some_rows(lengths)
-    batch = pairs.padded([pairs.Row(tuple(row.ids), row.border) for row in rows], PAD, "right")
-    mask, segments = batch["attention_mask"], batch["token_type_ids"]
-    extra = {"token_type_ids": segments} if name == BERT else {}
-    found = model.base_model(batch["input_ids"], attention_mask=mask, output_hidden_states=True, **extra)
-    states = [*found.hidden_states[1:-1], found.last_hidden_state]
-    if name == BERT:
-        scores = [model.classifier(model.bert.pooler(state))[:, 0] for state in states]
-    else:
-        last = [state[torch.arange(len(rows)), mask.sum(1) - 1] for state in states]
-        normed = [*map(model.model.norm, last[:-1]), last[-1]]
-        logits = map(model.lm_head if name == LM else model.score, normed)
-        scores = [one[:, YES] - one[:, NO] if name == LM else one[:, 0] for one in logits]
-    return torch.stack(scores).numpy()
-
-
 def history(run: Engine, **options: Any) -> NDArray[np.float64]:
     """[layers, N] the scores of one pass."""
     return run.score(some_rows(), **options).outcome.history
 
 
-# Scores
-
-
-@pytest.mark.parametrize("name", [BERT, QWEN3, LM])
-@pytest.mark.parametrize("chunk", [1, 40, 10_000])
-def test_every_layers_scores_are_those_of_transformers_whatever_the_chunks(name: str, chunk: int) -> None:
-    right = expected(name)
-    assert right.std(1).min() > 0.01  # the candidates differ
-    assert np.abs(history(engine(name, chunk=chunk)) - right).max() < 1e-10
+@cache
+def expected(name: str) -> NDArray[np.float64]:
+    """With all in memory, which `test_grating_architectures` compares with transformers'."""
+    return history(engine(name))
 
 
 @pytest.mark.parametrize("units", [BY_PART, BY_LAYER])
@@ -110,7 +71,7 @@ def test_streamed_weights_and_offloaded_states_make_no_difference(
 ) -> None:
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
     built(name).save_pretrained(tmp_path)
-    run = architecture(name)
+    run = engine(name).architecture
     weights = Streamed(tmp_path, run.part_of, units=units, slots=slots, embedding_rows=7)
     for rule in (None, cluster_rule(0.1), None):  # a pass may end early, while a unit is being read
         whole = Engine(run, weights, chunk=40, states=lambda *given: Offloaded(*given, tmp_path))
@@ -129,24 +90,24 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+PROBES = Probes(*(np.random.default_rng(1).normal(size=size) for size in ((LAYERS - 1, WIDTH), LAYERS - 1)))
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["set", "order"])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", [BERT, QWEN3])
-def test_what_is_pruned_live_is_the_replay_of_all_scores(name: str, rule: str, exact: bool, tmp_path: Path) -> None:
-    run = engine(name, chunk=40, states=lambda *given: Offloaded(*given, tmp_path))
+@pytest.mark.parametrize(("name", "probes"), [(BERT, None), (QWEN3, PROBES)])
+def test_what_is_pruned_live_is_the_replay_of_all_scores(
+    name: str, probes: Any, rule: str, exact: bool, tmp_path: Path
+) -> None:
+    run = engine(name, chunk=40, probes=probes, states=lambda *given: Offloaded(*given, tmp_path))
+    every = history(run)
     live = run.score(some_rows(), 3, RULES[rule], exact)
-    found, right = live.outcome, replay(Pool("", "test", history(run), np.zeros(8, bool)), 3, RULES[rule], exact)
+    found, right = live.outcome, replay(Pool("", "test", every, np.zeros(8, bool)), 3, RULES[rule], exact)
     assert found.chosen.tolist() == right.chosen.tolist() and found.layer.tolist() == right.layer.tolist()
     assert (found.saved > 0) == (rule != "never")
     ran = ~np.isnan(found.history)
-    assert ran.sum(0).tolist() == found.layer.tolist() and np.abs((found.history - expected(name))[ran]).max() < 1e-10
+    assert ran.sum(0).tolist() == found.layer.tolist() and np.abs((found.history - every)[ran]).max() < 1e-5
     assert len(live.seconds) == len(found.active) and (live.seconds > 0).all() and live.embedding > 0
-
-
-def test_nobody_is_pruned_where_all_are_asked_for() -> None:
-    for k in (None, 8, 9):
-        outcome = engine().score(some_rows(), k, RULES["always"]).outcome
-        assert outcome.saved == 0 and outcome.chosen.tolist() == np.argsort(-expected(QWEN3)[-1]).tolist()
 
 
 def test_the_mechanisms_that_are_given_are_the_ones_used() -> None:
@@ -183,11 +144,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_temporary_is_larger_than_a_chunk_and_no_vocabulary_of_logits_exists(tmp_path: Path) -> None:
-    run, sizes = architecture(LM, 5000), {}
+    sizes = {}
     for chunk in (32, 64, 192):
-        prepared = Engine(
-            run, InMemory(built(LM, 5000)), chunk=chunk, states=lambda *given: Offloaded(*given, tmp_path)
-        )
+        prepared = engine(LM, 5000, chunk=chunk, states=lambda *given: Offloaded(*given, tmp_path))
         with Largest() as largest:
             prepared.score(some_rows((16,) * 12, 5000))
         sizes[chunk] = largest.numbers

@@ -10,19 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from tiny import random_reranker, reranker_config, word_tokenizer
 
 from ondevice import assets, evidence
 from ondevice_papers.grating import probes
 from ondevice_papers.grating.architectures import Architecture, Row
 from ondevice_papers.grating.engine import Engine
-from ondevice_papers.grating.pools import Pool, kendall, replay
+from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted, scaled
-from ondevice_papers.grating.pruning import cluster_rule
 from ondevice_papers.grating.weights import InMemory
 from ondevice_programs.reranker import Reranker
 from ondevice_studies.grating import record
@@ -112,16 +107,7 @@ def test_a_score_by_hand() -> None:
 @cache
 def built(name: str) -> Any:
     kind, values = KINDS[name]
-    config = AutoConfig.for_model(
-        kind, vocab_size=97, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        max_position_embeddings=64, pad_token_id=1, architectures=[name], num_labels=1, **values,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn(parameter.shape))
-    return model
+    return random_reranker(reranker_config(name, kind, num_hidden_layers=LAYERS, **values), torch.float32)
 
 
 def engine(name: str, given: Probes | None = None) -> Engine:
@@ -146,35 +132,20 @@ def test_the_engine_scores_early_layers_by_probes_and_the_last_by_the_head(name:
             assert probed[layer, index] == pytest.approx(right, abs=1e-4)
 
 
-def test_a_replay_of_probed_scores_decides_as_the_engine_does() -> None:
-    probed, rule = engine("Qwen3ForSequenceClassification", some()), cluster_rule(0.5)
-    full = Pool("q", "test", probed.score(rows()).outcome.history, np.zeros(len(rows()), bool))
-    found, right = probed.score(rows(), K, rule).outcome, replay(full, K, rule)
-    assert found.layer.tolist() == right.layer.tolist() and found.saved > 0
-    assert found.chosen.tolist() == right.chosen.tolist()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A saved model with a token a word, and a cache of its own."""
+def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
-    places = {"unknown": 0, "pad": 1} | {f"w{number}": number for number in range(2, 97)}
-    words = Tokenizer(WordLevel(places, "unknown"))
-    words.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", unk_token="unknown")
-    for part in (built("BertForSequenceClassification"), tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(folder: Path) -> None:
-    query, documents = "w3 w4", ["w5 w6 w7", "w8", "w9 w10 w3", "w11 w12", "w13 w14 w15 w16"]
+    folder, words = tmp_path / "model", [f"w{number}" for number in range(90)]
+    for part in (built("BertForSequenceClassification"), word_tokenizer(" ".join(words))):
+        part.save_pretrained(folder)
+    documents = [" ".join(words[start : start + 1 + start % 4]) for start in range(5)]
     with Reranker(folder) as plain, Reranker(folder, probes=some()) as probed:
-        assert probed.rank(query, documents) == plain.rank(query, documents)
+        assert probed.rank(words[0], documents) == plain.rank(words[0], documents)
     with Reranker(folder, threshold=0.0, probes=some()) as pruned:
-        pruned.rank(query, documents, top_k=1)
+        pruned.rank(words[0], documents, top_k=1)
         assert pruned.receipt is not None and pruned.receipt.saved > 0
-    with pytest.raises(ValueError, match=f"{LAYERS + 1} layers .*{WIDTH}.* {LAYERS} layers"):
+    with pytest.raises(ValueError, match=f"{LAYERS + 1} layers .*{LAYERS} layers"):
         Reranker(folder, probes=some(layers=LAYERS + 1))
 
 

@@ -8,17 +8,14 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from sentence_transformers import CrossEncoder
-from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.modules import LogitScore
-from test_grating_reading import word_tokenizer
-from transformers import AutoConfig
+from tiny import random_reranker, reranker_config, word_tokenizer
 
 from ondevice_programs.reranker import Reranker
 from ondevice_programs.reranker import reranker as reranker_module
@@ -44,25 +41,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def saved(tmp_path: Path) -> Callable[..., Path]:
     """A folder of a random model with a token a word, as transformers saves it."""
 
-    def save(name: str, template: str | None = None, **values: Any) -> Path:
-        tokenizer = word_tokenizer(WORDS)
-        tokenizer.model_max_length = 30
+    def save(name: str, template: str | None = None) -> Path:
+        tokenizer = word_tokenizer(WORDS, model_max_length=30)
         tokenizer.chat_template = template
-        labels = {} if name.endswith("CausalLM") else {"num_labels": 1}
-        config = AutoConfig.for_model(
-            "bert" if name.startswith("Bert") else "qwen3", vocab_size=len(tokenizer), hidden_size=32,
-            intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-            max_position_embeddings=64, pad_token_id=1, dtype="float32", **labels, **values,
-        )  # fmt: skip
-        torch.manual_seed(1)
-        model = getattr(transformers, name)(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0, 0.3) if parameter.ndim > 1 else None
-        folder = tmp_path / "plain"
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
+        kind, own = ("bert", {}) if name == ENCODER else ("qwen3", {"num_key_value_heads": 2, "head_dim": 8})
+        config = reranker_config(name, kind, vocab_size=len(tokenizer), num_hidden_layers=3, **own)
+        for part in (random_reranker(config, torch.float32, seed=1), tokenizer):
+            part.save_pretrained(tmp_path / "plain")
+        return tmp_path / "plain"
 
     return save
 
@@ -91,37 +77,30 @@ def edited(folder: Path, name: str, **values: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [ENCODER, DECODER])
-def test_a_score_head(saved: Callable[..., Path], name: str) -> None:
-    folder = saved(name)
-    alike(folder)
-    alike(again(CrossEncoder(str(folder), device="cpu"), folder))
+CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {  # class, template, what CrossEncoder is made with
+    "a score head": (ENCODER, None, {}),
+    "a decoder's": (DECODER, None, {}),
+    "prompts and a default one": (
+        ENCODER, None, {"prompts": {"own": "judge ", "none": ""}, "default_prompt_name": "own"}
+    ),
+    "a decoder's prompts": (DECODER, None, {"prompts": {"own": "judge "}, "default_prompt_name": "own"}),
+    "an activation": (ENCODER, None, {"activation_fn": torch.nn.Identity()}),
+    "a length": (ENCODER, None, {"max_length": 12}),
+    "a system's message": (LM, ROLES, {"prompts": {"a": "please judge"}, "default_prompt_name": "a"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [ENCODER, DECODER])
-def test_saved_prompts_and_the_default_one(saved: Callable[..., Path], name: str) -> None:
-    folder = saved(name)
-    model = CrossEncoder(str(folder), device="cpu", prompts={"own": "judge ", "none": ""}, default_prompt_name="own")
-    made = again(model, folder)
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_folder_says_of_scores_is_read(saved: Callable[..., Path], case: str) -> None:
+    name, template, options = CASES[case]
+    folder = saved(name, template)
+    alike(folder)  # as transformers saves it
+    made = again(CrossEncoder(str(folder), device="cpu", **options), folder)
     alike(made)
-    with Reranker(made) as ours, Reranker(made, default_prompt_name="none") as without:
-        assert np.abs(ours.predict([[QUERY, "gamma"]]) - without.predict([[QUERY, "gamma"]])).max() > 1e-4
-        assert ours.predict([[QUERY, "gamma"]], prompt_name="none") == without.predict([[QUERY, "gamma"]])
-
-
-def test_a_saved_activation(saved: Callable[..., Path]) -> None:
-    folder = saved(ENCODER)
-    made = again(CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity()), folder)
-    alike(made)
-    with Reranker(made) as ours:
-        assert ours.predict([[QUERY, text] for text in DOCUMENTS]).min() < 0
-
-
-def test_a_saved_length(saved: Callable[..., Path]) -> None:
-    folder = saved(ENCODER)
-    model = CrossEncoder(str(folder), device="cpu")
-    model.max_seq_length = 12
-    alike(again(model, folder))
+    if options:  # which make a difference
+        pairs = [[QUERY, text] for text in DOCUMENTS]
+        with Reranker(folder) as plain, Reranker(made) as ours:
+            assert np.abs(plain.predict(pairs) - ours.predict(pairs)).max() > 1e-4
 
 
 @pytest.mark.parametrize(("true", "false"), [("yes", "no"), ("1", "0"), ("Yes", None)])
@@ -134,28 +113,12 @@ def test_a_logit_score(saved: Callable[..., Path], template: str, true: str, fal
     alike(again(model, folder))
 
 
-def test_a_chat_template_with_roles_is_enough(saved: Callable[..., Path]) -> None:
-    alike(saved(LM, ROLES))
-
-
-def test_a_default_prompt_is_the_systems_message(saved: Callable[..., Path]) -> None:
-    folder = saved(LM, ROLES)
-    model = CrossEncoder(str(folder), device="cpu", prompts={"a": "please judge"}, default_prompt_name="a")
-    alike(again(model, folder))
-
-
-def test_a_name_says_nothing(saved: Callable[..., Path], tmp_path: Path) -> None:
-    folder = saved(LM)
-    named = folder.rename(tmp_path / "my-reranker")
-    with pytest.raises(ValueError, match=r"no file of it says .* recipe .*qwen3-reranker"):
-        Reranker(named)
-
-
 @pytest.mark.parametrize("recipe", ["bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"])
 def test_a_recipe_is_the_users(saved: Callable[..., Path], recipe: str) -> None:
     folder = edited(saved(LM), "tokenizer_config.json", model_max_length=512)
-    words = r"prompt alone takes \d+ tokens, of 4"
-    with Reranker(folder, recipe=recipe, max_length=4) as ours, pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="recipe"):
+        Reranker(folder)  # its name says nothing
+    with Reranker(folder, recipe=recipe, max_length=4) as ours, pytest.raises(ValueError, match="prompt"):
         ours.predict([[QUERY, "gamma"]])
     edited(folder, "config.json", max_position_embeddings=512)
     with Reranker(folder, recipe=recipe) as ours:
@@ -184,9 +147,8 @@ def test_other_modules_are_refused_by_name(saved: Callable[..., Path]) -> None:
     folder = saved(ENCODER)
     made = again(CrossEncoder(str(folder), device="cpu"), folder)
     modules = json.loads((made / "modules.json").read_text())
-    more = modules[0] | {"idx": 1, "path": "1_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
-    (made / "modules.json").write_text(json.dumps([*modules, more]))
-    with pytest.raises(ValueError, match="Transformer, Dense"):
+    (made / "modules.json").write_text(json.dumps([*modules, modules[0] | {"type": "modules.dense.Dense"}]))
+    with pytest.raises(ValueError, match="Dense"):
         Reranker(made)
 
 
@@ -214,12 +176,12 @@ def test_a_fork_ranks_on_with_what_it_inherited(saved: Callable[..., Path]) -> N
     with Reranker(saved(ENCODER)) as ours:
         right = ranked(ours)
         context = multiprocessing.get_context("fork")
-        told = context.SimpleQueue()
+        queue = context.SimpleQueue()
         with ours._turn:  # held by a thread that the child has not
-            child = context.Process(target=lambda: told.put(ranked(ours)))
+            child = context.Process(target=lambda: queue.put(ranked(ours)))
             child.start()
         child.join(60)
-        assert not child.is_alive() and child.exitcode == 0 and told.get() == right
+        assert not child.is_alive() and child.exitcode == 0 and queue.get() == right
         assert ranked(ours) == right
 
 
@@ -238,17 +200,3 @@ def test_any_number_of_pairs_goes_through_in_segments(
         assert ours.predict(iter(pairs[:3])).tolist() == pytest.approx(right[:3].tolist(), abs=1e-5)
         assert ours.predict(np.array(pairs[0])) == pytest.approx(right[0], abs=1e-5)
         assert ours.predict([]).shape == (0,) and ours.receipt is None
-
-
-@pytest.mark.parametrize("odd", [{"a": "b"}, "text", [["a"]], [{"query": "a", "document": "b"}], [["a", 3]]])
-def test_what_is_no_pair_is_refused(saved: Callable[..., Path], odd: Any) -> None:
-    with Reranker(saved(ENCODER)) as ours, pytest.raises(ValueError, match=r"pair|no text"):
-        ours.predict(odd)
-
-
-def test_the_fields_evaluator_takes_it(saved: Callable[..., Path]) -> None:
-    folder = saved(ENCODER)
-    samples: Any = [{"query": QUERY, "positive": [DOCUMENTS[0]], "negative": DOCUMENTS[1:]}] * 3
-    evaluate = CrossEncoderRerankingEvaluator(samples, show_progress_bar=False)
-    with Reranker(folder, device=torch.device("cpu")) as ours:
-        assert evaluate(cast(Any, ours)) == pytest.approx(evaluate(CrossEncoder(str(folder), device="cpu")))

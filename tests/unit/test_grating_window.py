@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from ondevice import assets
 from ondevice_papers.grating.checkpoint import SINGLE, Checkpoint, Reader
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
-from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Streamed
+from ondevice_papers.grating.weights import BY_LAYER, Streamed
 from ondevice_papers.grating.window import Unit, Window
 from ondevice_studies.grating import live
 
 LAYERS, WIDTH, V = 5, 64, 50
-CUTS = {"by part": BY_PART, "by layer": BY_LAYER}
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -78,17 +77,6 @@ def failing(*_: Any) -> int:
 
 
 # Units
-
-
-@pytest.mark.parametrize("slots", [2, 3, None])
-@pytest.mark.parametrize("cut", CUTS)
-def test_several_passes_give_the_right_tensors_also_after_early_ends(folder: Path, cut: str, slots: Any) -> None:
-    weights = Streamed(folder, part_of, units=CUTS[cut], slots=slots)
-    for last in (LAYERS, LAYERS, 2, 1, LAYERS, 3, LAYERS):
-        weights.begin()
-        assert all(right(weights, layer) for layer in range(last))
-    assert all(right(weights, layer) for layer in range(LAYERS))  # without begin, too
-    weights.close()
 
 
 def test_all_slots_read_each_unit_once_and_two_read_all_in_each_pass(folder: Path) -> None:
@@ -214,7 +202,7 @@ def test_the_rows_used_longest_ago_make_room(table: Any) -> None:
     assert sorted(cache.id.tolist()) == [1, 2, 8, 9]
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 7, 49, 50, 1000])
+@pytest.mark.parametrize("capacity", [1, 7, 50, 1000])
 def test_a_request_may_be_larger_than_the_cache(table: Any, capacity: int) -> None:
     cache = table(capacity)
     assert all(rows(cache, ids) for ids in ([5, 3, 5], [*range(V), *range(V)], [7], list(range(V - 1, -1, -3))))

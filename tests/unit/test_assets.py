@@ -43,20 +43,17 @@ def test_the_local_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv(assets.LOCAL_DATA_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match=r"ONDEVICE_DATA.*nowhere"):
         assets.local_data()
-
-
-def test_no_local_data_folder_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.delenv(assets.LOCAL_DATA_VARIABLE, raising=False)
+    monkeypatch.delenv(assets.LOCAL_DATA_VARIABLE)
     monkeypatch.setattr(assets, "ROOT", tmp_path / "clone")
     assert assets.local_data() is None
 
 
-def test_missing_tables_are_named(tmp_path, monkeypatch):
+def test_missing_tables_are_named():
     with pytest.raises(ValueError, match="'nobody'"):
         assets.paper_list("claims", "nobody")
-    with pytest.raises(FileNotFoundError, match=r"data/paper/disco/table_99\.csv"):
+    with pytest.raises(FileNotFoundError, match="table_99"):
         assets.paper_table("disco", "table_99")
-    with pytest.raises(FileNotFoundError, match=r"data/traces/none\.csv"):
+    with pytest.raises(FileNotFoundError, match="none"):
         assets.derived_trace("none")
 
 
@@ -70,10 +67,3 @@ def test_caches_are_the_users_unless_a_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"corpus.*ONDEVICE_CACHE"):
         assets.cache_folder("corpus")
-
-
-def test_figures_go_where_the_runner_says(tmp_path, monkeypatch):
-    monkeypatch.delenv(assets.FIGURES_VARIABLE, raising=False)
-    assert assets.figures_folder("disco") == assets.ROOT / "runs" / "exhibits" / "disco"
-    monkeypatch.setenv(assets.FIGURES_VARIABLE, str(tmp_path))
-    assert assets.figures_folder("disco") == tmp_path / "disco"

@@ -44,15 +44,6 @@ def test_every_claim_has_the_section_that_shows_its_verdict(claims):
         assert [row.claim for row in judged.itertuples() if row.section not in headings[row.claim]] == []
 
 
-def test_only_measurements_name_a_machine(claims):
-    measured = claims["kind"].str.contains("measured|recorded")
-    assert (claims["machine"] != "").equals(measured)
-
-
-def test_an_address_is_the_heading_with_hyphens():
-    assert board.link("diaa", "2.1 Two `tables`, warm") == "diaa.ipynb#2.1-Two-tables,-warm"
-
-
 def row(claim, verdict, value, printed="2 x"):
     return {"claim": claim, "verdict": verdict, "value": value, "printed": printed}
 
@@ -68,7 +59,7 @@ def test_prose_is_filled_from_the_verdicts():
 
 
 def test_prose_that_takes_a_claim_for_something_else_is_refused():
-    with pytest.raises(ValueError, match=r"a-c02.*reproduced.*contradicted"):
+    with pytest.raises(ValueError, match="a-c02"):
         board.filled("It is {a-c02 reproduced}.", TWO)
 
 

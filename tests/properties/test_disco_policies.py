@@ -48,8 +48,6 @@ def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: 
     return Used(one.mean, one.p99, one.use, other.use)
 
 
-
-
 @st.composite
 def any_policy(draw: st.DrawFn, size: int = 10) -> DispatchPolicy:
     """Arbitrary waits of both endpoints, and a coin."""
@@ -92,14 +90,9 @@ def test_evaluate_equals_the_enumeration_of_every_case(policy, lengths, server, 
     tokens = weight * length
     assert found.use_device == pytest.approx(tokens @ device_ran / tokens.sum(), abs=1e-9)
     assert found.use_server == pytest.approx(tokens @ server_ran / tokens.sum(), abs=1e-9)
-
-
-@given(any_policy(), LENGTHS, TRACES, DEVICES)
-def test_p99_is_the_least_time_that_99_percent_stay_within(policy, lengths, server, device):
-    weight, _, ttft, _, _ = enumerate_outcomes(policy, lengths, server, device).T
     order = np.argsort(ttft)
     enough = np.cumsum(weight[order]) >= 0.99 - 1e-12
-    assert evaluate(policy, lengths, server, device).p99 == pytest.approx(ttft[order][enough.argmax()], abs=1e-9)
+    assert found.p99 == pytest.approx(ttft[order][enough.argmax()], abs=1e-9)  # the least that 99 % stay within
 
 
 def spending(lengths: Lengths, server: Latency, device: Device, budget: float, alpha: float) -> list[DispatchPolicy]:
@@ -140,6 +133,8 @@ def test_a_budget_of_0_is_the_unconstrained_endpoint_alone(lengths, server, devi
     for policy in spending(lengths, server, device, 0.0, alpha):
         alone = dispatch.stochastic(lengths, policy.constrained, 0.0)
         assert evaluate(policy, lengths, server, device) == evaluate(alone, lengths, server, device), policy.name
+    best = optimal.mean_optimal(lengths, server, device, 0.0)  # nor does it start on times that were never seen
+    assert np.isinf(best.wait_device[0, 1:]).all() and not (best.chance * np.isfinite(best.wait_device[1])).any()
 
 
 @given(LENGTHS, TRACES, DEVICES, ALPHAS)
@@ -190,22 +185,6 @@ def waits_by_linear_program(lengths: Lengths, server: Latency, device: Device, b
 def test_mean_optimal_equals_the_linear_program(lengths, server, device, budget):
     ours = evaluate(optimal.mean_optimal(lengths, server, device, budget), lengths, server, device)
     assert ours.mean == pytest.approx(waits_by_linear_program(lengths, server, device, budget), abs=1e-7)
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=3).map(Lengths.from_tokens),
-    st.lists(EIGHTHS, min_size=1, max_size=4).map(Latency.from_seconds),
-    DEVICES,
-    BUDGETS,
-)
-def test_mean_optimal_is_never_beaten_by_any_affordable_choice_of_waits(lengths, server, device, budget):
-    best = evaluate(optimal.mean_optimal(lengths, server, device, budget), lengths, server, device).mean
-    between = (server.samples[:-1] + server.samples[1:]) / 2  # a wait need not be a sample
-    for waits in itertools.product([0.0, *server.samples, *between, NEVER], repeat=len(lengths.support)):
-        wait = np.zeros(len(lengths.counts))
-        wait[lengths.support] = waits
-        tried = evaluate(dispatch.single("tried", "device", budget, wait, np.zeros(len(wait))), lengths, server, device)
-        assert tried.use_device > budget + 1e-9 or tried.mean >= best - 1e-9
 
 
 @given(LENGTHS, TRACES, PROPORTIONAL, BUDGETS)
@@ -260,13 +239,6 @@ def test_the_least_deadline_is_the_least_that_a_linear_program_can_afford(length
 
     candidates = {s + d for s in [0.0, *server.samples] for d in [0.0, *device.ttft(lengths.support)]}
     assert deadline == pytest.approx(min(t for t in candidates if affordable(t)), abs=1e-9)
-
-
-@given(LENGTHS, TRACES, DEVICES, BUDGETS)
-def test_the_clairvoyant_is_never_slower_than_the_optimum(lengths, server, device, budget):
-    policy = optimal.mean_optimal(lengths, server, device, budget)
-    bound = optimal.clairvoyant_mean(lengths, server, device, budget)
-    assert bound <= evaluate(policy, lengths, server, device).mean + 1e-9
 
 
 @given(LENGTHS, TRACES, DEVICES, BUDGETS)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, read, serving, virtually
+from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, read, virtually
 
-from ondevice_programs.router.app import create_app
 from ondevice_programs.router.delivery import Delivery
 from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
 from ondevice_programs.router.request import BadRequest, Request, parse
@@ -150,32 +147,8 @@ def test_an_answer_ends_at_its_seam(
     assert seen.session.entries[-1].outcome == "served" and seen.session.usage()[1]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_over_http_the_finish_reason_is_stop(tmp_path: Path, streamed: bool) -> None:
-    device, server = Spoken("One.", "\n\nU", fails=True), Spoken("ser:", " more")
-    config = configured(tmp_path, deployment("device"), deployment("server"))
-    router = Router(
-        config, lambda entry: device if entry.side == "device" else server, Told(DEVICE_FIRST)  # type: ignore[arg-type]
-    )  # fmt: skip
-
-    async def work() -> str:
-        async with serving(create_app(router)) as url, aiohttp.ClientSession() as http:
-            body = {"messages": MESSAGES, "stop": "\n\nUser:", "stream": streamed}
-            return await (await http.post(f"{url}/v1/chat/completions", json=body)).text()
-
-    reply = asyncio.run(work())
-    if streamed:
-        chunks = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        text, reason = "".join(choice["delta"].get("content", "") for choice in choices), choices[-1]["finish_reason"]
-    else:
-        (choice,) = json.loads(reply)["choices"]
-        text, reason = choice["message"]["content"], choice["finish_reason"]
-    assert (text, reason) == ("One.", "stop")
-
-
 def test_a_stop_that_is_none_is_one_sentence() -> None:
-    with pytest.raises(BadRequest, match=r"'stop\.1': input should be a valid string\."):
+    with pytest.raises(BadRequest, match=r"stop\.1"):
         parse({"messages": MESSAGES, "stop": ["a", 1]})
     assert parse({"messages": MESSAGES, "stop": ["a", ""]}).stops == ("a",)
     assert parse({"messages": MESSAGES, "stop": None}).stops == parse({"messages": MESSAGES}).stops == ()

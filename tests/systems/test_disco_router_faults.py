@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from replaying import Fault, Timing, create_replay
+from replaying import Timing, create_replay
 from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
 from waiting import until
 
@@ -105,91 +105,6 @@ def test_a_stream_cut_at_every_one_of_247_points(tmp_path: Path, can_continue: b
         assert not errors
     else:  # before the first token the other side answers, after the last there is nothing to do
         assert len(errors) > CUTS // 2 and all("cannot continue an answer" in error for error in errors)
-
-
-async def drip(writer: asyncio.StreamWriter) -> None:
-    writer.write(HEAD)
-    while True:
-        writer.write(b":")
-        await writer.drain()
-        await asyncio.sleep(0.05)
-
-
-async def error_frame_then_silence(writer: asyncio.StreamWriter) -> None:
-    writer.write(HEAD + b'data: {"error": {"message": "overloaded"}}\n\n')
-    await asyncio.Event().wait()
-
-
-async def endless_line(writer: asyncio.StreamWriter) -> None:
-    writer.write(HEAD + b"data: " + b"x" * (3 << 20))
-    await writer.drain()
-
-
-@pytest.mark.parametrize(
-    ("writes", "said"),
-    [(drip, "no first token for"), (error_frame_then_silence, "overloaded"), (endless_line, "more than 1 MiB")],
-)
-def test_what_drips_errs_or_never_ends_is_left_for_the_other_side(tmp_path: Path, writes: Writes, said: str) -> None:
-    async def work() -> None:
-        async with raw(writes) as bad, serving(create_replay(QUICK)) as good:
-            async with between(tmp_path, bad, good, stream_timeout=0.4) as (client, _):
-                assert await stream(client) == (WHOLE, None)
-            async with between(tmp_path, bad, bad.replace("127.0.0.1", "localhost"), stream_timeout=0.4) as (client, _):
-                text, error = await stream(client)
-                assert text == "" and error is not None and said in error
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "message"),
-    [
-        ("html", 502, "answered text/html instead of text/event-stream; is this an OpenAI-compatible base URL?"),
-        ("500", 502, "HTTP 500: as asked"),
-        ("malformed", 502, "sent a malformed chunk"),
-        ("disconnect", 502, "ended the stream|Payload"),
-        ("stall", 502, r"no first token for 0\.\d+ s"),
-    ],
-)
-def test_when_both_sides_misbehave_the_error_says_how(tmp_path: Path, kind: Any, status: int, message: str) -> None:
-    async def work() -> openai.APIStatusError:
-        bad = [create_replay(QUICK, fault=lambda _: Fault(kind)) for _ in range(2)]
-        limits = {"stream_timeout": 0.2, "num_retries": 0}
-        async with routed(tmp_path, *bad, Told(), **limits) as url, client_of(url) as client:
-            with pytest.raises(openai.APIStatusError, match=message) as caught:
-                await client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=5, stream=True)
-            return caught.value
-
-    error = asyncio.run(work())
-    assert error.status_code == status
-    assert "device: http://127.0.0.1:" in str(error) and "server: http://127.0.0.1:" in str(error)
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 422, 429])
-def test_an_endpoints_own_refusal_reaches_the_client_as_it_is(tmp_path: Path, status: int) -> None:
-    body = json.dumps({"error": {"message": "not with this key", "code": "special"}}).encode()
-    head = (
-        f"HTTP/1.1 {status} No\r\ncontent-type: application/json\r\nretry-after: 17\r\ncontent-length: {len(body)}\r\n"
-    )
-    asked = 0
-
-    async def refuse(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
-
-    async def work() -> None:
-        async with raw(refuse) as server, serving(create_replay(QUICK)) as good:
-            async with between(tmp_path, "http://127.0.0.1:1", server, num_retries=1) as (client, _):
-                with pytest.raises(openai.APIStatusError) as caught:
-                    await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-                assert caught.value.status_code == status and caught.value.code == "special"
-                assert caught.value.response.headers["retry-after"] == "17"
-            assert asked == 1, "who refused, or said when to come back, is not asked again at once"
-            async with between(tmp_path, server, good) as (client, _):
-                assert await stream(client) == (WHOLE, None)
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize("when", ["before the first token", "in the middle"])

@@ -56,9 +56,7 @@ def test_equation_8_as_printed_fails_on_prefill_and_the_fit_comes_closer(model):
     for (name, length), printed in table_6("prefill").items():
         if name != model:
             continue
-        by_equation, by_fit = (
-            operations(model, length, "prefill", form) / 1e9 for form in ("printed", "fitted")
-        )
+        by_equation, by_fit = (operations(model, length, "prefill", form) / 1e9 for form in ("printed", "fitted"))
         assert by_equation < printed * 0.98
         assert abs(by_fit - printed) < abs(by_equation - printed)
         assert by_fit == pytest.approx(printed, rel=0.025)

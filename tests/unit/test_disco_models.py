@@ -74,10 +74,6 @@ def test_the_spread_takes_no_notice_of_one_hiccup():
     assert device_probe.spread([1.0, 2.0, 3.0] * 20, "simulated").value == 1
 
 
-def test_a_label_is_the_last_part():
-    assert device_probe.label("a/folder/of-mine/") == "of-mine" and device_probe.label("name") == "name"
-
-
 @pytest.mark.long  # processes that import PyTorch and load a model
 def test_a_cold_start_is_timed_in_a_process_of_its_own(folder):
     table = cold_start.loads({"tiny": folder}, 1)

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from ondevice_papers.disco.budgeted import Dispatcher
 from ondevice_programs.router import __main__ as program
 from ondevice_programs.router import state
-from ondevice_programs.router.config import Config, load
+from ondevice_programs.router.config import load
 from ondevice_programs.router.endpoints import EndpointError
 from ondevice_programs.router.request import Request
 from ondevice_programs.router.router import Router
@@ -55,12 +55,12 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
 
 
 def test_the_example_says_what_it_means_and_flags_override_it(written: Any) -> None:
-    found = load(written(lambda _: None), {"router_settings": {"budget": 0.5}})
-    device, server = found.model_list
+    loaded = load(written(lambda _: None), {"router_settings": {"budget": 0.5}})
+    device, server = loaded.model_list
     assert (device.litellm_params.api_base, device.model) == ("http://127.0.0.1:8001/v1", "phone")
     assert (server.litellm_params.api_base, server.litellm_params.api_key) == ("https://api.example.com/v1", "secret")
-    assert device.model_info.can_continue == "probe" and found.model_name == "assistant"
-    assert (found.router_settings.budget, found.router_settings.migration) == (0.5, "no")
+    assert device.model_info.can_continue == "probe" and loaded.model_name == "assistant"
+    assert (loaded.router_settings.budget, loaded.router_settings.migration) == (0.5, "no")
 
 
 def put(*path: Any) -> Callable[[Any], None]:
@@ -74,79 +74,67 @@ def put(*path: Any) -> Callable[[Any], None]:
     return change
 
 
+def fleet(config: Any) -> None:
+    """The server twice."""
+    config["model_list"].append(config["model_list"][1])
+
+
+def twins(config: Any) -> None:
+    """One endpoint on both sides."""
+    config["model_list"][1]["litellm_params"] = config["model_list"][0]["litellm_params"]
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "named"),
     [
-        (put("colour", 1), "colour: this is no key that is known here"),
-        (put("model_list", 0, "litellm_params", "modle", 1), "model_list.0.litellm_params.modle: this is no key"),
-        (put("model_list", 0, "model_info", {}), "model_list.0.model_info.side: field required"),
-        (put("model_list", 0, "model_info", "side", "server"), "has no deployment whose side is device"),
-        (put("model_list", 0, "litellm_params", "weight", 2), "weight is not taken any more: a fleet goes"),
-        (put("router_settings", "routing_strategy", "simple-shuffle"), "routing_strategy is not taken any more: a"),
-        (put("router_settings", "migration", "overlap"), "migration: overlap is not taken any more: the endpoint"),
-        (put("model_list", 0, "model_info", "api", "completions"), "api is not taken any more: each"),
-        (put("model_list", 0, "model_info", "tokenizer", "here"), "tokenizer is not taken any more: each endpoint"),
-        (put("model_list", 1, "model_name", "cloud"), "model_list names assistant and cloud; both sides answer to one"),
-        (put("model_list", 1, "litellm_params", "api_key", "os.environ/NONE_SUCH"), "variable NONE_SUCH holds nothing"),
-        (put("model_list", 0, "litellm_params", "api_base", "ftp://host"), "'ftp://host' is not the http(s) URL"),
-        (put("router_settings", "budget", 1.1), "router_settings.budget: input should be less than or equal to 1"),
+        (put("model_list", 0, "litellm_params", "modle", 1), "model_list.0.litellm_params.modle"),
+        (put("model_list", 0, "model_info", {}), "model_list.0.model_info.side"),
+        (put("model_list", 0, "model_info", "side", "server"), "device"),
+        (put("router_settings", "migration", "overlap"), "overlap is not taken any more"),
+        (put("model_list", 0, "model_info", "tokenizer", "here"), "tokenizer is not taken any more"),
+        (put("model_list", 1, "model_name", "cloud"), "assistant and cloud"),
+        (put("model_list", 1, "litellm_params", "api_key", "os.environ/NONE_SUCH"), "NONE_SUCH"),
+        (put("model_list", 0, "litellm_params", "api_base", "ftp://host"), "ftp://host"),
+        (put("model_list", 0, "litellm_params", "budget_duration", "1 day"), "budget_duration"),
+        (put("model_list", 0, "litellm_params", "budget_duration", "0s"), "budget_duration"),
+        (put("router_settings", "budget", 1.1), "router_settings.budget"),
+        (fleet, "2 deployments whose side is server"),
+        (twins, "both sides"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_its_place(written: Any, change: Any, said: str) -> None:
+def test_a_mistake_is_one_sentence_with_its_place(written: Any, change: Any, named: str) -> None:
     with pytest.raises(ValueError) as caught:
         load(written(change), {"router_settings": {}})
-    assert said in str(caught.value) and "\n" not in str(caught.value) and "secret" not in str(caught.value)
+    assert named in str(caught.value) and "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_a_fleet_is_refused_and_told_where_it_goes(written: Any) -> None:
-    path = written(lambda config: config["model_list"].append(config["model_list"][1]))
-    with pytest.raises(ValueError) as caught:
-        load(path, {})
-    assert str(caught.value).endswith(
-        "model_list names 2 deployments whose side is server; a fleet goes behind LiteLLM, whose one address is named "
-        "here (docs/router.md)."
-    )
-
-
-def test_two_endpoints_that_are_one_are_refused() -> None:
-    twice = [deployment(side, "http://127.0.0.1:1/v1", model="same") for side in ("device", "server")]
-    with pytest.raises(ValueError, match=r"http://127.0.0.1:1/v1 same is on both sides"):
-        Config.model_validate({"model_list": twice})
+OVERDRAWN = Dispatcher("server", 0.3).state() | {"account": {"arrived": 10, "spent": -5e9}}
 
 
 @pytest.mark.parametrize(
     "kept",
     [
-        '{"version": 7, "dispatcher": {}, "spent": {}}', '{"version": 1, "disp', "[]", '{"version": 1}',
+        '{"version": 7, "dispatcher": {}, "spent": {}}', '{"version": 1, "disp', "[]",
+        json.dumps({"version": 1, "dispatcher": OVERDRAWN, "spent": {}}),
     ],
 )  # fmt: skip
-def test_a_state_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kept: str) -> None:
+def test_a_state_file_that_is_not_ours_or_damaged_is_refused_and_left_alone(tmp_path: Path, kept: str) -> None:
     config = configured(tmp_path, deployment("device"), deployment("server"))
     path = state.path_of(config)
     path.parent.mkdir()
     path.write_text(kept)
-    with pytest.raises(ValueError, match=r"disco-\w+\.json is .*; move it away to begin anew"):
+    with pytest.raises(ValueError, match=r"disco-\w+\.json"):
         Router(config)
     assert path.read_text() == kept
 
 
-@pytest.mark.parametrize("spoiled", [{"arrived": "lots", "spent": -5}, {"arrived": 10, "spent": -5e9}])
-def test_a_damaged_account_is_refused_with_its_file(tmp_path: Path, spoiled: dict[str, object]) -> None:
-    learned = Dispatcher("server", 0.3).state() | {"account": spoiled}
-    config = configured(tmp_path, deployment("device"), deployment("server"))
-    state.path_of(config).parent.mkdir()
-    state.write(state.path_of(config), {"dispatcher": learned, "spent": {}})
-    with pytest.raises(ValueError, match=r"disco-\w+\.json: The kept state is of another version or damaged"):
-        Router(config)
-
-
 def test_a_state_that_could_not_be_kept_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="No state can be kept in"):
+    with pytest.raises(ValueError, match="state"):
         state.read(tmp_path / "file" / "state.json")
 
 
-def test_state_is_kept_whole_and_by_default_for_these_deployments(
+def test_state_is_kept_whole_or_not_at_all_and_by_default_for_these_deployments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured(tmp_path, deployment("device"), deployment("server"))
@@ -154,7 +142,8 @@ def test_state_is_kept_whole_and_by_default_for_these_deployments(
     router.endpoints["server"].spent = 0.25
     router.save()
     assert json.loads(state.path_of(config).read_text())["spent"]["http://127.0.0.1:1/v1 server"] == 0.25
-    assert [*(tmp_path / "state").iterdir()] == [state.path_of(config)]
+    Router(configured(tmp_path, deployment("device"), deployment("server"), state="none"), dispatcher=Told()).save()
+    assert [*tmp_path.rglob("*.json")] == [state.path_of(config)]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     paths = {
         state.path_of(configured(tmp_path, deployment("device"), deployment("server", url), state=None))
@@ -183,20 +172,11 @@ def test_another_budget_keeps_what_was_learned_but_no_debt(tmp_path: Path) -> No
 def test_two_routers_do_not_share_a_state(tmp_path: Path) -> None:
     config = configured(tmp_path, deployment("device"), deployment("server"))
     held = Router(config).lock()
-    with pytest.raises(ValueError, match=r"Another router keeps .*disco-\w+\.json: .*--state"):
+    with pytest.raises(ValueError, match=r"disco-\w+\.json"):
         Router(config).lock()
     held.close()
     Router(config).lock().close()
-
-
-def test_the_state_stands_in_the_named_folder_or_nowhere(tmp_path: Path) -> None:
-    sides = deployment("device"), deployment("server")
-    router = Router(configured(tmp_path, *sides, state=str(tmp_path / "kept")))
-    router.save()
-    assert [it.suffix for it in (tmp_path / "kept").iterdir()] == [".json"]
-    router = Router(configured(tmp_path, *sides, state="none"))
-    router.save()
-    assert router.lock() is None and [it.name for it in tmp_path.iterdir()] == ["kept"]
+    assert Router(configured(tmp_path, deployment("device"), deployment("server"), state="none")).lock() is None
 
 
 def test_both_sides_of_a_command_line_answer_to_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +209,3 @@ def test_a_budget_of_money_begins_anew_after_its_duration(tmp_path: Path, monkey
     assert "max_budget" in str(asyncio.run(refusal(server())))  # another run of the router remembers the period
     now += 1
     assert asyncio.run(refusal(server())) is None
-
-
-@pytest.mark.parametrize("duration", ["1 day", "0s", "d", 5, "1y"])
-def test_a_duration_that_is_none_is_one_sentence(tmp_path: Path, duration: Any) -> None:
-    with pytest.raises(ValueError, match="is no duration such as 30s, 15m, 24h, 7d or 1mo"):
-        configured(tmp_path, deployment("device"), deployment("server", budget_duration=duration))

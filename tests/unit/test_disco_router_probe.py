@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from routing import MESSAGES, Told, configured, deployment, serving
@@ -41,7 +42,7 @@ REST = probe.WORD[probe.CUT :]
 
 
 @pytest.mark.parametrize(
-    ("continued", "fresh", "counts", "found"),
+    ("continued", "fresh", "counts", "continues"),
     [
         (REST[:4], probe.WORD, (40, 20), True),
         (f"{REST}, {probe.WORD}", probe.WORD, None, True),
@@ -50,23 +51,18 @@ REST = probe.WORD[probe.CUT :]
         (REST, REST, (40, 20), False),  # says so whatever it is asked
         (REST, probe.WORD, (20, 20), False),  # the prefix did not reach the model
         (REST[:2], probe.WORD, (40, 20), False),  # too little to tell
-        ("", probe.WORD, (40, 20), False),
         (EndpointError("unknown field", 422), probe.WORD, None, False),
         (EndpointError("refused"), probe.WORD, None, None),
         (EndpointError("busy", 503), probe.WORD, None, None),
     ],
 )
 def test_only_who_finishes_the_word_continues(
-    tmp_path: Path,
-    continued: str | EndpointError,
-    fresh: str,
-    counts: tuple[int, int] | None,
-    found: bool | None,
+    tmp_path: Path, continued: Any, fresh: str, counts: tuple[int, int] | None, continues: bool | None
 ) -> None:
     config = configured(tmp_path, deployment("device", can_continue="probe"), deployment("server"))
     router = Router(config, lambda _: Says(continued, fresh, counts), Told())
     assert router.endpoints["server"].can_continue is True and router.endpoints["device"].can_continue is None
-    assert asyncio.run(probe.can_continue(router.endpoints["device"])) is found
+    assert asyncio.run(probe.can_continue(router.endpoints["device"])) is continues
 
 
 def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path: Path) -> None:

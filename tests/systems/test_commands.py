@@ -45,6 +45,7 @@ WRONG = [
     (GRAPHS, ["generate", "{folder}", "--prompt", "x"], "graphs"),
     (GRAPHS, ["export", "pydocs-lm-small", "{folder}/g", "--context", "99999"], "99999"),
     ("ondevice_programs.bench", ["nowhere", "--drafters", "eagle"], "'eagle'"),
+    ("ondevice.data", ["spec_bench"], "'spec_bench'"),
     ("ondevice_studies.record", ["nobody"], "paper"),
 ]
 

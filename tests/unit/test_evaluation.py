@@ -62,10 +62,9 @@ def test_scores_do_not_depend_on_the_batch(sharp: Any) -> None:
         right = torch.log_softmax(logits, -1)[range(len(continuation)), continuation]
         np.testing.assert_allclose(found.log_probs, right.detach().numpy(), atol=1e-4)
         assert found.hits.tolist() == (logits.argmax(-1).numpy() == continuation).tolist()
-    with pytest.raises(ValueError, match="at least one token"):
-        score(sharp, [[]], [[1]])
-    with pytest.raises(ValueError, match="context of 64"):
-        score(sharp, [[1] * 64], [[1]])
+    for prefix in ([], [1] * CONTEXT):
+        with pytest.raises(ValueError):
+            score(sharp, [prefix], [[1]])
 
 
 def test_the_mixture_is_equation_2_in_probabilities() -> None:
@@ -80,13 +79,9 @@ def test_the_mixture_is_equation_2_in_probabilities() -> None:
 
 def test_a_loop_is_an_ngram_three_times() -> None:
     eight = list(range(8))
-    assert not loops(eight * 2)
-    assert loops(eight * 3)
-    assert loops([*eight, 50, *eight, 51, *eight])
-    assert loops([7] * 10) and not loops([7] * 9)
-    assert not loops([])
-    assert repeated([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
-    assert repeated([1, 2]) == (0, 0)
+    assert loops([*eight, 50, *eight, 51, *eight]) and loops([7] * 10)
+    assert not loops(eight * 2) and not loops([7] * 9) and not loops([])
+    assert repeated([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5) and repeated([1, 2]) == (0, 0)
 
 
 def test_greedy_batches_say_what_single_sessions_say(sharp: Any) -> None:
@@ -107,14 +102,13 @@ def test_greedy_batches_say_what_single_sessions_say(sharp: Any) -> None:
     for said, output in zip(right, greedy(sharp, prompts, end, max_new_tokens=24), strict=True):
         assert output.ended == (end in said)
         assert list(output.ids) == (said[: said.index(end)] if end in said else said)
-    with pytest.raises(ValueError, match=r"1 to 40 .*41"):
+    with pytest.raises(ValueError, match="41"):
         greedy(sharp, [[1] * 41], None, max_new_tokens=24)
 
 
 def test_answers() -> None:
     assert answers.exact("The  axis\nto sum.", "The axis to sum.")
     assert not answers.exact("the axis to sum", "The axis to sum.")
-    assert answers.f1("the axis to sum", "The axis to sum.") == 1
     assert answers.f1("a a b", "a b c d") == pytest.approx(2 * 2 / 7)
     assert answers.f1("", "a") == answers.f1("x", "") == 0
     assert answers.hit("one two three four", "one two three four five")  # 8 / 9
@@ -160,27 +154,15 @@ def test_tasks_are_answered_and_judged_by_family(encoder: Any) -> None:
     assert found["families"]["rag"]["hit_of_answers_not_in_train"] is None
     assert found["families"]["rag"]["hit"]["value"] == 0  # the weights are random
     assert found["ends_well"]["count"] == 13  # the questions without their passages are not among them
-    free = tasks.free_running(made, encoder, documents, 4)
-    assert free["loops"]["count"] == 4
+    assert tasks.free_running(made, encoder, documents, 4)["loops"]["count"] == 4
 
 
-def _evaluations() -> dict[str, Any]:
-    return {folder.parent.name: json.loads(folder.read_text()) for folder in
-            sorted(assets.data("models").glob("*/evaluation.json"))}  # fmt: skip
-
-
-def test_every_cards_table_is_what_the_evaluation_says() -> None:
-    found = _evaluations()
-    assert set(found) == {"pydocs-lm-base", "pydocs-lm-small"}
-    for name, evaluation in found.items():
-        card = assets.data("models", name, "README.md").read_text()
-        for bar in BARS:
-            assert bar.row(evaluation) in card
-
-
-def test_a_row_says_which_bar_is_missed() -> None:
-    (perplexity_bar, *_, outputs, _) = BARS
-    base, small = _evaluations().values()
-    assert perplexity_bar.row(base).endswith("| met |") and outputs.row(small).endswith("| no bar |")
-    base["results"]["perplexity"]["test"]["value"] = 15.01
-    assert perplexity_bar.row(base).endswith("| **not met** |")
+@pytest.mark.parametrize("name", ["pydocs-lm-base", "pydocs-lm-small"])
+def test_every_cards_table_is_what_the_evaluation_says(name) -> None:
+    evaluation = json.loads(assets.data("models", name, "evaluation.json").read_text())
+    card = assets.data("models", name, "README.md").read_text()
+    assert [bar for bar in BARS if bar.row(evaluation) not in card] == []
+    if name == "pydocs-lm-base":
+        met = BARS[0].row(evaluation)
+        evaluation["results"]["perplexity"]["test"]["value"] = 15.01
+        assert "not met" in BARS[0].row(evaluation) and "not met" not in met

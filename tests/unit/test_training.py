@@ -71,7 +71,7 @@ def test_an_extended_run_goes_on_from_before_its_decay(tmp_path: Path) -> None:
     _, extended = _train(tmp_path / "extended", longer)
     _assert_same(whole, extended)
     (tmp_path / "extended" / "before-decay.safetensors").unlink()
-    with pytest.raises(ValueError, match="extended cannot be extended: its decay has begun"):
+    with pytest.raises(ValueError, match="decay"):
         _train(tmp_path / "extended", dataclasses.replace(RECIPE, tokens=40 * 64))
 
 
@@ -93,13 +93,13 @@ def test_loss_falls_and_the_model_loads_in_transformers(tmp_path: Path) -> None:
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     _train(tmp_path)
-    with pytest.raises(ValueError, match="belongs to a model of another shape"):
+    with pytest.raises(ValueError, match="shape"):
         _train(tmp_path, dataclasses.replace(RECIPE, size="small"))
     path = tmp_path / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is not a checkpoint of this program, or is damaged"):
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
         _train(tmp_path)
-    with pytest.raises(ValueError, match="no size 'huge'"):
+    with pytest.raises(ValueError, match="'huge'"):
         language_model.build("huge", VOCABULARY, 0, 1)
 
 

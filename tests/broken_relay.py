@@ -7,12 +7,11 @@ whatever other faults make of them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from ondevice.network import relay
 from ondevice.network.link import Direction, Line, Link
@@ -24,22 +23,12 @@ class Fault:
 
     connection: its number, from 0, in the order of their coming. direction: "up" from the client to the target.
     at: after so many bytes of that direction. after: seconds from the connection's start; bytes before do not count.
-    Raises ValueError on another direction and on what is negative or not finite.
     """
 
     connection: int = 0
     direction: Direction = "up"
     at: int = 0
     after: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.direction not in get_args(Direction):
-            raise ValueError(f"A direction is up or down, not {self.direction!r}.")
-        for name, number in (("connection", self.connection), ("at", self.at)):
-            if not (number >= 0 and number == int(number)):
-                raise ValueError(f"A fault's {name} is a whole number from 0, not {number}.")
-        if not 0 <= self.after < math.inf:
-            raise ValueError(f"A fault comes after seconds that are finite and not negative, not {self.after}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,49 +47,11 @@ class Stall(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range(Fault):
-    """A fault of `length` bytes. Raises ValueError on a length below 1."""
+class Burst(Fault):
+    """`length` bytes come `seconds` later, and what is behind them waits."""
 
     length: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.length >= 1 and self.length == int(self.length)):
-            raise ValueError(f"A fault's length is a whole number of bytes from 1, not {self.length}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corrupt(Range):
-    """The bits of `mask` are flipped in each byte. Raises ValueError on a mask that is not from 1 to 255."""
-
-    mask: int = 0xFF
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mask not in range(1, 256):
-            raise ValueError(f"A mask flips some bits of a byte: it is from 1 to 255, not {self.mask}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat(Range):
-    """The bytes come twice, one copy behind the other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drop(Range):
-    """The bytes are left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Burst(Range):
-    """The bytes come `seconds` later, and what is behind them waits. Raises ValueError unless that is 0 or more."""
-
     seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.seconds < math.inf:
-            raise ValueError(f"A burst's seconds are finite and not negative, not {self.seconds}.")
 
 
 class Piece(NamedTuple):
@@ -117,7 +68,6 @@ class Stream:
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._waiting = sorted(faults, key=lambda fault: fault.after)
         self._begun: list[tuple[int, Fault]] = []  # with the offset of each
-        self._copies: dict[int, bytes] = {}
         self._offset = 0
         self._cut = False
 
@@ -141,7 +91,7 @@ class Stream:
 
     def _parts(self, data: bytes) -> Iterator[bytes]:
         """The bytes, parted where a fault begins or ends."""
-        edges = {at for at, _ in self._begun} | {at + f.length for at, f in self._begun if isinstance(f, Range)}
+        edges = {at for at, _ in self._begun} | {at + f.length for at, f in self._begun if isinstance(f, Burst)}
         inner = sorted(edge - self._offset for edge in edges if 0 < edge - self._offset < len(data))
         for start, end in zip([0, *inner], [*inner, len(data)], strict=True):
             yield data[start:end]
@@ -152,23 +102,10 @@ class Stream:
         before = self._due_cut()
         if before:
             return [Piece(b"", cut=before)]
-        at, late, again = self._offset, 0.0, b""
+        at = self._offset
         self._offset += len(data)
-        for number, (start, fault) in enumerate(self._begun):
-            if not isinstance(fault, Range) or not start <= at < start + fault.length:
-                continue
-            if isinstance(fault, Corrupt):
-                data = bytes(byte ^ fault.mask for byte in data)
-            elif isinstance(fault, Drop):
-                data = b""
-            elif isinstance(fault, Burst):
-                late = max(late, fault.seconds)
-            elif isinstance(fault, Repeat):
-                self._copies[number] = self._copies.get(number, b"") + data
-                if self._offset == start + fault.length:
-                    again += self._copies.pop(number)
-        cut = self._due_cut()
-        return [Piece(data + again, late, cut)] if data or again or cut else []
+        bursts = [fault for start, fault in self._begun if isinstance(fault, Burst) and 0 <= at - start < fault.length]
+        return [Piece(data, max((fault.seconds for fault in bursts), default=0.0), self._due_cut())]
 
     def _due_cut(self) -> Cut | None:
         """The cut that comes here; nothing comes after it."""
@@ -196,7 +133,7 @@ class Relay(relay.Relay):
             self._ask(json.dumps({"faults": list(map(_told, faults))}))
 
 
-KINDS = {kind.__name__: kind for kind in (Burst, Corrupt, Cut, Drop, Repeat, Stall)}
+KINDS = {kind.__name__: kind for kind in (Burst, Cut, Stall)}
 
 
 def _told(fault: Fault) -> dict[str, Any]:

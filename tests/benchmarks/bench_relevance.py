@@ -2,15 +2,13 @@
 
 Two forms of relevance: BM25's share of the question, and a reranker's. Greedy and in lockstep, so without a clock.
 
-Run: python tests/benchmarks/bench_relevance.py [--split validation] [--model NAME] [--kept FILE]
+Run: python tests/benchmarks/bench_relevance.py [--split validation] [--model NAME]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -26,6 +24,7 @@ from ondevice_studies.dragon.lockstep import DRAGON, ON_CLOUD, ON_DEVICE
 from ondevice_studies.dragon.sides import ROUTER
 
 SHARE, RERANKED = "BM25's share", "reranker"
+TOGETHER = 6  # questions of a forward
 METHODS = {SHARE: (DRAGON,), RERANKED: (ON_DEVICE, ON_CLOUD, DRAGON)}
 
 
@@ -33,21 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--split", default="test", choices=["validation", "test"])
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--kept", type=Path, help="rows that are made once; a later run goes on behind them")
-    parser.add_argument("--together", type=int, default=6, help="questions of a forward")
     options = parser.parse_args()
-    asked = sides.questions(options.split)
-    rows = [json.loads(line) for line in options.kept.open()] if options.kept and options.kept.is_file() else []
-    done = {row["question"] for row in rows}
-    missing = [question for question in asked if question.text not in done]
-    if missing:
-        nodes = both(options.model, options.split)
-        for group in sides.groups(missing, options.together):
-            new = answered(nodes, group)
-            rows += new
-            if options.kept:
-                with options.kept.open("a") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in new)
+    nodes, rows = both(options.model, options.split), list[dict[str, object]]()
+    for group in sides.groups(sides.questions(options.split), TOGETHER):
+        rows += answered(nodes, group)
     show(rows, options)
     show_guard(rows, options)
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,9 +32,6 @@ from ondevice_programs.pair.wire import Connection, Refused, client_tls, server_
 QUICK = dict(beat=0.05, silence=0.5)
 ASKED = Asked(limit=12, mode="shared", seed=5)
 RIGHT = exact(TableNode(2), TableNode(1, 0.3), ASKED).tokens
-ALONE = by_itself(TableNode(2), ASKED, Stream.DEVICE, [])
-ALONE_OF = {mode: by_itself(TableNode(2), replace(ASKED, mode=mode), Stream.DEVICE, [])
-            for mode in ("shared", "token-wise", "sequence-wise", "cloud-only")}  # fmt: skip
 
 
 def ask(
@@ -70,118 +66,75 @@ def nobody_s_port() -> Iterator[int]:
 # What the two must have alike
 
 
-@pytest.mark.parametrize(
-    "other, named",
-    [
-        (dict(model="another", name="larger"), "weights .*cloud larger, .* device tables"),
-        (dict(version=7), f"cloud .* version 7 .* device version {messages.VERSION}"),
-    ],
-    ids=lambda found: found if isinstance(found, str) else None,
-)
-@pytest.mark.parametrize("mode", ["shared", "sequence-wise", "cloud-only"])
-def test_sides_that_do_not_fit_say_what_differs(other: dict, named: str, mode):
-    with pytest.raises(Refused, match=named):
-        ask(TableNode(2), TableNode(1, 0.3, **other), replace(ASKED, mode=mode))
+def test_sides_that_do_not_fit_are_refused():
+    with pytest.raises(Refused, match="weights"):
+        ask(TableNode(2), TableNode(1, 0.3, model="another"))
 
 
-@pytest.mark.parametrize("header", [None, "no base64", "AAAA"])
-def test_a_web_client_is_told_what_this_is(header: str | None):
-    async def run() -> str:
+@pytest.mark.parametrize("header", [None, "no base64"])
+def test_a_web_client_is_refused(header: str | None):
+    async def run() -> None:
         async with Cloud(TableNode(1), **QUICK).listening() as port:
+            headers = {wire.HEADER: header} if header else {}
             with pytest.raises(websockets.exceptions.InvalidStatus) as caught:
-                await websockets.connect(
-                    f"ws://127.0.0.1:{port}", proxy=None, additional_headers={wire.HEADER: header} if header else {}
-                )
+                await websockets.connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=headers)
             assert caught.value.response.status_code == 409
-            return caught.value.response.body.decode()
 
-    told = asyncio.run(run())
-    assert told == (
-        "This is a DRAGON cloud; what connects is no DRAGON device." if header is None else
-        "The other side speaks another version of the protocol; install the same on both."
-    )  # fmt: skip
+    asyncio.run(run())
 
 
 # Requests that cannot be
 
 
-@pytest.mark.parametrize(
-    "wrong, named",
-    [
-        (dict(k=0), "A request's k cannot be 0: "),
-        (dict(mode="quick"), "A request's mode cannot be 'quick': "),
-        (dict(temperature=-1.0), "A request's temperature cannot be -1.0: "),
-        (dict(temperature=float("nan")), "temperature takes finite numbers, not nan"),
-    ],
-    ids=lambda found: found if isinstance(found, str) else None,
-)
-def test_a_request_that_cannot_be_names_what_is_wrong(wrong: dict, named: str):
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("wrong", [dict(k=0), dict(mode="quick"), dict(temperature=float("nan"))], ids=str)
+def test_a_request_that_cannot_be_names_what_is_wrong(wrong: dict):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         ask(TableNode(2), None, replace(ASKED, **wrong))
-    assert str(caught.value).startswith(named)
 
 
-@pytest.mark.parametrize("query", ["", " \n"])
-def test_an_empty_query_is_refused(query: str):
+def test_an_empty_query_is_refused():
     with pytest.raises(ValueError, match="query"):
-        ask(TableNode(2), None, query=query)
+        ask(TableNode(2), None, query=" \n")
 
 
 @pytest.mark.parametrize("mode", ["shared", "token-wise", "sequence-wise"])
 def test_a_device_without_a_document_for_the_query_says_so(mode):
-    with pytest.raises(ValueError, match="document, not 0"):
+    with pytest.raises(ValueError, match="document"):
         ask(TableNode(2), TableNode(1), replace(ASKED, mode=mode), NOTHING)
 
 
 @pytest.mark.parametrize("mode", ["shared", "cloud-only", "sequence-wise"])
-def test_a_cloud_without_a_document_leaves_the_device_alone(mode):
-    device = TableNode(2)
-    device.decoder = lambda *_: TableNode(2).decoder("something", 1)  # type: ignore[method-assign]
-    asked = replace(ASKED, mode=mode)
-    found = ask(device, TableNode(1), asked, NOTHING)
-    assert (found.alone_from, found.reason) == (0, "A side decodes with at least one document, not 0.")
-    assert found.tokens == by_itself(TableNode(2), asked, Stream.DEVICE, [])
-
-
-@pytest.mark.parametrize("mode", ["shared", "cloud-only", "sequence-wise"])
 @pytest.mark.parametrize(
-    "limits, named",
-    [
-        (Limits(tokens=5), "An answer has at most 5 tokens here, not 12."),
-        (Limits(k=1), "A session has at most 1 documents here, not 2."),
-        (Limits(sessions=0), "The cloud has 0 sessions already."),
-        (Limits(memory=20), "The cloud's memory for sessions, 0 MB, is taken."),
-    ],
-    ids=lambda found: found if isinstance(found, str) else None,
-)
-def test_a_cloud_has_its_limits(mode, limits, named):
-    async def run() -> Answer:
-        async with Cloud(TableNode(1), limits=limits, **QUICK).listening() as port:
-            with Device(TableNode(2), port=port, **QUICK) as device:
-                return await device.ask("q", replace(ASKED, mode=mode))
+    ("limits", "named"),
+    [(None, "document"), (Limits(tokens=5), "5 tokens"), (Limits(k=1), "1 documents"), (Limits(sessions=0), "sessions"),
+     (Limits(memory=20), "memory")],
+)  # fmt: skip
+def test_a_cloud_that_begins_no_session_leaves_the_device_alone(mode: str, limits: Limits | None, named: str):
+    """Without a limit, it has no document for the query."""
+    device, asked = TableNode(2), replace(ASKED, mode=mode)
+    device.decoder = lambda *_: TableNode(2).decoder("something", 1)  # type: ignore[method-assign]
 
-    found = asyncio.run(run())
-    assert (found.alone_from, found.reason) == (0, named)
+    async def run() -> Answer:
+        async with Cloud(TableNode(1), limits=limits or Limits(), **QUICK).listening() as port:
+            with Device(device, port=port, **QUICK) as asking:
+                return await asking.ask("q" if limits else NOTHING, asked)
+
+    answer = asyncio.run(run())
+    assert answer.alone_from == 0 and named in answer.reason
+    assert answer.tokens == by_itself(TableNode(2), asked, Stream.DEVICE, [])
 
 
 # A side that fails
 
 
-@pytest.mark.parametrize("aggregator", ["device", "cloud"])
-def test_a_cloud_whose_model_fails_leaves_an_exact_beginning(aggregator):
-    asked = replace(ASKED, aggregator=aggregator, lookahead=2)
-    found = ask(TableNode(2), TableNode(1, 0.3, failing_at=7), asked)
-    assert found.reason == "The table has a hole." and found.alone_from is not None and found.alone_from <= 7
-    assert found.tokens[: found.alone_from] == RIGHT[: found.alone_from]
-    assert found.tokens == [
-        *RIGHT[: found.alone_from],
-        *by_itself(TableNode(2), asked, Stream.DEVICE, RIGHT[: found.alone_from]),
-    ]
-
-
-def test_a_cloud_that_generates_alone_and_fails_says_why():
-    found = ask(TableNode(2), TableNode(1, failing_at=7), replace(ASKED, mode="cloud-only"))
-    assert found.reason == "The table has a hole." and len(found.tokens) == 12
+@pytest.mark.parametrize("changed", [dict(), dict(aggregator="cloud"), dict(mode="cloud-only")], ids=str)
+def test_a_cloud_whose_model_fails_leaves_an_exact_beginning(changed: dict):
+    asked = replace(ASKED, lookahead=2, **changed)
+    answer = ask(TableNode(2), TableNode(1, 0.3, failing_at=7), asked)
+    right = by_itself(TableNode(1), asked, Stream.CLOUD, []) if asked.mode == "cloud-only" else RIGHT
+    assert "hole" in answer.reason and answer.alone_from is not None and answer.alone_from <= 7
+    begun = right[: answer.alone_from]
+    assert answer.tokens == [*begun, *by_itself(TableNode(2), asked, Stream.DEVICE, begun)]
 
 
 def test_a_device_whose_model_fails_raises_what_it_was():
@@ -209,33 +162,27 @@ def test_a_draft_that_cannot_be_ends_the_session_and_not_the_answer(monkeypatch,
 
 
 def test_nobody_listens():
-    start = time.perf_counter()
-    found = ask(TableNode(2), None)
-    assert found.tokens == ALONE and found.alone_from == 0 and "nobody answers at 127.0.0.1:" in found.reason
-    assert time.perf_counter() - start > 0.25 and found.connections == 0
+    answer = ask(TableNode(2), None)
+    assert answer.tokens == by_itself(TableNode(2), ASKED, Stream.DEVICE, [])
+    assert (answer.alone_from, answer.connections) == (0, 0) and "127.0.0.1" in answer.reason
 
 
 @pytest.mark.parametrize(
-    "reply, named",
-    [
-        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "HTTP"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "is no DRAGON cloud"),
-    ],
+    "reply", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"]
 )
-def test_a_stranger_listens(reply: bytes, named: str):
-    async def run() -> Answer:
-        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(reply)
-            while await reader.read(2**12):
-                pass
-            writer.close()
+def test_a_stranger_listens(reply: bytes):
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply)
+        while await reader.read(2**12):
+            pass
+        writer.close()
 
+    async def run() -> None:
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with Device(TableNode(2), port=port, **QUICK) as device:
-                return await device.ask("q", ASKED)
+            with Device(TableNode(2), port=server.sockets[0].getsockname()[1], **QUICK) as device:
+                await device.ask("q", ASKED)
 
-    with pytest.raises(Refused, match=named):
+    with pytest.raises(Refused):
         asyncio.run(run())
 
 
@@ -249,7 +196,7 @@ def test_a_port_in_use_is_named():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", ""])
 def test_listening_to_other_machines_needs_tls(host: str):
     async def run() -> None:
         async with Cloud(TableNode(1)).listening(host):
@@ -259,50 +206,35 @@ def test_listening_to_other_machines_needs_tls(host: str):
         asyncio.run(run())
 
 
-STRANGERS = {
-    "web": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "noise": bytes(range(256)) * 40,
-    "silent": b"",
-}
-
-
-@pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_shown_out_and_the_next_device_is_served(name: str):
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 40, b""])
+def test_a_stranger_is_shown_out_and_the_next_device_is_served(sent: bytes):
     async def run() -> None:
         async with Cloud(TableNode(1, 0.3), **QUICK).listening() as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(STRANGERS[name])
+            writer.write(sent)
             async with asyncio.timeout(PATIENCE):
                 await reader.read()
             writer.close()
             with Device(TableNode(2), port=port, **QUICK) as device:
-                found = await device.ask("q", ASKED)
-            assert found.tokens == RIGHT and found.alone_from is None
+                assert (await device.ask("q", ASKED)).tokens == RIGHT
 
     asyncio.run(run())
 
 
-WRONG = {
-    "text": "words",
-    "garbage": b"\xc1garbage",
-    "large": bytes(2**21),
-    "nobody's": messages.encode(messages.Target("nobody's", 0, 0, 1, True)),
-    "an end": messages.encode(messages.End("nobody's", 1)),
-    "a session that is not": messages.encode(messages.Resume("nobody's", 0, 0, False)),
-}
+RESUMED = messages.encode(messages.Resume("nobody's", 0, 0, False))
+UNKNOWN = messages.encode(messages.Target("nobody's", 0, 0, 1, True))
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_messages_end_a_connection_at_most(name: str):
+@pytest.mark.parametrize("sent", ["words", b"\xc1garbage", bytes(2**21), RESUMED, UNKNOWN], ids=range(5))
+def test_a_wrong_message_ends_a_connection_at_most(sent: str | bytes):
     async def run() -> None:
         async with Cloud(TableNode(1, 0.3), **QUICK).listening() as port:
             hello = {wire.HEADER: wire._shown(TableNode(2).hello)}
             async with websockets.connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=hello) as stranger:
-                await stranger.send(WRONG[name])
-                if name == "a session that is not":
-                    failure = messages.decode(await stranger.recv())
-                    assert isinstance(failure, messages.Failure) and failure.reason.startswith("There is no session")
-                elif name in ("text", "garbage", "large"):
+                await stranger.send(sent)
+                if sent == RESUMED:
+                    assert isinstance(messages.decode(await stranger.recv()), messages.Failure)
+                elif sent != UNKNOWN:
                     with pytest.raises(websockets.exceptions.ConnectionClosed):
                         await stranger.recv()
             with Device(TableNode(2), port=port, **QUICK) as device:
@@ -311,37 +243,21 @@ def test_wrong_messages_end_a_connection_at_most(name: str):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("mode", ["shared", "cloud-only"])
-def test_64_devices_at_once_and_one_more(mode):
-    asked = [replace(ASKED, seed=seed, mode=mode) for seed in range(Limits().sessions)]
-    right = [
-        by_itself(TableNode(1, 0.3), one, Stream.CLOUD, []) if mode == "cloud-only" else
-        exact(TableNode(2), TableNode(1, 0.3), one).tokens for one in asked
-    ]  # fmt: skip
+def test_many_devices_at_once_have_their_own_answers():
+    asked = [replace(ASKED, seed=seed) for seed in range(40)]
+    right = [exact(TableNode(2), TableNode(1, 0.3), each).tokens for each in asked]
 
-    async def run() -> tuple[list[Answer], Answer]:
-        node, gate = TableNode(1, 0.3), threading.Event()
-        made = node.decoder
-        node.decoder = lambda *given: (gate.wait(PATIENCE), made(*given))[1]  # type: ignore[method-assign]
-        cloud = Cloud(node)
-        async with cloud.listening() as port:
+    async def run() -> list[Answer]:
+        async with Cloud(TableNode(1, 0.3)).listening() as port:
             with contextlib.ExitStack() as stack:
                 devices = [stack.enter_context(Device(TableNode(2), port=port, patience=PATIENCE)) for _ in asked]
-                asking = [asyncio.create_task(device.ask("q", one)) for device, one in zip(devices, asked, strict=True)]
-                try:
-                    assert await until(lambda: len(cloud._sessions) == len(asked))
-                    with Device(TableNode(2), port=port) as another:
-                        more = await another.ask("q", replace(ASKED, mode=mode))
-                finally:
-                    gate.set()
-                found = await asyncio.gather(*asking)
-                assert await until(lambda: not cloud._sessions)
+                asks = [device.ask("q", each) for device, each in zip(devices, asked, strict=True)]
+                answers = await asyncio.gather(*asks)
         assert await until(lambda: not list(left_over()))
-        return found, more
+        return answers
 
-    found, more = asyncio.run(run())
-    assert [answer.tokens for answer in found] == right and all(answer.alone_from is None for answer in found)
-    assert (more.alone_from, more.reason) == (0, "The cloud has 64 sessions already.")
+    answers = asyncio.run(run())
+    assert [answer.tokens for answer in answers] == right and all(answer.alone_from is None for answer in answers)
 
 
 def test_a_device_that_vanishes_is_forgotten_after_a_while():
@@ -387,46 +303,28 @@ def test_a_cancelled_answer_leaves_nothing():
 # Never left waiting
 
 
-def thrice(asked: Asked, patience: float, node: TableNode) -> tuple[list[Answer], list[float]]:
-    """Three answers with this cloud, and how long each took."""
+@pytest.mark.parametrize("mode", ["shared", "token-wise"])
+def test_a_starved_cloud_is_left_alone_and_used_again_when_it_is_back(mode: str):
+    asked = replace(ASKED, mode=mode)
+    right = exact(TableNode(2), TableNode(1, 0.3), asked).tokens
+    alone = by_itself(TableNode(2), asked, Stream.DEVICE, [])
 
-    async def run() -> tuple[list[Answer], list[float]]:
-        async with Cloud(node, **QUICK).listening() as port:
-            with Device(TableNode(2), port=port, patience=patience) as device:
-                await asyncio.to_thread(device.connect)
-                answers, times = [], []
-                for _ in range(3):
-                    begin = time.perf_counter()
-                    answers.append(await device.ask("q", asked))
-                    times.append(time.perf_counter() - begin)
-        return answers, times
-
-    return asyncio.run(run())
-
-
-@pytest.mark.parametrize("mode", ["shared", "token-wise", "sequence-wise", "cloud-only"])
-@pytest.mark.parametrize("aggregator", ["device", "cloud"])
-def test_a_starved_cloud_is_not_waited_for_and_then_left_alone(mode, aggregator):
-    asked = replace(ASKED, mode=mode, aggregator=aggregator)
-    answers, times = thrice(asked, 0.4, TableNode(1, 0.3, delay=30.0))
-    assert [found.alone_from for found in answers] == [0, 0, 0]
-    assert answers[0].reason == "the cloud was silent for 0.4 s" and 0.35 < times[0] < 1.5
-    assert max(times[1:]) < 0.3 and [found.tokens for found in answers] == [ALONE_OF[mode]] * 3
-
-
-def test_a_cloud_that_is_back_is_used_again():
     async def run() -> None:
         node = TableNode(1, 0.3, delay=30.0)
         async with Cloud(node, **QUICK).listening() as port:
-            with Device(TableNode(2), port=port, patience=0.3) as device:
-                assert (await device.ask("q", ASKED)).alone_from == 0
+            with Device(TableNode(2), port=port, patience=0.4) as device:
+                await asyncio.to_thread(device.connect)
+                for least, most in ((0.35, 1.5), (0.0, 0.3)):  # the second time it rests
+                    begin = time.perf_counter()
+                    answer = await device.ask("q", asked)
+                    assert least < time.perf_counter() - begin < most
+                    assert (answer.alone_from, answer.tokens) == (0, alone)
                 node.lm.delay = 0.0
                 for decoder in node.decoders:
                     decoder.interrupt()
-                assert (await device.ask("q", ASKED)).alone_from == 0  # it rests
                 assert await until(lambda: not device.link.resting)
-                found = await device.ask("q", ASKED)
-                assert found.alone_from is None and found.tokens == RIGHT
+                answer = await device.ask("q", asked)
+                assert (answer.alone_from, answer.tokens) == (None, right)
 
     asyncio.run(run())
 
@@ -480,66 +378,44 @@ def certificates(tmp_path_factory) -> Path:
         openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=localhost")
         sign = ["x509", "-req", "-in", f"{name}.csr", "-CA", f"{name}-root.pem", "-CAkey", f"{name}-root.key"]
         openssl(folder, *sign, "-CAcreateserial", "-out", f"{name}.pem", "-days", "2", "-extfile", "names")
-    (folder / "ca").write_text(
-        "[ca]\ndefault_ca=c\n[c]\ndatabase=issued\nserial=serial\nnew_certs_dir=.\ndefault_md=sha256\npolicy=p\n"
-        "x509_extensions=e\n[p]\ncommonName=supplied\n[e]\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
-    )
-    (folder / "issued").write_text("")
-    (folder / "serial").write_text("01\n")
-    openssl(folder, "req", "-new", *key, "-keyout", "old.key", "-out", "old.csr", "-subj", "/CN=old")
-    dates = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
-    openssl(folder, "ca", "-batch", "-config", "ca", "-selfsign", "-keyfile", "old.key", "-in", "old.csr", *dates,
-            "-out", "old.pem", "-notext")  # fmt: skip
     return folder
 
 
-def test_tls_with_the_right_authority(certificates: Path):
-    server = server_tls(certificates / "ours.pem", certificates / "ours.key")
-    found = ask(TableNode(2), TableNode(1, 0.3), server=server, client=client_tls(certificates / "ours-root.pem"))
-    assert found.tokens == RIGHT and found.alone_from is None
+def tls(folder: Path, server: str | None, client: str | None, own: str | None = None, both: bool = False) -> Answer:
+    """An answer. server, client, own: whose certificate is shown, whose authority the device trusts, what it shows."""
+    root = folder / "ours-root.pem"
+    shown = [folder / f"{own}.{kind}" for kind in ("pem", "key")] if own else []
+    return ask(
+        TableNode(2), TableNode(1, 0.3),
+        server=server and server_tls(folder / f"{server}.pem", folder / f"{server}.key", root if both else None),
+        client=client and client_tls(folder / f"{client}-root.pem", *shown),
+    )  # fmt: skip
 
 
-def test_tls_with_certificates_on_both_sides(certificates: Path):
-    root = certificates / "ours-root.pem"
-    server = server_tls(certificates / "ours.pem", certificates / "ours.key", root)
-    client = client_tls(root, certificates / "ours.pem", certificates / "ours.key")
-    assert ask(TableNode(2), TableNode(1, 0.3), server=server, client=client).tokens == RIGHT
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls_with_the_right_certificates(certificates: Path, mutual: bool):
+    answer = tls(certificates, "ours", "ours", "ours" if mutual else None, both=mutual)
+    assert answer.tokens == RIGHT and answer.alone_from is None
 
 
 def test_tls_of_another_authority_is_refused(certificates: Path):
-    server = server_tls(certificates / "theirs.pem", certificates / "theirs.key")
-    with pytest.raises(Refused, match=r"localhost:\d+ .* issuer"):
-        ask(TableNode(2), TableNode(1), server=server, client=client_tls(certificates / "ours-root.pem"))
+    with pytest.raises(Refused, match="issuer"):
+        tls(certificates, "theirs", "ours")
 
 
-@pytest.mark.parametrize("shown", [None, "theirs"])
-def test_tls_refuses_a_device_without_the_right_certificate(certificates: Path, shown: str | None):
-    root = certificates / "ours-root.pem"
-    server = server_tls(certificates / "ours.pem", certificates / "ours.key", root)
-    own = [certificates / f"{shown}.pem", certificates / f"{shown}.key"] if shown else []
-    found = ask(TableNode(2), TableNode(1), server=server, client=client_tls(root, *own))
-    assert found.alone_from == 0 and found.reason.endswith("it may not accept this device's certificate")
-
-
-def test_a_device_with_tls_at_a_plain_cloud_is_told(certificates: Path):
-    found = ask(TableNode(2), TableNode(1), client=client_tls(certificates / "ours-root.pem"))
-    assert found.alone_from == 0 and "does not speak TLS, which --authority here asks for" in found.reason
-
-
-def test_a_plain_device_at_a_cloud_with_tls_is_told(certificates: Path):
-    server = server_tls(certificates / "ours.pem", certificates / "ours.key")
-    found = ask(TableNode(2), TableNode(1), server=server)
-    assert found.alone_from == 0 and found.reason.endswith("speaks TLS, which needs --authority here")
-
-
-def test_a_certificate_that_expired_is_named(certificates: Path):
-    server = server_tls(certificates / "old.pem", certificates / "old.key")
-    with pytest.raises(Refused, match="expired"):
-        ask(TableNode(2), TableNode(1), server=server, client=client_tls(certificates / "old.pem"))
+@pytest.mark.parametrize(
+    ("server", "client", "own", "named"),
+    [("ours", "ours", None, "certificate"), ("ours", "ours", "theirs", "certificate"),
+     (None, "ours", None, "--authority"), ("ours", None, None, "--authority")],
+    ids=["no certificate", "another's certificate", "a plain cloud", "a plain device"],
+)  # fmt: skip
+def test_without_the_tls_that_is_asked_for_the_device_is_alone(certificates: Path, server, client, own, named: str):
+    answer = tls(certificates, server, client, own, both=bool(server and client))
+    assert answer.alone_from == 0 and named in answer.reason
 
 
 def test_files_that_are_no_certificates_are_named(certificates: Path):
-    with pytest.raises(ValueError, match=r"ours\.key and ours\.pem"):
+    with pytest.raises(ValueError, match=r"ours\.key"):
         server_tls(certificates / "ours.key", certificates / "ours.pem")
     with pytest.raises(ValueError, match="names"):
         client_tls(certificates / "names")
@@ -590,23 +466,11 @@ def test_an_empty_private_folder_can_ask(tmp_path_factory, served):
     assert account["words"]["in_private_text"] == []
 
 
-def test_a_reranker_that_one_side_lacks_is_refused_in_a_sentence(served):
-    start_with = ["device", served[2], "--connect", f"127.0.0.1:{served[1]}", "--query", "What does a bird do?"]
-    device = start(*start_with, "--reranker", "minilm-reranker")  # type: ignore[arg-type]
+def test_a_reranker_that_one_side_lacks_is_refused(served):
+    device = start("device", served[2], "--connect", f"127.0.0.1:{served[1]}", "--query", "What does a bird do?",
+                   "--reranker", "minilm-reranker")  # fmt: skip
     text, note = device.communicate(timeout=240)
-    assert device.returncode == 3 and not text
-    assert "by BM25's share of the question over 0.03125, the device by minilm-reranker (" in note
-    assert note.strip().endswith("give both sides the same --reranker.") and "Traceback" not in note
-    device = start(*start_with, "--reranker", "nowhere/at-all")  # type: ignore[arg-type]
-    text, note = device.communicate(timeout=240)
-    assert device.returncode == 2 and not text and "nowhere/at-all" in note and "Traceback" not in note
-
-
-def test_a_question_longer_than_the_context_is_refused_in_a_sentence(served):
-    device = start("device", served[2], "--connect", f"127.0.0.1:{served[1]}", "--query", "a bird " * 1000)
-    text, note = device.communicate(timeout=120)
-    assert device.returncode == 2 and not text and "no room behind it in the model's context of 1024" in note
-    assert note.count("ondevice-pair device:") == 1 and "Traceback" not in note
+    assert device.returncode == 3 and not text and "--reranker" in note and "Traceback" not in note
 
 
 def test_both_commands_answer_and_are_interrupted(served):
@@ -626,18 +490,3 @@ def test_both_commands_answer_and_are_interrupted(served):
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
         assert process.returncode == 130 and "Traceback" not in process.stderr.read()
-
-
-def test_a_device_without_a_cloud_says_so_in_a_line(served):
-    with nobody_s_port() as port:
-        address = f"127.0.0.1:{port}"
-        device = start("device", served[2], "--connect", address, "--query", "What does a bird do?", "--limit", "4",
-                       "--k", "1", "--patience", "0.1")  # fmt: skip
-        text, notes = device.communicate(timeout=120)
-    first, second, *_, left, _ = notes.splitlines()[2:]  # behind what prompts and relevance are made of
-    assert device.returncode == 0 and text.strip() and left == "Nothing left this device."
-    assert first.startswith(f"No cloud at {address}: nobody answers at {address} (")
-    assert second.startswith(f"The device answered alone: nobody answers at {address} (")
-
-
-# How long it takes

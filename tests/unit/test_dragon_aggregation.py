@@ -13,7 +13,6 @@ from ondevice_papers.dragon.speculative_aggregation import (
     acceptance,
     aggregate,
     choose,
-    divergence,
     expected_acceptance,
     gumbel_noise,
     residual,
@@ -80,49 +79,21 @@ def test_shares():
 # Algorithm 1
 
 
-def test_algorithm_1_by_hand():
-    """p^l = (.9, .1), p^r = (.3, .7), η^l = 1/4: p_t = (.45, .55); a local 0 is rejected below 1/2."""
-    local, remote = np.array([0.9, 0.1]), np.array([0.3, 0.7])
-    q = target(local, remote, 0.0, np.log(3))
-    assert q == pytest.approx([0.45, 0.55])
-    drafts, take_local, take_remote = (0, 1), 0.0, 0.9
-    for verifying, coin, expected in [
-        (0.49, take_local, (1, False, True)),  # 0 is resampled to 1, the only token of the residual
-        (0.51, take_local, (0, True, False)),
-        (0.49, take_remote, (1, False, True)),  # the remote 1 is rejected below 3/14
-    ]:
-        found = aggregate(*drafts, local, remote, q, [verifying, 0.5, 0.22, 0.5, coin])
-        assert (int(found.token), bool(found.accepted_local), bool(found.accepted_remote)) == expected
-    assert aggregate(*drafts, local, remote, q, [0.9, 0.5, 0.21, 0.5, take_remote]).token == 0
-    with_gamma_1 = aggregate(*drafts, local, remote, q, [0.9, 0.5, 0.9, 0.5, take_local], gamma_remote=1)
-    assert (int(with_gamma_1.token), bool(with_gamma_1.accepted_remote)) == (1, True)
-
-
-def test_equal_sides_never_reject():
-    p = random_p(1)
-    drafts = sample(p, np.random.default_rng(0).random(500))
-    numbers = np.random.default_rng(1).random((UNIFORMS, 500))
-    numbers[[0, 2]] = 0.0  # rejects whatever can be rejected
-    found = aggregate(drafts, drafts, p, p, p, numbers)
-    assert found.accepted_local.all()
-    assert found.accepted_remote.all()
-    barely = p * (1 + 4e-7)  # of rounding: no token has more in the target, so that there is no residual
-    assert verify(drafts, barely, p, numbers[:2]).tolist() == drafts.tolist()
+def test_rounding_rejects_no_draft():
+    """No token has more in the target, so that there is no residual to resample from."""
+    p, drafts = random_p(1), np.arange(6)
+    assert verify(drafts, p * (1 + 4e-7), p, np.zeros((2, 6))).tolist() == drafts.tolist()
 
 
 @pytest.mark.parametrize("gamma_remote", [0.0, 0.5, 1.0])
 def test_a_greedy_target_is_the_mixtures_likeliest_token(gamma_remote):
-    """Which is neither side's own likeliest: drafts are one-hot or drawn, the target token is always the same."""
+    """Which is neither side's own likeliest: whatever is drafted, the target token is always the same."""
     local, remote = np.array([0.5, 0.1, 0.4]), np.array([0.1, 0.5, 0.4])
     q = np.eye(3)[target(local, remote, 0.0, 0.0).argmax()]
-    assert q.argmax() == 2
     numbers = np.random.default_rng(0).random((UNIFORMS, 300))
-    for p_local, p_remote in ((local, remote), (np.eye(3)[0], np.eye(3)[1])):
-        drafts = [sample(p, np.random.default_rng(i).random(300)) for i, p in enumerate((p_local, p_remote))]
-        found = aggregate(*drafts, p_local, p_remote, q, numbers, gamma_remote)
-        assert (found.token == 2).all()
-        assert (found.accepted_local == (drafts[0] == 2)).all()
-    assert acceptance(local, q) == acceptance(local, q, 1.0) == pytest.approx(0.4)
+    drafts = [sample(p, np.random.default_rng(i).random(300)) for i, p in enumerate((local, remote))]
+    drawn = aggregate(*drafts, local, remote, q, numbers, gamma_remote)
+    assert (drawn.token == 2).all() and (drawn.accepted_local == (drafts[0] == 2)).all()
 
 
 def test_a_token_of_probability_0_is_never_drawn():
@@ -171,34 +142,6 @@ def test_gamma_1_gives_the_greatest_acceptance_possible():
         assert acceptance(p, q, 1.0) == pytest.approx(best)
         assert acceptance(p, q, 1.0) == pytest.approx(1 - np.abs(p - q).sum() / 2)
         assert max(acceptance(p, q, gamma) for gamma in (0, 0.5, 0.9)) <= best
-        assert shared_acceptance(p, q) <= best
-
-
-def test_theorem_2_more_overlap_more_acceptance():
-    for seed in range(40):
-        p_local, p_remote = random_p(seed), random_p(seed + 90)
-        closer = [p_remote + step * (p_local - p_remote) for step in np.linspace(0, 1, 6)]
-        assert (np.diff([divergence(p_local, p) for p in closer]) < 0).all()
-        for gamma_local in (0.5, 0.8, 1.0):
-            rates = [expected_acceptance(p_local, p, 0.3, gamma_local) for p in closer]
-            assert (np.diff(rates) > -1e-12).all()
-
-
-def test_shared_acceptance_is_its_sum():
-    for seed in range(20):
-        p, q = random_p(seed), random_p(seed + 40)
-        if seed % 2:
-            p[seed % 6] = q[(seed + 2) % 6] = 0
-            p, q = p / p.sum(), q / q.sum()
-        direct = 0.0
-        for x in np.flatnonzero((p > 0) & (q > 0)):
-            direct += 1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(6))
-        found = shared_acceptance(p, q)
-        assert found == pytest.approx(direct)
-        tv = divergence(p, q)
-        assert (1 - tv) / (1 + tv) - 1e-12 <= found <= 1 - tv + 1e-12
-    assert shared_acceptance(np.array([1.0, 0]), np.array([0, 1.0])) == 0
-    assert shared_acceptance(np.array([1 - 1e-9, 1e-9]), np.array([1.0, 5e-324])) == pytest.approx(1)
 
 
 # Random numbers
@@ -214,10 +157,8 @@ def test_numbers_are_keyed_and_the_same_everywhere():
         for number in uniforms(seed, stream, position, 50).tolist()
     }
     assert len(seen) == 3 * 4 * 3 * 50  # no two streams share a part
-    assert uniforms(1, Stream.DEVICE, 2, 2).tolist() == [
-        0.9456775220595027,
-        0.6952594558751128,
-    ]  # for good: both sides count on it
+    fixed = [0.9456775220595027, 0.6952594558751128]  # for good: both sides count on it
+    assert uniforms(1, Stream.DEVICE, 2, 2).tolist() == fixed
 
 
 def test_large_vocabularies_and_extreme_values_raise_no_warning():
@@ -228,4 +169,5 @@ def test_large_vocabularies_and_extreme_values_raise_no_warning():
     numbers = [0.5, LAST, 0.5, LAST, 0.2]
     assert aggregate(0, 1, p, q, target(p, q, 0.0, 0.0), numbers).token in (0, 1)
     assert shared_acceptance(p, q) == pytest.approx(0, abs=1e-300)
+    assert shared_acceptance(np.array([1 - 1e-9, 1e-9]), np.array([1.0, 5e-324])) == pytest.approx(1)
     assert residual(p, q).argmax() == 1

@@ -18,15 +18,7 @@ from ondevice_papers.dragon.cost import (
     speedup,
 )
 
-FIGURE_4 = Costs(2.0, 1.0, 1.5, 1.8)  # the device aggregates
-
-CASES = [
-    Costs(2, 1, 1.5, 1.8),
-    Costs(1, 2, 3, 0.5),
-    Costs(5, 1, 1, 1),
-    Costs(1, 1, 0, 0),
-    Costs(3, 2, 0.25, 4),
-]
+CASES = [Costs(2, 1, 1.5, 1.8), Costs(1, 2, 3, 0.5), Costs(5, 1, 1, 1), Costs(1, 1, 0, 0), Costs(3, 2, 0.25, 4)]
 
 
 # Timelines by brute force: two sides that decode, send, drop and roll back, in ticks of 0.05
@@ -101,37 +93,6 @@ def test_equation_7_is_the_pace_of_outcomes_that_repeat(costs):
         assert (times[60] - times[40]) / 20 == pytest.approx(latency_per_token(costs, float(accepted_remote)))
 
 
-def pace(costs: Costs, acceptance_local: float, acceptance_remote: float) -> tuple[float, float]:
-    """Mean time between aggregations with random outcomes, and its standard error from 40 parts."""
-    random = np.random.default_rng(1)
-    local, remote = (list(random.random(40_000) < rate) for rate in (acceptance_local, acceptance_remote))
-    parts = np.diff(aggregation_times(costs, local, remote)[::1000]) / 1000
-    return float(parts.mean()), float(parts.std() / np.sqrt(len(parts) - 1))
-
-
-@pytest.mark.parametrize(
-    ("costs", "acceptance_local"),
-    [
-        (Costs(1, 2, 3, 0.5), 0.8),  # the local side is faster
-        (Costs(7, 2, 3, 0.5), 0.8),  # the local side is slower than remote decoding and the round trip
-        (Costs(3, 2, 3, 0.5), 0.0),  # in between, but never ahead
-    ],
-)
-def test_equation_7_is_exact_for_random_outcomes(costs, acceptance_local):
-    mean, error = pace(costs, acceptance_local, 0.7)
-    assert mean == pytest.approx(latency_per_token(costs, 0.7), abs=max(4 * error, 1e-3))
-
-
-def test_in_between_equation_7_is_an_upper_bound():
-    """c_dec^r < c_dec^l < c_dec^r + rtt: accepted local drafts are decoded while the remote one is on its way."""
-    costs = Costs(3, 2, 3, 0.5)
-    bound = latency_per_token(costs, 0.7)
-    some, error = pace(costs, 0.8, 0.7)
-    most, _ = pace(costs, 1.0, 0.7)
-    assert most < some < bound - 20 * error
-    assert most == pytest.approx(max(3, 2 + 0.3 * costs.round_trip), rel=0.01)
-
-
 # Eqs. 6 and 8
 
 
@@ -157,18 +118,6 @@ def test_equation_8_is_the_difference_of_both_sides_equation_7():
     assert seen == {0, 1, 2, 3}
 
 
-def test_the_better_side_of_equation_6_is_faster_on_the_timeline():
-    """Where Eq. 7 is exact for both sides: equal decoding times."""
-    costs, local, remote = Costs(1, 1, 3, 0.5), 0.6, 0.5
-    stays, error = pace(costs, local, remote)
-    moves, _ = pace(costs.exchanged, remote, local)
-    assert stays - moves > 5 * error
-    assert should_move(costs, local, remote)
-    costs, local, remote = Costs(1, 1, 0.5, 3), 0.6, 0.5
-    assert pace(costs, local, remote)[0] > pace(costs.exchanged, remote, local)[0]
-    assert should_move(costs, local, remote)
-
-
 # Theorem 3
 
 
@@ -184,32 +133,14 @@ def test_theorem_3_is_the_ratio_of_equation_7():
     assert seen == {0, 1, 2}
 
 
-def test_theorem_3_is_a_lower_bound_of_the_timelines_speed_up():
-    for costs in CASES:
-        mean, error = pace(costs, 0.8, 0.7)
-        token_wise, _ = pace(costs, 0.0, 0.0)
-        assert token_wise / mean > speedup(costs, 0.7) * (1 - 4 * error / mean - 1e-3)
-
-
 def test_theorem_3_at_its_ends():
     assert speedup(Costs(1, 2, 1, 1), 1.0) == pytest.approx(2)  # all of the round trip is hidden
-    assert speedup(Costs(1, 2, 1, 1), 0.0) == 1
     assert speedup(Costs(9, 2, 1, 1), 1.0) == 1  # nothing to hide
-    assert speedup(Costs(1, 2, 0, 0), 1.0) == 1
     assert speedup(Costs(0, 0, 1, 1), 1.0) == np.inf
-    assert speedup(FIGURE_4, 1.0) == pytest.approx(4.3 / 2)
 
 
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: Costs(-1, 1, 1, 1), "decode_local .* -1"),
-        (lambda: aggregation_times(FIGURE_4, [True], []), "1 and 0"),
-    ],
-)
-def test_bad_input_is_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="decode_local"):
+        Costs(-1, 1, 1, 1)
+    with pytest.raises(ValueError, match="1 and 0"):
+        aggregation_times(Costs(2, 1, 1, 1), [True], [])

@@ -12,7 +12,6 @@ import pytest
 from waiting import wait_for
 
 from ondevice_papers.dragon.side import Decode
-from ondevice_programs.pair import engine as engine_module
 from ondevice_programs.pair import engine as module
 from ondevice_programs.pair.decoder import Interrupted, Piece
 from ondevice_programs.pair.engine import Drafted, Drafting, Engine
@@ -187,35 +186,11 @@ def test_one_with_many_documents_holds_up_nobody():
     assert turns[:last].count("greedy piece") <= 20  # six turns of the others, and as much time between
 
 
-def test_drafts_that_may_be_void_wait_for_others_prefill():
-    model, engine = Model(), Engine()
-    hold = held(engine)
-    ahead = Session(engine, Decoder(model, "a"), 30)
-    ahead.drafting.decided(1)
-    other = Session(engine, Decoder(model, "b", pieces=(100,) * 10), 1)
-    hold.set()
-    wait_for(lambda: ahead.done and other.done)
-    first = next(place for place, turn in enumerate(model.turns) if "b" in turn)
-    assert sum("a" in turn for turn in model.turns[:first]) <= 1
-
-
 def test_pieces_of_sessions_share_a_forward_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
     forwards = list[list[int]]()
     monkeypatch.setattr(module, "run", lambda pieces: forwards.append([piece.tokens for piece in pieces]))
     run(("a", {"pieces": (50, 50)}), ("b", {"pieces": (60,)}), ("c", {"pieces": (40,)}))
     assert forwards[0] == [50, 60, 40] and all(sum(sizes[:-1]) < module._PACKED for sizes in forwards)
-
-
-def test_a_session_whose_piece_fails_fails_alone(monkeypatch: pytest.MonkeyPatch):
-    def failing(pieces: list[Piece]) -> None:
-        if any(piece.tokens == 60 for piece in pieces):
-            raise RuntimeError("60 are too many.")
-
-    monkeypatch.setattr(module, "run", failing)
-    _, made = run(("a", {"pieces": (50, 50)}), ("b", {"pieces": (60,)}), ("c", {"pieces": (40,)}))
-    assert [str(error) for error in made[1].error] == ["60 are too many."] and not made[1].found
-    for session in (made[0], made[2]):
-        assert [one.token for one in session.found] == tokens(6) and not session.error
 
 
 def test_many_sessions_of_one_client_hold_up_nobody():
@@ -229,11 +204,18 @@ def test_many_sessions_of_one_client_hold_up_nobody():
     assert sum("many" in turn for turn in turns[: turns.index("other")]) <= 8  # of 32
 
 
-def test_a_session_that_fails_fails_alone():
-    _, made = run(("a", {}), ("bad", {"failing": 3}), ("c", {}))
-    assert [str(error) for error in made[1].error] == ["bad has failed."] and len(made[1].found) == 3
+@pytest.mark.parametrize("bad", [{"failing": 3}, {"pieces": (60,)}], ids=["a token", "a piece"])
+def test_a_session_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any]):
+    def failing(pieces: list[Piece]) -> None:
+        if any(piece.tokens == 60 for piece in pieces):
+            raise RuntimeError("bad has failed.")
+
+    monkeypatch.setattr(module, "run", failing)
+    _, made = run(("a", {"pieces": (50, 50)}), ("bad", bad), ("c", {"pieces": (40,)}))
+    assert [str(error) for error in made[1].error] == ["bad has failed."]
+    assert len(made[1].found) == bad.get("failing", 0)
     for session in (made[0], made[2]):
-        assert [one.token for one in session.found] == tokens(6) and not session.error
+        assert [drafted.token for drafted in session.found] == tokens(6) and not session.error
 
 
 def test_what_cannot_be_built_is_told():
@@ -268,13 +250,3 @@ def test_a_rollback_voids_what_runs():
     drafting.stop()
     wait_for(lambda: engine._thread is None)
     assert drafting.decoder is None  # its rows are let go
-
-
-def test_freed_memory_goes_back_after_some_sessions(monkeypatch):
-    trimmed = []
-    monkeypatch.setattr(engine_module, "trim", lambda: trimmed.append(True))
-    engine = Engine()
-    for number in range(2 * engine_module._SESSIONS + 1):
-        session = Session(engine, Decoder(Model(), "a"), 2)
-        wait_for(lambda one=session: one.done and engine._thread is None)  # type: ignore[misc]
-        assert len(trimmed) == (number + 1) // engine_module._SESSIONS

@@ -19,7 +19,6 @@ from tiny import random_model
 
 from ondevice import assets, shapes
 from ondevice.causal_lm import CausalLM, Session
-from ondevice.causal_lm.batch import Batch
 from ondevice_papers.dragon import kv_store
 from ondevice_papers.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
 
@@ -74,18 +73,7 @@ def test_a_stored_prefix_gives_the_logits_of_a_fresh_prefill(
     session.rollback(len(DOCUMENT))  # a second query after the same document
     assert_right(session, bound=bound)
     session.extend(range(3, 43))  # past what was allocated
-    whole = fresh(session.lm, session.tokens)[-1]
     assert float((session.extend([11])[0] - fresh(session.lm, session.tokens)[-1]).abs().max()) < bound
-    assert whole.shape == (V,)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_bounds_reject_rows_that_are_one_place_off(tmp_path: Path, kind: str) -> None:
-    store = opened(tmp_path, lm(kind))
-    store.session(DOCUMENT)
-    rewrite(store.path(DOCUMENT), lambda tensors: tensors | {"keys": tensors["keys"].roll(1, 2).contiguous()})
-    with pytest.raises(AssertionError):
-        assert_right(store.session(DOCUMENT), bound=1e-2)
 
 
 def test_a_session_is_no_view_of_the_file(tmp_path: Path) -> None:
@@ -97,17 +85,6 @@ def test_a_session_is_no_view_of_the_file(tmp_path: Path) -> None:
     session.extend([9, 9, 9, 9])
     assert store.path(DOCUMENT).read_bytes() == before
     assert_right(store.session(DOCUMENT))
-
-
-def test_several_documents_are_read_into_one_batch(tmp_path: Path) -> None:
-    store, documents = opened(tmp_path), [DOCUMENT, OTHERS[0][:4], [9]]
-    for _ in range(2):
-        batch = Batch(lm(), [len(document) for document in documents])
-        for member, document in zip(batch.members, documents, strict=True):
-            store.fill(member, document)
-        for logits, document in zip(batch.extend(QUERY), documents, strict=True):
-            assert float((logits - fresh(lm(), document + QUERY)[len(document) :]).abs().max()) < 1e-10
-    assert (store.hits, store.misses) == (3, 3)
 
 
 # The key
@@ -174,16 +151,10 @@ def flip(path: Path, place: int) -> None:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-8]),
-    "empty": lambda path: path.write_bytes(b""),
-    "not safetensors": lambda path: path.write_bytes(b"\x80\x04K\x01." * 1000),
     "a header of 2^60 bytes": lambda path: path.write_bytes((1 << 60).to_bytes(8, "little") + b"{}"),
-    "a bit of the last row": lambda path: flip(path, -1),
     "a bit of the first rows": lambda path: flip(path, 2500),
     "other tensors": lambda path: safetensors.torch.save_file({"weight": torch.zeros(3)}, path),
     "other tokens": lambda path: rewrite(path, lambda tensors: tensors | {"tokens": tensors["tokens"] + 1}),
-    "a tensor less": lambda path: safetensors.torch.save_file(
-        {"tokens": torch.tensor(DOCUMENT)}, path, safetensors.safe_open(path, framework="pt").metadata()
-    ),
 }
 
 
@@ -200,14 +171,6 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_made_anew(tmp_p
     assert store.hits == 1
 
 
-def test_another_documents_file_under_this_ones_name_is_not_used(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    store.session(DOCUMENT)
-    store.path(DOCUMENT).rename(store.path(OTHERS[0]))
-    with pytest.warns(UserWarning, match="something else"):
-        assert_right(store.session(OTHERS[0]), OTHERS[0])
-
-
 def test_where_nothing_can_be_written_sessions_are_right_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,17 +182,6 @@ def test_where_nothing_can_be_written_sessions_are_right_all_the_same(
     monkeypatch.setattr(assets, "writing", full)
     with pytest.warns(UserWarning, match="space"):
         assert_right(opened(tmp_path).session(DOCUMENT))
-
-
-def test_an_interrupted_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(tensors: object, path: Path, metadata: object) -> None:
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(safetensors.torch, "save_file", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        opened(tmp_path).session(DOCUMENT)
-    assert not list(tmp_path.iterdir())
 
 
 # The cap
@@ -323,13 +275,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="'file'"):
         opened(tmp_path / "file")
-    with pytest.raises(ValueError, match="empty"):
-        opened(tmp_path).session([])
-    with pytest.raises(ValueError, match="context of 64"):
-        opened(tmp_path).session([3] * 65)
-    with pytest.raises(ValueError, match="token 259"):
-        opened(tmp_path).session([V])
-    assert names(tmp_path) == {"file"}
+    for document, named in (([], "empty"), ([3] * 65, "context"), ([V], str(V))):
+        with pytest.raises(ValueError, match=named):
+            opened(tmp_path).session(document)
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:

@@ -132,13 +132,6 @@ def test_distributions_are_compared_as_the_cloud_reads_them(cap: int):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("true", range(4))
-def test_the_distributions_own_context_is_first(true: int):
-    given = distributions(4, 3, 200)
-    seen = session(given[true], distributions(3, 200, seed=1), [0, 0, 0])
-    assert from_distributions(4096)(np.log(given), seen).argmax() == true
-
-
 # Candidates
 
 

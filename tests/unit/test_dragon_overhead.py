@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,28 +47,3 @@ def test_products_of_a_token_are_the_weights_of_all_linear_layers():
     assert overhead.decode_macs() == sum(weights)
     assert config.vocab_size == overhead.QWEN_VOCABULARY
     assert overhead.decode_macs((2, 3, 5, 1, 7)) == 2 * (3 * 3 * 2 + 3 * 1 * 2 + 3 * 5 * 3) + 3 * 7
-
-
-# Times
-
-TAKES = {"aggregate": 9e-6, "mixture": 2e-6}  # seconds on the clock below
-COLD = {"aggregate": 1, "mixture": 2}  # calls before what is timed
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Any, ...]]]:
-    """Arguments of each part's calls, on a clock that they alone move on; the cold ones take a second each."""
-    now, seen = [0.0], dict[str, list[tuple[Any, ...]]]()
-
-    def slowed(name: str, work: Any) -> Any:
-        def called(*arguments: Any) -> Any:
-            seen.setdefault(name, []).append(arguments)
-            now[0] += TAKES[name] if len(seen[name]) > COLD[name] else 1.0
-            return work(*arguments)
-
-        return called
-
-    monkeypatch.setattr(overhead, "aggregate", slowed("aggregate", overhead.aggregate))
-    monkeypatch.setattr(overhead, "target", slowed("mixture", overhead.target))
-    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    return seen

@@ -11,7 +11,7 @@ import pytest
 from ondevice_papers.dragon.messages import Draft, Message, Resume, Target
 from ondevice_papers.dragon.side import Side
 from ondevice_programs.pair.guard import Guard
-from ondevice_programs.pair.player import Player, Quotation
+from ondevice_programs.pair.player import Player
 
 SECRET = [11, 12, 13, 14, 15, 16]
 
@@ -31,16 +31,6 @@ def guarded(aggregates: bool, work: Any) -> list[Message]:
         return sent
 
     return asyncio.run(run())
-
-
-def test_a_draft_that_ends_a_run_does_not_leave():
-    def work(player: Player, draft: Any, sent: list[Message]) -> None:
-        player.send = sent.append
-        for token in (5, 12, 13, 14, 15):
-            draft(token)
-        assert isinstance(player.failure, Quotation) and player.ended.is_set()
-
-    assert [message.token for message in guarded(False, work)] == [5, 12, 13]  # type: ignore[union-attr]
 
 
 def test_what_was_held_back_without_a_connection_stays_when_one_comes():

@@ -15,11 +15,8 @@ from ondevice import chat, models, shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon.messages import Hello, check_peer, encode, hello
-from ondevice_programs.pair import __main__ as command
 from ondevice_programs.pair.decoder import Template
-from ondevice_programs.pair.guard import LENGTH
 from ondevice_programs.pair.node import MESSAGE, PLAIN, TEMPLATE, Documents, Node, template_of
-from ondevice_programs.pair.relevance import RERANKER
 
 TEXTS = ["a bird sings", "a fish swims"]
 CHAT = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} [end]{% endfor %}[answer] "
@@ -35,7 +32,6 @@ def test_a_prompt_is_what_the_chat_template_makes_of_passage_and_question():
     ours = tokenizer(CHAT)
     made = template_of(ours)
     shown = MESSAGE.format(document=TEXTS[0], query="Who sings?")
-    assert "{document}" in made.text and made.text.startswith("[user] ") and made.text.endswith("[end][answer] ")
     assert made.prefix(ours, TEXTS[0]) + made.suffix(ours, "Who sings?") == chat.prompt_ids(ours, shown)
     assert chat.prompt_text(ours, shown) == f"[user] {shown} [end][answer] "
 
@@ -72,19 +68,14 @@ def greeting(name: str, of: CausalLM, template: str | None = CHAT) -> Hello:
     return Node(of, tokenizer(template), Documents(TEXTS, SparseIndex.build(TEXTS)), name=name).hello
 
 
-def test_a_model_is_known_by_its_weights_whatever_its_path(tmp_path: Path):
+def test_a_model_is_known_by_its_weights_and_template_whatever_its_path(tmp_path: Path):
     long = str(tmp_path / "/".join(["a-folder-of-models"] * 9) / "mine") + "/"
-    one, other = greeting(long, lm()), greeting("somewhere/else", lm())
-    check_peer(one, other)
-    assert hello(encode(one)) == one and one.name == "mine" and str(tmp_path) not in str(one)
-    assert hello(encode(greeting("x" * 200, lm()))).name == "x" * 64
-    with pytest.raises(ValueError, match=r"not the same weights \(the cloud mine, the device mine\)"):
-        check_peer(one, greeting(long, lm(1)))
-
-
-def test_other_chat_templates_are_refused():
-    with pytest.raises(ValueError, match=r"chat templates .* differ"):
-        check_peer(greeting("a", lm()), greeting("a", lm(), CHAT + "so "))
+    here, there = greeting(long, lm()), greeting("somewhere/else", lm())
+    check_peer(here, there)
+    assert hello(encode(here)) == here and here.name == "mine" and str(tmp_path) not in str(here)
+    for other, named in ((greeting(long, lm(1)), "weights"), (greeting(long, lm(), CHAT + "so "), "templates")):
+        with pytest.raises(ValueError, match=named):
+            check_peer(here, other)
 
 
 def test_a_greeting_of_the_version_before_is_told_by_its_version():
@@ -97,28 +88,5 @@ def test_a_greeting_of_the_version_before_is_told_by_its_version():
 def test_a_question_longer_than_the_context_is_refused_before_any_work():
     node = Node(lm(), tokenizer(), Documents(TEXTS, SparseIndex.build(TEXTS)), Template("{document}{query}"))
     node.require_room("?" * 54, 10)
-    with pytest.raises(ValueError, match=r"question takes 55 tokens .* up to 10 .* context of 64"):
+    with pytest.raises(ValueError, match="55"):
         node.require_room("?" * 55, 10)
-
-
-# The command
-
-
-def test_the_command_is_greedy_guarded_and_scores_by_a_reranker():
-    options = command._parser().parse_args(["device"])
-    assert (options.temperature, options.guard, options.reranker) == (0.0, LENGTH, RERANKER)
-    assert LENGTH >= 2 and command._parser().parse_args(["device", "--guard", "0"]).guard == 0
-    assert command._parser().parse_args(["cloud"]).reranker == RERANKER
-
-
-def test_without_a_reranker_a_line_says_what_its_shares_do_not_do(capsys):
-    assert command.make_scorer("none", 150.0) is None
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "BM25's share" in line and "do not compare" in line
-
-
-def test_a_line_says_where_a_prompt_is_no_chat_template(capsys):
-    assert command._template("mine", tokenizer(CHAT)) == template_of(tokenizer(CHAT))
-    assert capsys.readouterr().err == ""
-    assert command._template("mine", tokenizer()) == PLAIN
-    assert capsys.readouterr().err == "mine reads passages and questions in plain text, as it has no chat template.\n"

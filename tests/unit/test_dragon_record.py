@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.node import Documents, Node
-from ondevice_studies.dragon import lockstep, pair, record, study
+from ondevice_studies.dragon import lockstep, record, study
 from ondevice_studies.dragon.language_modelling import Retrieved, retrieve, windows
-from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, ON_CLOUD, SW, TW
+from ondevice_studies.dragon.pair import DRAGON
 from ondevice_studies.dragon.record import IMPOSED
 from ondevice_studies.dragon.world import Question
 from ondevice_studies.speculation.prompts import digest
@@ -31,47 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 ASKED = Asked(k=3, limit=5, temperature=0.0, seed=7)
 QUESTION = Question("zebras.seen", "When are zebras seen?", "at dusk", "device")
-
-
-# Methods
-
-
-@dataclass
-class Asks:
-    """In the place of a device, or of what answers with one: notes what is asked of it."""
-
-    calls: list[Any] = field(default_factory=list)
-
-    def noted(self, kind: str) -> Callable[..., Answer]:
-        def answered(*arguments: Any, **options: Any) -> Answer:
-            query, asked = (one for one in arguments if isinstance(one, str | Asked))
-            self.calls.append((kind, query, asked, options))
-            return Answer(times=[0.5])
-
-        return answered
-
-    @property
-    def answer(self) -> Callable[..., Answer]:
-        return self.noted("answer")
-
-
-@pytest.mark.parametrize(
-    ("name", "how", "changed"),
-    [
-        (DRAGON, "answer", {}),
-        (AGAIN, "answer", {}),
-        (TW, "answer", {"mode": "token-wise"}),
-        (SW, "answer", {"mode": "sequence-wise"}),
-        (ON_CLOUD, "answer", {"mode": "cloud-only"}),
-        (CRCG, "alone", {}),
-        (AS_MANY, "alone", {"k": 6}),  # those of both sides
-    ],
-)
-def test_what_is_asked_of_which_device(name: str, how: str, changed: dict, monkeypatch: pytest.MonkeyPatch):
-    device = Asks()
-    monkeypatch.setattr(pair, "alone", device.noted("alone"))
-    pair.method(name, ASKED)(device, "q")  # type: ignore[arg-type]
-    assert device.calls == [(how, "q", replace(ASKED, **changed), {})]
 
 
 # An answer in a row
@@ -167,9 +125,6 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
         assert (again.window, again.passages) == (one.window, one.passages)
         assert again.scores == pytest.approx(one.scores)
     assert len({one.window.start for one in retrieved}) > 1 and any(p.index for one in retrieved for p in one.passages)
-
-
-# Schedules and the attack
 
 
 # Recorders

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
+
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon.messages import Cited
 from ondevice_programs.pair import terminal
@@ -99,22 +101,15 @@ def test_a_line_of_json_has_all_of_it():
     assert found["left"] == {"Begin": 80, "Target": 100} and found["alone_from"] == 0
 
 
-def test_the_account_counts_the_words_that_the_cloud_could_read_and_names_the_private_ones():
-    private = ["Snow is white in May."]
-    whole = answer(text="It rains. Snow is white.", readable=6)
-    count, listed = terminal.readable(whole, Words(), private)  # type: ignore[arg-type]
-    assert count == 5 and listed == ["Snow", "white"]  # not `is`, which stands in any text
-    (line,) = [note for note in terminal.notes(whole, Words(), private) if "could read" in note]  # type: ignore[arg-type]
-    assert "5 of the answer's 5 words; 2 stand in private text: Snow, white." in line
-    part = answer(text="It rains. Snow is white.", readable=3, alone_from=3, reason="it began to quote")
-    assert terminal.readable(part, Words(), private) == (2, [])  # type: ignore[arg-type]
-    (line,) = [note for note in terminal.notes(part, Words(), private) if "could read" in note]  # type: ignore[arg-type]
-    assert "2 of the answer's 5 words; none stands in private text." in line
-    found = json.loads(terminal.as_json("Rain?", whole, Words(), private))  # type: ignore[arg-type]
-    assert found["words"] == {"answer": 5, "cloud_could_read": 5, "in_private_text": ["Snow", "white"]}
-    assert "Left this device: 180 bytes (the question 80, decided tokens 100)" in " ".join(
-        terminal.notes(whole, Words(), private)  # type: ignore[arg-type]
-    )
+@pytest.mark.parametrize(("readable", "count", "private"), [(6, 5, ["Snow", "white"]), (3, 2, [])])
+def test_the_words_that_the_cloud_could_read_are_counted_and_private_ones_named(readable, count, private):
+    """Not `is`, which stands in any text."""
+    answered = answer(text="It rains. Snow is white.", readable=readable)
+    assert terminal.readable(answered, Words(), ["Snow is white in May."]) == (count, private)  # type: ignore[arg-type]
+    account = json.loads(terminal.as_json("Rain?", answered, Words(), ["Snow is white in May."]))  # type: ignore[arg-type]
+    assert account["words"] == {"answer": 5, "cloud_could_read": count, "in_private_text": private}
+    notes = " ".join(terminal.notes(answered, Words(), ["Snow is white in May."]))  # type: ignore[arg-type]
+    assert all(word in notes for word in private) and "180 bytes" in notes
 
 
 def test_the_device_s_texts_that_an_answer_was_made_from_are_found_by_their_places():

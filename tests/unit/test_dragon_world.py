@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from ondevice import corpus
 from ondevice.corpus.prompts import normal, quotation
-from ondevice_programs.pair import library
-from ondevice_studies.dragon import pair
-from ondevice_studies.dragon.world import HOLDERS, Question, World, world
+from ondevice_studies.dragon.world import HOLDERS, World, world
 
 WHERE = {"device": (True, False), "cloud": (False, True), "both": (True, True), "neither": (False, False)}
 
@@ -61,18 +58,3 @@ def test_holders_are_a_fourth_each_and_no_text_is_on_a_side_twice(tested: World)
         assert len(set(texts)) == len(texts)
     validation = {question.name for question in world("validation").questions}
     assert not validation & {question.name for question in tested.questions}
-
-
-def asked(answers: dict[str, list[str]]) -> World:
-    """Questions of these holders with these answers, the holders one after the other."""
-    questions = [Question(f"{holder}{n}", "?", answer, holder) for holder in HOLDERS
-                 for n, answer in enumerate(answers[holder])]  # fmt: skip
-    return World(tuple(questions), (), ())
-
-
-def test_both_sides_documents_are_read_back_from_their_files(tmp_path: Path):
-    folder = pair.write(tmp_path, World((), ("one\ntext", "two"), ("three",)))
-    read = {side: library.documents(str(folder / f"{side}.jsonl"), private=True) for side in ("device", "cloud")}
-    assert {side: tuple(found.texts) for side, found in read.items()} == {
-        "device": ("one\ntext", "two"), "cloud": ("three",),
-    }  # fmt: skip

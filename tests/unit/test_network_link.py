@@ -1,10 +1,9 @@
-"""The link's model of time, and what faults make of a stream of bytes."""
+"""The link's model of time."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from broken_relay import Cut
 
 from ondevice.network.link import Line, Link, Sinusoid, Wire
 from ondevice_studies.dragon import simulator
@@ -74,16 +73,11 @@ def test_the_simulator_uses_this_link():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: Link(-0.1), "delay.* -0.1"),
-        (lambda: Link(bandwidth=-1.0), "bandwidth.* -1.0"),
-        (lambda: Sinusoid(0.1, 0.2), "0.1 .*0.2"),
-        (lambda: Sinusoid(0.1, 0.05, 0), "period.* 0"),
-        (lambda: Cut(direction="left"), "'left'"),
+        (lambda: Link(-0.1), "delay"),
+        (lambda: Link(bandwidth=-1.0), "bandwidth"),
+        (lambda: Sinusoid(0.1, 0.2), "0.2"),
     ],
 )
-def test_bad_links_and_faults_are_refused(build, said):
+def test_bad_links_are_refused(build, said):
     with pytest.raises(ValueError, match=said):
         build()
-
-
-# Faults

@@ -19,25 +19,18 @@ def kmeans(values: Floats, k: int) -> NDArray[np.int64]:
     """
     x, inverse, counts = np.unique(-values, return_inverse=True, return_counts=True)
     weight, total, squares = (np.append(0, np.cumsum(counts * (x - x.mean()) ** power)) for power in (0, 1, 2))
+    first, end = np.ogrid[: len(x) + 1, : len(x) + 1]
+    with np.errstate(divide="ignore", invalid="ignore"):  # no cluster is empty
+        about_mean = squares[end] - squares[first] - (total[end] - total[first]) ** 2 / (weight[end] - weight[first])
+    cost = np.where(first < end, about_mean, np.inf)  # of the cluster x[first:end]: the sum of squares about its mean
 
-    def cost(first: NDArray[np.int64], end: int) -> Floats:
-        """Of clusters x[first:end]: the sum of squares about the mean."""
-        return squares[end] - squares[first] - (total[end] - total[first]) ** 2 / (weight[end] - weight[first])
-
-    d = len(x)
+    best = cost[0]  # of the first values in one cluster, by how many they are
     origins = []
-    best = np.append(np.inf, squares[1:] - total[1:] ** 2 / weight[1:])  # of the first j values in one cluster
-    for clusters in range(2, min(k, d) + 1):
-        following = np.full(d + 1, np.inf)
-        origin = np.zeros(d + 1, np.int64)
-        for end in range(d if clusters == min(k, d) else clusters, d + 1):
-            first = np.arange(clusters - 1, end)  # where the last cluster can begin
-            totals = best[first] + cost(first, end)
-            following[end] = totals.min()
-            origin[end] = first[totals.argmin()]
-        best = following
-        origins.append(origin)
-    starts = [d]
+    for _ in range(1, min(k, len(x))):
+        totals = best[:, None] + cost  # the last cluster begins at `first`
+        best = totals.min(0)
+        origins.append(totals.argmin(0))
+    starts = [len(x)]
     for origin in reversed(origins):
         starts.append(int(origin[starts[-1]]))
     return np.searchsorted(starts[:0:-1], inverse, side="right").astype(np.int64)

@@ -54,7 +54,7 @@ class MarginRule:
         layer = len(history)
         distances = self.gaps(self.weights[layer - 1, :layer] @ history, slots)
         margin = self.margins[layer - 1]
-        return np.select([distances > margin, distances < -margin], [ACCEPT, DROP], DEFER).astype(np.int8)
+        return np.where(distances > margin, ACCEPT, np.where(distances < -margin, DROP, DEFER)).astype(np.int8)
 
 
 @dataclass(frozen=True)

@@ -52,16 +52,46 @@ def replay(
     return select(lambda layer, active: pool.scores[layer - 1, active], candidates, layers, k, rule, exact_order)
 
 
+def sweep(
+    pool: Pool, k: int, rule: Callable[[float], Rule], thresholds: Sequence[float], exact_order: bool = False,
+    select: Callable[..., Outcome] = select,
+) -> list[Outcome]:  # fmt: skip
+    """`replay` by a rule at each of falling thresholds.
+
+    A threshold says when a rule decides, not what it decides. So where two thresholds have one outcome, all between
+    them have it, too, and are not replayed.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def fill(first: int, last: int) -> None:
+        for index in (first, last):
+            if index not in outcomes:
+                outcomes[index] = replay(pool, k, rule(thresholds[index]), exact_order, select)
+        if same(outcomes[first], outcomes[last]):
+            outcomes.update(dict.fromkeys(range(first + 1, last), outcomes[first]))
+        elif last - first > 1:
+            middle = (first + last) // 2
+            fill(first, middle)
+            fill(middle, last)
+
+    fill(0, len(thresholds) - 1)
+    return [outcomes[index] for index in range(len(thresholds))]
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether the same candidates were kept, each decided after the same layer."""
+    return np.array_equal(one.layer, other.layer) and np.array_equal(one.kept, other.kept)
+
+
 def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
     """Work saved, precision and overlap of an outcome, against the full model's."""
     full = ranking(pool.scores[-1])[:k]
     most = max(1, min(k, int(pool.relevant.sum())))
-    common = np.intersect1d(np.flatnonzero(outcome.kept), full)
     return Measured(
         outcome.saved,
         pool.relevant[outcome.kept].sum() / most,
         pool.relevant[full].sum() / most,
-        len(common) / len(full),
+        outcome.kept[full].mean(),
     )
 
 

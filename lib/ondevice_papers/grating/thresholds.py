@@ -7,11 +7,12 @@ the lowest such that every higher one meets the target, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import numpy as np
 
 from ondevice_papers.grating.clustering import Floats
-from ondevice_papers.grating.pools import Pool, measure, validation
+from ondevice_papers.grating.pools import Pool, measured, sweep, validation
 from ondevice_papers.grating.pruning import Rule, cluster_rule
 
 # Falling: infinity never prunes, 0 clusters after every layer.
@@ -35,8 +36,10 @@ def curve(
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[str, Floats]:  # fmt: skip
     """What the paper's rule does at each threshold: saved, precision, full, overlap, each [thresholds, pools]."""
-    measurements = [measure(pools, k, rule(threshold), exact_order) for threshold in thresholds]
-    return {name: np.array([measurement[name] for measurement in measurements]) for name in measurements[0]}
+    outcomes = zip(*(sweep(pool, k, rule, thresholds, exact_order) for pool in pools), strict=True)
+    rows = [list(map(measured, pools, repeat(k), of_pools)) for of_pools in outcomes]
+    names = ("saved", "precision", "full", "overlap")
+    return {name: np.array([[getattr(cell, name) for cell in row] for row in rows]) for name in names}
 
 
 def calibrate(pools: Sequence[Pool], k: int, precision: float, exact_order: bool = False) -> float:

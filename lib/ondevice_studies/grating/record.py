@@ -3,7 +3,8 @@
 One record at a time: `python -m ondevice_studies.record grating --only NAME`. Without a clock and in float32, so the
 same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
 and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
-`curves` (Figure 10) and `firsts` (the embedder's first candidates).
+`curves` (Figure 10), `firsts` (the embedder's first candidates) and `candidates` (all of them, by their places among
+the passages of the test split).
 Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
 `memory` (16 bits), `limits` (seconds under a hard limit of memory) and `larger` (both, of 4 billion parameters).
 """
@@ -15,6 +16,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,16 @@ from ondevice_studies.grating.full_size import (
     WHOLE_LAYERS,
     WINDOW,
 )
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS, SPLITS, Question, of_kind, pools
+from ondevice_studies.grating.questions import (
+    CLOZE,
+    QUESTIONS,
+    SPLITS,
+    Question,
+    evaluated,
+    of_kind,
+    passages,
+    pools,
+)
 from ondevice_studies.grating.study import DECODERS, MODELS
 
 K = 5  # around whose boundary probes are to be right
@@ -159,6 +170,18 @@ def first_rows(set_: str) -> list[dict[str, Any]]:
         {"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
         for number, pool in enumerate(of_kind(set_, "test"))
     ]
+
+
+def candidate_rows(set_: str) -> list[dict[str, Any]]:
+    """Of `candidates`: the questions of the test split, with what search found."""
+    place = {text: position for position, text in reversed(list(enumerate(passages("test"))))}
+    return [
+        {"set": set_, "pool": number, "name": question.name, "query": question.query, "answer": question.answer,
+         "candidates": np.array([place[text] for text in question.documents], np.int32),
+         "candidates_sha": digest(question.documents)[:12], "relevant": question.relevant.astype(np.int8),
+         "ranks": question.ranks.astype(np.int8)}
+        for number, question in enumerate(evaluated(set_, "test"))
+    ]  # fmt: skip
 
 
 # Seconds and memory at full size
@@ -347,6 +370,7 @@ def recorder(name: str) -> Recorder:
         "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
         "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
         "firsts": (["set"], {}, ()),
+        "candidates": (["set"], {}, ()),
         "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
         "layers": (["tokens", "round", "active"], fast, ()),
         "memory": (["method", "documents", "tokens", "run"], small, ()),
@@ -381,16 +405,17 @@ def record_rules(kept: Recorder, curves: Recorder) -> None:
             curves.add(curve_rows(scores, model, k))
 
 
-def record_firsts(kept: Recorder) -> None:
-    """firsts; it takes seconds."""
-    for set_ in {QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}:
-        kept.add(first_rows(set_))
+def record_sets(rows_of: Callable[[str], list[dict[str, Any]]], kept: Recorder) -> None:
+    """firsts or candidates; seconds, but for the vectors of all passages the first time."""
+    for set_ in sorted({QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}):
+        kept.add(rows_of(set_))
 
 
 RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
     "scores": (record_scores, ["scores", "probes"]),
     "rules": (record_rules, ["calibrated", "curves"]),
-    "firsts": (record_firsts, ["firsts"]),
+    "firsts": (partial(record_sets, first_rows), ["firsts"]),
+    "candidates": (partial(record_sets, candidate_rows), ["candidates"]),
     "latency": (record_latency, ["latency", "layers"]),
     "memory": (record_memory, ["memory"]),
     "limits": (record_limits, ["limits"]),

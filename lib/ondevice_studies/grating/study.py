@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ondevice.evidence import derived
 from ondevice.evidence.resampling import DRAWS, Resampled, resample
 from ondevice_papers.grating import margins
 from ondevice_papers.grating.clustering import Floats
-from ondevice_papers.grating.pools import Pool, measured, replay, validation
+from ondevice_papers.grating.pools import Pool, measured, replay, sweep, validation
 from ondevice_papers.grating.pruning import Outcome, Rule, cluster_rule, select
 from ondevice_papers.grating.thresholds import THRESHOLDS, curve, lowest
 from ondevice_studies.grating.full_size import depths
@@ -168,7 +169,7 @@ def halved(
     random = np.random.default_rng(seed)
     for model in models:
         pools = pools_of(scores, model, set_)
-        decided = [[_decided(pool, k, how, threshold) for pool in pools] for threshold in every]
+        decided = list(zip(*(_decided(pool, k, how, every) for pool in pools), strict=True))
         precision = np.array([[row["precision"] for row in of_all] for of_all in decided])
         full = np.array([row["full"] for row in decided[0]])
         for _ in range(HALVINGS):
@@ -179,12 +180,17 @@ def halved(
     return derived(pd.DataFrame(rows), scores)
 
 
-def _decided(pool: Pool, k: int, how: Mechanism, threshold: float) -> dict[str, Any]:
-    """name, saved, precision, full, overlap, layer, kept and layers of a pool, by the paper's rule."""
-    rule = how.cluster_rule(threshold) if k < len(pool.relevant) else None
-    outcome = replay(pool, k, rule, select=how.select)
-    measures = vars(measured(pool, k, outcome))
-    return {"name": pool.name, **measures, "layer": outcome.layer, "kept": outcome.kept, "layers": len(pool.scores)}
+def _decided(pool: Pool, k: int, how: Mechanism, thresholds: Sequence[float]) -> list[dict[str, Any]]:
+    """By threshold: name, saved, precision, full, overlap, layer, kept and layers of a pool, by the paper's rule."""
+    if k < len(pool.relevant):
+        outcomes = sweep(pool, k, how.cluster_rule, thresholds, select=how.select)
+    else:
+        outcomes = [replay(pool, k, select=how.select)] * len(thresholds)
+    return [
+        {"name": pool.name, **vars(measured(pool, k, outcome)), "layer": outcome.layer, "kept": outcome.kept,
+         "layers": len(pool.scores)}
+        for outcome in outcomes
+    ]  # fmt: skip
 
 
 # Seconds at full size
@@ -248,6 +254,7 @@ def timed(outcomes: pd.DataFrame, rounds: Sequence[Costs]) -> pd.DataFrame:
     return derived(table, outcomes, "recorded")
 
 
+@cache
 def weights(count: int, seed: int) -> Floats:
     """[1 + DRAWS, count] shares of each unit in draws of so many, as in `resample`; first of all of them alike."""
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)

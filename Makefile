@@ -92,13 +92,12 @@ test: lint caches
 
 # Each part is run, whatever became of the others; the exit code is of them all.
 test-long: $(READY)-long caches
-	@failed=; for part in $(or $(PART),units properties systems exhibits elsewhere edits breaks); do \
+	@failed=; for part in $(or $(PART),units properties systems elsewhere edits breaks); do \
 		echo "== Long tests: $$part"; began=$$(date +%s); \
 		case $$part in \
 			units) run="-m long tests/unit tests/properties" ;; \
 			properties) run="--hypothesis-profile=random tests/properties" ;; \
 			systems) run="-m long tests/systems" ;; \
-			exhibits) run="tests/notebooks/test_exhibits_again.py" ;; \
 			elsewhere) run="-m long tests/notebooks/test_stored_outputs.py" ;; \
 			edits) run="$(EDITS)" ;; \
 			breaks) run="tests/breaks" ;; \

@@ -1,8 +1,7 @@
-"""The scoreboard's rows: where a claim is judged, prose that holds to its verdicts, the first editions' verdicts."""
+"""The scoreboard's rows: where a claim is judged, and prose that holds to its verdicts."""
 
 import json
 import re
-import subprocess
 
 import pandas as pd
 import pytest
@@ -78,22 +77,6 @@ def test_rows_are_shown_whole_and_escaped(claims):
     assert shown.count("<tr>") == 4 and max(map(len, shown.split("\n"))) <= 110
     assert "a &lt; b &amp; c" in shown and shown.count("c ") + shown.count("c\n") >= 600
     assert "No claim" in board.as_html(rows.head(0))
-
-
-def test_the_first_verdicts_are_those_of_their_commits(claims):
-    first = evidence.load("scoreboard", "first")
-    assert set(first["claim"]) == set(claims["claim"])
-    for paper, run in first.attrs["sidecar"]["parameters"].items():
-        words = ["git", "-C", str(assets.ROOT), "show", f"{run['commit']}:figures/{paper}/claims.csv"]
-        then = subprocess.run(words, capture_output=True, text=True, check=False)
-        if then.returncode:
-            pytest.skip("a shallow clone has not the commits of the first editions")
-        rows = [line for line in then.stdout.splitlines() if line.startswith(f"{paper}-c")]
-        kept = first[first["claim"].str.startswith(f"{paper}-")]
-        assert len(rows) == len(kept)
-        for one in kept.itertuples():
-            (line,) = [text for text in rows if text.startswith(f"{one.claim},")]
-            assert f",{one.verdict}," in line
 
 
 def test_verdicts_are_counted_apart_by_what_they_rest_on():

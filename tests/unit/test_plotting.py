@@ -42,10 +42,6 @@ def test_bars_begin_at_0_stand_by_their_category_and_have_whiskers(flat):
             assert (box.x0 if flat else box.y0) == 0 or np.isnan(box.y1 + box.x1)
             ends[container.get_label(), position] = box.x1 if flat else box.y1
     assert ends["b", 0] == 1 and ends["a", 0] == 2 and ends["a", 1] == 4 and ends["b", 2] == 3
-    assert_whiskers_and_texts(axis, flat)
-
-
-def assert_whiskers_and_texts(axis, flat):
     segments = [segment for drawn in axis.collections for segment in drawn.get_segments() if len(segment)]
     whiskers = [segment[:, 0 if flat else 1].tolist() for segment in segments]
     assert [0.5, 2.0] in whiskers and [3.5, 5.0] in whiskers
@@ -105,20 +101,6 @@ def test_a_name_has_the_notebooks_look_in_every_figure_and_no_other_series_its_c
     assert len({(look["color"], look["marker"]) for look in several.values()}) == 16
 
 
-@pytest.mark.parametrize("flat", [False, True])
-def test_points_stand_by_their_category_with_whiskers(flat):
-    _, axes = plotting.panels(1, 1)
-    axis = axes[0, 0]
-    plotting.points(axis, WITH_ENDS, "task", "speed", "method", flat=flat, texts="{:g} x")
-    handles, labels = axis.get_legend_handles_labels()
-    ways = -1 if flat else 1
-    drawn = [np.column_stack(handle[0].get_data())[:, ::ways] for handle in handles]
-    spots = dict(zip(labels, drawn, strict=True))
-    assert spots["b"][0, 1] == 1 and spots["a"][1, 1] == 4 and spots["b"][2, 1] == 3
-    assert abs(spots["b"][0, 0]) < 0.5 and abs(spots["a"][1, 0] - 1) < 0.5 and spots["b"][0, 0] < spots["a"][0, 0]
-    assert_whiskers_and_texts(axis, flat)
-
-
 def test_a_caption_names_its_origin_and_breaks_no_formula():
     figure, _ = plotting.panels(1, 1, width=2)
     words = r"A sum of $a^{d-1}$ and so on, for-ever. " * 3
@@ -149,15 +131,6 @@ def test_a_panel_has_its_labels_kind_and_caption():
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("rows", "ms") and axis.get_ylim()[0] == 0
     assert "measured" in [text.get_text() for text in figure.texts]
     assert "\n" in figure.get_supxlabel() and figure.legends
-
-
-def test_a_tree_stands_below_its_root_and_marks_what_was_accepted():
-    figure = plotting.tree(["a", "b", "c"], [-1, 0, -1], root="r", marked=[0, 1])
-    texts = {text.get_text(): text for text in figure.axes[0].texts}
-    height = {name: text.get_position()[1] for name, text in texts.items()}
-    assert height["r"] > height["a"] == height["c"] > height["b"]
-    white, blue = (texts[name].get_bbox_patch().get_facecolor() for name in "cb")
-    assert white != blue == texts["a"].get_bbox_patch().get_facecolor()
 
 
 def test_a_notebook_keeps_pictures_of_few_colours():

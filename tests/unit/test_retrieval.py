@@ -130,14 +130,6 @@ def test_a_ceiling_is_the_sum_of_idf_and_no_text_reaches_it():
         assert same.search(["apple apple"], 1)[0][0, 0] / same.ceiling("apple apple") == pytest.approx(share, abs=1e-4)
 
 
-def test_a_sparse_index_is_the_same_from_its_arrays():
-    index = SparseIndex.build(TEXTS)
-    again = SparseIndex.from_arrays(index.arrays)
-    queries = ["along an axis", "a chart of data"]
-    assert all(np.array_equal(a, b) for a, b in zip(index.search(queries, 6), again.search(queries, 6), strict=True))
-    assert index.ceiling(queries[0]) == again.ceiling(queries[0]) > 0
-
-
 # ---- hybrid
 
 

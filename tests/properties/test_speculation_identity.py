@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,14 +30,17 @@ from every_drafter import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_tables import well_formed
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import Topology
 from ondevice.speculation import Choice, Draft, Drafter, Generation, Verified, generate, loop
+from ondevice.speculation.cacheback import Followers
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.mixture import Mixture
+from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.racer import Racer
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice_papers.diaa import ambiguities
@@ -273,16 +277,6 @@ class Knowing(Drafter):
         return Draft.chain(self.text[len(tokens) :][:budget])
 
 
-class Mistaken(Knowing):
-    """Drafts every token but the one that comes, each with the right continuation below it."""
-
-    drafts_trees = True
-
-    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        comes = self.text[len(tokens) :] or [0]
-        return pooled([[wrong, *comes[1:3]] for wrong in range(V) if wrong != comes[0]], budget)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @many
 @given(prompt=prompts, limit=limits, budget=budgets)
@@ -291,17 +285,6 @@ def test_what_is_always_right_is_accepted_whole(kind: str, prompt: tuple[int, ..
     found = check(tiny(kind), Knowing([*prompt, *right]), Request(prompt, limit, budget))
     assert all(step.accepted == step.drafted for step in found.steps)
     assert len(found.steps) == -(-(len(right) - 1) // (budget + 1))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@few
-@given(prompt=prompts, limit=limits, budget=budgets)
-def test_what_is_always_wrong_is_never_accepted(kind: str, prompt: tuple[int, ...], limit: int, budget: int) -> None:
-    right = plain(tiny(kind), prompt, limit)
-    found = check(tiny(kind), Mistaken([*prompt, *right]), Request(prompt, limit, budget))
-    assert len(found.steps) == len(right) - 1
-    assert all(step.accepted == 0 and step.emitted == 1 for step in found.steps)
-    assert not found.steps[:-1] or found.steps[0].drafted > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -398,44 +381,30 @@ def test_where_trees_cannot_be_verified_every_drafter_drafts_chains(kind: str, n
 
 @pytest.mark.parametrize("kind", CHAINS_ONLY)
 @many
-@given(request=single, drawn=st.lists(sketches(), min_size=1, max_size=4))
+@given(request=single, drawn=st.lists(sketches(), min_size=1, max_size=4), declared=st.booleans())
 def test_of_any_tree_the_first_chain_is_verified_where_nothing_else_can_be(
-    kind: str, request: Request, drawn: list[Sketch]
+    kind: str, request: Request, drawn: list[Sketch], declared: bool
 ) -> None:
     drafter = Guided([*request.prompt, *plain(tiny(kind), request.prompt, request.limit)], drawn)
+    drafter.drafts_trees = declared  # what it says of itself; the loop looks at the draft
     check(tiny(kind), drafter, request)
     for step in drafter.seen:
         assert step.draft.parents.tolist() == list(range(-1, len(step.draft) - 1))
         walked(step)
 
 
-def test_a_fork_that_was_not_declared_is_cut_to_a_chain_too() -> None:
-    """`drafts_trees` is what a drafter says of itself; the loop looks at the draft."""
-    check(tiny("llama"), Undeclared(), Request(PROMPTS[1]))
-    log = check(tiny("bloom"), Undeclared(), Request(PROMPTS[1]))
-    assert log.steps[0].drafted == 1
-
-
-class Undeclared(Drafter):
-    """Drafts a fork, and does not say that it may."""
-
-    def propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        return Draft([1, 2], [-1, -1])
-
-
 # Bad input
 
 
-@pytest.mark.parametrize("kind", ["opt", "gpt_neox", "bloom"])
-def test_layers_that_cannot_be_skipped_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="self_attn and mlp"):
-        LayerSkipping(tiny(kind, 4))
+@pytest.mark.parametrize(("kind", "layers"), [("opt", 4), ("gpt_neox", 4), ("bloom", 4), ("llama", 2)])
+def test_layers_that_cannot_be_skipped_are_refused(kind: str, layers: int) -> None:
+    with pytest.raises(ValueError, match="self_attn"):
+        LayerSkipping(tiny(kind, layers))
 
 
-def foreign(vocabulary: int = 7, layers: int = 3) -> CausalLM:
+def foreign() -> CausalLM:
     """A Llama with another vocabulary."""
-    shape = {"hidden_size": 8, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 8}
-    return CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=CONTEXT, **shape)))
+    return CausalLM(random_model("llama", vocabulary=7, context=CONTEXT, num_hidden_layers=3))
 
 
 def too_many(tables: Tables, root: int, budget: int) -> Tree:
@@ -451,23 +420,44 @@ def circular(tables: Tables, root: int, budget: int) -> Tree:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda of: generate(of, Drafter(), [], 5), f"prompt.* {CONTEXT}"),
+        (lambda of: generate(of, Drafter(), [1] * (CONTEXT + 1), 5), f"prompt.* {CONTEXT}"),
+        (lambda of: generate(of, Drafter(), [1], 0), "token.* 0"),
+        (lambda of: generate(of, Drafter(), [1], 5, budget=0), "budget.* 0"),
+        (lambda of: Draft([1, 2], [-1, 5]), "parents"),
+        (lambda of: Draft([1, 2], [-1]), "parent"),
         (lambda of: generate(of, SmallModel(foreign()), [1], 5), f"small model .* 7 .* {V}"),
         (lambda of: generate(of, LayerSkipping(foreign()), [1], 5), f"layer skipping .* 7 .* {V}"),
-        (lambda of: Mixture(np.zeros((7, 7, 5))), r"\[7, 7, 5\].*\[7, 7, 4\]"),
         (lambda of: generate(of, Diaa(Tables.empty(V + 1)), [1], 5), f" 49 .* {V}"),
-        (lambda of: Tables.empty(V, 0), f"1 to {V} .* 0"),
+        (lambda of: Mixture(np.zeros((7, 7, 5))), r"\[7, 7, 5\]"),
+        (lambda of: Tables.empty(V, 0), " 0"),
         (lambda of: generate(of, Diaa(Tables.empty(V), grow=too_many), [1], 5), "65 nodes.* 64"),
         (lambda of: generate(of, Diaa(Tables.empty(V), grow=circular), [1], 5), "parents.*nodes"),
-        (lambda of: TokenRecycling(7), "8 .* 7"),
-        (lambda of: generate(of, Diaa(Tables.empty(V)), [1], 5, budget=0), "budget.* 0"),
+        (lambda of: TokenRecycling(7), " 7"),
+        (lambda of: Racer(7), " 7"),
+        (lambda of: Racer(40, nodes=9), " 9"),
+        (lambda of: PromptLookup(0, 10, True), "0 and 10"),
+        (lambda of: Followers(0, 4), " 0, 4"),
     ],
 )
 def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], message: str) -> None:
-    """Those that concern the loop or the drafters' own rules alone are in the unit tests."""
     of = tiny("llama")
     with counted(of) as rows, pytest.raises(ValueError, match=message):
         call(of)
     assert len(rows) == ("nodes" in message)  # an edited tree is seen after the prompt
+
+
+def test_a_draft_is_cut_by_nodes_and_by_depth_and_to_its_first_children() -> None:
+    tree = Draft([4, 5, 6, 7, 8, 9], [-1, -1, 1, 0, 0, 3], [1, 2, 1, 1, 2, 1])
+    for cut, tokens, parents, ranks in (
+        (tree.within(6, 2), [4, 5, 6, 7, 8], [-1, -1, 1, 0, 0], [1, 2, 1, 1, 2]),
+        (tree.within(3, 9), [4, 5, 6], [-1, -1, 1], [1, 2, 1]),
+        (tree.within(6, 0), [], [], []),
+        (loop.verifiable(SimpleNamespace(tree_refusal="only chains"), tree), [4, 7, 9], [-1, 0, 1], [1, 1, 1]),
+        (pooled([[1, 2, 3], [1, 4], [5]], 4), [1, 2, 3, 4], [-1, 0, 1, 0], None),
+    ):
+        assert (cut.tokens.tolist(), cut.parents.tolist()) == (tokens, parents)
+        assert ranks is None or cut.ranks.tolist() == ranks
 
 
 def test_a_small_model_with_a_short_context_still_drafts_at_first() -> None:

@@ -13,7 +13,7 @@ from lookup_tables import well_formed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, Verified, generate
+from ondevice.speculation import Draft, Verified
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice_papers.diaa import ambiguities
@@ -61,17 +61,6 @@ def test_likeliest_is_the_softmax_over_the_whole_vocabulary():
     assert (found.tokens == right.indices[:, :8].numpy()).all()
     np.testing.assert_allclose(found.probabilities, right.values[:, :8], rtol=1e-5)
     assert found.tokens.dtype == np.int64 and found.probabilities.dtype == np.float32
-
-
-def test_likeliest_gives_each_call_its_own_answer_and_leaves_the_logits_alone():
-    find, wide = Likeliest(8), torch.randn(7, 2048).bfloat16()
-    for rows in (7, 3, 5):
-        logits = (wide[:rows] * rows).float()
-        before = logits.clone()
-        first, right = likeliest(logits, find), logits.softmax(-1).sort(descending=True)
-        find(torch.randn(2, 2048))
-        np.testing.assert_allclose(first.probabilities, right.values[:, :8], rtol=1e-5)
-        assert torch.equal(logits, before)
 
 
 def updated_naively(rule, old: dict[int, float], fresh: dict[int, float], k: int) -> dict[int, float]:
@@ -208,16 +197,6 @@ def test_the_worked_example_of_figure_7(figure_7):
     assert 0.6 * 0.02 * 0.8 * 0.7**2 < 5e-3
 
 
-def test_the_default_budget_is_of_drafted_nodes(figure_7):
-    found = grow(figure_7, 0, 6)
-    assert found.tokens == [1, 2, 3, 4, 5, 7] and found.parents[-1] == 3  # t11 has the best score that is left
-
-
-def test_the_first_level_is_exempt_from_tau_and_cold_tables_draft_nothing(figure_7):
-    assert grow(figure_7, 0, 9, tau=1.0).tokens == [1, 2, 3]
-    assert grow(Tables.empty(10), 0, 9).tokens == []
-
-
 def test_refilled_nodes_without_a_candidate_are_left_out_with_all_below_them(figure_7):
     shape = Draft([1, 2, 3, 4, 7], [-1, -1, -1, 1, 3], [1, 2, 3, 1, 1])
     found = refill(figure_7, 1, shape)  # 4 5 6 below 1; 5 has no row, so the fourth node and the one below it go
@@ -226,39 +205,6 @@ def test_refilled_nodes_without_a_candidate_are_left_out_with_all_below_them(fig
 
 
 # Drafting
-
-
-SWITCHES = {
-    "cold": lambda: Diaa(Tables.empty(V)),
-    "warm, stale": lambda: Diaa(random_tables(1), stale=True),
-    "template": lambda: Diaa(random_tables(1), template=RECYCLING),
-    "refresh": lambda: Diaa(random_tables(1), refresh=3, reads_prompt=True),
-    "accepted only": lambda: Diaa(random_tables(1), update=ambiguities.replace, learns=ambiguities.accepted_only),
-    "union": lambda: Diaa(Tables.empty(V), update=ambiguities.union, reads_prompt=True),
-}
-
-
-@pytest.fixture(scope="module")
-def plain(lm) -> list[int]:
-    return list(generate(lm, Drafter(), [1, 2, 3], 40).tokens)
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_every_combination_says_what_the_model_alone_says(lm, plain, name):
-    drafter = SWITCHES[name]()
-    found = [generate(lm, drafter, [1, 2, 3], 40, budget=12) for _ in range(2)]
-    assert list(found[0].tokens) == list(found[1].tokens) == plain
-    assert max(step.drafted for step in found[0].steps) <= 12
-    assert len(found[1].steps) < 36  # the second time, the tables know the text
-    assert well_formed(drafter.tables)
-    ended = generate(lm, drafter, [1, 2, 3], 40, budget=12, eos_token_ids={plain[7]})
-    assert list(ended.tokens) == plain[: plain.index(plain[7]) + 1]
-
-
-def test_tables_last_from_request_to_request(lm):
-    drafter = Diaa(Tables.empty(V))
-    passes = [len(generate(lm, drafter, [1, 2, 3], 30, budget=8).steps) for _ in range(2)]
-    assert passes[1] < passes[0]
 
 
 @pytest.mark.parametrize("limit", [5, 40, 80])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, Verified, bundled, fitting, generate
+from ondevice.speculation import Draft, Drafter, Verified, fitting, generate
 from ondevice.speculation.custom_generate import _Guarded
 from ondevice.speculation.live import Watched
 from ondevice.speculation.logit_tables import FADING, FAINT, RECENT, WIDE, LogitTables
@@ -30,8 +30,6 @@ from ondevice.speculation.mixture import (
     most_per_second,
 )
 from ondevice.speculation.ngrams import NGrams
-from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice.speculation.store import ORDERS, K, Store
 from ondevice_programs.bench.drafters import Timed
 
@@ -279,11 +277,6 @@ def test_older_rows_of_a_token_fade_from_its_mean_which_is_cut():
     assert WIDE < len(mean) < 1 / FAINT and set(range(96, 112)) < set(mean) and not set(range(8, 50)) & set(mean)
 
 
-def test_a_mixture_may_be_given_tables():
-    tables = LogitTables()
-    assert Mixture(only(0), tables=tables).tables is tables
-
-
 def test_rejected_siblings_say_what_comes_after_the_token_in_their_place():
     tables = LogitTables()
     rows = logits({3: 0.5, 1: 0.3, 2: 0.1}, {4: 0.8}, {5: 0.6})
@@ -371,19 +364,6 @@ def small_model():
 PROMPTS = ((3,), (1, 2, 3, 1, 2, 3, 1), (5, 6), (1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("budget", [1, 8, 32])
-def test_the_shipped_weights_change_no_token_and_save_passes(budget):
-    lm = small_model()
-    drafter = bundled.mixture()
-    passes = 0
-    for prompt in PROMPTS:
-        plain = generate(lm, Drafter(), prompt, 40)
-        fast = generate(lm, drafter, prompt, 40, budget=budget)
-        assert list(fast.tokens) == list(plain.tokens)
-        passes += len(fast.steps)
-    assert passes < 39 * len(PROMPTS)
-
-
 def test_weights_are_fitted_to_a_model_by_its_own_answers():
     """After unseen tokens the texts explain nothing; behind a pair that was seen its own row does."""
     lm = small_model()
@@ -403,15 +383,6 @@ def test_weights_are_fitted_to_a_model_by_its_own_answers():
 # Weights
 
 
-def test_weights_come_from_what_the_sources_explain():
-    """Three sources of which one is right 60 % of the time, another 30 %, the third never."""
-    random = np.random.default_rng(0)
-    kind = random.choice(3, 4000, p=[0.6, 0.3, 0.1])
-    chances = np.stack([kind == 0, kind == 1, np.zeros(len(kind))], axis=1).astype(float)
-    found = fitting.maximised(chances, np.full(3, 1 / 3), 0.0)
-    assert found == pytest.approx([0.6, 0.3, 0.0], abs=0.02)
-
-
 def test_no_other_weights_have_a_greater_likelihood():
     random = np.random.default_rng(1)
     chances = random.dirichlet([0.5] * 3, 400)
@@ -429,21 +400,6 @@ def test_a_class_without_answers_has_the_weights_of_all():
 
 
 # Known answers
-
-
-@pytest.mark.parametrize("make", [Drafter, PromptLookup.transformers, lambda: Mixture()])
-def test_a_replay_takes_the_passes_that_the_model_takes(make):
-    lm = small_model()
-    prompts = [(3,), (1, 2, 3, 1, 2, 3, 1), (5, 6)]
-    live, drafter = {}, make()
-    for prompt in prompts:
-        live[prompt] = generate(lm, drafter, prompt, 40, budget=8, eos_token_ids={31})
-    told, drafter = ReplayedModel({prompt: found.tokens for prompt, found in live.items()}, V, 96), make()
-    for prompt in prompts:
-        found = generate(told, drafter, prompt, len(live[prompt].tokens), budget=8, eos_token_ids={31})
-        assert list(found.tokens) == list(live[prompt].tokens)
-        accepted = [[step.accepted for step in one.steps] for one in (found, live[prompt])]
-        assert accepted[0] == accepted[1][: len(found.steps)]
 
 
 def test_a_node_has_to_pay_for_its_row():

@@ -7,11 +7,11 @@ whatever other faults make of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ondevice.network import relay
 from ondevice.network.link import Direction, Line, Link
@@ -46,72 +46,31 @@ class Stall(Fault):
     """A half-open connection: from here on all is taken and nothing arrives, not even the end or a reset."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Burst(Fault):
-    """`length` bytes come `seconds` later, and what is behind them waits."""
-
-    length: int = 1
-    seconds: float = 1.0
-
-
-class Piece(NamedTuple):
-    """What goes on the link: bytes, how many seconds late, and the cut that follows them."""
-
-    data: bytes
-    late: float = 0.0
-    cut: Cut | None = None
-
-
 class Stream:
     """One direction of one connection, with its faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self._waiting = sorted(faults, key=lambda fault: fault.after)
-        self._begun: list[tuple[int, Fault]] = []  # with the offset of each
-        self._offset = 0
-        self._cut = False
+        self._faults, self._begun = list(faults), dict[Fault, int]()  # with the offset of each
+        self._offset, self._over = 0, False
 
-    def feed(self, now: float, data: bytes) -> list[Piece]:
-        """What becomes of bytes that are sent now, in seconds from the connection's start."""
-        self._begin(now)
-        if not self._begun and not self._cut:
+    def feed(self, now: float, data: bytes) -> tuple[bytes, Cut | None]:
+        """What becomes of bytes that are sent now, in seconds from the connection's start, and the cut behind them."""
+        if self.silent(now):
+            return b"", None
+        fault = min(self._begun, key=self._begun.__getitem__, default=None)
+        if fault is None or self._begun[fault] > self._offset + len(data):
             self._offset += len(data)
-            return [Piece(data)]
-        return [piece for part in self._parts(data) for piece in self._apply(part)]
+            return data, None
+        self._over = True
+        return data[: max(0, self._begun[fault] - self._offset)], fault if isinstance(fault, Cut) else None
 
     def silent(self, now: float) -> bool:
-        """Whether an end or a reset that comes now is swallowed."""
-        self._begin(now)
-        return self._cut or any(isinstance(fault, Stall) and self._offset >= at for at, fault in self._begun)
-
-    def _begin(self, now: float) -> None:
-        while self._waiting and self._waiting[0].after <= now:
-            fault = self._waiting.pop(0)
-            self._begun.append((self._offset + fault.at, fault))
-
-    def _parts(self, data: bytes) -> Iterator[bytes]:
-        """The bytes, parted where a fault begins or ends."""
-        edges = {at for at, _ in self._begun} | {at + f.length for at, f in self._begun if isinstance(f, Burst)}
-        inner = sorted(edge - self._offset for edge in edges if 0 < edge - self._offset < len(data))
-        for start, end in zip([0, *inner], [*inner, len(data)], strict=True):
-            yield data[start:end]
-
-    def _apply(self, data: bytes) -> list[Piece]:
-        if self.silent(0.0):
-            return []
-        before = self._due_cut()
-        if before:
-            return [Piece(b"", cut=before)]
-        at = self._offset
-        self._offset += len(data)
-        bursts = [fault for start, fault in self._begun if isinstance(fault, Burst) and 0 <= at - start < fault.length]
-        return [Piece(data, max((fault.seconds for fault in bursts), default=0.0), self._due_cut())]
-
-    def _due_cut(self) -> Cut | None:
-        """The cut that comes here; nothing comes after it."""
-        cut = next((fault for at, fault in self._begun if isinstance(fault, Cut) and self._offset >= at), None)
-        self._cut = cut is not None
-        return cut
+        """Whether what comes now is swallowed, an end or a reset, too."""
+        for fault in self._faults:
+            if fault.after <= now and fault not in self._begun:
+                self._begun[fault] = self._offset + fault.at
+        stalled = any(isinstance(fault, Stall) and at <= self._offset for fault, at in self._begun.items())
+        return self._over or stalled
 
 
 class Relay(relay.Relay):
@@ -133,7 +92,7 @@ class Relay(relay.Relay):
             self._ask(json.dumps({"faults": list(map(_told, faults))}))
 
 
-KINDS = {kind.__name__: kind for kind in (Burst, Cut, Stall)}
+KINDS = {kind.__name__: kind for kind in (Cut, Stall)}
 
 
 def _told(fault: Fault) -> dict[str, Any]:
@@ -185,11 +144,9 @@ class Flow(relay.Flow):
         self.began = self.loop.time()
 
     def send(self, data: bytes) -> None:
-        for piece in self.stream.feed(self.loop.time() - self.began, data):
-            link = self.line.link
-            self.line.link = replace(link, delay=partial(_delay, link, piece.late))
-            self.put(piece.data, None if piece.cut is None else partial(self.connection.close, piece.cut.reset))
-            self.line.link = link
+        kept, cut = self.stream.feed(self.loop.time() - self.began, data)
+        if kept or cut:
+            self.put(kept, None if cut is None else partial(self.connection.close, cut.reset))
 
     def end(self, action: Callable[[], None]) -> None:
         super().end(self.hide if self.stream.silent(self.loop.time() - self.began) else action)
@@ -197,7 +154,3 @@ class Flow(relay.Flow):
     def hide(self) -> None:
         """The end is here, and the sink does not hear of it."""
         self.ended = True
-
-
-def _delay(link: Link, late: float, sent: float) -> float:
-    return link.arrival(sent) - sent + late

@@ -109,13 +109,6 @@ def test_a_cut_code_is_refused(p, cap):
         codec.decode(payload + b"\0", len(p))
 
 
-@given(st.integers(0, 30), st.integers(0, 40), st.integers(0, 2**16 - 1), st.binary(max_size=60))
-def test_any_bytes_are_a_distribution_or_refused(precision, k, last, body):
-    valid_or_refused(bytes([precision, k, last >> 8, last & 255]) + body, 1000)
-    valid_or_refused(bytes([precision, k, 0, last & 7]) + body, 1000)
-    valid_or_refused(body, 1000)
-
-
 # Messages
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=64)

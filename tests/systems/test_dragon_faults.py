@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from broken_relay import Burst, Cut, Fault, Relay, Stall
+from broken_relay import Cut, Fault, Relay, Stall
 from dragon_tables import CloudProcess, TableNode, begin_of, by_itself, coded, exact, left_over
 from waiting import PATIENCE, until
 
@@ -111,15 +111,12 @@ def broken(coins: random.Random, count: int, share: float = 0.6) -> list[Fault]:
     for connection in range(count):
         if coins.random() > share:
             continue
-        kind = coins.choice([Cut, Cut, Stall, Burst])
         where = dict(connection=connection, direction=coins.choice(["up", "down"]), at=coins.randrange(2500))
-        if kind is Cut:
-            timed = dict(at=0, after=coins.uniform(0.0, 0.3)) if coins.random() < 0.5 else {}
-            found.append(Cut(**{**where, **timed}, reset=coins.random() < 0.5))
-        elif kind is Stall:
+        if coins.random() < 1 / 3:
             found.append(Stall(**where))
         else:
-            found.append(Burst(**where, length=20, seconds=coins.uniform(0.0, 0.8)))
+            timed = dict(at=0, after=coins.uniform(0.0, 0.3)) if coins.random() < 0.5 else {}
+            found.append(Cut(**{**where, **timed}, reset=coins.random() < 0.5))
     return found
 
 

@@ -13,7 +13,7 @@ from tiny import random_model
 
 from ondevice import shapes
 from ondevice.causal_lm import CausalLM
-from ondevice.evidence import Estimate, born
+from ondevice.evidence import born
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon.aggregation import share
 from ondevice_programs.pair.decoder import Template
@@ -130,8 +130,3 @@ def test_points_over_the_router_are_of_pairs():
     assert list(table.index) == list(both_sides.METHODS)
     assert table.loc[DRAGON, ["right", "private", "public", "over_router"]].tolist() == [100, 100, 0, 50]
     assert table.loc[EQUAL, "over_router"] == -50 and table.loc[ROUTER, "high"] == 0
-
-
-@pytest.mark.parametrize(("value", "low", "expected"), [(25, 10, True), (20, 1, True), (19, 5, False), (25, 0, False)])
-def test_aggregation_brings_something_from_20_points_on_that_are_not_chance(value: float, low: float, expected: bool):
-    assert both_sides.brings(Estimate(value, low, value + 5, 100, "recorded")) is expected

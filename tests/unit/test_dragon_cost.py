@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
+from ondevice.network.link import Link
 from ondevice_papers.dragon.cost import (
     Costs,
     aggregation_times,
@@ -17,70 +16,36 @@ from ondevice_papers.dragon.cost import (
     should_move,
     speedup,
 )
+from ondevice_studies.dragon.simulator import DEVICE, World, simulate
 
 CASES = [Costs(2, 1, 1.5, 1.8), Costs(1, 2, 3, 0.5), Costs(5, 1, 1, 1), Costs(1, 1, 0, 0), Costs(3, 2, 0.25, 4)]
 
 
-# Timelines by brute force: two sides that decode, send, drop and roll back, in ticks of 0.05
+# Timelines: the simulator runs both sides' state machines
 
 
-@dataclass
-class Decoder:
-    """Decodes draft after draft; `restart` drops what was drafted and begins again after a delay."""
-
-    ticks: int
-    delay: int  # from a finished draft to its arrival at the aggregator
-    begins: int = 0
-    ends: deque[int] = field(default_factory=deque)  # arrivals of the drafts in the queue and on the way
-
-    def run_to(self, now: int) -> None:
-        while self.begins + self.ticks + self.delay <= now:
-            self.begins += self.ticks
-            self.ends.append(self.begins + self.delay)
-
-    def restart(self, at: int) -> None:
-        self.ends.clear()
-        self.begins = at
-
-
-def ticked(costs: Costs, accepted_local: tuple[bool, ...], accepted_remote: tuple[bool, ...]) -> list[float]:
-    """At every tick: is there a draft of both sides?"""
-    decode_local, decode_remote, send_local, send_remote = (
-        round(20 * time) for time in (costs.decode_local, costs.decode_remote, costs.send_local, costs.send_remote)
-    )
-    local, remote = Decoder(decode_local, 0), Decoder(decode_remote, send_remote)
-    outcomes, times, now = iter(zip(accepted_local, accepted_remote, strict=True)), [], 0
-    while True:
-        local.run_to(now)
-        remote.run_to(now)
-        if local.ends and remote.ends:
-            times.append(now / 20)
-            outcome = next(outcomes, None)
-            if outcome is None:
-                return times
-            for side, kept, delay in ((local, outcome[0], 0), (remote, outcome[1], send_local)):
-                if kept:
-                    side.ends.popleft()
-                else:
-                    side.restart(now + delay)
-            continue  # there may be a next pair already
-        now += 1
+def simulated(costs: Costs, outcomes: np.ndarray) -> list[float]:
+    """When each token is decided by the local side. outcomes: [n, 2] whether each side's draft is accepted."""
+    links = Link(costs.send_local), Link(costs.send_remote)
+    world = World(outcomes, costs.decode_local, costs.decode_remote, *links, lookahead=len(outcomes))
+    return list(simulate(world, DEVICE).decided)
 
 
 @pytest.mark.parametrize("costs", CASES)
 def test_table_1_gives_the_timeline_of_every_outcome(costs):
-    for length in range(4):
-        for outcome in itertools.product((True, False), repeat=2 * length):
-            local, remote = outcome[:length], outcome[length:]
-            assert aggregation_times(costs, local, remote) == pytest.approx(ticked(costs, local, remote))
+    for outcome in itertools.product((True, False), repeat=6):
+        local, remote = outcome[:3], outcome[3:]
+        times = aggregation_times(costs, local, remote)
+        assert times == pytest.approx(simulated(costs, np.array([(*local, True), (*remote, True)]).T))
 
 
 def test_so_it_does_for_long_random_outcomes():
     random = np.random.default_rng(0)
     for _ in range(60):
         costs = Costs(*(random.integers(1, 20, 4) / 4))
-        local, remote = (tuple(random.random(40) < random.random()) for _ in range(2))
-        assert aggregation_times(costs, local, remote) == pytest.approx(ticked(costs, local, remote))
+        outcomes = random.random((41, 2)) < random.random(2)
+        times = aggregation_times(costs, *map(tuple, outcomes[:40].T.tolist()))
+        assert times == pytest.approx(simulated(costs, outcomes))
 
 
 # Eq. 7

@@ -147,16 +147,17 @@ def called(decoder: Decoder, results: list[Any]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize(("kind", "nth"), [("llama", 0), ("mistral", 2)])
+@pytest.mark.parametrize(("kind", "layer", "nth"), [("llama", 0, 0), ("llama", 1, 0), ("mistral", 0, 2)])
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_running_call_is_interrupted_from_another_thread(
-    monkeypatch: pytest.MonkeyPatch, kind: str, nth: int, begun: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, layer: int, nth: int, begun: bool
 ) -> None:
+    """In the last layer of a token's forward it comes too late and is forgotten."""
     decoder, other, results = side(lm(kind)), side(lm(kind)), list[Any]()
     if begun:
         decoder.commit(int(decoder.next_distribution().argmax()))
     with monkeypatch.context() as patch:
-        paused = Paused(patch, lm(kind), layer=0, nth=nth)
+        paused = Paused(patch, lm(kind), layer, nth)
         thread = called(decoder, results)
         assert paused.there.wait(60)
         lengths = [len(decoder.tokens), decoder.room]
@@ -165,28 +166,12 @@ def test_a_running_call_is_interrupted_from_another_thread(
         calls = paused.calls
         paused.go.set()
         thread.join(60)
-    assert [type(result) for result in results] == [Interrupted]
+    assert [isinstance(result, Interrupted) for result in results] == [layer == 0 or not begun]
     assert paused.calls == calls  # nothing ran after it
     assert lengths == [len(decoder.tokens), decoder.room]
     assert_next(decoder)
     decoder.rollback(0)
     decoder.commit(44)
-    assert_next(decoder)
-
-
-def test_an_interruption_in_the_last_layer_comes_too_late_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, results = side(), list[Any]()
-    decoder.next_distribution()
-    decoder.commit(7)
-    with monkeypatch.context() as patch:
-        paused = Paused(patch, lm(), layer=1)
-        thread = called(decoder, results)
-        assert paused.there.wait(60)
-        decoder.interrupt()
-        paused.go.set()
-        thread.join(60)
-    assert np.abs(np.exp(results[0]) - by_hand(lm(), [7])).max() < 1e-12
-    decoder.commit(8)
     assert_next(decoder)
 
 

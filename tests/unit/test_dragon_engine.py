@@ -218,18 +218,6 @@ def test_a_session_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, bad: 
         assert [drafted.token for drafted in session.found] == tokens(6) and not session.error
 
 
-def test_what_cannot_be_built_is_told():
-    engine, errors = Engine(), list[Exception]()
-
-    def build() -> Any:
-        raise ValueError("There is no document.")
-
-    Drafting(engine, build, lambda position, p: 0, lambda drafted: None, errors.append)
-    wait_for(lambda: bool(errors))
-    assert str(errors[0]) == "There is no document."
-    wait_for(lambda: engine._thread is None)
-
-
 def test_a_rollback_voids_what_runs():
     model, engine, found = Model(), Engine(), list[Drafted]()
     decoder = Decoder(model, "a")

@@ -20,7 +20,7 @@ from tiny import random_model
 from ondevice import assets, shapes
 from ondevice.causal_lm import CausalLM, Session
 from ondevice_papers.dragon import kv_store
-from ondevice_papers.dragon.kv_store import KVStore, _checksum, tokenizer_digest, weights_digest
+from ondevice_papers.dragon.kv_store import KVStore, _checksum, tokenizer_digest
 
 KINDS = "llama", "qwen2", "opt"
 V, CONTEXT, TEMPLATE = 259, 64, "Context: {document}. Question: {query}"
@@ -91,7 +91,7 @@ def test_a_session_is_no_view_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [
-    lambda folder: opened(folder, built("llama", seed=1)),
+    lambda folder: opened(folder, with_one_changed_weight()),
     lambda folder: opened(folder, built("llama", torch.float32)),
     lambda folder: opened(folder, built("llama", rope_parameters={"rope_theta": 500.0, "rope_type": "default"})),
     lambda folder: opened(folder, template=TEMPLATE + " "),
@@ -101,20 +101,17 @@ def test_anything_else_has_another_place(tmp_path: Path, other: Callable[[Path],
     assert other(tmp_path).path(DOCUMENT) != opened(tmp_path).path(DOCUMENT)
 
 
+def with_one_changed_weight() -> CausalLM:
+    of = built("llama")
+    with torch.no_grad():
+        next(of.model.parameters()).view(-1)[-1] += 1e-9
+    return of
+
+
 def with_one_more_token() -> Any:
     tokenizer = shapes.byte_tokenizer()
     tokenizer.add_tokens(["<|passage|>"])
     return tokenizer
-
-
-def test_one_changed_weight_changes_the_digest() -> None:
-    model = built("opt").model
-    before = weights_digest(model)
-    with torch.no_grad():
-        next(model.parameters()).view(-1)[-1] += 1e-9
-    assert weights_digest(model) != before
-    with torch.no_grad():
-        next(model.parameters()).view(-1)[-1] -= 1e-9
 
 
 def test_a_call_with_padding_does_not_change_a_tokenizers_digest() -> None:

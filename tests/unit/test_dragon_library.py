@@ -125,7 +125,6 @@ def pdf(text: str) -> bytes:
     return f"{made}xref\n0 6\n0000000000 65535 f \n{table}{trailer}".encode()
 
 
-PDF = pdf("a page")
 NOTEBOOK = {
     "cells": [
         {"cell_type": "markdown", "metadata": {}, "source": ["# A\n", "\n", "cell"]},
@@ -160,7 +159,7 @@ def test_each_format_has_its_passages_and_places(tmp_path: Path, name: str, cont
 
 
 def test_without_pypdf_a_pdf_is_skipped_and_read_once_it_is_there(tmp_path: Path, monkeypatch):
-    (tmp_path / "a.pdf").write_bytes(PDF)
+    (tmp_path / "a.pdf").write_bytes(pdf("a page"))
     (tmp_path / "b.txt").write_text("b")
     aged(tmp_path)
     with monkeypatch.context() as patch:

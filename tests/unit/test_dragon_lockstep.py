@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,53 +22,33 @@ SHARE = 0.6  # of the device
 LIKELIEST = [3, 0, END]
 
 
-@dataclass
 class Side:
     """A node and the decoders that were asked of it. height: log weight of its documents."""
 
-    next: dict[int | None, list[float]]
-    height: float
-    asked: list[tuple[str, int]] = field(default_factory=list)
-    made: list[Decoder] = field(default_factory=list)
-    prior: np.ndarray | None = None
+    def __init__(self, after: dict[int | None, list[float]], height: float, prior: np.ndarray | None = None) -> None:
+        self.after, self.height, self.made = after, height, list[Decoder]()
+        size = len(after[None])
+        self.prior = np.full(size, 1 / size) if prior is None else prior
 
     def decoder(self, query: str, k: int) -> tuple[Decoder, list]:
-        self.asked.append((query, k))
-        self.made.append(Decoder(self))
+        self.made.append(Decoder(self, []))
         return self.made[-1], []
 
 
-@dataclass
 class Decoder:
     """A table in the place of a model."""
 
-    side: Side
-    tokens: list[int] = field(default_factory=list)
+    def __init__(self, side: Side, tokens: list[int]) -> None:
+        self.side, self.tokens, self.commit = side, tokens, tokens.append
+        self.log_weight, self.prior = side.height, side.prior
 
-    @property
-    def log_weight(self) -> float:
-        return self.side.height
-
-    @property
-    def prior(self) -> np.ndarray:
-        size = len(next(iter(self.side.next.values())))
-        return np.full(size, 1 / size) if self.side.prior is None else self.side.prior
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def ended(self) -> bool:
-        return self.tokens[-1:] == [END]
+    position = property(lambda self: len(self.tokens))
+    ended = property(lambda self: self.tokens[-1:] == [END])
 
     def next_distribution(self) -> np.ndarray:
         assert not self.ended
         with np.errstate(divide="ignore"):
-            return np.log(self.side.next[self.tokens[-1] if self.tokens else None])
-
-    def commit(self, token: int) -> None:
-        self.tokens.append(int(token))
+            return np.log(self.side.after[self.tokens[-1] if self.tokens else None])
 
 
 def nodes(device: Side | None = None, cloud: Side | None = None) -> dict[str, Side]:

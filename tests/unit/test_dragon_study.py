@@ -49,10 +49,9 @@ def test_the_temperature_is_that_of_the_least_loss_of_a_model_on_validation_wind
     losses = recorded([{"split": "validation", "model": model, "temperature": temperature, "window": n, "nats": one}
                        for (model, temperature), windows in nats.items() for n, one in enumerate(windows)])  # fmt: skip
     assert (study.temperature(losses, "a"), study.temperature(losses, "b")) == (2.0, 1.0)
-    for splits, said in ((["test"], "test"), (["validation", "test"], "test and validation")):
-        wrong = losses.assign(split=np.resize(splits, len(losses)))
-        with pytest.raises(ValueError, match=f"validation .* {said}"):
-            study.temperature(wrong, "a")
+    for splits in (["test"], ["validation", "test"]):
+        with pytest.raises(ValueError, match="validation"):
+            study.temperature(losses.assign(split=np.resize(splits, len(losses))), "a")
 
 
 def weighed(split: str = "validation") -> pd.DataFrame:
@@ -80,23 +79,19 @@ def test_relevance_weighs_both_sides_documents_by_eq_2():
     losses = table["loss"].drop(columns="all")
     assert table["loss", "all"].tolist() == pytest.approx(losses.mean(axis=1).tolist())
     assert list(table.index) == list(forms) and table.attrs["kind"] == "recorded"
-    with pytest.raises(ValueError, match=r"validation .* test"):
+    with pytest.raises(ValueError, match="validation"):
         study.relevance(weighed("test"), forms)
 
 
 # Figure 6
 
 
-def windows(nats: Mapping[str, Any], tokens: int = 64) -> pd.DataFrame:
-    """Windows of one model with these nats [W] by name, as of `perplexities`."""
-    rows = []
-    for name, values in nats.items():
-        method, _, rest = name.partition(" #")
-        documents, _, cap = rest.partition(" at ")
-        bytes_ = int(cap or (512 if method == "DRAGON" else 0))
-        rows += [{"model": "m", "window": w, "method": method, "documents": int(documents), "cap": bytes_,
-                  "nats": value, "tokens": tokens, "read": 1} for w, value in enumerate(values)]  # fmt: skip
-    return recorded(rows)
+def windows(nats: Mapping[str, Any]) -> pd.DataFrame:
+    """Windows of 64 tokens after two documents of one model, with these nats [W] by method."""
+    return recorded([
+        {"model": "m", "window": w, "method": method, "documents": 2, "cap": 512 * (method == pair.DRAGON),
+         "nats": value, "tokens": 64, "read": 1} for method, values in nats.items() for w, value in enumerate(values)
+    ])  # fmt: skip
 
 
 def texts(names: list[str]) -> pd.DataFrame:
@@ -110,26 +105,23 @@ def test_differences_of_perplexities_are_paired():
     hardness = 64 * rng.normal(2.5, 0.5, 80)
     worse = hardness + 64 * rng.normal(0.02, 0.02, 80)
     alone = texts([str(window) for window in range(80)])  # a window of each document
-    sampled = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), alone, seed=1)
+    sampled = study.perplexities(windows({"DRAGON": hardness, "DRCG": worse}), alone, seed=1)
     ours, theirs = (sampled.estimate(sampled[name][:, 0]) for name in ("DRAGON 2", "DRCG 2"))
-    assert ours.value == pytest.approx(np.exp(hardness.sum() / (64 * 80)))
     assert ours.low < theirs.value < ours.high and theirs.low < ours.value < theirs.high
     difference = sampled.estimate((sampled["DRCG 2"] - sampled["DRAGON 2"])[:, 0])
     assert 0 < difference.low < difference.value < difference.high < 1
     spread = ours.value * sem(hardness / 64)  # the delta method
     assert (ours.high - ours.low) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
-    same = study.perplexities(windows({"DRAGON #2": hardness, "DRCG #2": worse}), alone, seed=1)
-    assert (same.values == sampled.values).all() and (ours.n, ours.drawn) == (80, "documents")
 
 
 def test_windows_of_a_document_are_drawn_together_and_both_models_have_the_same():
     """Four windows of a document are as good as one of it, and a second model with the same windows as good as none."""
     nats = 64 * np.repeat([2.0, 3.0, 2.5, 2.2, 2.7, 3.1], 4)
-    one = windows({"DRAGON #2": nats})
+    one = windows({"DRAGON": nats})
     both = derived(pd.concat([one, one.assign(model="another")]), one)
     documents = texts([f"document {window // 4}" for window in range(24)])
     sampled = study.perplexities(both, documents)
-    single = study.perplexities(windows({"DRAGON #2": nats[::4]}), texts([str(window) for window in range(6)]))
+    single = study.perplexities(windows({"DRAGON": nats[::4]}), texts([str(window) for window in range(6)]))
     assert sampled.tasks == ["m", "another"] and sampled.n == single.n == 6
     assert (sampled["DRAGON 2"][:, 0] == sampled["DRAGON 2"][:, 1]).all()
     together, alone = (each.estimate(each["DRAGON 2"].mean(axis=1)) for each in (sampled, single))

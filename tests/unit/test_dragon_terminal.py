@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -43,25 +44,18 @@ def test_text_comes_with_each_token_and_whole_characters():
 
 def screen(written: str, width: int = 80) -> list[str]:
     """The lines of a terminal that gets this."""
-    lines, column, place = [""], 0, 0
-    while place < len(written):
-        if written.startswith("\x1b[", place):
-            end = next(i for i in range(place + 2, len(written)) if written[i].isalpha())
-            number, kind = written[place + 2 : end], written[end]
-            if kind == "K":
-                lines[-1] = lines[-1][:column]
-            elif kind == "D":
-                column -= int(number)
-            place = end + 1
-            continue
-        if written[place] == "\n":
-            lines.append("")
-            column = 0
-        else:
-            lines[-1] = lines[-1][:column] + written[place] + lines[-1][column + 1 :]
+    lines, column = [""], 0
+    for number, kind, character in re.findall(r"\x1b\[([0-9;]*)([A-Za-z])|([^\x1b])", written):
+        if kind == "K":
+            lines[-1] = lines[-1][:column]
+        elif kind == "D":
+            column -= int(number)
+        elif character == "\n":
+            lines, column = [*lines, ""], 0
+        elif character:
+            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
             column += 1
             assert column <= width
-        place += 1
     return lines
 
 
@@ -91,14 +85,12 @@ def answer(**more: object) -> Answer:
 
 
 def test_a_line_of_json_has_all_of_it():
-    line = terminal.as_json("Rain?", answer(alone_from=0, reason="it was silent", text="It rains."), Words(), [])  # type: ignore
-    found = json.loads(line)
-    assert "\n" not in line and found["query"] == "Rain?" and found["text"] == "It rains."
-    assert found["sources"][0] == {"side": "device", "file": "a.txt", "paragraph": 3, "weight": 0.75}
-    assert found["statements"] == [
-        {"text": "It rains.", "device_share": 1.0}, {"text": "Snow is white.", "device_share": 1.0},
-    ]  # fmt: skip
-    assert found["left"] == {"Begin": 80, "Target": 100} and found["alone_from"] == 0
+    answered = answer(alone_from=0, reason="it was silent", text="It rains.")
+    account = json.loads(terminal.as_json("Rain?", answered, Words(), []))  # type: ignore[arg-type]
+    assert (account["query"], account["text"], account["alone_from"]) == ("Rain?", "It rains.", 0)
+    assert account["sources"][0] == {"side": "device", "file": "a.txt", "paragraph": 3, "weight": 0.75}
+    assert [statement["text"] for statement in account["statements"]] == ["It rains.", "Snow is white."]
+    assert account["left"] == answered.left
 
 
 @pytest.mark.parametrize(("readable", "count", "private"), [(6, 5, ["Snow", "white"]), (3, 2, [])])

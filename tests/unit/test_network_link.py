@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ondevice.network.link import Line, Link, Sinusoid, Wire
-from ondevice_studies.dragon import simulator
 
 # The link
 
@@ -58,16 +57,6 @@ def test_delays_that_change_with_time():
     swing = Sinusoid(0.5, 0.1, 4.0)
     assert [swing(now) for now in (0, 1, 2, 3, 4)] == pytest.approx([0.5, 0.6, 0.5, 0.4, 0.5])
     assert arrivals(Link(swing), [0.0, 1.0]) == pytest.approx([0.5, 1.6])
-
-
-def test_the_simulator_uses_this_link():
-    assert simulator.Link is Link
-    none = np.zeros((200, 2), bool)
-    rough = simulator.World(none, 0.1, 0.02, Link(0.1), Link(0.1, 0.5), lookahead=1)
-    clean = simulator.World(none, 0.1, 0.02, Link(0.1), Link(0.1), lookahead=1)
-    extra = [simulator.simulate(rough, seed=seed).total - simulator.simulate(clean).total for seed in range(20)]
-    assert np.mean(extra) == pytest.approx(200 * 0.25, rel=0.1)  # each token waits for one message of the cloud
-    assert len(set(extra)) > 5
 
 
 @pytest.mark.parametrize(

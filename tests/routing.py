@@ -162,8 +162,18 @@ def configured(folder: Path, *deployments: dict[str, Any], general: Any = None, 
     )
 
 
+class Source:
+    """Of an endpoint, what is the same for all that stand in for one."""
+
+    async def alive(self) -> bool:
+        return True
+
+    async def aclose(self) -> None:
+        pass
+
+
 @dataclass
-class Scripted:
+class Scripted(Source):
     """An endpoint on the virtual clock. fault: (request number, tokens before it) of a failure, or None for none.
 
     error: what it fails with; None is silence.
@@ -204,12 +214,6 @@ class Scripted:
             if self.error is None:
                 await asyncio.Event().wait()
             raise self.error or AssertionError
-
-    async def alive(self) -> bool:
-        return True
-
-    async def aclose(self) -> None:
-        pass
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, read, virtually
+from routing import DEVICE_FIRST, MESSAGES, Source, Told, configured, deployment, read, virtually
 
 from ondevice_programs.router.delivery import Delivery
 from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
@@ -77,7 +77,7 @@ def test_one_endpoints_packets_pass_as_they_came(packets: list[str], stops: list
     assert asyncio.run(work()) == packets
 
 
-class Spoken:
+class Spoken(Source):
     """Says these packets, then fails or has finished; what it is asked to continue is noted."""
 
     def __init__(self, *packets: str, fails: bool = False) -> None:
@@ -96,12 +96,6 @@ class Spoken:
         if self.fails:
             raise EndpointError("as scripted", 500)
         return Finish("stop", Usage(request.tokens, len(self.packets)))
-
-    async def alive(self) -> bool:
-        return True
-
-    async def aclose(self) -> None:
-        pass
 
 
 class AtTwo:

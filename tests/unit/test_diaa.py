@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lookup_tables import well_formed
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Verified
@@ -27,10 +27,7 @@ V = 40
 
 @pytest.fixture(scope="module")
 def lm() -> CausalLM:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = LlamaConfig(vocab_size=V, max_position_embeddings=96, initializer_range=0.4, **shape)
-    return CausalLM(LlamaForCausalLM(config).double())
+    return CausalLM(random_model("llama", vocabulary=V, context=96))
 
 
 def random_tables(seed: int, vocabulary: int = V, k: int = 8) -> Tables:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from routing import MESSAGES, Told, configured, deployment, serving
+from routing import MESSAGES, Source, Told, configured, deployment, serving
 from waiting import until
 
 from ondevice_programs.router import probe
@@ -18,7 +18,7 @@ from ondevice_programs.router.request import Request
 from ondevice_programs.router.router import Router
 
 
-class Says:
+class Says(Source):
     """Answers with one text after the prefix and another to the fresh request, counting prompt tokens as told."""
 
     def __init__(self, continued: str | EndpointError, fresh: str, counts: tuple[int, int] | None) -> None:
@@ -30,12 +30,6 @@ class Says:
             raise text
         on_event(Piece(text))
         return Finish("length", Usage(self.counts[0 if prefix else 1], 1) if self.counts else None)
-
-    async def alive(self) -> bool:
-        return True
-
-    async def aclose(self) -> None:
-        pass
 
 
 REST = probe.WORD[probe.CUT :]

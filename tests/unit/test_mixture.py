@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, Verified, fitting, generate
@@ -356,9 +356,7 @@ def test_without_weight_for_logits_a_mixture_is_one_of_texts_and_reads_none(stor
 
 def small_model():
     """A random model, whose answers repeat themselves."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    return CausalLM(LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=96, **shape)).double())
+    return CausalLM(random_model("llama", vocabulary=V, context=96, num_hidden_layers=1))
 
 
 PROMPTS = ((3,), (1, 2, 3, 1, 2, 3, 1), (5, 6), (1, 2, 3, 4))
@@ -400,8 +398,3 @@ def test_a_class_without_answers_has_the_weights_of_all():
 
 
 # Known answers
-
-
-def test_a_node_has_to_pay_for_its_row():
-    assert Mixture(seconds=np.array([1.0, 1.5, 1.75])).least == 0.25
-    assert Mixture(seconds=np.array([1.0, 1.0, 1.0])).least == Mixture().least > 0

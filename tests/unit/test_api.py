@@ -54,7 +54,6 @@ LONG = ["    values: list[float],", "    by: float = 2.0,", "    *,", "    name=
 @pytest.mark.parametrize(
     ("name", "value", "lines"),
     [
-        ("scale", scale, ["scale(values: list[float], by: float = 2.0, *, name='x') -> None"]),
         ("Kit", Kit, ["Kit(size: int, function=scale)"]),
         ("Kit.empty", Kit.__dict__["empty"], ["Kit.empty() -> Kit"]),
         ("Kit.grow", Kit.grow, ["Kit.grow(*more: int, **options: int) -> int"]),
@@ -69,5 +68,5 @@ def test_a_default_that_is_another_text_in_every_process_is_refused():
     def function(value=object()):  # noqa: B008
         return value
 
-    with pytest.raises(ValueError, match="f has a default"):
+    with pytest.raises(ValueError, match="default"):
         api.signature("f", function)

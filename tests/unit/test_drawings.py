@@ -1,7 +1,5 @@
 """The drawings of docs/ are what their program draws, and each stands on its page."""
 
-import xml.etree.ElementTree as ElementTree
-
 import matplotlib.pyplot as plt
 import pytest
 
@@ -22,14 +20,9 @@ def test_a_committed_drawing_is_what_the_program_draws(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_drawing_has_all_its_texts_and_stands_on_its_page(name):
+def test_a_drawing_stands_on_its_page(name):
     drawing = drawings.DRAWINGS[name]
     assert set(drawing.boxes) == set(drawing.at)
-    picture = ElementTree.fromstring((assets.ROOT / drawings.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
-    texts = [element.text or "" for element in picture.iter() if element.tag.endswith("}text")]
-    lines = [line for text in drawing.boxes.values() for line in text.split("\n")]
-    words = [word for _, _, word in drawing.arrows if word]
-    assert sorted(text for text in texts if text.strip()) == sorted([*lines, *words])
     page = (assets.ROOT / "docs" / drawing.page).read_text(encoding="utf-8").splitlines()
     assert page[2] == f"![{drawing.words}](drawings/{name}.svg)"
 

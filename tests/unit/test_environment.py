@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ondevice.assets import ROOT
 
@@ -38,19 +38,6 @@ def test_the_lock_has_what_pyproject_asks_for():
     lists = [PROJECT["dependencies"], *(extras[name] for name in extras if name != "peers")]  # which are built
     names = {re.split(r"[\[<>=]", entry)[0].lower() for asked in lists for entry in asked} - {PROJECT["name"]}
     assert names <= set(locked) and all(locked.values())
-
-
-def test_of_two_builds_of_torch_pip_takes_the_one_for_cpus():
-    """The set-up and environment.yml add an index of CPU builds: range and lock allow them, and they sort above."""
-    [asked] = [Requirement(entry) for entry in PROJECT["dependencies"] if entry.startswith("torch")]
-    lock = (ROOT / "requirements.lock").read_text().splitlines()
-    [locked] = [Requirement(line) for line in lock if line.startswith("torch==")]
-    [version] = [Version(specifier.version) for specifier in locked.specifier]
-    builds = [version, Version(f"{version}+cpu")]
-    assert [*locked.specifier.filter(asked.specifier.filter(builds))] == builds and max(builds) == builds[1]
-    [line] = [line for lines in ENVIRONMENT["dependencies"] if isinstance(lines, dict)
-              for line in lines["pip"] if line.startswith("--extra-index-url")]  # fmt: skip
-    assert f"cpu={line.split()[1]}\n" in (ROOT / ".ci/setup").read_text()
 
 
 def test_the_core_is_small_and_takes_ranges():
@@ -88,17 +75,34 @@ PARTS = {  # what an installation with an extra is for
 }  # fmt: skip
 
 
-@pytest.mark.long  # each in a process that imports all of its programs
-@pytest.mark.parametrize("extra", PARTS)
-def test_an_extra_brings_what_its_programs_import(extra, tmp_path):
-    """Python sees the distributions of the core and the extra alone."""
+def isolated(folder: Path, extra: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Code in a Python that sees the distributions of the core and an extra alone."""
     asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, [])]
     for name in {name for name, _ in reached(asked)}:
         tops = {file.parts[0] for file in metadata.files(name) or ()} - {"..", "__pycache__"}
         for top in tops:
             with contextlib.suppress(FileExistsError):  # of a namespace
-                (tmp_path / top).symlink_to(str(metadata.distribution(name).locate_file(top)))
-    words = [sys.executable, "-S", "-W", "ignore", "-c", f"import {', '.join(PARTS[extra])}"]
-    path = os.pathsep.join(map(str, (tmp_path, ROOT / "lib")))
-    made = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+                (folder / top).symlink_to(str(metadata.distribution(name).locate_file(top)))
+    path = os.pathsep.join(map(str, (folder, ROOT / "lib")))
+    words = [sys.executable, "-S", "-W", "ignore", "-c", code]
+    return subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.long  # each in a process that imports all of its programs
+@pytest.mark.parametrize("extra", PARTS)
+def test_an_extra_brings_what_its_programs_import(extra, tmp_path):
+    made = isolated(tmp_path, extra, f"import {', '.join(PARTS[extra])}")
     assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.long  # processes
+@pytest.mark.parametrize(("program", "words", "extra"), [
+    ("ondevice-router", ["serve", "--budget", "0.3"], "router"), ("ondevice-pair", ["device"], "pair"),
+    ("ondevice-rerank", ["serve", "--port", "0"], "router"), ("ondevice-run", [], "notebooks"),
+])  # fmt: skip
+def test_a_program_without_its_extra_says_which(program, words, extra, tmp_path):
+    module, _, function = PROJECT["scripts"][program].partition(":")
+    code = f"import sys; sys.argv[1:] = {words}; from {module} import {function}; sys.exit({function}())"
+    made = isolated(tmp_path, "", code)
+    (line,) = made.stderr.splitlines()
+    assert made.returncode == 2 and not made.stdout and f'"ondevice[{extra}]"' in line

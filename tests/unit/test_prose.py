@@ -47,29 +47,3 @@ def test_no_sentence_has_the_fault(fault):
 def test_few_sentences_have_two_colons_or_semicolons():
     every = [part for _, text in pages() for part in sentences(text)]
     assert len(every) > 1000 and sum(bool(TWO_MARKS.search(part)) for part in every) < SHARE * len(every)
-
-
-def cells(text: str) -> Iterator[str]:
-    """Of the tables of a page, without code."""
-    for line in text.splitlines():
-        if line.startswith("|"):
-            yield from re.sub(r"`[^`]*`", "X", line).strip("|").split("|")
-
-
-@pytest.mark.parametrize("fault", ["a rate without 'per'", "'so that' for 'so'"])
-def test_no_table_of_a_page_has_the_fault(fault):
-    tables = [(name, cell) for name, text in pages() if name.endswith(".md") for cell in cells(text)]
-    assert len(tables) > 1000
-    assert [f"{name}: {cell}" for name, cell in tables if FAULTS[fault].search(cell)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("It takes 3 ms a token here.", "a rate without 'per'"),
-        ("- What is left is small.", "a statement that opens with 'What'"),
-        ("Rows agree, so that nothing\nchanges here.", "'so that' for 'so'"),
-    ],
-)
-def test_each_fault_is_seen(text, fault):
-    assert [name for name, pattern in FAULTS.items() if any(map(pattern.search, sentences(text)))] == [fault]

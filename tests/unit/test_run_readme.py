@@ -84,13 +84,8 @@ def test_words_for_another_verdict_are_refused(monkeypatch):
         front.findings(pd.DataFrame([ROW, {**ROW, "claim": "a-c02", "verdict": "contradicted"}]))
 
 
-def test_every_notebook_has_its_row_and_the_minutes_of_its_published_run(monkeypatch, tmp_path):
+def test_every_notebook_has_its_row():
     assert set(front.NOTEBOOKS) == {path.stem for path in (assets.ROOT / "notebooks").glob("*.ipynb")}
-    (tmp_path / "figures" / "a").mkdir(parents=True)
-    for name, text in (("one", '{"seconds": 80}'), ("two", '{"seconds": 20.5}'), ("three", "{}")):
-        (tmp_path / "figures" / "a" / f"{name}.json").write_text(text)
-    monkeypatch.setattr(assets, "ROOT", tmp_path)
-    assert front.minutes("a") == "2" and front.minutes("b") == "under 1"
 
 
 def test_the_headlines_are_the_numbers_of_the_abstracts():

@@ -128,12 +128,11 @@ class TableNode:
 
     def __init__(
         self, seed: int, log_weight: float = 0.0, *, vocabulary: int = 3, delay: float = 0.0, model: str = "table",
-        tokenizer: str = "numbers", failing_at: int = -1, period: int = 0, version: int = VERSION,
-        name: str = "tables",
+        failing_at: int = -1, period: int = 0,
     ) -> None:  # fmt: skip
         self.lm = Table(seed, vocabulary, delay, failing_at, period)
         self.log_weight, self.tokenizer, self.end = log_weight, Words(), None
-        self.hello = Hello(version, name, model, tokenizer, vocabulary)
+        self.hello = Hello(VERSION, "tables", model, "numbers", vocabulary)
         self.engine = Engine()
         self.decoders: list[TableDecoder] = []
 

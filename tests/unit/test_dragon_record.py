@@ -130,19 +130,6 @@ def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[
 # Recorders
 
 
-def test_every_record_has_a_recorder_whose_keys_its_rows_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(sidecars, "checkout", lambda: (sidecars.UNKNOWN, False))
-    names = [name for _, made in record.RECORDS.values() for name in made]
-    assert len(names) == len(set(names)) == 10
-    for name in names:
-        made = record.recorder(name)
-        assert made.keys and made.sidecar["parameters"]["threads"] == 1 and made.done == set()
-        assert ("." in made.name) == (name == "latency")
-    with pytest.raises(KeyError):
-        record.recorder("first tokens")
-
-
 def test_shares_record_what_misses_and_the_last_one_says_that_all_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scripted import Scripted
 
 from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
 from ondevice_studies.dragon.simulator import World, independent, regimes, replayed, simulate
@@ -26,22 +25,6 @@ def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> Draft:
 # One side
 
 
-def test_a_session_by_hand_on_the_side_that_aggregates():
-    one = side(max_new_tokens=3)
-    assert one.start(0.0) == [Decode(0, 0, None)]
-    assert one.drafted(1.0, 0, 0, 0) == [Decode(0, 1, 0)]  # ahead, before anything is decided
-    assert one.drafted(2.0, 0, 1, 11) == [Decode(0, 2, 11)]
-    first = [Send(Target("s", 0, 0, 0, True)), Emit(0, 0)]
-    assert one.received(2.5, draft(0, 0, 0)) == first
-    rejected = [Send(Target("s", 0, 1, 10, True)), Emit(1, 10), RollBack(1), Decode(1, 2, 10)]
-    assert one.received(2.6, draft(0, 1, 10)) == rejected
-    assert one.drafted(2.7, 0, 2, 20) == []  # of the decode that became void
-    assert one.received(2.8, draft(0, 2, 21)) == []
-    assert one.drafted(3.6, 1, 2, 20) == [Send(Target("s", 1, 2, 20, False)), Emit(2, 20), Done()]
-    assert one.received(4.0, draft(0, 3, 0)) == [] == one.drafted(4.0, 1, 3, 0)
-    assert (one.tokens, one.done, one.epoch) == ([0, 10, 20], True, 1)
-
-
 def test_a_session_by_hand_on_the_side_that_does_not():
     one = side(aggregates=False, lookahead=2, eos_token_id=20)
     assert one.start(0.0) == [Decode(0, 0, None)]
@@ -52,21 +35,6 @@ def test_a_session_by_hand_on_the_side_that_does_not():
     assert one.received(5.0, Target("s", 1, 1, 10, False)) == []  # repeated
     assert one.drafted(6.0, 1, 2, 20) == [Send(draft(1, 2, 20))]  # its own end token: nothing to draft after it
     assert one.received(7.0, Target("s", 1, 2, 20, True)) == [Emit(2, 20), Done()]
-
-
-def test_a_switch_carries_the_drafts_that_are_not_decided():
-    one, two = side(scheduler=Scripted([0])), side(aggregates=False)
-    one.start(0.0)
-    for position, token in enumerate([0, 10, 21]):
-        one.drafted(1.0, 0, position, token)
-    switch = [action.message for action in one.received(1.5, draft(0, 0, 3)) if isinstance(action, Send)][1]
-    assert switch == Switch("s", 0, 1, (draft(0, 1, 10, 0.0), draft(0, 2, 21, 0.0)))
-    two.start(0.0)
-    two.drafted(1.0, 0, 0, 3)
-    two.received(2.0, Target("s", 1, 0, 0, False))
-    two.received(2.0, switch)
-    assert two.drafted(3.0, 1, 1, 10)[:2] == [Send(Target("s", 0, 1, 10, True)), Emit(1, 10)]
-    assert two.drafted(4.0, 1, 2, 20)[0] == Send(Target("s", 1, 2, 20, False))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from ondevice.gguf_file import _MODULES, _OUTER
 from ondevice_papers.grating.pools import Pool
 
 SHAPE = dict(
@@ -30,9 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def random_model(
     kind: str, dtype: torch.dtype = torch.float64, attention: str | None = None, *, vocabulary: int, context: int,
-    spread: float = 0.15, seed: int = 0, **values: Any,
+    spread: float = 0.15, vectors: float = 0.0, seed: int = 0, **values: Any,
 ) -> PreTrainedModel:  # fmt: skip
-    """spread: of each matrix's numbers. values: of the configuration."""
+    """spread: of each matrix's numbers. vectors: of what is added to biases and norms. values: of the configuration."""
     sizes = SHAPE | {"vocab_size": vocabulary, "max_position_embeddings": context}
     config = AutoConfig.for_model(kind, **sizes | KINDS.get(kind, {}) | values)
     torch.manual_seed(seed)
@@ -41,7 +44,58 @@ def random_model(
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, spread)
+            elif vectors:
+                parameter.add_(torch.randn_like(parameter) * vectors)
     return model
+
+
+def turned(name: str, weight: np.ndarray, config: Any) -> np.ndarray:
+    """Llama's queries and keys as its files have them, the halves of a head interleaved; other weights as they are."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if config.model_type != "llama" or heads is None:
+        return weight
+    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    model: PreTrainedModel, path: Path, forms: Sequence[str] = ("F32",), *, architecture: str = "",
+    rows: int | None = None, extra: str = "", **facts: Any,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """A file with a model's matrices in these storage types in turns; what it holds, by the names in transformers.
+
+    rows: of the vocabulary that are written. extra: one more tensor. facts: more of them, by gguf's names.
+    """
+    import gguf
+
+    config = model.config
+    own = {
+        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "key_length": config.head_dim, "value_length": config.head_dim, "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"], "vocab_size": rows or config.vocab_size,
+    }  # fmt: skip
+    file, held = gguf.GGUFWriter(path, architecture or config.model_type), {}
+    for fact, value in (own | facts).items():
+        getattr(file, f"add_{fact}")(value)
+    names = {long: short for short, long in (_OUTER | _MODULES).items()}
+    for number, (name, parameter) in enumerate(model.named_parameters()):  # a tied head is none of its own
+        module, _, part = name.removeprefix("model.layers.").rpartition(".")
+        layer, _, inner = module.partition(".")
+        short = f"blk.{layer}.{names[inner]}" if name.startswith("model.layers.") else names[module]
+        held[name] = weight = parameter.detach().numpy()
+        form = gguf.GGMLQuantizationType[forms[number % len(forms)]] if weight.ndim == 2 else None
+        if form is not None:
+            weight = gguf.quants.quantize(np.ascontiguousarray(turned(name, weight, config)), form)
+            held[name] = gguf.quants.dequantize(weight, form)
+        file.add_tensor(f"{short}.{part}", weight[:rows], raw_dtype=form)
+    if extra:
+        file.add_tensor(extra, np.zeros(4, np.float32))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return held
 
 
 def reranker_config(name: str, kind: str, **values: Any) -> Any:

@@ -54,18 +54,6 @@ def differs(found: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
-@given(prompt=tokens, tree=trees())
-def test_every_node_is_verified_as_its_path_would_be(kind: str, prompt: list[int], tree: TokenTree) -> None:
-    session = lm(kind).start()
-    session.prefill(prompt)
-    logits = session.verify(tree)
-    for row in range(len(tree)):
-        path = prompt + tree.tokens[tree.path_to(row)].tolist()
-        assert not differs(logits[row], uncached(session.lm, path)[-1])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(script=calls)
 def test_any_calls_leave_the_session_of_a_fresh_run(kind: str, script: list[tuple[Any, ...]]) -> None:
@@ -95,6 +83,8 @@ def after(session: Session, expected: list[int], call: tuple[Any, ...]) -> tuple
         return session, expected + arguments[0]
     tree, row = arguments
     path = tree.path_to(min(row, len(tree) - 1)) if row >= 0 else []
-    session.verify(tree)
+    logits = session.verify(tree)
+    for node in range(len(tree)):
+        assert not differs(logits[node], uncached(session.lm, expected + tree.tokens[tree.path_to(node)].tolist())[-1])
     session.keep(path)
     return session, expected + tree.tokens[path].tolist()

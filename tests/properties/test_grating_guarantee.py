@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import random_pools
 
 from ondevice_papers.grating.margins import MarginRule, certify, fit, last_certified, p_value
 from ondevice_papers.grating.pools import Pool, measure
 
 K, DRAWS, DELTA = 2, 400, 0.05
-
-
-def drawn(pools: int, seed: int, noise: float = 1.0, layers: int = 4, n: int = 6) -> list[Pool]:
-    """Exchangeable pools; some are harder, and one layer's error stays for the next ones."""
-    rng = np.random.default_rng(seed)
-    final = rng.normal(0, 2, (pools, 1, n))
-    errors = noise * rng.gamma(2, 0.5, (pools, 1, 1)) * rng.normal(size=(pools, layers, n)).cumsum(1)[:, ::-1]
-    scores = final + errors * (np.arange(layers)[::-1] / layers)[:, None] / 2
-    return [Pool(str(number), "validation", one, np.zeros(n, bool)) for number, one in enumerate(scores)]
+SIZES = {"layers": 4, "n": 6}
 
 
 def loss(pools: list[Pool], rule: MarginRule) -> np.ndarray:
@@ -32,7 +25,7 @@ def loss(pools: list[Pool], rule: MarginRule) -> np.ndarray:
 @cache
 def losses() -> np.ndarray:
     """[settings, pools] of a population, by rules that were fitted on other pools."""
-    model, population = fit(drawn(60, 1), K), drawn(400, 2)
+    model, population = fit(random_pools(60, 1, **SIZES), K), random_pools(400, 2, **SIZES)
     return np.array([loss(population, model.rule(chance)) for chance in np.geomspace(0.002, 0.4, 8)])
 
 
@@ -67,8 +60,8 @@ def test_without_the_test_it_is_broken_far_more_often():
 
 @pytest.mark.long  # statistics
 def test_it_holds_with_fitting_and_certifying_on_each_draw_and_prunes():
-    population, draws, recall = drawn(200, 4, noise=3.0), 25, 0.9
-    rules = [certify(drawn(90, 100 + draw, noise=3.0), K, recall).rule for draw in range(draws)]
+    population, draws, recall = random_pools(200, 4, noise=3.0, **SIZES), 25, 0.9
+    rules = [certify(random_pools(90, 100 + draw, noise=3.0, **SIZES), K, recall).rule for draw in range(draws)]
     found = [loss(population, rule).mean() if rule else 0.0 for rule in rules]
     assert np.mean(np.array(found) > 1 - recall) <= allowed(draws)
     assert np.median(found) > (1 - recall) / 3  # near enough to what was promised to be broken by less

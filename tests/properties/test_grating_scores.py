@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from ondevice_papers.grating.margins import MarginRule
 from ondevice_papers.grating.pools import Pool, measured, replay
-from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule, select
+from ondevice_papers.grating.pruning import cluster_rule, ranking, select
 
 MOST = 6  # layers
 
@@ -32,15 +32,6 @@ RULES = st.one_of(
 K = st.integers(1, 14)
 
 
-@given(SCORES, K, RULES)
-def test_a_rule_leaves_as_many_as_there_are_places(history, slots, rule):
-    n = history.shape[1]
-    if slots < n:
-        verdicts = rule(history, slots)
-        assert verdicts.shape == (n,)
-        assert (verdicts == ACCEPT).sum() <= slots and (verdicts == DROP).sum() <= n - slots
-
-
 @given(SCORES, K, RULES, st.booleans())
 def test_exactly_k_are_chosen_and_layers_run_in_order_for_those_who_are_left(scores, k, rule, exact_order):
     (layers, n), calls = scores.shape, []
@@ -53,8 +44,10 @@ def test_exactly_k_are_chosen_and_layers_run_in_order_for_those_who_are_left(sco
     assert len(found.chosen) == len(set(found.chosen)) == found.kept.sum() == min(k, n)
     assert calls == [(layer, np.flatnonzero(found.layer >= layer).tolist()) for layer in range(1, len(calls) + 1)]
     assert [len(active) for _, active in calls] == found.active.tolist()
-    if exact_order:
+    assert k < n or (found.saved == 0 and len(calls) == layers)
+    if exact_order or k >= n:
         assert (found.layer[found.kept] == layers).all()
+        assert found.chosen.tolist() == [place for place in ranking(scores[-1]) if found.kept[place]]
 
 
 @given(SCORES, K, RULES, st.booleans())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import KINDS, SHAPE, random_model
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from ondevice.causal_lm import CausalLM, Session, TokenTree
 
@@ -51,19 +51,10 @@ def worst_row(session: Session, tree: TokenTree, logits: torch.Tensor) -> float:
     return max(float((logits[row] - uncached(session.lm, path)[-1]).abs().max()) for row, path in enumerate(paths))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_trees_logits_are_those_of_its_paths(kind: str) -> None:
-    session = started(lm(kind))
-    logits = session.verify(TREE)
-    assert logits.shape == (len(TREE), V) and logits.dtype == torch.float64
-    assert worst_row(session, TREE, logits) < 1e-9
-
-
 @pytest.mark.parametrize("kind", PAPERS)
 @pytest.mark.parametrize(("dtype", "attention", "bound"), [
     (torch.float64, "eager", 1e-5),  # transformers takes its eager softmax in fp32
-    (torch.float32, "sdpa", 1e-4), (torch.float32, "eager", 1e-4),
-    (torch.bfloat16, "sdpa", 0.5), (torch.bfloat16, "eager", 0.5),
+    (torch.float32, "sdpa", 1e-4), (torch.bfloat16, "eager", 0.5),
 ])  # fmt: skip
 def test_other_precisions_and_eager_attention_verify_trees_too(
     kind: str, dtype: torch.dtype, attention: str, bound: float
@@ -71,24 +62,26 @@ def test_other_precisions_and_eager_attention_verify_trees_too(
     session = started(CausalLM(built(kind, dtype, attention)))
     logits = session.verify(TREE)
     assert logits.dtype == dtype
-    assert worst_row(session, TREE, logits) < bound  # a wrong mask or position: over 1, as the next test shows
+    assert worst_row(session, TREE, logits) < bound  # a tree that is taken for a chain: over 1
 
 
-@pytest.mark.parametrize("kind", PAPERS)
-def test_the_bounds_of_these_tests_reject_a_tree_taken_for_a_chain(kind: str) -> None:
-    session = started(lm(kind))
-    assert worst_row(session, TREE, session.verify(TokenTree.chain(TREE.tokens))) > 1
+OTHERS: dict[str, dict[str, Any]] = {  # probed, and then right
+    "phi": {}, "gemma": {"num_key_value_heads": 1, "head_dim": 8}, "stablelm": {"num_key_value_heads": 2},
+    "minicpm3": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", [[], [0], [0, 1], [3, 5, 8], [0, 1, 4, 7]], ids=str)
-def test_a_kept_path_continues_as_a_fresh_run(kind: str, path: list[int]) -> None:
-    session = started(lm(kind))
-    session.verify(TREE)
-    session.keep(path)
-    kept = PROMPT + TREE.tokens[path].tolist()
-    assert session.tokens == kept and session.length == len(kept)
-    assert_continues(session)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+def test_a_trees_logits_are_those_of_its_paths_and_a_kept_path_continues_as_a_fresh_run(kind: str) -> None:
+    session = started(CausalLM(built(kind, **OTHERS.get(kind, {}))))
+    for path in ([], [3, 5, 8], [0, 1, 4, 7]):
+        logits = session.verify(TREE)
+        assert logits.shape == (len(TREE), V) and logits.dtype == torch.float64
+        assert worst_row(session, TREE, logits) < 1e-9
+        kept = session.tokens + TREE.tokens[path].tolist()
+        session.keep(path)
+        assert session.tokens == kept and session.length == len(kept)
+        assert_continues(session)
 
 
 def assert_continues(session: Session) -> None:
@@ -101,7 +94,7 @@ def assert_continues(session: Session) -> None:
 
 
 @pytest.mark.parametrize("kind", PAPERS)
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_prefill_in_chunks_gives_every_logit_once_and_the_same_session(kind: str, chunk: int) -> None:
     right, seen = uncached(lm(kind), PROMPT), {}
     session = lm(kind).start()
@@ -110,8 +103,6 @@ def test_prefill_in_chunks_gives_every_logit_once_and_the_same_session(kind: str
     assert float((torch.cat(list(seen.values())) - right).abs().max()) < 1e-9
     assert float((last - right[-1]).abs().max()) < 1e-9
     assert_continues(session)
-    silent = lm(kind).start().prefill(PROMPT, chunk)
-    assert silent.shape == (V,) and float((silent - right[-1]).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kind", PAPERS)
@@ -142,20 +133,9 @@ def test_an_exported_session_goes_on_in_another(kind: str) -> None:
     session.extend([1, 2, 3])  # copies: what the old session does is not seen
     assert_continues(resumed)
     assert_continues(of.resume(resumed.tokens, *resumed.exported(), capacity=CONTEXT))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda keys: keys[:, :, 1:], r"keys.* \[2, heads, 7, width\]"),
-        (lambda keys: keys.half(), r"keys.*torch\.float16"),
-    ],
-)
-def test_rows_that_are_not_the_models_are_refused(change, message: str) -> None:
-    of = lm("llama")
-    keys, values = started(of).exported()
-    with pytest.raises(ValueError, match=message):
-        of.resume(PROMPT, change(keys), values)
+    for change in (lambda rows: rows[:, :, 1:], lambda rows: rows.half()):
+        with pytest.raises(ValueError, match="keys"):
+            of.resume(PROMPT, change(keys), values)
 
 
 @pytest.mark.parametrize("capacity", [0, 10_000])
@@ -166,23 +146,6 @@ def test_the_cache_grows_past_its_first_allocation(capacity: int) -> None:
         last = session.extend(ids[start : start + 7])[-1]
     assert float((last - uncached(of, ids)[-1]).abs().max()) < 1e-9
     assert_continues(session)
-
-
-def test_a_chain_runs_without_our_mask_and_a_tree_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = started(lm("llama"))
-    calls: list[set[str]] = []
-    forward = session.lm.model.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(set(kwargs))
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(session.lm.model, "forward", counted)
-    session.verify(TokenTree.chain([4, 5, 6]))
-    session.keep([0, 1])
-    session.verify(TREE)
-    assert len(calls) == 2
-    assert not calls[0] & {"attention_mask", "position_ids"} and calls[1] >= {"attention_mask", "position_ids"}
 
 
 def test_a_failed_forward_leaves_the_session_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +166,7 @@ def test_a_failed_forward_leaves_the_session_as_it_was(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("tokens", "parents", "message"), [
-    ([], [], "tree"),
-    ([1, 2], [-1], "1 for 2"),
-    ([1, 2], [-1, 1], "row 1 .*not 1"),
-    ([1.0], [-1], "tokens.*float64"),
+    ([], [], "tree"), ([1, 2], [-1], "1 for 2"), ([1, 2], [-1, 1], "row 1 "), ([1.0], [-1], "tokens.*float64"),
     ([[1]], [[-1]], r"tokens.*\(1, 1\)"),
 ])  # fmt: skip
 def test_malformed_trees_are_refused(tokens: list[int], parents: list[int], message: str) -> None:
@@ -214,16 +174,11 @@ def test_malformed_trees_are_refused(tokens: list[int], parents: list[int], mess
         TokenTree(tokens, parents)
 
 
-@pytest.mark.parametrize(("path", "message"), [
-    ([1], "row 1 .*last"),
-    ([0, 3], "row 3 .*row 0"),
-    ([5, 3], "row 5 .*last"),
-    ([-1], "row -1 "),
-])  # fmt: skip
-def test_what_is_no_path_is_not_kept(path: list[int], message: str) -> None:
+@pytest.mark.parametrize("path", [[1], [0, 3], [5, 3], [-1]])
+def test_what_is_no_path_is_not_kept(path: list[int]) -> None:
     session = started(lm("llama"))
     session.verify(TREE)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"row {path[0] if path != [0, 3] else 3} "):
         session.keep(path)
     session.keep([0, 1])  # the tree is still there
 
@@ -246,12 +201,13 @@ def test_bad_input_gets_one_clear_error(misuse: Callable[[Session], object], mes
     assert_continues(session)
 
 
+WINDOW = {"sliding_window": 8}
 REFUSING = {
-    "bloom": ({}, "BloomForCausalLM.*position_ids"),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}, "MptForCausalLM.*position_ids"),
-    "falcon": ({"alibi": True, "new_decoder_architecture": False}, "FalconForCausalLM.*position_ids"),
-    "mistral": ({"num_key_value_heads": 2, "sliding_window": 8}, "window of 8 .*context=8"),
-    "qwen2": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "window of 8 .*context=8"),
+    "bloom": ({}, "Bloom"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}, "Mpt"),
+    "falcon": ({"alibi": True, "new_decoder_architecture": False}, "Falcon"),
+    "mistral": ({"num_key_value_heads": 2} | WINDOW, "window of 8"),
+    "qwen2": ({"use_sliding_window": True, "max_window_layers": 1} | WINDOW, "window of 8"),
 }
 
 
@@ -280,23 +236,10 @@ def test_a_sliding_window_that_the_context_never_leaves_is_no_obstacle() -> None
         session.rollback(len(PROMPT)), session.extend([1] * 5)
 
 
-@pytest.mark.parametrize(("kind", "values"), [
-    ("phi", {}), ("gemma", {"num_key_value_heads": 1, "head_dim": 8}), ("stablelm", {"num_key_value_heads": 2}),
-    ("minicpm3", {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}),
-])  # fmt: skip
-def test_other_architectures_are_probed_and_then_right(kind: str, values: dict[str, Any]) -> None:
-    session = started(CausalLM(built(kind, **values)))
-    assert worst_row(session, TREE, session.verify(TREE)) < 1e-9
-    session.keep([3, 5, 8])
-    assert_continues(session)
-
-
-@pytest.mark.parametrize("kind", ["gpt_neo", "codegen"])
-def test_the_probe_finds_a_model_that_does_not_obey_positions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_finds_a_model_that_does_not_obey_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown architecture that ignores position_ids, as MPT does, is refused without being listed."""
-    values = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]} if kind == "gpt_neo" else {}
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "n_ctx": CONTEXT, "rotary_dim": 4}
-    model = built(kind, torch.float32, "eager", **values if kind == "gpt_neo" else sizes)
+    values = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
+    model = built("gpt_neo", torch.float32, "eager", **values)
     forward = type(model).forward
 
     def careless(self: PreTrainedModel, *args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -304,36 +247,31 @@ def test_the_probe_finds_a_model_that_does_not_obey_positions(kind: str, monkeyp
 
     monkeypatch.setattr("ondevice.causal_lm.support._BY_ROW", frozenset())
     monkeypatch.setattr(type(model), "forward", careless)
-    with pytest.raises(ValueError, match=r"does not obey the positions and mask|cannot verify a tree"):
+    with pytest.raises(ValueError, match=r"position|tree"):
         CausalLM(model).require_trees()
 
 
 def test_what_is_no_causal_lm_with_rows_is_refused_at_once() -> None:
     small = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
-    bert = AutoConfig.for_model("bert", **SIZES)
-    for encoder in (AutoModel.from_config(bert), AutoModelForMaskedLM.from_config(bert)):
-        with pytest.raises(ValueError, match=type(encoder).__name__):
-            CausalLM(encoder)
-    with pytest.raises(ValueError, match="MambaForCausalLM"):
-        CausalLM(AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)))
+    for model in (
+        AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **SIZES)),
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)),
+    ):
+        with pytest.raises(ValueError, match=type(model).__name__):
+            CausalLM(model)
     long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = built("phi3", rope_parameters=long, original_max_position_embeddings=16)
     with pytest.raises(ValueError, match="context=16"):
         CausalLM(phi)
     assert CausalLM(phi, context=16).context == 16
-
-
-@pytest.mark.parametrize("context", [0, -1, CONTEXT + 1])
-def test_a_context_that_the_model_has_not_is_refused(context: int) -> None:
-    with pytest.raises(ValueError, match=f"{CONTEXT} .*LlamaForCausalLM.* {context}"):
-        CausalLM(built("llama"), context)
+    for context in (0, CONTEXT + 1):
+        with pytest.raises(ValueError, match=f"{CONTEXT} .* {context}"):
+            CausalLM(built("llama"), context)
 
 
 def test_trees_of_one_shape_share_its_topology_and_know_depths_and_paths() -> None:
-    other = TokenTree(TREE.tokens + 0, TREE.parents + 0)
-    assert other.topology is TREE.topology
-    assert TREE.depths.tolist() == [1, 2, 2, 1, 3, 2, 4, 4, 3] and TREE.topology.depth == 4
-    assert TREE.path_to(7) == [0, 1, 4, 7]
-    assert [np.flatnonzero(row).tolist() for row in TREE.topology.sees] == [TREE.path_to(r) for r in range(9)]
-    assert TokenTree.chain([3, 4, 5]).topology.is_chain and not TREE.topology.is_chain
-    assert TokenTree([1], [-1]).topology.is_chain and not TokenTree([1, 2], [-1, -1]).topology.is_chain
+    assert TokenTree(TREE.tokens + 0, TREE.parents + 0).topology is TREE.topology
+    paths = [TREE.path_to(row) for row in range(len(TREE))]
+    assert paths[7] == [0, 1, 4, 7] and TREE.depths.tolist() == [len(path) for path in paths]
+    assert [np.flatnonzero(row).tolist() for row in TREE.topology.sees] == paths
+    assert TokenTree.chain([3, 4, 5]).topology.is_chain and not TokenTree([1, 2], [-1, -1]).topology.is_chain

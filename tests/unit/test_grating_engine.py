@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from tiny import random_reranker, reranker_config
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ondevice import assets
 from ondevice_papers.grating import engine as engine_module
@@ -24,7 +22,7 @@ from ondevice_papers.grating.hidden_states import Offloaded
 from ondevice_papers.grating.margins import MarginRule
 from ondevice_papers.grating.pools import Pool, replay
 from ondevice_papers.grating.probes import Probes
-from ondevice_papers.grating.pruning import Rule, cluster_rule, select
+from ondevice_papers.grating.pruning import Rule, cluster_rule
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 
 BERT, QWEN3, LM = "BertForSequenceClassification", "Qwen3ForSequenceClassification", "Qwen3ForCausalLM"
@@ -35,20 +33,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache
-def built(name: str, vocabulary: int = V) -> Any:
+def built(name: str) -> Any:
     own = {} if name == BERT else {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
-    kind = "bert" if name == BERT else "qwen3"
-    return random_reranker(reranker_config(name, kind, vocab_size=vocabulary, **own))
+    return random_reranker(reranker_config(name, "bert" if name == BERT else "qwen3", **own))
 
 
-def engine(name: str = QWEN3, vocabulary: int = V, **options: Any) -> Engine:
-    model = built(name, vocabulary)
+def engine(name: str = QWEN3, **options: Any) -> Engine:
+    model = built(name)
     return Engine(Architecture(model.config, (YES, NO) if name == LM else None), InMemory(model), **options)
 
 
-def some_rows(lengths: Sequence[int] = LENGTHS, vocabulary: int = V) -> list[Row]:
+def some_rows() -> list[Row]:
     generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randint(2, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+    drawn = [torch.randint(2, V, (n,), generator=generator).tolist() for n in LENGTHS]
     return [Row(ids, len(ids) // 2) for ids in drawn]
 
 
@@ -110,47 +107,7 @@ def test_what_is_pruned_live_is_the_replay_of_all_scores(
     assert len(live.seconds) == len(found.active) and (live.seconds > 0).all() and live.embedding > 0
 
 
-def test_the_mechanisms_that_are_given_are_the_ones_used() -> None:
-    seen: list[Any] = []
-
-    def run_layer(*given: Any) -> Tensor:
-        seen.append(given[5])
-        return engine_module.run_layer(*given).flip(0)
-
-    def chosen(scores_of: Callable, candidates: int, layers: int, *given: Any) -> Any:
-        seen.append((candidates, layers, *given))
-        return select(scores_of, candidates, layers, *given)
-
-    rule = RULES["never"]
-    found = history(engine(run_layer=run_layer, select=chosen), k=3, rule=rule, exact_order=True)
-    assert seen == [(8, LAYERS, 3, rule, True), *range(LAYERS)]
-    assert np.abs(found - expected(QWEN3)[:, ::-1]).max() < 1e-10
-
-
 # Memory
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers of any tensor that an operation gives."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for value in found if isinstance(found, tuple) else (found,):
-            if isinstance(value, Tensor) and value.device.type == "cpu":
-                self.numbers = max(self.numbers, value.numel())
-        return found
-
-
-def test_no_temporary_is_larger_than_a_chunk_and_no_vocabulary_of_logits_exists(tmp_path: Path) -> None:
-    sizes = {}
-    for chunk in (32, 64, 192):
-        prepared = engine(LM, 5000, chunk=chunk, states=lambda *given: Offloaded(*given, tmp_path))
-        with Largest() as largest:
-            prepared.score(some_rows((16,) * 12, 5000))
-        sizes[chunk] = largest.numbers
-    assert sizes == {chunk: chunk * 48 for chunk in sizes}  # its tokens by the feed-forward's width
 
 
 def test_a_disk_that_gets_full_has_its_room_back_after_the_error(tmp_path: Path) -> None:

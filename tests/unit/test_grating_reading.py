@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tiny import word_tokenizer
+from transformers import AutoTokenizer
 
 from ondevice import assets, shapes
 from ondevice_papers.grating import reading
@@ -26,20 +26,6 @@ PREFIX, _, SUFFIX = QWEN.parts
 
 def qwen(tokenizer: Any, most: int = 1000, prompt: str | None = None) -> Prompted:
     return Prompted(tokenizer, most, prompt, QWEN)
-
-
-def word_tokenizer(words: str) -> PreTrainedTokenizerFast:
-    """A token a word; pairs as BERT has them."""
-    entries = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *words.split()]
-    made = Tokenizer(models.WordLevel({entry: index for index, entry in enumerate(entries)}, "[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing(
-        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 0), ("[SEP]", 2)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )  # fmt: skip
 
 
 class Counting:
@@ -68,8 +54,6 @@ def test_a_causal_lm_reads_the_published_prompt() -> None:
         "<Instruct>: Do it\n<Query>: a query\n<Document>: short" + ENDING
     )
     assert found.truncated == 1 and len(found.rows[1].ids) == found.rows[1].border == 420
-    cut = str(tokenizer.decode(list(found.rows[1].ids)))
-    assert cut.endswith(ENDING) and "<Query>: other\n<Document>: long long" in cut
     assert "Given a web search query" in tokenizer.decode(list(encode(qwen(tokenizer), ["q"], ["d"]).rows[0].ids))
 
 
@@ -102,20 +86,16 @@ def test_yes_and_no_are_a_token_each() -> None:
 
 def test_other_models_read_the_tokenizers_pair() -> None:
     tokenizer = word_tokenizer("a b c d e f")
-    found = encode(TextPair(tokenizer, 7), ["a b", "a b", "", "c"], ["c", "c d e f", "d", ""])
-    assert [row.ids.tolist() for row in found.rows] == [  # type: ignore[attr-defined]
-        [0, 4, 5, 2, 6, 2], [0, 4, 5, 2, 6, 7, 2], [0, 2, 7, 2], [0, 6, 2, 2],
-    ]  # fmt: skip
-    assert [row.border for row in found.rows] == [4, 4, 2, 3] and found.truncated == 1
-    batch = Batch(found.rows[:2])
-    assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1]]
-    assert batch.ids.tolist() == [0, 4, 5, 2, 6, 2, 0, 4, 5, 2, 6, 7, 2]
+    texts = ["a b c d " * 9, "a " * 900, "a", "a b", ""], ["e f " * 9, "b", "b " * 20, "c", "d"]
+    found = encode(TextPair(tokenizer, 8), *texts)
+    right = tokenizer(*texts, truncation="longest_first", max_length=8)
+    assert [list(row.ids) for row in found.rows] == right["input_ids"] and found.truncated == 3
+    batch = Batch(found.rows)
+    assert [types[: len(row.ids)] for types, row in zip(batch.segments.tolist(), found.rows, strict=True)] == (
+        right["token_type_ids"]
+    )
+    assert batch.ids.tolist() == [token for row in right["input_ids"] for token in row]
     assert encode(TextPair(tokenizer, 7), [], []).rows == []
-    texts = ["a b c d " * 9, "a " * 900, "a", "a"], ["e f " * 9, "b", "b " * 20, "b"]
-    both = encode(TextPair(tokenizer, 8), *texts)
-    right = tokenizer(*texts, truncation="longest_first", max_length=8)["input_ids"]
-    assert [list(row.ids) for row in both.rows] == right and both.truncated == 3
-    assert right[:2] == [[0, 4, 5, 6, 2, 8, 9, 2], [0, 4, 4, 4, 4, 2, 5, 2]]
     asked = encode(TextPair(tokenizer, 7, "c "), ["a"], ["b"]).rows[0]
     assert list(asked.ids) == [0, 6, 4, 2, 5, 2]
 
@@ -132,7 +112,7 @@ def long_text() -> str:
 
 
 @pytest.mark.parametrize("spec", ["minilm-reranker", "pydocs-reranker"])
-@pytest.mark.parametrize("longest", [20, 160, 1000])
+@pytest.mark.parametrize("longest", [20, 1000])
 def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec))
     documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + [long_text()[:n] for n in (0, 80, 700)]
@@ -183,14 +163,3 @@ def test_the_blocks_of_texts_make_no_difference(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(reading, "_BLOCK", 1)
     assert encode(TextPair(counting, 64), *pairs) == whole  # type: ignore[arg-type]
     assert isinstance(whole.rows[0].ids, array) and len(counting.given) >= 4  # each pair on its own
-
-
-# Wrong input
-
-
-@pytest.mark.parametrize(("documents", "words"), [
-    (["a", None], "Document 1 .*NoneType"), (["a", "bad \udc80 text"], "Document 1 .*surrogate.* 4"),
-])  # fmt: skip
-def test_pairs_that_make_no_sense_are_refused(documents: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        encode(TextPair(word_tokenizer("a b c"), 64), ["a", "a"], documents)

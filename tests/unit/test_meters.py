@@ -100,19 +100,6 @@ def test_pages_in_the_cache_are_counted_without_being_read(file: Path) -> None:
     assert meters.cached_bytes([file]) == 0
 
 
-def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert meters.cached_bytes([tmp_path / "empty"]) == 0
-
-
-def test_a_mark_does_nothing_where_nobody_measures() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from ondevice.meters import mark; mark('baseline')"], capture_output=True, check=True,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert not done.stdout
-
-
 def test_the_meter_needs_no_torch() -> None:
     code = "import sys, ondevice.meters; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -121,8 +108,6 @@ def test_the_meter_needs_no_torch() -> None:
 def test_a_process_that_fails_or_hangs_is_ended_and_named() -> None:
     with pytest.raises(RuntimeError, match=r"\(1\).*ValueError: no such thing"):
         watched("raise ValueError('no such thing')")
-    with pytest.raises(RuntimeError, match="1 s"):
-        watched("time.sleep(60)", timeout=1.0)
     with pytest.raises(RuntimeError, match="1 s"):  # with its output closed
         watched("sys.stdout.close(); import os; os.close(1); time.sleep(60)", timeout=1.0)
 

@@ -44,12 +44,6 @@ def test_a_plan_by_hand():
     assert timeline.hidden == 1 - 9 / 8  # worse than loading everything after the end
 
 
-def test_each_chunk_may_have_its_own_times():
-    prefill = Prefill([[1, 2], [3, 4]], [[5, 6], [7, 8]], [1, 1])
-    timeline = execute(prefill, earliest(prefill, [1, 2]))
-    assert (timeline.compute_end - timeline.compute_start).tolist() == [[1, 2], [7, 4]]
-
-
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
@@ -66,13 +60,6 @@ def test_a_plan_that_cannot_run_is_refused(loads, said):
 # Figure 8
 
 
-def test_figure_8_with_equal_graphs_switches_for_free():
-    found = latencies(figure_8(10, 2))
-    assert found["synchronous"] == 240
-    assert found["naive"] == 190
-    assert found["keep both"] == found[PAPER] == found[OURS] == optimum(figure_8(10, 2)).latency == 120
-
-
 @pytest.mark.parametrize(("chunks", "paper", "best"), [(2, 132, 130), (3, 204, 190), (4, 276, 250), (6, 420, 370)])
 def test_figure_8_with_a_slower_second_graph(chunks, paper, best):
     """The greedy pays d - p for every chunk that is left."""
@@ -81,20 +68,6 @@ def test_figure_8_with_a_slower_second_graph(chunks, paper, best):
     assert found[PAPER] == paper
     assert optimum(prefill).latency == found[OURS] == best
     assert execute(prefill, earliest(prefill, [0] * 6)).latency == 132 + 72 * (chunks - 1)  # the last load, then G2
-
-
-# A block that never fits
-
-
-def test_a_block_that_never_fits():
-    """Block 1's load is longer than all computes between two of its own: five on G1, 60 on G2."""
-    prefill = Prefill([10] * 6, [12] * 6, [20, 1000, 20, 20, 20, 20], 4)
-    plans = {name: execute(prefill, rule(prefill)) for name, rule in RULES.items()}
-    fits_not = {name: one.load_start[one.load_block == 1] for name, one in plans.items()}
-    end = {name: one.compute_end[-1, -1] for name, one in plans.items()}
-    assert fits_not[PAPER] == end[PAPER]  # left until after the prefill
-    assert fits_not[OURS] < end[OURS]  # started beside computes, waited for
-    assert plans[OURS].latency == pytest.approx(optimum(prefill).latency)
 
 
 # The optimum
@@ -116,7 +89,7 @@ def test_our_rule_is_near_the_optimum():
 # Appendix A
 
 
-@pytest.mark.parametrize("integers", [[1], [1, 2], [2, 2, 2], [1, 1, 4], [10, 1, 1, 2], [9, 9, 9, 1, 1, 1, 2]])
+@pytest.mark.parametrize("integers", [[1], [2, 2, 2], [10, 1, 1, 2]])
 def test_integers_that_cannot_be_halved(integers):
     assert partition.halves(integers) is None
     prefill, limit = partition.scheduling_instance(integers)
@@ -134,15 +107,11 @@ def test_the_reduction_decides_partition():
     assert 10 < sum(answers) < 50
 
 
-@pytest.mark.parametrize("integers", [[], [1, 0], [2, -2], [1.5, 1.5]])
-def test_partition_is_about_positive_integers(integers):
-    with pytest.raises(ValueError, match="Partition"):
+@pytest.mark.parametrize(("integers", "words"), [([], "integers"), ([1, 0], "integers"), ([1.5, 1.5], "integers"),
+                                                 ([1] * 10, "11 blocks")])  # fmt: skip
+def test_partition_is_about_a_few_positive_integers(integers, words):
+    with pytest.raises(ValueError, match=words):
         partition.halves(integers)
-
-
-def test_partition_refuses_more_integers_than_can_be_decided():
-    with pytest.raises(ValueError, match="11 blocks in 2 chunks"):
-        partition.halves([1] * 10)
 
 
 # Memory
@@ -156,14 +125,6 @@ def test_with_memory_for_one_more_graph_a_load_runs_beside_its_own_block():
     assert timeline.compute_end.tolist() == [[3, 7], [10, 17]]
     with pytest.raises(ValueError, match=r"Block 0.*memory"):
         execute(Prefill([3, 4], [5, 7], [2, 6], 2, g2=[3, 0], memory=3), [Load(0, 0, 2)])
-
-
-def test_what_a_graph_has_left_is_for_its_own_block():
-    """Block 1's load, which is due later, may not take block 0's place and run beside its own block."""
-    prefill = Prefill([8, 4], [8, 2], [28, 0], 1)
-    timeline = execute(prefill, [Load(1, 0, 1), Load(0, 0, 1)])
-    assert timeline.load_start.tolist() == [12, 12] and timeline.latency == 40
-    assert execute(prefill, earliest(prefill, [1, 1])).latency == optimum(prefill).latency == 36
 
 
 def test_a_larger_second_graph_waits_for_what_others_have_left():
@@ -204,9 +165,6 @@ def test_latencies_of_many_plans_are_those_of_each():
                     alone, never = np.inf, never + 1
                 assert scheduling.latencies(prefill, chunk[None])[0] == pytest.approx(alone)
     assert never > 5
-
-
-# The chart
 
 
 # Bad input

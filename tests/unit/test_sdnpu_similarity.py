@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ondevice import corpus, retrieval
-from ondevice.evidence import born
-from ondevice_studies.sdnpu import similarity, values
+from ondevice import retrieval
+from ondevice_studies.sdnpu import similarity
 from ondevice_studies.speculation.request_set import Request
 
 
@@ -94,28 +93,3 @@ def test_copied_grams_are_counted_over_a_family():
     table = similarity.copied(said, "m").set_index("task")
     assert table.loc["rag", "copied"] == 0.5 and table.loc["rag", "grams"] == 4
     assert np.isnan(table.loc["turns", "copied"]) and table.loc["turns", "grams"] == 0
-
-
-def test_with_the_papers_encoder_what_means_the_same_is_near():
-    own = corpus.tokenizer()
-    texts = {
-        "summary": [("Sort the rows of a table.", "Sort rows by a column."), ("Order the rows.", "Sort rows by a key."),
-                    ("Close a network socket.", "Close the connection.")],
-        "rag": [("What is x?", "A dictionary of colours."), ("What is y?", "A string with a date."),
-                ("Who sings?", "The path of a sound file.")],
-    }  # fmt: skip
-    made = [
-        request(task, place, own(f"<|user|>{asked}<|assistant|>")["input_ids"], own(said)["input_ids"])
-        for task, found in texts.items()
-        for place, (asked, said) in enumerate(found)
-    ]
-    pairs = similarity.of_answers(made, "m", own)
-    near = pairs.set_index(["first", "second"])
-    assert near.loc[("summary 0", "summary 1"), "pair"] == "task"
-    assert near.loc[("summary 0", "summary 1"), "cosine"] > 0.6
-    assert pairs[pairs["pair"] == "across"]["cosine"].max() < 0.5
-    summaries = similarity.of_contexts(made, "m", own, "summary")
-    assert summaries["cosine"].iloc[0] > 0.5 and (summaries["overlap"] < 0.8).all()
-    means = pairs.groupby("pair")["cosine"].mean()
-    three = [estimate.value for estimate in values.similarities(born(pairs, "recorded"))]
-    assert three == pytest.approx([means["task"], means["group"], means["across"]])

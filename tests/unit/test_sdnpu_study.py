@@ -8,8 +8,7 @@ import pytest
 
 from ondevice import evidence
 from ondevice.evidence import born
-from ondevice.evidence.resampling import interval
-from ondevice_studies.sdnpu import printed, study, values
+from ondevice_studies.sdnpu import study, values
 from ondevice_studies.sdnpu.claims import CLAIMS
 
 METHODS = [f"{base}{part}" for base in study.BASES for part in ("", "+calibration", "+reuse", "+both")]
@@ -45,16 +44,6 @@ def test_the_best_shapes_are_those_of_brute_force():
                    for pair in itertools.combinations(range(1, 13), 2) if pair[-1] >= rows.max())  # fmt: skip
         assert share == pytest.approx(seconds[rows - 1].sum() / best)
         assert shapes[-1] == rows.max()
-
-
-def test_a_larger_graph_that_is_faster_serves_smaller_rows():
-    shapes, share = study.best_shapes([1, 2, 3], np.array([5.0, 3.0, 4.0]), 1)
-    assert shapes == (3,) and share == pytest.approx((3 + 3 + 4) / 12)
-
-
-def test_an_interval_is_of_95_percent():
-    estimate = interval(np.r_[0.5, np.linspace(0, 1, 2001)], 9, "recorded", "rounds")
-    assert estimate.interval == pytest.approx((0.025, 0.975))
 
 
 def whole() -> pd.DataFrame:
@@ -114,13 +103,6 @@ def test_answers_that_were_replayed_are_not_counted_as_identical():
     assert [part.value for part in values.identical(table, plain=True)] == [1, 1]
 
 
-def test_plain_decoding_drafts_nothing_so_all_its_passes_are_short():
-    passes = pd.DataFrame({"method": "SAM", "request": ["a", "a", "b", "b"], "drafted": [40, 40, 40, 2]})
-    passes = born(passes, "recorded")
-    assert values.shorter_drafts(passes, "SAM", 8).value == 0.25
-    assert values.shorter_drafts(passes, "SAM", 8, plain=True).value == 1
-
-
 def test_a_summary_is_near_its_own_context_or_another():
     table = born(pd.DataFrame({"cosine": [0.8, 0.9, 0.5, 0.77], "other": [0.1, 0.2, 0.9, 0.3]}), "recorded")
     assert [values.near_context(table, column).value for column in ("cosine", "other")] == [0.75, 0.25]
@@ -143,13 +125,6 @@ def test_of_pairs_that_are_dealt_at_random_no_relation_is_nearer():
     rule = next(row.rule for row in CLAIMS.values() if row.value is values.similarities)
     assert rule.verdict(values.similarities(table)) == "reproduced"
     assert rule.verdict(values.similarities(table, shuffled=True)) == "undecided"
-
-
-def test_weights_in_fewer_bits_and_answers_that_are_always_yes():
-    weights = printed.weights()
-    assert values.weights_gb(weights, bits=8) == pytest.approx(values.weights_gb(weights) / 2)
-    assert values.draft_models_gb(weights, bits=8) == pytest.approx(printed.weights(8)["draft_gb"].agg(["min", "max"]))
-    assert [values.agreement(answer, [True, False]) for answer in (True, [True, False])] == [0.5, 1.0]
 
 
 def test_the_regime_that_the_rules_name_is_the_recorded_one():

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from ondevice import assets
 from ondevice.evidence import records, sidecars
@@ -57,19 +58,15 @@ def home(tmp_path, monkeypatch):
         shutil.copytree(assets.ROOT / "lib" / name, root / "lib" / name, ignore=ignored)
     for paper in ("assistant", "diaa", "disco", "dragon", "grating", "sdnpu", "speculation"):
         shutil.rmtree(root / "lib" / "ondevice_studies" / paper)
-    (root / "lib" / "ondevice_studies" / "tiny").mkdir()
-    (root / "lib" / "ondevice_studies" / "tiny" / "__init__.py").touch()
-    (root / "lib" / "ondevice_studies" / "tiny" / "record.py").write_text(textwrap.dedent(PAPER))
-    (root / "data" / "models").mkdir(parents=True)
-    (root / "data" / "models" / "manifest.json").write_text("{}")
-    (root / "data" / "records").mkdir()
-    (root / "data" / "records" / "manifest.json").write_text("{}")
-    (root / "notes.txt").write_text("first\n")
+    files = {"lib/ondevice_studies/tiny/__init__.py": "", "data/models/manifest.json": "{}", "notes.txt": "first\n",
+             "data/records/manifest.json": "{}", ".gitignore": "__pycache__/\n",
+             "lib/ondevice_studies/tiny/record.py": textwrap.dedent(PAPER)}  # fmt: skip
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
     (tmp_path / "shared" / "data").mkdir(parents=True)
-    for name, value in (("GIT_AUTHOR_NAME", "a"), ("GIT_AUTHOR_EMAIL", "a@localhost"), ("GIT_COMMITTER_NAME", "a"),
-                        ("GIT_COMMITTER_EMAIL", "a@localhost")):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    (root / ".gitignore").write_text("__pycache__/\n")
+    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "a@localhost")
     git(root, "init", "--quiet")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "first")
@@ -91,10 +88,7 @@ def started(home, *words):
 
 def waiting(home) -> Path:
     """The root that the recorder runs in, once it waits in its third unit."""
-    until = time.monotonic() + 120
-    while not (home / "waiting").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for((home / "waiting").exists, 120)
     time.sleep(0.1)
     root = Path((home / "waiting").read_text())
     (home / "waiting").unlink()
@@ -112,26 +106,6 @@ def worktrees(home):
     return len(left), len(git(home / "repository", "worktree", "list").splitlines())
 
 
-def test_a_clean_checkout_is_recorded_from_its_commit(home):
-    (home / "go").touch()
-    finished(started(home))
-    table = records.load("tiny", "products")
-    made = table.attrs["sidecar"]
-    root = home / "repository"
-    assert table["product"].tolist() == [0, 2, 4, 6] and set(table["data"]) == {"data"}
-    assert (made["commit"], made["dirty"]) == (git(root, "rev-parse", "HEAD"), False)
-    assert made["program"] == "ondevice_studies.tiny.record" and str(home) not in json.dumps(made)
-    assert made["code"] == sidecars.code(made["program"], root / "lib")
-    assert "pandas" in made["versions"] and worktrees(home) == (0, 1)
-    assert git(root, "status", "--porcelain", "--untracked-files=all").split("\n") == [
-        "M data/records/manifest.json",
-        " M notes.txt",
-        "?? data/records/tiny/products.json",
-        "?? data/records/tiny/products.parquet",
-    ]
-    assert git(root, "for-each-ref", "refs/records") == ""
-
-
 def test_uncommitted_code_becomes_a_commit_and_work_goes_on_beside_it(home):
     root = home / "repository"
     program = root / "lib" / "ondevice_studies" / "tiny" / "record.py"
@@ -145,7 +119,7 @@ def test_uncommitted_code_becomes_a_commit_and_work_goes_on_beside_it(home):
     program.write_text(program.read_text().replace("FACTOR = 3", "FACTOR = 5"))  # beside it
     (root / "notes.txt").write_text("edited\n")
     (home / "go").touch()
-    assert "notes.txt was edited beside the recording, and stays as it is." in finished(process)
+    assert "notes.txt" in finished(process)
     assert (root / "notes.txt").read_text() == "edited\n"
     table = records.load("tiny", "products")
     made = table.attrs["sidecar"]
@@ -179,8 +153,15 @@ def test_a_killed_recording_goes_on_and_loses_nothing(home):
     (home / "go").touch()
     finished(started(home))
     table = records.load("tiny", "products")
-    assert table["process"].tolist()[0] == table["process"].tolist()[1] != table["process"].tolist()[2]
-    assert len(table.attrs["sidecar"]["parts"]) == 2 and worktrees(home) == (0, 1)
+    first, second, *others = table["process"]
+    assert first == second != others[0] and table["product"].tolist() == [0, 2, 4, 6]
+    assert set(table["data"]) == {"data"} and worktrees(home) == (0, 1)
+    made, root = table.attrs["sidecar"], home / "repository"
+    assert len(made["parts"]) == 2 and made["code"] == sidecars.code(made["program"], root / "lib")
+    assert (made["commit"], made["dirty"]) == (git(root, "rev-parse", "HEAD"), False)  # of a clean checkout
+    changed = {"data/records/manifest.json", "notes.txt", "data/records/tiny/products.json",
+               "data/records/tiny/products.parquet"}  # fmt: skip
+    assert {line.split()[1] for line in git(root, "status", "--porcelain", "-uall").splitlines()} == changed
 
 
 def test_a_recording_whose_starter_was_killed_is_brought_back_by_the_next(home):
@@ -189,10 +170,7 @@ def test_a_recording_whose_starter_was_killed_is_brought_back_by_the_next(home):
     process.kill()  # alone: the recorder goes on and finishes in its worktree
     process.wait()
     (home / "go").touch()
-    until = time.monotonic() + 60
-    while "tiny/products.parquet" not in (tree / "data" / "records" / "manifest.json").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_for(lambda: "tiny/products.parquet" in (tree / "data" / "records" / "manifest.json").read_text())
     time.sleep(2)
     finished(started(home, "--seed", "1"))
     assert worktrees(home) == (0, 1)
@@ -206,7 +184,7 @@ def test_a_run_of_other_code_begins_anew_and_commit_names_the_one_that_goes_on(h
     waiting(home)
     os.killpg(process.pid, signal.SIGINT)
     error = process.communicate(timeout=200)[1]
-    assert process.returncode == 130 and f"--commit {git(root, 'rev-parse', 'HEAD')} the same command" in error
+    assert process.returncode == 130 and f"--commit {git(root, 'rev-parse', 'HEAD')}" in error
     program = root / "lib" / "ondevice_studies" / "tiny" / "record.py"
     program.write_text(program.read_text().replace("FACTOR = 2", "FACTOR = 7"))
     (home / "go").touch()
@@ -217,10 +195,10 @@ def test_a_run_of_other_code_begins_anew_and_commit_names_the_one_that_goes_on(h
     assert table["product"].tolist() == [0, 2, 4, 6] and table["process"].nunique() == 2
 
 
-@pytest.mark.parametrize(("words", "message"), [(["--commit", "nowhere"], "git rev-parse fails: "), ([], "git rev")])
-def test_what_is_no_commit_or_no_checkout_is_refused(home, words, message):
-    if not words:
-        shutil.rmtree(home / "repository" / ".git")
-    process = started(home, *words)
-    error = process.communicate(timeout=200)[1]
-    assert process.returncode == 2 and error.count("\n") == 1 and message in error
+def test_what_is_no_commit_or_no_checkout_is_refused(home):
+    for words in (["--commit", "nowhere"], []):
+        if not words:
+            shutil.rmtree(home / "repository" / ".git")
+        process = started(home, *words)
+        error = process.communicate(timeout=200)[1]
+        assert process.returncode == 2 and error.count("\n") == 1 and "git" in error

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
+import starlette.requests
 import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ondevice.network.listening import listener
@@ -214,6 +219,44 @@ class Scripted(Source):
             if self.error is None:
                 await asyncio.Event().wait()
             raise self.error or AssertionError
+
+
+NOBODY = "http://127.0.0.1:1"
+DONE = "data: [DONE]"
+
+
+def chunk(text: str | None = None, reason: str | None = None, index: int | None = 0, **delta: Any) -> str:
+    content = {} if text is None else {"content": text}
+    choice = {"index": index, "delta": content | delta, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}"
+
+
+def usage(**counts: Any) -> str:
+    return f"data: {json.dumps({'choices': [], 'usage': counts})}"
+
+
+class Upstream:
+    """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s."""
+
+    def __init__(self, reply: Callable[[dict[str, Any]], Sequence[str | float] | Response]) -> None:
+        self.reply, self.bodies, self.headers = reply, [], []
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
+
+    async def handle(self, request: starlette.requests.Request) -> Response:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        reply = self.reply(self.bodies[-1])
+        if isinstance(reply, Response):
+            return reply
+
+        async def events() -> AsyncIterator[str]:
+            for line in reply:
+                if isinstance(line, str):
+                    yield f"{line}\n\n"
+                else:
+                    await asyncio.sleep(line)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
 
 @dataclass

@@ -19,13 +19,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from routing import MESSAGES, configured, deployment, serving
+from routing import MESSAGES, NOBODY, configured, deployment, serving
 from waiting import until
 
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.router import Router
 
-NOBODY = "http://127.0.0.1:1"
 WORDS = [f" w{number:02}" for number in range(20)]
 WHOLE = "".join(WORDS)
 CUT = 5  # words before a fault in mid-stream: three tries get no further than 15 of the 20

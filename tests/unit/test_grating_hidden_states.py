@@ -76,17 +76,6 @@ def test_what_was_put_comes_back_in_groups_made_anew_as_candidates_leave(
     states.close()
 
 
-@pytest.mark.parametrize("kind", STATES)
-def test_a_pass_that_only_reads_and_one_that_ends_early_are_no_harm(tmp_path: Path, kind: str) -> None:
-    right = mirror()
-    states = filled(STATES[kind](tmp_path), right)
-    for _ in range(2):
-        assert torch.equal(next(iter(states.each([[1, 2], [3]]))), padded(right, [1, 2]))
-        assert [len(hidden) for hidden in states.each([[0, 1], [2, 3], [4]])] == [2, 2, 1]
-    assert passed(states, right, [[place] for place in range(len(LENGTHS))])
-    states.close()
-
-
 def test_a_file_has_no_name_and_its_pages_are_whole(tmp_path: Path) -> None:
     states = Offloaded(LENGTHS, WIDTH, torch.float32, tmp_path)
     assert not list(tmp_path.iterdir()) and handles(tmp_path)

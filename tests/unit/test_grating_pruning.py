@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from scipy.special import expit, logit
+from tiny import random_pools
 
 from ondevice import assets
 from ondevice_papers.grating.clustering import kmeans
@@ -29,13 +30,6 @@ def pool(scores: np.ndarray) -> Pool:
     return Pool("q", "test", scores, np.zeros(scores.shape[1], bool))
 
 
-def drawn(seed: int, layers: int = 8, n: int = 20, noise: float = 1.0) -> Pool:
-    """Scores that near their final values."""
-    rng = np.random.default_rng(seed)
-    final = rng.normal(0, 2, n)
-    return pool(np.stack([final + noise * left / layers * rng.normal(size=n) for left in range(layers)[::-1]]))
-
-
 # Clusters
 
 
@@ -56,14 +50,11 @@ def test_clusters_are_the_optimum_of_all_partitions(seed, k):
     assert within == pytest.approx(brute_force(values, labels.max() + 1), abs=1e-9)
 
 
-def test_labels_fall_with_the_value_and_equal_values_share_one():
-    assert kmeans(np.array([0.1, 0.9, 0.5, 0.9, 0.1, 0.52]), 3).tolist() == [2, 0, 1, 0, 2, 1]
-
-
 @pytest.mark.parametrize(
-    ("values", "labels"), [([3.0, 3.0, 3.0], [0, 0, 0]), ([1.0, 2.0, 1.0], [1, 0, 1]), ([5.0], [0])]
+    ("values", "labels"),
+    [([0.1, 0.9, 0.5, 0.9, 0.1, 0.52], [2, 0, 1, 0, 2, 1]), ([1.0, 2.0, 1.0], [1, 0, 1]), ([5.0], [0])],
 )
-def test_there_are_no_more_clusters_than_distinct_values(values, labels):
+def test_labels_fall_with_the_value_and_equal_values_share_one(values, labels):
     assert kmeans(np.array(values), 3).tolist() == labels
 
 
@@ -126,35 +117,11 @@ def test_an_outcome_by_hand():
 @pytest.mark.parametrize("exact_order", [False, True])
 @pytest.mark.parametrize("rule", [None, cluster_rule(np.inf)])
 def test_without_pruning_the_models_own_top_k_is_chosen_in_order(rule, exact_order):
-    given = drawn(3)
+    (given,) = random_pools(1, 3)
     outcome = replay(given, 5, rule, exact_order)
     assert outcome.chosen.tolist() == ranking(given.scores[-1])[:5].tolist()
     np.testing.assert_array_equal(outcome.history, given.scores)
     assert outcome.saved == 0
-
-
-@pytest.mark.parametrize("k", [4, 5])
-def test_nobody_is_pruned_where_all_are_wanted(k):
-    given = drawn(0, n=4)
-    outcome = replay(given, k, ALWAYS)
-    assert outcome.chosen.tolist() == ranking(given.scores[-1]).tolist()
-    assert outcome.saved == 0
-
-
-def test_who_was_dropped_is_not_run_again_and_does_not_come_back():
-    scores = np.array([[4.0, 4, -4, -4], [1, 2, 9, 9], [1, 2, 9, 9]])
-    outcome = replay(pool(scores), 1, ALWAYS)
-    assert (outcome.active.tolist(), outcome.chosen.tolist()) == ([4, 2], [1])
-    assert np.isnan(outcome.history[1:, 2:]).all()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_exact_order_ranks_by_final_scores_and_accepts_nobody_early(seed):
-    given = drawn(seed, noise=3.0)
-    outcome = replay(given, 5, cluster_rule(0.5), exact_order=True)
-    assert outcome.layer[outcome.kept].tolist() == [8] * 5
-    assert (np.diff(given.scores[-1][outcome.chosen]) < 0).all()
-    assert outcome.saved > 0
 
 
 @pytest.mark.parametrize("exact_order", [False, True])

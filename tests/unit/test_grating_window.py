@@ -115,18 +115,13 @@ def test_a_units_memory_is_not_written_to_until_the_next_one_is_asked_for(
 def test_time_that_is_waited_is_counted_and_a_unit_that_is_there_costs_none(folder: Path) -> None:
     go = threading.Event()
     units: list[Unit] = list(Checkpoint.open(folder).groups.layers)
-
-    def held(unit: Unit, memory: mmap.mmap) -> None:
-        assert go.wait(20)
-
-    window = Window(units, held)
+    window = Window(units, lambda unit, memory: go.wait(20))
     threading.Timer(0.05, go.set).start()
     window.unit(0)
     waited = window.stalled
-    assert waited > 0.02
     settled(window)
     window.unit(1)
-    assert window.stalled - waited < 0.02
+    assert waited > 0.02 and window.stalled - waited < 0.02
     window.close()
 
 
@@ -146,11 +141,8 @@ def test_a_failing_read_is_the_callers_error_and_the_unit_can_be_asked_for_again
     weights.close()
 
 
-@pytest.mark.parametrize("slots", [2, None])
-def test_a_failure_that_nobody_asked_for_is_forgotten(
-    folder: Path, slots: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = Streamed(folder, part_of, units=BY_LAYER, slots=slots)
+def test_a_failure_that_nobody_asked_for_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Streamed(folder, part_of, units=BY_LAYER)
     weights.begin()
     settled(weights.window)
     with monkeypatch.context() as broken:
@@ -171,12 +163,6 @@ def table(folder: Path) -> Iterator[Callable[[int], EmbeddingCache]]:
     reader = Reader(found.files)
     yield lambda capacity: EmbeddingCache(found.groups.table, capacity, reader)
     reader.close()
-
-
-def test_what_a_cache_has_to_find_is_counted_by_hand():
-    assert live.due([{1, 2}, {3}, {1}], 3) == 1
-    assert live.due([{1, 2}, {3}, {1}], 2) == 0  # three rows were asked since, and it holds two
-    assert live.due([{1, 2}, {1, 2, 3}, {3}], 3) == 2 + 1
 
 
 def test_a_cache_finds_what_is_due_unless_it_forgets(table: Callable[[int], EmbeddingCache]):
@@ -209,17 +195,12 @@ def test_a_request_may_be_larger_than_the_cache(table: Any, capacity: int) -> No
     assert cache.capacity == min(capacity, V) == len(cache.kept)
 
 
-@pytest.mark.parametrize("reads", range(4))
+@pytest.mark.parametrize("reads", [0, 2])
 def test_a_failed_read_leaves_no_wrong_row(table: Any, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
-    cache, left = table(3), [reads]
+    cache, left = table(3), iter(range(reads))
     assert rows(cache, [1, 2, 3])
-
-    def soon(original: Any, *given: Any) -> int:
-        left[0] -= 1
-        return failing() if left[0] < 0 else original(*given)
-
     with monkeypatch.context() as broken:
-        change_reads(broken, soon)
+        change_reads(broken, lambda read, *given: failing() if next(left, None) is None else read(*given))
         with pytest.raises(OSError, match="Input/output error"):
             cache.rows(torch.tensor([4, 5, 6, 7]))
     assert all(rows(cache, ids) for ids in ([1, 2, 3], [4, 5, 6], [3, 4]))

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tiny import random_model
+from transformers import PreTrainedModel
 
 from ondevice.blocks import quantised
 from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
 from ondevice.causal_lm.batch import Batch
 from ondevice.causal_lm.lean import Lean, engine
-from ondevice.speculation import Drafter, generate
+from ondevice.speculation import generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 
 V, CONTEXT, NEAR = 61, 96, 2e-4
-SIZES = dict(
-    vocab_size=V, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=CONTEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
 FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
        "original_max_position_embeddings": 24}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,14 +35,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built(kind: str, dtype: torch.dtype = torch.float32, **values: Any) -> PreTrainedModel:
-    """A random model whose attention is far from uniform, so that wrong masks and positions show; biases are not 0."""
-    config = AutoConfig.for_model(kind.split(" ")[0].strip(","), **SIZES | KINDS.get(kind, {}) | values)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    own = {"hidden_size": 64, "num_key_value_heads": 2, "head_dim": 16} | KINDS.get(kind, {}) | values
+    return random_model(kind.split(" ")[0].strip(","), dtype, vocabulary=V, context=CONTEXT, vectors=0.15, **own)
 
 
 @cache
@@ -86,14 +78,6 @@ def test_prompts_chains_and_trees_are_right_whatever_was_kept_and_dropped(kind: 
     assert tree_is_right(kind, session, TREE)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_prompt_in_chunks_gives_the_logits_of_every_token(kind: str) -> None:
-    session, read = lean(kind).start(), {}
-    session.prefill(PROMPT, 3, lambda start, logits: read.update({start: logits}))
-    assert list(read) == [0, 3, 6]
-    assert near(torch.cat(list(read.values())), uncached(kind, PROMPT))
-
-
 def test_rows_that_grow_stay_right() -> None:
     session = lean("llama").start()  # 64 rows at first
     session.prefill(PROMPT * 8)
@@ -113,15 +97,9 @@ def test_a_fork_and_an_export_are_sessions_of_their_own() -> None:
         assert near(other.extend([9, 9]), uncached("qwen2", [*PROMPT, 9, 9])[-2:])
 
 
-@pytest.mark.parametrize("drafter", [Drafter, PromptLookup.transformers])
-def test_answers_are_those_of_transformers(drafter) -> None:
-    lm = lean("qwen3")
-    answers = [generate(lm, drafter(), PROMPT * 3, 60).tokens for lm in (lm, CausalLM(lm.model))]
-    assert answers[0] == answers[1]
+def test_torch_has_one_thread_beside_the_runtime_and_its_own_again_behind_it() -> None:
+    seen: list[int] = []
 
-
-@pytest.mark.parametrize(("alone", "counted"), [(True, [1, 1]), (False, [3, 3])])
-def test_torch_has_one_thread_beside_the_runtime_and_its_own_again_behind_it(alone: bool, counted: list[int]) -> None:
     class Counting(PromptLookup):
         def propose(self, tokens, budget):
             seen.append(torch.get_num_threads())
@@ -129,13 +107,11 @@ def test_torch_has_one_thread_beside_the_runtime_and_its_own_again_behind_it(alo
                 raise KeyboardInterrupt
             return super().propose(tokens, budget)
 
-    seen: list[int] = []
-    lm = lean("qwen3") if alone else CausalLM(lean("qwen3").model)
     torch.set_num_threads(3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            generate(lm, Counting.transformers(), PROMPT * 3, 60)
-        assert (seen, torch.get_num_threads()) == (counted, 3)
+            generate(lean("qwen3"), Counting.transformers(), PROMPT * 3, 60)
+        assert (seen, torch.get_num_threads()) == ([1, 1], 3)
     finally:
         torch.set_num_threads(1)
 
@@ -148,13 +124,8 @@ def test_a_tree_may_be_wider_than_what_is_left_of_the_context() -> None:
     wide = TokenTree([3] * 40, [-1] * 40)
     assert tree_is_right("llama", session, wide)
     session.keep([])
-    with pytest.raises(ValueError, match=r"1024 .*96"):
+    with pytest.raises(ValueError, match="1024"):
         session.verify(TokenTree([3] * 1040, [-1] * 1040))
-
-
-def test_a_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="one sequence at a time"):
-        Batch(lean("llama"), [5, 3])
 
 
 def test_it_asks_nothing_of_torchs_defaults_and_leaves_them() -> None:
@@ -179,44 +150,27 @@ class Adapted(torch.nn.Linear):
         return 2 * super().forward(given)
 
 
-def changed(change) -> PreTrainedModel:
-    model = built("llama")
-    change(model)
-    return model
-
-
 def adapt(model) -> None:
     model.model.layers[1].mlp.up_proj.__class__ = Adapted
 
 
-def quantise(model) -> None:
-    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
-
-
 def hook(model) -> None:
-    model.model.layers[0].mlp.register_forward_hook(lambda part, given, found: 2 * found)
+    model.model.layers[0].mlp.register_forward_hook(lambda part, given, made: 2 * made)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
-@pytest.mark.parametrize("change", [adapt, quantise, hook])
+@pytest.mark.parametrize("change", [adapt, hook])
 def test_what_is_not_in_plain_weights_is_refused(change) -> None:
+    model = built("llama")
+    change(model)
     with pytest.raises(ValueError, match="linear layers"):
-        Lean(changed(change))
+        Lean(model)
 
 
 def test_two_sessions_of_one_engine_run_in_two_threads() -> None:
-    lm, found = Lean(built("llama")), {}
-
-    def run(first: int) -> None:
-        session = lm.start()
-        found[first] = session.prefill([first, *PROMPT])
-
-    threads = [threading.Thread(target=run, args=(first,)) for first in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(near(found[first], uncached("llama", [first, *PROMPT])[-1]) for first in (1, 2, 3))
+    lm, prompts = Lean(built("llama")), [[first, *PROMPT] for first in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        logits = pool.map(lambda prompt: lm.start().prefill(prompt), prompts)
+    assert all(near(row, uncached("llama", prompt)[-1]) for row, prompt in zip(logits, prompts, strict=True))
 
 
 def test_a_stopped_forward_leaves_the_session_as_it_was() -> None:
@@ -229,22 +183,6 @@ def test_a_stopped_forward_leaves_the_session_as_it_was() -> None:
     session._rows.stop.clear()
     assert session.tokens == PROMPT
     assert near(session.extend([1, 2]), uncached("llama", [*PROMPT, 1, 2])[-2:])
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (lambda: built("gpt2"), "llama, qwen2, qwen3.* gpt2"),
-        (lambda: built("llama", torch.bfloat16), r"torch\.bfloat16"),
-        (lambda: built("llama", head_dim=24), "16.* 24"),
-        (lambda: built("llama", hidden_act="gelu"), "SiLU"),
-        (lambda: built("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), "full attention"),
-        (lambda: built("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
-    ],
-)
-def test_models_that_it_has_no_graph_for_are_refused(model, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Lean(model())
 
 
 # Weights in blocks
@@ -275,43 +213,43 @@ def test_blocks_change_the_weights_and_nothing_else(kind: str, weights: Any) -> 
             assert near(logits[row], right(ids).logits[0, -1])
 
 
-@pytest.mark.parametrize("weights", ["4bit", "8bit"])
-def test_integers_are_near_float32_and_far_from_another_model(weights: Any) -> None:
-    model = built("llama", intermediate_size=96)
-    exact_products, integers, other = (
-        lm.start().extend(PROMPT)
-        for lm in (
-            Lean(model, weights=weights),
-            Lean(model, weights=weights, arithmetic="int8"),
-            Lean(built("qwen2", intermediate_size=96), weights=weights),
-        )
-    )
-    assert float((integers - exact_products).std() / exact_products.std()) < 0.1
-    assert float((other - exact_products).std() / exact_products.std()) > 0.5
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Lean(built("gpt2")), "gpt2"),
+        (lambda: Lean(built("llama", torch.bfloat16)), "bfloat16"),
+        (lambda: Lean(built("llama", head_dim=24)), " 24"),
+        (lambda: Lean(built("llama", hidden_act="gelu")), "SiLU"),
+        (lambda: Lean(built("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)), "attention"),
+        (lambda: Lean(built("llama", rope_parameters=FAR | {"rope_type": "dynamic"})), "dynamic"),
+        (lambda: Lean(built("llama"), weights="4bit"), r"48 .*32"),
+        (lambda: Lean(built("llama"), arithmetic="int8"), "float32"),
+        (lambda: engine(built("llama"), weights="3bit"), "3bit"),
+        (lambda: engine(built("gpt2"), weights="4bit"), "gpt2"),
+        (lambda: Batch(lean("llama"), [5, 3]), "one sequence"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
-def test_formats_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"48 .*32"):
-        Lean(built("llama"), weights="4bit")
-    with pytest.raises(ValueError, match="float32 alone"):
-        Lean(built("llama"), arithmetic="int8")
-    with pytest.raises(ValueError, match=r"4bit.* 3bit"):
-        engine(built("llama"), weights="3bit")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gpt2"):
-        engine(built("gpt2"), weights="4bit")
-    assert type(engine(built("gpt2"))) is CausalLM
+def another_tensor(model: PreTrainedModel) -> None:
+    part = model.model.layers[0].mlp.up_proj
+    part.weight = torch.nn.Parameter(part.weight.detach().clone())
 
 
-@pytest.mark.parametrize("change", ["in place", "another tensor", "another type"])
+CHANGES = {
+    "in place": lambda model: model.load_state_dict(built("llama").state_dict()),
+    "another tensor": another_tensor,
+    "another type": lambda model: model.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_found_out(change: str) -> None:
     model = built("llama")
     lm = Lean(model)
-    weight = model.model.layers[0].mlp.up_proj
-    if change == "in place":
-        model.load_state_dict(built("llama", attention_dropout=0.0).state_dict())
-    elif change == "another tensor":
-        weight.weight = torch.nn.Parameter(weight.weight.detach().clone())
-    else:
-        model.bfloat16()
-    with pytest.raises(ValueError, match="have changed"):
+    CHANGES[change](model)
+    with pytest.raises(ValueError, match="changed"):
         lm.start()

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, Verified, generate
-from ondevice.speculation.largest import Likeliest
+from ondevice.speculation import Draft, Verified, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.suffix_decoding import SuffixDecoding
-from ondevice_papers.sdnpu import drafter
 from ondevice_papers.sdnpu.calibration import Calibration, searched
 from ondevice_papers.sdnpu.drafter import SdNpu, pooled
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.rejections import classify, rejected
-from ondevice_papers.sdnpu.retrieval import Pld, Sam, Suffixes, branches
+from ondevice_papers.sdnpu.retrieval import Pld, Sam, Suffixes
 from ondevice_papers.sdnpu.reuse import Reuse, agreed_run
 
 V = 12
@@ -34,50 +31,7 @@ def logits_of(seed: int, n: int, vocabulary: int = V) -> torch.Tensor:
     return 2 * torch.randn(n, vocabulary, generator=torch.Generator().manual_seed(seed))
 
 
-def saying(rows: Sequence[dict[int, float]], vocabulary: int = V) -> torch.Tensor:
-    """Logits whose softmax gives these probabilities, and the rest evenly to the others."""
-    found = torch.empty(len(rows), vocabulary)
-    for row, said in zip(found, rows, strict=True):
-        row[:] = (1 - sum(said.values())) / (vocabulary - len(said))
-        row[list(said)] = torch.tensor(list(said.values()))
-    return found.log()
-
-
-def step(root: int, draft: Draft, path: Sequence[int], emitted: Sequence[int], logits: torch.Tensor) -> Verified:
-    return Verified(root, draft, logits, path, emitted)
-
-
 # Calibration
-
-
-@pytest.mark.parametrize(("vocabulary", "k"), [(5, 5), (40, 3), (8_192, 8), (151_936, 4), (50_257, 4)])
-def test_the_likeliest_are_those_of_a_full_sort(vocabulary, k):
-    logits = logits_of(1, 7, vocabulary).double()
-    tokens, shares = Likeliest(k)(logits)
-    right = logits.float().softmax(-1).sort(descending=True)
-    assert (tokens == right.indices[:, :k]).all()
-    np.testing.assert_allclose(shares, right.values[:, :k], rtol=1e-5)
-
-
-CLINTON, ARRIVED, HAS, POSSESSIVE, AT, IN, STOP, OTHER = range(8)
-
-
-def figure_9() -> Calibration:
-    """The text itself only has "Clinton's security"."""
-    table, context = Calibration(), [CLINTON, POSSESSIVE, 8, 9, 10, ARRIVED, 11]
-    rows: list[dict[int, float]] = [{} for _ in context]
-    rows[0] = {ARRIVED: 0.5, HAS: 0.3, POSSESSIVE: 0.1}
-    rows[5] = {AT: 0.6, IN: 0.2, STOP: 0.1}
-    table.begin(context)
-    table.prefilled(0, saying(rows))
-    return table
-
-
-def test_the_example_of_figure_9():
-    found = figure_9().tree(CLINTON)
-    paths = branches(*found)
-    assert paths[0][:2] == [ARRIVED, AT] and {path[0] for path in paths} >= {ARRIVED, HAS}
-    assert figure_9().tree(OTHER) == ([], [])
 
 
 def searched_naively(context, top, key, depth, floor, occurrences):
@@ -170,36 +124,20 @@ def test_the_run_is_eq_3_over_all_paths(drawn):
         assert any([tokens[node] for node in nodes][tail.accepted :] == tail.tokens for nodes in root_to_leaf(draft))
 
 
-def observed(made, *steps: Verified):
-    made.begin(())
-    for one in steps:
-        made.observe(one)
-    return made.runs()
-
-
-def test_a_shifted_tail_is_lost_to_eq_3():
-    """Missing: the draft is T 1 2 3 4, the model says 9 1 2 3 4, and after each rejected token one that is shifted."""
-    verified = step(0, Draft.chain([1, 2, 3, 4]), [], [9], saying([{said: 0.9} for said in (9, 1, 1, 2, 3)]))
-    assert observed(Reuse(), verified) == []
-
-
-def test_a_confirmed_run_is_found():
-    """Synonym: 9 in place of 1, and then the model agrees with the draft."""
-    verified = step(0, Draft.chain([1, 2, 3, 4]), [], [9], saying([{said: 0.9} for said in (9, 2, 3, 4, 5)]))
-    assert observed(Reuse(), verified) == [[2, 3, 4]]
-
-
 def test_lifetimes_and_partial_advance():
-    verified = step(0, Draft.chain([1, 2, 3, 4, 5]), [], [9], saying([{said: 0.9} for said in (9, 2, 3, 4, 5, 6)]))
-
-    def says(*said: int) -> Verified:
-        return step(0, Draft((), ()), [], list(said), logits_of(0, 1))
-
-    assert observed(Reuse(), verified, says(7)) == [[2, 3, 4, 5]]
-    assert observed(Reuse(), verified, says(7), says(7)) == []
-    assert observed(Reuse(), verified, says(2)) == [[3, 4, 5]]
-    assert observed(Reuse(), verified, says(2), says(3, 4)) == [[5]]
-    assert observed(Reuse(), verified, says(2, 3, 4, 5)) == []
+    """9 in place of 1, and then the model agrees with the draft."""
+    logits = torch.eye(V)[[9, 2, 3, 4, 5, 6]]
+    verified = Verified(0, Draft.chain([1, 2, 3, 4, 5]), logits, [], [9])
+    for emitted, runs in (
+        ([], [[2, 3, 4, 5]]), ([[7]], [[2, 3, 4, 5]]), ([[7], [7]], []), ([[2]], [[3, 4, 5]]),
+        ([[2], [3, 4]], [[5]]), ([[2, 3, 4, 5]], []),
+    ):  # fmt: skip
+        made = Reuse()
+        made.begin(())
+        made.observe(verified)
+        for tokens in emitted:
+            made.observe(Verified(0, Draft((), ()), logits[:1], [], tokens))
+        assert made.runs() == runs
 
 
 # Rejections
@@ -208,16 +146,10 @@ def test_lifetimes_and_partial_advance():
 @pytest.mark.parametrize(
     ("tail", "output", "right"),
     [
-        ([1, 2, 3], [9, 1, 2, 3, 4], ("missing", 3, 1, 0, 3)),
         ([1, 2, 3], [9, 8, 1, 2, 7], ("missing", 3, 2, 0, 2)),
         ([1, 2, 3, 4], [9, 3, 4], ("synonym", 4, 1, 2, 2)),
-        ([1, 2, 3, 4, 5], [9, 1, 2, 9, 3, 4, 5], ("synonym", 5, 4, 2, 3)),  # the longest part counts
         ([1, 2, 1, 2], [9, 1, 2], ("missing", 4, 1, 0, 2)),  # of equals the one that skips least
         ([1, 2, 3], [9, 2, 9, 3], ("redundant", 3, 0, 0, 0)),  # single tokens are chance
-        ([1, 2], [9, 8, 7, 1, 2], ("redundant", 2, 0, 0, 0)),  # too far away
-        ([2, 3], [3, 3, 2, 3], ("missing", 2, 2, 0, 2)),
-        ([1], [2, 1], ("redundant", 1, 0, 0, 0)),
-        ([1, 2], [], ("redundant", 2, 0, 0, 0)),
     ],
 )
 def test_cases_of_table_2(tail, output, right):
@@ -283,38 +215,14 @@ def test_pld_is_the_lookup_of_three_tokens(text, budget):
 def test_suffixes_are_the_branches_of_suffix_decoding():
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2]
     base, plain = Suffixes(), SuffixDecoding()
-    for one in (base, plain):
-        one.begin(text[:4])
+    for each in (base, plain):
+        each.begin(text[:4])
     for end in range(4, len(text) + 1):
-        found, matched = base.retrieve(text[:end], 31)
-        draft = plain.propose(text[:end], 31)
-        again = pooled(found, 99)
-        nodes = [sorted(zip(one.depths, one.tokens, strict=True)) for one in (again, draft)]
+        branched, matched = base.retrieve(text[:end], 31)
+        drafts = pooled(branched, 99), plain.propose(text[:end], 31)
+        nodes = [sorted(zip(draft.depths, draft.tokens, strict=True)) for draft in drafts]
         assert nodes[0] == nodes[1]
         assert matched == matched_naively([text[:end]])[0]
-
-
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = LlamaConfig(vocab_size=40, max_position_embeddings=128, initializer_range=0.4, **shape)
-    return CausalLM(LlamaForCausalLM(config).double())
-
-
-def test_every_method_says_what_plain_decoding_says(lm):
-    prompt = [*range(1, 20), *range(1, 20)]
-    plain = list(generate(lm, Drafter(), prompt, 60).tokens)
-    steps = {}
-    for name, (make, budget) in drafter.methods(40).items():
-        made = make()
-        for _ in range(2):
-            found = generate(lm, made, prompt, 60, budget=budget)
-            assert list(found.tokens) == plain, name
-            assert max(one.drafted for one in found.steps) <= (64 if name in drafter.BASES else 31)
-        steps[name] = len(found.steps)
-    assert len(steps) == 14 and max(steps[name] for name in steps if name != "vanilla") < 59
-    assert steps["PLD+both"] <= steps["PLD"] and steps["SAM+both"] <= 6  # it has seen the answer
 
 
 def test_the_pool_is_filled_in_order_and_shares_prefixes():
@@ -323,31 +231,15 @@ def test_the_pool_is_filled_in_order_and_shares_prefixes():
     assert pooled([[6, 7], [5, 8, 9], [6, 4]], 6).parents.tolist()[-1] == 0
 
 
-def test_retrieved_branches_come_first_after_a_match_of_three():
-    class Found(Pld):
-        matched = 2
-
-        def retrieve(self, tokens, budget):
-            return [[5, 5]], self.matched
-
-    made = SdNpu(Found(), None, Reuse())
+def test_retrieved_branches_come_first_after_a_match_of_three(monkeypatch):
+    made = SdNpu(Pld(), None, Reuse())
     made.begin([1])
-    made.reuse.runs = lambda: [[7]]
-    assert made.propose([1], 31).tokens.tolist() == [7, 5, 5]
-    made.base.matched = 3
-    assert made.propose([1], 31).tokens.tolist() == [5, 5, 7]
+    monkeypatch.setattr(made.reuse, "runs", lambda: [[7]])
+    for matched, tokens in ((2, [7, 5, 5]), (3, [5, 5, 7])):
+        monkeypatch.setattr(made.base, "retrieve", lambda *given, matched=matched: ([[5, 5]], matched))
+        assert made.propose([1], 31).tokens.tolist() == tokens
 
 
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda lm: generate(lm, SdNpu(Pld(), Calibration()), [], 5), "not 0"),
-        (lambda lm: generate(lm, SdNpu(Sam(41), Calibration()), [1], 5), "41 .* 40"),
-    ],
-)
-def test_bad_input_is_one_clear_error(lm, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(lm)
+def test_a_history_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"41 .* 40"):
+        generate(CausalLM(random_model("llama", vocabulary=40, context=64)), SdNpu(Sam(41), Calibration()), [1], 5)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lookup_tables import well_formed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
@@ -120,17 +119,6 @@ def next_logits(of: CausalLM, text: Sequence[int]) -> torch.Tensor:
 
 
 # Drafters
-
-
-def random_tables(seed: int, k: int = 8) -> Tables:
-    """Rows of 0 to k candidates."""
-    random, found = np.random.default_rng(seed), Tables.empty(V, k)
-    for key in range(V):
-        n = random.integers(0, k + 1)
-        found.tokens[key, :n] = random.permutation(V)[:n]
-        found.probabilities[key, :n] = -np.sort(-random.dirichlet([0.3] * (n + 1))[:n])
-    assert well_formed(found)
-    return found
 
 
 @cache

@@ -21,7 +21,6 @@ from every_drafter import (
     SKIPPABLE,
     V,
     plain,
-    random_tables,
     target,
     targets,
     tiny,
@@ -29,7 +28,7 @@ from every_drafter import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookup_tables import well_formed
+from lookup_tables import random_tables, well_formed
 from tiny import random_model
 
 from ondevice.causal_lm import CausalLM

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lookup_tables import well_formed
+from lookup_tables import random_tables, well_formed
 from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
@@ -22,23 +22,12 @@ from ondevice_papers.diaa.tables import NONE, Fresh, Tables, likeliest, overwrit
 from ondevice_papers.diaa.tree import grow, refill
 from ondevice_papers.diaa.warmup import means, top_k_after_each_token, warm_up
 
-V = 40
+V = 48
 
 
 @pytest.fixture(scope="module")
 def lm() -> CausalLM:
     return CausalLM(random_model("llama", vocabulary=V, context=96))
-
-
-def random_tables(seed: int, vocabulary: int = V, k: int = 8) -> Tables:
-    """Rows of 0 to k candidates."""
-    random, found = np.random.default_rng(seed), Tables.empty(vocabulary, k)
-    for key in range(vocabulary):
-        n = random.integers(0, k + 1)
-        found.tokens[key, :n] = random.permutation(vocabulary)[:n]
-        found.probabilities[key, :n] = -np.sort(-random.dirichlet([0.3] * (n + 1))[:n])
-    assert well_formed(found)
-    return found
 
 
 # Tables
@@ -163,7 +152,7 @@ def grown_naively(tables: Tables, root: int, limit: int, counts="nodes", tau=5e-
 @pytest.mark.parametrize(("growth", "counts"), [(grow, "nodes"), (ambiguities.grow_counting_root, "root")])
 @given(seed=st.integers(0, 50), root=st.integers(0, 11), limit=st.integers(1, 40))
 def test_the_tree_is_that_of_the_naive_growth(growth, counts, seed, root, limit):
-    tables = random_tables(seed, 12)
+    tables = random_tables(seed, vocabulary=12)
     found = growth(tables, root, limit)
     right = grown_naively(tables, root, limit, counts)
     assert list(zip(found.tokens, found.parents, found.ranks, strict=True)) == [node[:3] for node in right]

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import random_model
 
 from ondevice import models, shapes
 from ondevice.causal_lm import CausalLM
@@ -16,22 +16,17 @@ from ondevice_studies.disco import cold_start, device_probe, record
 EOS = 1
 
 
+def tiny(width, vocabulary=64, seed=0):
+    sizes = {"hidden_size": width, "num_attention_heads": 2, "num_key_value_heads": 2, "eos_token_id": EOS}
+    return random_model("llama", torch.float32, vocabulary=vocabulary, context=128, seed=seed, **sizes).eval()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     tiny(32, vocabulary=300).save_pretrained(path)
     shapes.byte_tokenizer().save_pretrained(path)
     return str(path)
-
-
-def tiny(width: int, vocabulary: int = 64, seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary, hidden_size=width, intermediate_size=width, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, eos_token_id=EOS, bos_token_id=0,
-        )
-    ).eval()  # fmt: skip
 
 
 def test_the_probe_times_every_token_of_every_prompt_in_order(folder):

@@ -81,11 +81,6 @@ def test_speeds_are_above_one_where_faster_and_memory_where_larger(home):
     }
 
 
-def test_a_page_without_the_place_is_refused():
-    with pytest.raises(ValueError, match="0 places"):
-        machines.written("nothing")
-
-
 def test_the_page_on_gpus_names_the_models_of_the_paper_parameters():
     text = (assets.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     files = sorted((assets.ROOT / "notebooks" / "params").glob("*.paper.yaml"))

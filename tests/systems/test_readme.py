@@ -32,53 +32,37 @@ from ondevice.run.moved import HOMES
 from ondevice_programs.router import config
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-CANNOT_RUN = {  # how a command or a block begins, and why it is not run
-    "conda env create": "needs conda and the network; test_environment reads the file",
-    "make clean && rm": "deletes what the other tests need",
-    "bash .ci/setup": "needs the network; test_setup runs it",
-    "python -c": "names a GPU",
-    "text": "the output of a command above it",
-    "pyi": "signatures, which test_api compares with the library's",
-    "ondevice-bench": "takes five minutes; its tests run it on a tiny model",
-    "ondevice-graphs export smollm2-135m-instruct GRAPHS --target htp": "takes minutes; test_htp has a small model",
-    "ondevice-graphs compile": "takes minutes; test_htp has a small model",
-    "python -m ondevice_programs.bench.leaderboard": "writes a page of the repository; a test holds it to the files",
-    "python -m ondevice.data": "needs the network; test_data runs it against a server of its own",
-    "python -m ondevice_studies.record": "takes hours, and writes to data/records; its tests run small ones",
-    "python -m ondevice_studies.rules_lock": "writes a line for a change of the reader's; its tests run it",
-    "python -m ondevice_studies.drawings": "rewrites pictures of the repository; a test holds them to the table",
-    "python -m ondevice_studies.api": "rewrites a page of the repository; a test holds it to the library",
-    "python -m ondevice_studies.provenance": "rewrites sidecars of old records; its tests run it",
-    "python tests/benchmarks/": "takes minutes, and prints what it measured",
-    "python -m pytest": "a test that stands in the repository once its line does",
-    '"': "a row of a table in a file that the page names",
-    "source .venv/": "changes the reader's shell",
-    "git add": "changes the reader's checkout",
-    "pip install": "needs the network; the extras that it names are looked up",
-    "make": "takes minutes to hours; make -n says what it would do",
-    "litellm --config": "another package, in an environment of its own; its file is read",
-    "{": "a directive of Sphinx, which test_site has built",
-}
+CANNOT_RUN = {  # how a command or a block begins, by why it is not run
+    "needs the network": ("conda env create", "bash .ci/setup", "pip install", "python -m ondevice.data", "litellm"),
+    "takes minutes to hours; its tests run small ones": (
+        "make", "ondevice-bench", "ondevice-graphs export smollm2-135m-instruct GRAPHS --target htp",
+        "ondevice-graphs compile", "python -m ondevice_studies.record", "python tests/benchmarks/", "python -m pytest",
+    ),
+    "rewrites a file of the repository, to which a test holds it": (
+        "python -m ondevice_programs.bench.leaderboard", "python -m ondevice_studies.rules_lock",
+        "python -m ondevice_studies.drawings", "python -m ondevice_studies.api",
+        "python -m ondevice_studies.provenance",
+    ),
+    "changes the reader's shell, files or checkout, or names a GPU": (
+        "make clean && rm", "source .venv/", "git add", "python -c",
+    ),
+    "is no command: an output, signatures, a row of a table, a directive of Sphinx": ("text", "pyi", '"', "{"),
+}  # fmt: skip
+NOT_RUN = tuple(beginning for beginnings in CANNOT_RUN.values() for beginning in beginnings)
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<kind>[^\n`]*)\n(?P<body>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S
 )
 LINK = re.compile(r"\[[^]]*]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
-SERVES = {
-    "ondevice-router serve": "--port",
-    "ondevice-router replay": "--port",
-    "ondevice-rerank serve": "--port",
-    "ondevice-pair cloud": "--listen",
-    "ondevice-assistant --public": "--serve",
+SERVES = {  # servers: the option of their address, and the port without it
+    "ondevice-router serve": ("--port", 8400),
+    "ondevice-router replay": ("--port", 8401),
+    "ondevice-rerank serve": ("--port", 8080),
+    "ondevice-pair cloud": ("--listen", 7600),
+    "ondevice-assistant --public": ("--serve", 0),
 }
 # The module of each command that is run, by pyproject's list.
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PROGRAMS = {name: target.partition(".__main__:")[0] for name, target in PROJECT["scripts"].items()}
-DEFAULT_PORTS = {
-    "ondevice-router serve": 8400,
-    "ondevice-router replay": 8401,
-    "ondevice-rerank serve": 8080,
-    "ondevice-pair cloud": 7600,
-}
 
 
 class Page:
@@ -108,23 +92,22 @@ class Page:
         elif kind == "yaml":
             self._config(body)
         elif kind == "bibtex":
-            entries = re.findall(r"^@\w+\{\w+, title = \{(.+?)}, *(?:author.*)?$", body, re.M)
-            cited = [re.sub("[{}]", "", title) for title in entries]
             papers = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-            assert body.count("{") == body.count("}")
-            assert sorted(cited) == sorted([papers["title"], *(one["title"] for one in papers["references"])])
+            plain = re.sub("[{}]", "", body)
+            cited = [paper["title"] for paper in (papers, *papers["references"]) if f"= {paper['title']}," in plain]
+            assert len(cited) == body.count("\n@") + body.startswith("@") and body.count("{") == body.count("}")
         elif kind in ("", "sh", "bash"):
             for line in body.replace("\\\n", " ").splitlines():
                 if words := shlex.split(self._moved(line), comments=True):
                     self.command(line.strip(), words)
         else:
-            assert kind.startswith(tuple(CANNOT_RUN)), f"a block of kind {kind!r} is neither run nor known not to run"
+            assert kind.startswith(NOT_RUN), f"a block of kind {kind!r} is neither run nor known not to run"
 
     def command(self, line: str, words: list[str]) -> None:
         """Run one command, or what can be of it."""
         line, words = line.removeprefix(".venv/bin/"), [words[0].removeprefix(".venv/bin/"), *words[1:]]
-        if (words[0] != "make" and line.startswith(tuple(CANNOT_RUN)) and words[0] != "pip") or "&&" in words:
-            assert line.startswith(tuple(CANNOT_RUN)), f"{line!r} is neither run nor known not to run"
+        if (words[0] != "make" and line.startswith(NOT_RUN) and words[0] != "pip") or "&&" in words:
+            assert line.startswith(NOT_RUN), f"{line!r} is neither run nor known not to run"
         elif words[0] == "make":
             made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
             assert made.returncode == 0 and made.stdout, made.stderr
@@ -139,7 +122,7 @@ class Page:
             made = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
             assert made.returncode == 0 and "error" not in made.stdout, made.stdout + made.stderr
         else:
-            assert line.startswith(tuple(CANNOT_RUN)), f"{line!r} is neither run nor known not to run"
+            assert line.startswith(NOT_RUN), f"{line!r} is neither run nor known not to run"
 
     def _program(self, program: str, words: list[str]) -> None:
         served = next((name for name in SERVES if " ".join([program, *words]).startswith(name)), None)
@@ -164,8 +147,8 @@ class Page:
 
     def _serve(self, program: str, words: list[str], served: str) -> None:
         """Start a server on a free port, and wait until it listens."""
-        option = SERVES[served]
-        given = words[words.index(option) + 1] if option in words else f"127.0.0.1:{DEFAULT_PORTS.get(served)}"
+        option, default = SERVES[served]
+        given = words[words.index(option) + 1] if option in words else str(default)
         free = "0" if option == "--port" else "127.0.0.1:0"
         command = [sys.executable, "-m", PROGRAMS[program], *words, option, free]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "EXAMPLE_KEY": "key"}
@@ -213,61 +196,29 @@ def blocks(text: str) -> list[tuple[str, str]]:
     return found
 
 
-README_OUTPUT = [body for kind, body in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if kind == "text"]
-
-
-def drafted(output: str) -> tuple[int, int, str]:
-    """(passes, tokens, text) that README's example of drafting prints, or shows."""
-    match = re.search(r"^(\d+) passes\n(\d+) tokens: (.*)$", output, re.M)
-    assert match, output
-    return int(match[1]), int(match[2]), match[3]
-
-
-def test_readme_shows_an_output_of_the_bench_and_of_the_drafter():
-    bench, drafter = README_OUTPUT
-    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in bench.splitlines() if line not in page] == ["..."]
-    assert drafted(drafter)[0] < drafted(drafter)[1]
-
-
 @pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
 def test_what_a_page_shows_runs(path, page, capsys):
     found = blocks(path.read_text(encoding="utf-8"))
     for kind, body in sorted(found, key=lambda one: one[0] != "yaml"):  # a file, before the command that reads it
         page.block(kind, body)
-    said, names = capsys.readouterr().out, page.names
-    if path.name == "drafters.md":
-        plain = names["loaded"].model.generate(names["ids"], max_new_tokens=60, do_sample=False)
-        assert said.count(names["loaded"].tokenizer.decode(plain[0])) >= 2
-        assert said.count(" tokens in ") == 3
     if path.name in ("README.md", "drafters.md"):
+        names = page.names
         plain = names["loaded"].model.generate(names["ids"], max_new_tokens=150, do_sample=False)
         assert names["answer"].tolist() == plain[0, names["ids"].shape[1] :].tolist()
-        assert said.count(" passes\n") == (1 if path.name == "README.md" else 5)
     if path.name == "README.md":
-        assert names["documents"][names["best"][0]["corpus_id"]] in said
-        (passes, count, begins), (shown_passes, shown_count, shown) = map(drafted, (said, README_OUTPUT[-1]))
-        assert count == shown_count and begins.startswith(shown)
-        assert abs(passes - shown_passes) <= shown_passes / 10  # logits that nearly tie differ between processors
-    if path.name in ("README.md", "reranker.md"):
-        assert len(names["best"]) == (2 if path.name == "README.md" else 5)
+        shown, ran = (re.findall(r"^(\d+) passes\n(\d+) tokens: ", text, re.M)[-1]
+                      for text in (path.read_text(encoding="utf-8"), capsys.readouterr().out))  # fmt: skip
+        assert shown[1] == ran[1]  # tokens; logits that nearly tie differ between processors
+        assert int(ran[0]) == pytest.approx(int(shown[0]), rel=0.1)
 
 
-@pytest.mark.parametrize(("kind", "body", "said"), [
-    ("rust", "fn main() {}", "neither run nor known"), ("", "sudo reboot", "neither run nor known"),
-    ("", "make reproduse", "No rule to make target"), ("", "pip install .[everything]", "pip install"),
-    ("", "ondevice-run disco --set alpa=1", "alpa"), ("", "ondevice-rerank rang", "exit code 2"),
-    ("yaml", "model_list: []", "model_list"), ("bibtex", "@misc{a, title = {A}, author = {B}}", "Accelerating"),
+@pytest.mark.parametrize(("kind", "body"), [
+    ("rust", "fn main() {}"), ("", "sudo reboot"), ("", "make reproduse"), ("", "pip install .[everything]"),
+    ("", "ondevice-run disco --set alpa=1"), ("", "ondevice-rerank rang"), ("yaml", "model_list: []"),
 ])  # fmt: skip
-def test_a_wrong_block_is_noticed(kind, body, said, page):
-    with pytest.raises((AssertionError, ValueError), match=said):
+def test_a_wrong_block_is_noticed(kind, body, page):
+    with pytest.raises((AssertionError, ValueError)):
         page.block(kind, body)
-
-
-def test_an_open_fence_is_noticed():
-    assert blocks("  ```python\n  x\n  ```\n~~~\ny\n~~~\n") == [("python", "x\n"), ("", "y\n")]
-    with pytest.raises(AssertionError, match="left open"):
-        blocks("```\nx\n```\n```\ny\n")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])

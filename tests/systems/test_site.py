@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,13 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from lab_driven import chromium_page
 
 from ondevice.assets import ROOT
 
 pytest.importorskip("myst_nb", reason="needs pip install -e .[site]")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 LOADED = {"src", "srcset", "data", "poster", "action"}  # attributes by which a browser fetches; and a link's href
 FETCHED = re.compile(r"""(?:url\(\s*|@import\s+)["']?(?:https?:)?//""")
 
@@ -90,15 +87,12 @@ def address(site) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)], ids=["phone", "desktop"])
-def test_a_browser_stays_on_the_host_and_never_scrolls_the_page_sideways(site, pages, address, width, height):
-    """Every page, in headless Chromium. Pictures are kept where ONDEVICE_SCREENSHOTS names a folder."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install -e .[browser]")
+def test_a_browser_stays_on_the_host_and_never_scrolls_the_page_sideways(site, pages, address, width, height, tmp_path):
+    """Every page, in headless Chromium."""
     asked, wide, errors = set(), {}, []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=QUIET)
-        page = browser.new_page(viewport={"width": width, "height": height})
+    with chromium_page(tmp_path / "chromium") as page:
+        page.set_viewport_size({"width": width, "height": height})
         page.on("request", lambda request: asked.add(request.url))
         page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -106,9 +100,6 @@ def test_a_browser_stays_on_the_host_and_never_scrolls_the_page_sideways(site, p
             name = path.relative_to(site).as_posix()
             page.goto(address + name, wait_until="load")
             wide[name] = page.evaluate("document.documentElement.scrollWidth") - width
-            if folder := os.environ.get("ONDEVICE_SCREENSHOTS"):
-                page.screenshot(path=Path(folder) / f"{name.replace('/', '-')}-{width}.png", full_page=True)
-        browser.close()
     assert len(asked) > len(pages) and not errors
     assert {url for url in asked if not url.startswith((address, "data:", "blob:"))} == set()
     assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}

@@ -74,6 +74,18 @@ def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: str) -> N
     assert "[DONE]" in replies[1][2] and "error" not in replies[1][2]
 
 
+def test_a_count_that_leaves_the_prefix_out_is_never_negative(tmp_path: Path) -> None:
+    """The side that goes on counts 2 tokens of a prompt whose prefix alone has 5."""
+
+    async def work() -> Any:
+        cut = Upstream(lambda _: [chunk(f" w{number}") for number in range(5)])
+        server = Upstream(lambda _: [*ANSWER, usage(prompt_tokens=2, completion_tokens=2), DONE])
+        async with serving(server.app) as at, asking(tmp_path, cut, Told(DEVICE_FIRST), server=at) as ask:
+            return json.loads((await ask())[2])["usage"]
+
+    assert asyncio.run(work()) == {"prompt_tokens": 0, "completion_tokens": 7, "total_tokens": 7}
+
+
 def test_an_infinite_logprob_is_null_in_the_whole_answer(tmp_path: Path) -> None:
     """sgl-project/sglang#5984: -inf is no JSON, and a reply that holds it is written by nobody."""
     message = '{"role": "assistant", "content": "An answer"}'

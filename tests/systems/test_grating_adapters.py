@@ -19,13 +19,6 @@ TEXTS = [
     "Draw samples from a normal distribution.", "Close the file, after which it cannot be read.",
     "Return the path of the current folder.",
 ]  # fmt: skip
-HOSTS = [
-    ("LangChainCrossEncoder", "langchain_core.cross_encoders"),
-    ("LangChainCompressor", "langchain_core.documents"),
-    ("LlamaIndexPostprocessor", "llama_index.core.postprocessor.types"),
-    ("HaystackRanker", "haystack"),
-    ("RerankersRanker", "rerankers.models.ranker"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +117,8 @@ def test_rerankers_ranker_gives_its_ranked_results(reranker, best):
     assert ranker.rank(QUERY, documents)[0].of == names[best[0][0]] and not ranker.rank(QUERY, []).results
 
 
-@pytest.mark.parametrize(("name", "module"), HOSTS)
-def test_a_missing_host_is_one_sentence_that_names_the_extra(name, module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(vars(adapters), name, raising=False)
-    package = module.partition(".")[0]
-    with pytest.raises(ImportError, match=rf"{name} .*\[hosts\].*{package}"):
-        getattr(adapters, name)
-    assert not hasattr(adapters, "Ranker")
+def test_a_missing_host_is_one_sentence_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "haystack", None)
+    monkeypatch.delitem(vars(adapters), "HaystackRanker", raising=False)
+    with pytest.raises(ImportError, match=r"HaystackRanker .*\[hosts\].*haystack"):
+        adapters.HaystackRanker  # noqa: B018

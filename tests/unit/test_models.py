@@ -45,10 +45,9 @@ def trained(kind: str = "llama") -> transformers.PreTrainedModel:
     return model
 
 
-def saved(folder: Path, kind: str = "llama", tokenizer: bool = True) -> Path:
-    trained(kind).save_pretrained(folder)
-    if tokenizer:
-        shapes.byte_tokenizer().save_pretrained(folder)
+def saved(folder: Path, kind: str = "llama") -> Path:
+    for part in (trained(kind), shapes.byte_tokenizer()):
+        part.save_pretrained(folder)
     return folder
 
 
@@ -71,11 +70,9 @@ def test_a_shape_has_the_published_number_of_parameters(name):
     assert shapes.SHAPES[name].empty().num_parameters() == shapes.SHAPES[name].parameters
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_random_weights_follow_the_seed_and_run(kind):
-    first, again, other = (models.load(f"random:tiny-{kind}", seed=seed) for seed in (0, 0, 1))
-    assert not first.model.training
-    assert logits(first.model).isfinite().all()
+def test_random_weights_follow_the_seed_and_run():
+    first, again, other = (models.load("random:tiny-llama", seed=seed) for seed in (0, 0, 1))
+    assert not first.model.training and logits(first.model).isfinite().all()
     assert torch.equal(logits(first.model), logits(again.model))
     assert not torch.equal(logits(first.model), logits(other.model))
 
@@ -87,13 +84,6 @@ def test_random_weights_are_as_drawn_and_tied_where_the_shape_ties():
     assert model.model.norm.weight.eq(1).all()
     assert model.model.layers[0].self_attn.q_proj.bias.eq(0).all()
     assert model.model.layers[1].mlp.up_proj.weight.float().std().item() == pytest.approx(0.02, rel=0.2)
-
-
-def test_the_ring_gives_tensors_longer_than_its_block_without_repeating_at_the_seam(monkeypatch):
-    monkeypatch.setattr(shapes, "_BLOCK", 7)
-    ring = shapes._Ring(torch.float32, 0)
-    made = torch.cat([ring.like("a", torch.empty(2, 2)).view(-1), ring.like("b", torch.empty(4, 5)).view(-1)])
-    assert torch.equal(made, ring._block.repeat(4)[:24])
 
 
 def test_random_weights_are_marked_also_when_saved_and_refused_for_results(tmp_path):
@@ -118,45 +108,41 @@ def test_a_folder_loads_with_its_own_class_and_weights(tmp_path, kind):
     assert models.load(str(folder), torch.float64).model.dtype == torch.float64
 
 
-def test_a_bundled_model_loads_by_name(root):
-    folder = root / "data" / "models"
-    saved(folder / "pydocs-lm-small")
-    (folder / "pydocs-lm-small" / "README.md").write_text("A card.")
-    models.write_manifest()
-    (folder / "pydocs-lm-small" / "README.md").write_text("A better card.")
-    assert models.bundled() == ["pydocs-lm-small"]
-    loaded = models.load("pydocs-lm-small")
-    assert loaded.origin == "bundled" and len(loaded.tokenizer) == 259
-    assert equal(loaded.model, trained())
-
-
 @pytest.fixture
 def bundle(root):
     folder = saved(root / "data" / "models" / "pydocs-lm-small")
+    (folder / "README.md").write_text("A card.")
     models.write_manifest()
     return folder
 
 
-def test_a_bundled_file_that_differs_from_the_manifest_is_refused(bundle):
-    weights = bundle / "model.safetensors"
-    changed = bytearray(weights.read_bytes())
-    changed[-1] ^= 1
-    weights.write_bytes(changed)
-    with pytest.raises(ValueError, match=r"pydocs-lm-small/model\.safetensors .*sha256"):
+def test_a_bundled_model_loads_by_name_whatever_its_card_says(bundle):
+    (bundle / "README.md").write_text("A better card.")
+    loaded = models.load(bundle.name)
+    assert models.bundled() == [bundle.name] and loaded.origin == "bundled" and equal(loaded.model, trained())
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("model.safetensors", flip),
+        ("extra.json", lambda path: path.write_text("{}")),
+        ("model.safetensors", lambda path: path.unlink()),
+    ],
+    ids=["changed", "unlisted", "missing"],
+)
+def test_bundled_files_that_differ_from_the_manifest_are_refused(bundle, name, harm):
+    harm(bundle / name)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"pydocs-lm-small/{name}"):
         models.load("pydocs-lm-small")
 
 
-def test_a_bundled_file_that_is_missing_or_unlisted_is_refused(bundle):
-    (bundle / "extra.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"extra\.json .*manifest"):
-        models.load("pydocs-lm-small")
-    (bundle / "extra.json").unlink()
-    (bundle / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data/models/pydocs-lm-small/model\.safetensors"):
-        models.load("pydocs-lm-small")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 300, -1])
+@pytest.mark.parametrize("keep", [5, -1])
 def test_a_truncated_weight_file_is_refused(tmp_path, keep):
     weights = saved(tmp_path / "m") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
@@ -165,9 +151,9 @@ def test_a_truncated_weight_file_is_refused(tmp_path, keep):
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    folder = tmp_path / "m"
+    folder = saved(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
     trained().save_pretrained(folder, max_shard_size="10KB")
-    shapes.byte_tokenizer().save_pretrained(folder)
     assert equal(models.load(str(folder)).model, trained())
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
@@ -180,17 +166,14 @@ def test_weights_only_as_pickle_are_refused(tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="pickle"):
         models.load(str(folder))
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        models.load(str(folder))
 
 
-def test_a_missing_tokenizer_or_config_is_named(tmp_path):
-    saved(tmp_path / "m", tokenizer=False)
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
-        models.load(str(tmp_path / "m"))
-    (tmp_path / "m" / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_missing_file_is_named(tmp_path, name):
+    (saved(tmp_path / "m") / name).unlink()
+    for other in tmp_path.glob("m/tokenizer*") if name == "tokenizer.json" else ():
+        other.unlink()
+    with pytest.raises(FileNotFoundError, match=name):
         models.load(str(tmp_path / "m"))
 
 
@@ -218,26 +201,17 @@ def test_a_model_that_needs_code_of_its_own_is_refused(tmp_path):
     folder = saved(tmp_path / "m")
     edit(folder, model_type="minicpm", auto_map={"AutoConfig": "configuration.C", "AutoModel": "modeling.M"})
     (folder / "configuration.py").write_text("raise SystemExit('this code was run')")
-    with pytest.raises(ValueError, match=r"cannot build .* without code of its own"):
+    with pytest.raises(ValueError, match="code of its own"):
         models.load(str(folder))
 
 
 def test_an_unknown_spec_lists_what_exists(bundle):
-    with pytest.raises(ValueError, match=r"'pydocs'.*pydocs-lm-small, all-minilm-l6-v2.*random:"):
+    with pytest.raises(ValueError, match=r"'pydocs'.*pydocs-lm-small"):
         models.load("pydocs")
     with pytest.raises(ValueError, match=r"'gpt-5'.*opt-1\.3b"):
         models.load("random:gpt-5")
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         models.load("./nowhere")
-
-
-def cached_on_hub(folder: Path, source: Path) -> None:
-    """Lay a model out as the hub's client caches acme/tiny."""
-    place = folder / "models--acme--tiny"
-    (place / "refs").mkdir(parents=True)
-    (place / "refs" / "main").write_text("0" * 40)
-    (place / "snapshots").mkdir()
-    source.rename(place / "snapshots" / ("0" * 40))
 
 
 def hub_at(address: str, tmp_path, monkeypatch) -> None:
@@ -250,30 +224,17 @@ def hub_at(address: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
 
 
-@pytest.fixture
-def no_network(tmp_path, monkeypatch):
+def test_a_hub_id_needs_no_network_once_it_is_in_the_cache(tmp_path, monkeypatch):
     hub_at("http://127.0.0.1:9", tmp_path, monkeypatch)
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_hub_id_without_a_network_is_one_sentence():
-    with pytest.raises(ConnectionError, match=r"acme/tiny.*random:"):
+    with pytest.raises(ConnectionError, match="acme/tiny"):
         models.load("acme/tiny")
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_hub_id_in_the_cache_needs_no_network(tmp_path):
-    cached_on_hub(tmp_path / "hub", saved(tmp_path / "m", "qwen3"))
+    place = tmp_path / "hub" / "models--acme--tiny"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    weights = saved(place / "snapshots" / ("0" * 40), "qwen3") / "model.safetensors"
     loaded = models.load("acme/tiny")
-    assert loaded.origin == "hub"
-    assert equal(loaded.model, trained("qwen3"))
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_hub_id_with_a_damaged_file_in_the_cache_is_refused(tmp_path):
-    weights = saved(tmp_path / "m") / "model.safetensors"
+    assert loaded.origin == "hub" and equal(loaded.model, trained("qwen3"))
     weights.write_bytes(weights.read_bytes()[:-7])
-    cached_on_hub(tmp_path / "hub", tmp_path / "m")
     with pytest.raises(ValueError, match="acme/tiny"):
         models.load("acme/tiny")
 
@@ -325,28 +286,22 @@ def hub(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_a_hub_id_is_downloaded(hub):
+def test_a_hub_id_is_downloaded_or_refused_by_name(hub):
     saved(hub)
     loaded = models.load("acme/tiny")
-    assert loaded.origin == "hub"
-    assert equal(loaded.model, trained())
-    with pytest.raises(ValueError, match=r"acme/tiny.*'v9'"):
-        models.load("acme/tiny@v9")
+    assert loaded.origin == "hub" and equal(loaded.model, trained())
+    for spec, words in (("acme/tiny@v9", "'v9'"), ("acme/none", "'acme/none'")):
+        with pytest.raises(ValueError, match=words):
+            models.load(spec)
+    with pytest.raises(PermissionError, match=r"acme/gated.*licence"):
+        models.load("acme/gated")
 
 
 def test_a_hub_id_with_its_weights_only_as_pickle_is_refused(hub):
     saved(hub)
     (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"acme/tiny.*safetensors.*pickle"):
+    with pytest.raises(ValueError, match=r"acme/tiny.*pickle"):
         models.load("acme/tiny")
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_hub_id_that_does_not_exist_or_is_gated_is_one_sentence():
-    with pytest.raises(ValueError, match=r"'acme/none'.*all-minilm-l6-v2"):
-        models.load("acme/none")
-    with pytest.raises(PermissionError, match=r"acme/gated.*licence"):
-        models.load("acme/gated")
 
 
 def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_installed(monkeypatch):
@@ -354,5 +309,5 @@ def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_i
     with pytest.raises(ValueError, match=r"model\.safetensors.*sha256"):
         models.load("all-minilm-l6-v2")
     monkeypatch.setattr(models, "_MINILM_PACKAGE", "no-such-package")
-    with pytest.raises(ModuleNotFoundError, match=r"no-such-package: .*ondevice\[pair\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"ondevice\[pair\]"):
         models.load("all-minilm-l6-v2")

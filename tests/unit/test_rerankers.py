@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import os
 import signal
 from pathlib import Path
@@ -42,24 +41,25 @@ from ondevice_training.reranking.metrics import Estimate, correlations, ndcg, pr
 from ondevice_training.running import export
 
 VOCABULARY, PAD = 40, 1
+SHAPE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
 WORDS = ("matrix", "vector", "token", "socket", "image", "colour", "thread", "signal", "string", "buffer")
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # sums are taken in one order
 
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path, monkeypatch):
-    """One thread, so that sums are taken in one order, and caches and models below a folder of the test's."""
     monkeypatch.setattr(assets, "ROOT", tmp_path)
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
+@dataclasses.dataclass
 class Counting:
     """An embedder of word counts."""
 
-    key, size = "counting", 64
+    key: str = "counting"
+    size = 64
 
     def __call__(self, texts):
         out = np.full((len(texts), self.size), 1e-3, np.float32)
@@ -80,21 +80,13 @@ class WordTokenizer:
 
 def document(index: int, split: int = 0) -> corpus.Document:
     """A function about two of the words, with two described parameters and a long second paragraph."""
-    one, other = WORDS[index % 10], WORDS[(index // 10 + 1 + index) % 10]
-    body = " ".join(f"Case {n} of {one} {index} treats the {other} as {WORDS[(index + n) % 10]}." for n in range(8))
-    docstring = f"""Convert a {one} number {index} into another {other} kind.
-
-Parameters
-----------
-first : int
-    The {one} that call {index} reads before anything else.
-second : int
-    The {other} that call {index} writes when it is done.
-
-Notes
------
-{body}
-"""
+    first, second = WORDS[index % 10], WORDS[(index // 10 + 1 + index) % 10]
+    body = " ".join(f"Case {n} of {first} {index} treats the {second} as {WORDS[(index + n) % 10]}." for n in range(8))
+    docstring = (
+        f"Convert a {first} number {index} into another {second} kind.\n\nParameters\n----------\n"
+        f"first : int\n    The {first} that call {index} reads before anything else.\n"
+        f"second : int\n    The {second} that call {index} writes when it is done.\n\nNotes\n-----\n{body}\n"
+    )
     return corpus.Document(f"pack.m{index % 12}{split}.call{index}", "pack", "function", "(x)", docstring, "")
 
 
@@ -106,18 +98,15 @@ def collection() -> Collection:
     return Collection.from_documents(DOCUMENTS, WordTokenizer())  # type: ignore[arg-type]
 
 
-def decoder(layers: int = 3, seed: int = 0) -> LlamaForCausalLM:
+def decoder(seed: int = 0) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = dict(hidden_size=32, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64)
-    return LlamaForCausalLM(
-        LlamaConfig(**shape, vocab_size=VOCABULARY, pad_token_id=PAD, bos_token_id=0, eos_token_id=0)
-    ).eval()
+    config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, pad_token_id=PAD, bos_token_id=0, eos_token_id=0)
+    return LlamaForCausalLM(config).eval()
 
 
 def encoder(seed: int = 0) -> BertModel:
     torch.manual_seed(seed)
-    shape = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
-    return BertModel(BertConfig(**shape, vocab_size=VOCABULARY, pad_token_id=0, max_position_embeddings=160)).eval()
+    return BertModel(BertConfig(**SHAPE, vocab_size=VOCABULARY, pad_token_id=0, max_position_embeddings=160)).eval()
 
 
 PARENTS = {"decoder": decoder, "encoder": encoder}
@@ -156,14 +145,6 @@ def trained(folder: Path, kind: str = "decoder", lists=toy_lists, **values):
     return learning.train(recipe, model, lists, lambda _: 0.5, folder), model
 
 
-def test_a_module_is_a_name_without_its_object_and_classes():
-    named = [("a.b", "module"), ("a.b.f", "function"), ("a.b.C.m", "function"), ("a.b.kind", "class"),
-             ("a.b.kind.m", "function"), ("a.b._D.E.m", "function")]  # fmt: skip
-    found = modules(corpus.Document(name, "a", kind, "", "x", "") for name, kind in named)
-    assert set(found.values()) == {"a.b"}
-    assert 30 < sum(held_out(f"a.m{n}") for n in range(100)) < 70
-
-
 def test_no_training_example_leaks(collection):
     queries = list(corpus.queries(DOCUMENTS))
     assert {query.kind for query in queries} == {"parameter", "summary"}
@@ -186,17 +167,15 @@ def test_no_training_example_leaks(collection):
 def test_a_sentence_asks_for_the_rest_of_its_paragraph():
     sentences = ["begins with an alpha", "goes on to a beta at last", "then has some gamma rays", "ends in a delta"]
     texts = [f"Article {n % 3}\n" + ". ".join(f"Row {n} {words}" for words in sentences) for n in range(30)]
-    paragraphs = [Paragraph(10 * n, text) for n, text in enumerate(texts)]
-    examples = clozes(paragraphs, Counting())  # type: ignore[arg-type]
+    examples = clozes([Paragraph(10 * n, text) for n, text in enumerate(texts)], Counting())  # type: ignore[arg-type]
     assert len(examples) == 30
-    for number, example in enumerate(examples):
+    for text, example in zip(texts, examples, strict=True):
         (answer,) = example.positives
-        assert example.query.text in texts[number] and example.query.text not in answer
         heading, _, rest = answer.partition("\n")
-        assert texts[number].startswith(heading) and all(part in texts[number] for part in rest.split(". "))
-        negatives = [text for group in example.negatives.values() for text in group]
-        assert texts[number] not in negatives and len(set(negatives)) == len(negatives) > 7
-        assert all(text.startswith(heading + "\n") for text in example.negatives["module"])
+        assert example.query.text in text and example.query.text not in answer
+        assert text.startswith(heading) and all(part in text for part in rest.split(". "))
+        negatives = [negative for group in example.negatives.values() for negative in group]
+        assert text not in negatives and len(set(negatives)) == len(negatives) > 7
 
 
 def test_pools_of_paragraphs_have_the_one_that_answers(monkeypatch):
@@ -216,25 +195,15 @@ def test_training_sees_no_held_out_module_and_evaluation_asks_of_no_other(monkey
     splits = {name: tuple(document(i, n) for i in range(60)) for n, name in enumerate(("train", "validation", "test"))}
     monkeypatch.setattr(corpus, "documents", splits.__getitem__)
     monkeypatch.setattr(corpus, "tokenizer", WordTokenizer)
-    embedder = dataclasses.make_dataclass(
-        "E", [("key", str, "e")], namespace={"__call__": Counting.__call__, "size": 64}
-    )
-    monkeypatch.setattr(evaluation_data.retrieval, "embedder", embedder)
-    texts = [
-        text
-        for example in examples.for_training()
-        for group in (example.positives, *example.negatives.values())
-        for text in group
-    ]
-    titles = {text.partition("\n")[0] for text in texts}
+    monkeypatch.setattr(evaluation_data.retrieval, "embedder", Counting)
+    groups = [group for one in examples.for_training() for group in (one.positives, *one.negatives.values())]
+    titles = {text.partition("\n")[0] for group in groups for text in group}
     module_of = modules(document for split in splits.values() for document in split)
     assert titles and not any(held_out(module_of[title]) for title in titles)
-    found = evaluation_data.for_evaluation("test")
-    assert found.pools and found.dropped >= 0
-    assert all(held_out(module_of[pool.query.name]) for pool in found.pools)
-    assert {title.partition("\n")[0] for pool in found.pools for title in pool.passages} <= {
-        d.name for d in splits["test"]
-    }
+    pools = evaluation_data.for_evaluation("test").pools
+    assert pools and all(held_out(module_of[pool.query.name]) for pool in pools)
+    read = {passage.partition("\n")[0] for pool in pools for passage in pool.passages}
+    assert read <= {document.name for document in splits["test"]}
 
 
 def test_pools_have_twenty_candidates_with_their_baselines_scores_in_no_telling_order(collection):
@@ -252,12 +221,26 @@ def test_pools_have_twenty_candidates_with_their_baselines_scores_in_no_telling_
     assert len(places) > 10
 
 
-def test_a_long_passage_is_cut_and_the_query_is_not():
-    tokenizer = reading_pairs(marked(), causal=True)
-    (row,) = rows(tokenizer, "what?", ["x" * 500])
-    text = tokenizer.decode(list(row.ids))
-    assert len(row.ids) == 160
-    assert text.startswith("<|passage|>xxx") and text.endswith("x<|user|>what?<|assistant|>")
+CHAT = ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("special", "most", "right"),
+    [
+        ([USER, ASSISTANT, PASSAGE], 160, "<|passage|>{passage}<|user|>which?<|assistant|>"),
+        (CHAT, 256, "<|im_start|>user\nwhich?\nPassage:\n{passage}<|im_end|>\n<|im_start|>assistant\n"),
+    ],
+)
+def test_a_long_passage_is_cut_and_the_query_is_not(special, most, right):
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    reader = reading_pairs(tokenizer, causal=True)
+    short, long = (list(row.ids) for row in rows(reader, "which?", ["a title\ntext", "x" * 900]))
+    assert tokenizer.decode(short) == right.format(passage="a title\ntext")
+    assert len(long) == most and tokenizer.decode(long).endswith("x" + right.partition("}")[2])
+    if special == CHAT:
+        messages = [{"role": "query", "content": "which?"}, {"role": "document", "content": "a title\ntext"}]
+        assert reader.apply_chat_template(messages, return_dict=False) == short
 
 
 # An encoder's positions are absolute: it is padded on the right.
@@ -290,25 +273,32 @@ def test_metrics_by_hand_with_ties_against_the_ranker():
     order = ranked(np.array([2.0, 2.0, 1.0, 0.5]), relevant)
     assert order.tolist() == [False, True, False, True]
     assert ndcg(order) == pytest.approx((1 / np.log2(3) + 1 / np.log2(5)) / (1 + 1 / np.log2(3)))
-    assert ndcg(order, 1) == 0
     assert [precision(order, k) for k in (1, 2)] == [0, 0.5]
-    assert ranked(np.zeros(4), relevant).tolist() == [False, False, True, True]
     assert Estimate.from_values([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
     assert correlations(np.arange(4), np.array([0, 1, 3, 2])) == pytest.approx((0.8, 2 / 3))
-    assert correlations(np.zeros(4), np.arange(4)) == (0, 0)
     with pytest.raises(ValueError, match="finite"):
         ranked(np.array([1, np.nan]), relevant[:2])
     with pytest.raises(ValueError, match="no nDCG"):
         ndcg(np.zeros(3, bool))
 
 
+def losses(folder: Path) -> tuple[float, float]:
+    """The first and the last of a log."""
+    with (folder / "log.csv").open() as file:
+        log = list(csv.DictReader(file))
+    return float(log[0]["loss"]), float(log[-1]["loss"])
+
+
+def equal(model, other) -> bool:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
 @pytest.mark.parametrize("kind", PARENTS)
 def test_a_reranker_learns_a_toy_task_and_its_embeddings_stay(kind, tmp_path):
     _, model = trained(tmp_path, kind, queries=60 * QUERIES, matrix_rate=0.02 if kind == "decoder" else 1e-3)
-    with (tmp_path / "log.csv").open() as file:
-        log = list(csv.DictReader(file))
-    assert float(log[0]["loss"]) > 1.5 > 0.5 > float(log[-1]["loss"])
-    assert log[-1]["ndcg"] == "0.5000"
+    first, last = losses(tmp_path)
+    assert first > 1.5 > 0.5 > last
     before = PARENTS[kind]().get_input_embeddings().weight
     assert torch.equal(model.get_input_embeddings().weight, before)
 
@@ -332,9 +322,8 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
     assert (stopped.step, stopped.stopped) == (6, True)
     reached, resumed = trained(tmp_path / "broken", kind, supervision="deep")
     assert (reached.step, reached.stopped) == (12, False)
-    for (name, one), (_, other) in zip(unbroken.named_parameters(), resumed.named_parameters(), strict=True):
-        assert torch.equal(one, other), name
-    with pytest.raises(ValueError, match=r"broken.*96 .*'deep'.*96 .*'last'"):
+    assert equal(unbroken, resumed)
+    with pytest.raises(ValueError, match=r"'deep'.*'last'"):
         trained(tmp_path / "broken", kind, supervision="last")
 
 
@@ -342,47 +331,20 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
 def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
     start = learning.warm(decoder())
     _, model = trained(tmp_path / "whole", queries=60 * QUERIES, matrix_rate=0.02, rank=4)
-    with (tmp_path / "whole" / "log.csv").open() as file:
-        log = list(csv.DictReader(file))
-    assert float(log[0]["loss"]) > 1.5 > 0.8 > float(log[-1]["loss"])
+    first, last = losses(tmp_path / "whole")
+    assert first > 1.5 > 0.8 > last
     kept = dict(model.named_parameters())
     for name, value in start.named_parameters():
         there = kept[name.replace("_proj.weight", "_proj.base.weight") if "self_attn" in name else name]
         assert name == "score.weight" or torch.equal(there, value.to(there.dtype)), name
-    files = {path.name for path in (tmp_path / "whole").iterdir()}
-    assert files == {"checkpoint.safetensors", "log.csv", "adapter"}
     stored = safetensors.torch.load_file(tmp_path / "whole" / "adapter" / "adapter_model.safetensors")
     assert len(stored) == 1 + 3 * 4 * 2 and {value.dtype for value in stored.values()} == {torch.bfloat16}
-    layer = model.model.layers[1].self_attn.q_proj
-    a, b = (stored[f"base_model.model.model.layers.1.self_attn.q_proj.lora_{half}.weight"].float() for half in "AB")
-    facts = json.loads((tmp_path / "whole" / "adapter" / "adapter_config.json").read_text())
-    given = torch.randn(5, 32)
-    merged = layer.base.weight.float() + facts["lora_alpha"] / facts["r"] * b @ a
-    assert torch.allclose(layer(given.to(layer.base.weight.dtype)).float(), given @ merged.T, atol=0.05)
-    assert float((merged - layer.base.weight.float()).abs().max()) > 0.01
 
     trained(tmp_path / "broken", lists=_StopAt(5), rank=4)
     _, resumed = trained(tmp_path / "broken", rank=4)
-    _, unbroken = trained(tmp_path / "unbroken", rank=4)
-    for (name, one), (_, other) in zip(unbroken.named_parameters(), resumed.named_parameters(), strict=True):
-        assert torch.equal(one, other), name
-    for options in ({}, {"rank": 2}):
-        with pytest.raises(ValueError, match="another shape"):
-            trained(tmp_path / "broken", **options)
-
-
-def test_a_chat_model_reads_a_message_of_query_and_passage():
-    tokenizer = shapes.byte_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    reader = reading_pairs(tokenizer, causal=True)
-    ids = list(rows(reader, "which?", ["a title\ntext"])[0].ids)
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>user\nwhich?\nPassage:\na title\ntext<|im_end|>\n<|im_start|>assistant\n"
-    )
-    messages = [{"role": "query", "content": "which?"}, {"role": "document", "content": "a title\ntext"}]
-    assert reader.apply_chat_template(messages, return_dict=False) == ids
-    cut = list(rows(reader, "which?", ["a" * 900])[0].ids)
-    assert len(cut) == 256 and tokenizer.decode(cut).endswith("a<|im_end|>\n<|im_start|>assistant\n")
+    assert equal(resumed, trained(tmp_path / "unbroken", rank=4)[1])
+    with pytest.raises(ValueError, match="another shape"):
+        trained(tmp_path / "broken", rank=2)
 
 
 @pytest.mark.parametrize("kind", PARENTS)

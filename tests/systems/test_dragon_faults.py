@@ -105,19 +105,18 @@ async def ask(port: int, asked: Asked, on_token: Callable[[int], None] | None = 
             await asyncio.to_thread(device.close)
 
 
-def broken(coins: random.Random, count: int, share: float = 0.6) -> list[Fault]:
-    """A fault on a share of so many connections, anywhere in what they carry."""
-    found: list[Fault] = []
+def broken(coins: random.Random, count: int) -> list[Fault]:
+    """A fault on most of so many connections, anywhere in what they carry."""
+    faults: list[Fault] = []
     for connection in range(count):
-        if coins.random() > share:
-            continue
         where = dict(connection=connection, direction=coins.choice(["up", "down"]), at=coins.randrange(2500))
-        if coins.random() < 1 / 3:
-            found.append(Stall(**where))
-        else:
+        kind = coins.random()
+        if kind < 0.2:
+            faults.append(Stall(**where))
+        elif kind < 0.6:
             timed = dict(at=0, after=coins.uniform(0.0, 0.3)) if coins.random() < 0.5 else {}
-            found.append(Cut(**{**where, **timed}, reset=coins.random() < 0.5))
-    return found
+            faults.append(Cut(**{**where, **timed}, reset=coins.random() < 0.5))
+    return faults
 
 
 class Trouble:

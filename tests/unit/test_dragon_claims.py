@@ -39,10 +39,10 @@ def verdict(tables: Tables, claim: str) -> str:
     return CLAIMS[f"dragon-{claim}"].rule.verdict(judged(tables, claim))  # type: ignore[union-attr]
 
 
-def sampled(ms: Mapping[str, Any], tasks: tuple[str, ...] = HOLDERS, requests: int = 4) -> Resampled:
-    """The same value of a name for all requests of all tasks, or one a task."""
-    rows = [{"task": task, "request": n, "method": name, "value": np.broadcast_to(value, len(tasks))[place]}
-            for place, task in enumerate(tasks) for n in range(requests) for name, value in ms.items()]  # fmt: skip
+def sampled(ms: Mapping[str, float]) -> Resampled:
+    """The same value of a name for four requests of each task."""
+    rows = [{"task": task, "request": n, "method": name, "value": value}
+            for task in HOLDERS for n in range(4) for name, value in ms.items()]  # fmt: skip
     return resample(born(pd.DataFrame(rows), "recorded"), "value")
 
 
@@ -61,27 +61,18 @@ def like_the_paper(gain: float) -> Perplexities:
 LARGER, SMALLER = like_the_paper(1.9), like_the_paper(1.4)
 
 
-TEXT_OF_WINDOW = [f"document {window // 2}" for window in range(12)]
-TEXTS_OF_WINDOWS = pd.DataFrame({"split": "test", "window": range(12), "name": TEXT_OF_WINDOW})
-
-
-def figure_6(larger: Perplexities, smaller: Perplexities, spread: float = 0.0) -> pd.DataFrame:
+def perplexity(larger: Perplexities = LARGER, smaller: Perplexities = SMALLER, spread: float = 0.0) -> Tables:
     """12 windows of 10 tokens per model, two of each document; spread: of DRAGON's nats per token, from document to
     document."""
-    rows = []
+    names, rows = pd.DataFrame({"split": "test", "window": w, "name": f"document {w // 2}"} for w in range(12)), []
     for model, by_method in (("larger", larger), ("smaller", smaller)):
         for method, value in by_method.items():
-            counts = (0,) if method == NONE else COUNTS
-            for n, one in zip(counts, np.broadcast_to(value, len(counts)), strict=True):
-                apart = spread * (-1) ** (np.arange(12) // 2) if method == DRAGON else np.zeros(12)
+            counts, apart = (0,) if method == NONE else COUNTS, spread * (method == DRAGON)
+            for n, ratio in zip(counts, np.broadcast_to(value, len(counts)), strict=True):
                 rows += [{"model": model, "window": w, "method": method, "documents": n, "tokens": 10, "read": 1,
-                          "cap": 512 if method == DRAGON else 0, "nats": 10 * (np.log(one) + apart[w])}
+                          "cap": 512 * (method == DRAGON), "nats": 10 * (np.log(ratio) + apart * (-1) ** (w // 2))}
                          for w in range(12)]  # fmt: skip
-    return born(pd.DataFrame(rows), "recorded")
-
-
-def perplexity(larger: Perplexities = LARGER, smaller: Perplexities = SMALLER, spread: float = 0.0) -> Tables:
-    return {"perplexity": study.perplexities(figure_6(larger, smaller, spread), TEXTS_OF_WINDOWS)}
+    return {"perplexity": study.perplexities(born(pd.DataFrame(rows), "recorded"), names)}
 
 
 def test_gains_by_hand_and_their_intervals():

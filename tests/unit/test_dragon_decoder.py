@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class Paused:
     """Holds a model's forward at the nth call of a layer until `go`, so that another thread can do something there."""
 
     def __init__(self, patch: pytest.MonkeyPatch, of: CausalLM, layer: int, nth: int = 0) -> None:
-        self.there, self.go, self.calls, self.run = threading.Event(), threading.Event(), 0, 0
+        self.there, self.go, self.calls = threading.Event(), threading.Event(), 0
         module = of.model.model.layers[layer].mlp  # after the layer's attention has written its rows
         forward = module.forward
 
@@ -133,40 +134,25 @@ class Paused:
         patch.setattr(module, "forward", held)
 
 
-def called(decoder: Decoder, results: list[Any]) -> threading.Thread:
-    """A thread that asks for the next distribution."""
-
-    def run() -> None:
-        try:
-            results.append(decoder.next_distribution())
-        except Interrupted as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize(("kind", "layer", "nth"), [("llama", 0, 0), ("llama", 1, 0), ("mistral", 0, 2)])
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_running_call_is_interrupted_from_another_thread(
     monkeypatch: pytest.MonkeyPatch, kind: str, layer: int, nth: int, begun: bool
 ) -> None:
     """In the last layer of a token's forward it comes too late and is forgotten."""
-    decoder, other, results = side(lm(kind)), side(lm(kind)), list[Any]()
+    decoder, other = side(lm(kind)), side(lm(kind))
     if begun:
         decoder.commit(int(decoder.next_distribution().argmax()))
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
         paused = Paused(patch, lm(kind), layer, nth)
-        thread = called(decoder, results)
+        running = pool.submit(decoder.next_distribution)
         assert paused.there.wait(60)
         lengths = [len(decoder.tokens), decoder.room]
         decoder.interrupt()
         assert_next(other)  # another decoder of the same model does not notice
         calls = paused.calls
         paused.go.set()
-        thread.join(60)
-    assert [isinstance(result, Interrupted) for result in results] == [layer == 0 or not begun]
+        assert isinstance(running.exception(60), Interrupted) == (layer == 0 or not begun)
     assert paused.calls == calls  # nothing ran after it
     assert lengths == [len(decoder.tokens), decoder.room]
     assert_next(decoder)
@@ -284,11 +270,10 @@ def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
     decoder.commit(8), decoder.commit(6)
     assert decoder.ended
     for call in (decoder.next_distribution, decoder.require_open, lambda: decoder.commit(4)):
-        with pytest.raises(ValueError, match=r"token 6 .* 1"):
+        with pytest.raises(ValueError, match="token 6"):
             call()
     decoder.rollback(1)
     assert not decoder.ended
-    decoder.commit(9)
     assert_next(decoder)
 
 
@@ -298,11 +283,11 @@ def test_the_context_ends_with_its_longest_document() -> None:
     assert decoder.room == room
     greedily(decoder, room - 1)
     assert decoder.room == 1
-    assert np.abs(np.exp(decoder.next_distribution()) - by_hand(lm(), decoder.tokens)).max() < 1e-12
+    assert_next(decoder)
     decoder.commit(4)
     assert decoder.room == 0 and not decoder.ended
     for call in (decoder.next_distribution, lambda: decoder.commit(4)):
-        with pytest.raises(ValueError, match=f"{CONTEXT} .* {room}"):
+        with pytest.raises(ValueError, match=str(CONTEXT)):
             call()
     decoder.rollback(room - 1)
     assert_next(decoder)

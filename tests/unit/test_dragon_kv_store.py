@@ -31,8 +31,8 @@ OTHERS = [[6, *DOCUMENT], [7, *DOCUMENT]]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def built(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, **values: Any) -> CausalLM:
-    return CausalLM(random_model(kind, dtype, vocabulary=V, context=CONTEXT, seed=seed, **values))
+def built(kind: str, dtype: torch.dtype = torch.float64, **values: Any) -> CausalLM:
+    return CausalLM(random_model(kind, dtype, vocabulary=V, context=CONTEXT, **values))
 
 
 @cache

@@ -22,7 +22,6 @@ from ondevice_training import language_model
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
 CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 160, 6, 8, 80, 3.0
 COUNTS, CAPS = (2, 4), (64, codec.CAP)
-COLUMNS = ["method", "documents", "cap", "nats", "read"]  # of a tuple of `methods`
 
 
 def text(seed: int, words: int) -> str:
@@ -53,22 +52,15 @@ def retrieved(tokenizer: Any) -> list[Retrieved]:
     return retrieve(found, passages, SparseIndex.build(passages), 6)
 
 
-def evaluated(
-    model: Any, tokenizer: Any, retrieved: list[Retrieved], counts: Sequence[int] = COUNTS, budget: int = BUDGET,
-    **options: Any,
-) -> pd.DataFrame:  # fmt: skip
-    """Every method on every window, with a budget of so many tokens."""
-    fronts = lm.Fronts(model, tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm, "BUDGET", budget)
-        found = [(*row, window) for window, one in enumerate(retrieved)
-                 for row in lm.methods(model, fronts, one, TEMPERATURE, counts, **options)]  # fmt: skip
-    return pd.DataFrame(found, columns=[*COLUMNS, "window"])
-
-
 @pytest.fixture(scope="module")
 def frame(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> pd.DataFrame:
-    return evaluated(model, tokenizer, retrieved, caps=CAPS)
+    """Every method on every window."""
+    fronts = lm.Fronts(model, tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm, "BUDGET", BUDGET)
+        rows = [(*row, window) for window, one in enumerate(retrieved)
+                for row in lm.methods(model, fronts, one, TEMPERATURE, COUNTS, caps=CAPS)]  # fmt: skip
+    return pd.DataFrame(rows, columns=["method", "documents", "cap", "nats", "read", "window"])
 
 
 def nats(frame: pd.DataFrame, method: str, documents: int, cap: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import passages
 from ondevice.evidence import born, sidecars
 from ondevice.retrieval import SparseIndex
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.node import Documents, Node
 from ondevice_studies.dragon import lockstep, record, study
@@ -28,7 +28,6 @@ from ondevice_studies.speculation.prompts import digest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = Asked(k=3, limit=5, temperature=0.0, seed=7)
 QUESTION = Question("zebras.seen", "When are zebras seen?", "at dusk", "device")
 
 

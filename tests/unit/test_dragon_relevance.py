@@ -77,11 +77,10 @@ def test_what_scores_are_made_by_is_told_with_a_digest():
 # A side without documents
 
 
-def node(texts: Sequence[str], documents: Documents | None = None) -> Node:
+def node(texts: Sequence[str]) -> Node:
     model = random_model("llama", vocabulary=300, context=256, spread=0.3)
-    index = SparseIndex.build(list(texts) or ["nothing"])
-    template = Template("{document}\n{query}\n")
-    return Node(CausalLM(model), shapes.byte_tokenizer(), documents or Documents(texts, index), template)
+    documents = Documents(texts, SparseIndex.build(list(texts) or ["nothing"]))
+    return Node(CausalLM(model), shapes.byte_tokenizer(), documents, Template("{document}\n{query}\n"))
 
 
 def test_a_side_without_documents_drafts_what_the_model_says_and_has_no_part():

@@ -1,4 +1,4 @@
-"""DRAGON's side: a session by hand, what it refuses, the move of the aggregator, and the simulator on known cases."""
+"""DRAGON's side: a session by hand, what it refuses, and the simulator's sources."""
 
 from __future__ import annotations
 

@@ -103,28 +103,15 @@ def test_blocks_of_few_bits_have_the_logits_of_the_same_blocks_in_the_lean_engin
     assert (tmp_path / "g" / static_graphs.WEIGHTS).stat().st_size < 12.5e6
 
 
-def outliers(loaded):
-    """The model with a residual beyond 1,500: a token's embedding is large in one place, and norms undo it."""
+@pytest.mark.parametrize("weights", ["float32", "8bit"])
+def test_residuals_of_thousands_are_right(loaded, tmp_path, weights):
+    """Beyond 1,500: a token's embedding is large in one place, and norms undo it."""
     model = models.load(SMALL).model
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 3] += 1800
-    return replace(loaded, source=model)
-
-
-@pytest.mark.parametrize("weights", ["float32", "8bit"])
-def test_residuals_of_thousands_are_right(loaded, tmp_path, weights):
-    exporting.export(outliers(loaded), tmp_path / "g", TEXTS, blocks=2, large=64, small=32, context=224,
-                     weights=weights, compared=64)  # fmt: skip
-    found = static_graphs.facts_of(tmp_path / "g")["compared"]
-    assert found["greatest_difference"] < (5e-2 if weights == "float32" else 0.5)  # processors round 1,800 otherwise
-
-
-def test_a_range_holds_zero_and_both_ends():
-    for low, high in ((-3.0, 5.0), (0.0, 7.0), (-1e-3, 2000.0), (-2.0, 0.0)):
-        for bits in (8, 16):
-            values = drawn.Range(low, high, bits)
-            codes = np.rint(np.array([low, 0.0, high]) / values.scale) + values.zero.astype(float)
-            assert codes.min() >= -1 and codes.max() <= 2**bits and codes[1] == values.zero
+    folder = exported(replace(loaded, source=model), tmp_path / "g", weights=weights, compared=64)
+    difference = static_graphs.facts_of(folder)["compared"]["greatest_difference"]
+    assert difference < (5e-2 if weights == "float32" else 0.5)  # processors round 1,800 otherwise
 
 
 def test_channels_that_meet_large_values_have_larger_weights_before_both_are_rounded():
@@ -169,16 +156,7 @@ def test_the_htps_graphs_round_products_of_weights_and_nothing_else(loaded):
     assert types["positions"] == onnx.TensorProto.INT32
 
 
-def test_a_whole_request_has_the_ids_of_plain_decoding(built, loaded):
-    right = generate(CausalLM(loaded.model), Drafter(), PROMPT, 20).tokens
-    lm = StaticLM(built, RULES["ours"])
-    assert generate(lm, Drafter(), PROMPT, 20, budget=31).tokens == right
-
-
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [([], "224.* 0"), ([1] * 225, "225"), ([10**6], "8191")],
-)
+@pytest.mark.parametrize(("ids", "words"), [([], " 0"), ([1] * 225, "225"), ([10**6], "8191")])
 def test_a_prompt_that_cannot_be_is_refused(built, ids, words):
     with pytest.raises(ValueError, match=words):
         StaticLM(built, RULES["keep both"]).start().prefill(ids)
@@ -207,20 +185,13 @@ def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(loaded, tmp_path
 
 
 def test_texts_that_are_too_short_and_folders_that_are_there_are_refused(loaded, folder, tmp_path):
-    with pytest.raises(ValueError, match=r"100 tokens.*256"):
+    with pytest.raises(ValueError, match="100"):
         exporting.export(loaded, tmp_path / "g", [[1] * 100])
-    with pytest.raises(ValueError, match="holds exported graphs already"):
-        exported(loaded, folder)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("x")
-    with pytest.raises(ValueError, match="not an empty folder"):
-        exported(loaded, tmp_path / "full")
-    assert (tmp_path / "full" / "mine.txt").is_file()
-
-
-def test_more_blocks_than_layers_are_as_many_as_there_are(loaded, tmp_path):
-    facts = json.loads((exported(loaded, tmp_path / "g", blocks=99) / static_graphs.FACTS).read_text())
-    assert facts["layers"] == [1] * loaded.config.num_hidden_layers
+    (tmp_path / "mine.txt").write_text("x")
+    for there in (folder, tmp_path):
+        with pytest.raises(ValueError, match=there.name):
+            exported(loaded, there)
+    assert (tmp_path / "mine.txt").is_file()
 
 
 def test_what_fails_in_the_middle_leaves_no_folder(loaded, tmp_path, monkeypatch):
@@ -233,77 +204,53 @@ def test_what_fails_in_the_middle_leaves_no_folder(loaded, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_other_models_are_refused_in_one_sentence(loaded, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["sliding_attention"] * 6}, "full attention"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_other_models_are_refused(loaded, tmp_path, change, words):
     model = models.load(SMALL).model
-    model.config.layer_types = ["sliding_attention"] * 6
-    with pytest.raises(ValueError, match="full attention"):
-        exported(replace(loaded, source=model), tmp_path / "g")
-    model = models.load(SMALL).model
-    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
-    with pytest.raises(ValueError, match="dynamic"):
+    vars(model.config).update(change)
+    with pytest.raises(ValueError, match=words):
         exported(replace(loaded, source=model), tmp_path / "g")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_compiler_is_one_sentence(monkeypatch):
-    import sys
-
-    htp._devices.cache_clear()
-    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
-    with pytest.raises(ModuleNotFoundError, match=r'"ondevice\[npu\]"'):
-        htp.session("any.onnx")
-    htp._devices.cache_clear()
-
-
-def test_damaged_folders_are_named(folder, tmp_path):
-    def copied(name):
-        return shutil.copytree(folder, tmp_path / name)
-
-    half = copied("half")
-    path = half / "block00-32.onnx"
+def halved(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"block00-32\.onnx in half"):
-        static_graphs.opened(half, tmp_path / "a")
-    cut = copied("cut")
-    with (cut / static_graphs.WEIGHTS).open("r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(ValueError, match=r"weights\.bin in cut"):
-        static_graphs.opened(cut)
-    changed = copied("changed")
-    with (changed / static_graphs.WEIGHTS).open("r+b") as file:
-        file.write(b"other")
-    with pytest.raises(ValueError, match=r"weights\.bin in changed"):
-        static_graphs.opened(changed, tmp_path / "b")
-    lost = copied("lost")
-    (lost / "head-32.onnx").unlink()
-    with pytest.raises(ValueError, match=r"head-32\.onnx"):
-        static_graphs.opened(lost)
-    foreign = copied("foreign")
-    shutil.copy(foreign / "head-32.onnx", foreign / "mine.onnx")
-    with pytest.raises(ValueError, match=r"mine\.onnx"):
-        static_graphs.opened(foreign)
-    (copied("empty") / static_graphs.FACTS).write_text(json.dumps({}))
-    with pytest.raises(ValueError, match=r"empty.*ondevice-graphs export"):
-        static_graphs.opened(tmp_path / "empty")
 
 
-def test_a_cache_that_cannot_be_written_is_one_sentence(folder, tmp_path, monkeypatch):
+DAMAGES = {
+    "a graph that is cut": ("block00-32.onnx", halved),
+    "weights that are cut": (static_graphs.WEIGHTS, halved),
+    "weights that changed": (static_graphs.WEIGHTS, lambda path: path.write_bytes(b"other" + path.read_bytes()[5:])),
+    "a graph that is lost": ("head-32.onnx", lambda path: path.unlink()),
+    "a graph of nobody": ("mine.onnx", lambda path: shutil.copy(path.parent / "head-32.onnx", path)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_folders_are_named(folder, tmp_path, damage):
+    copied, (name, harm) = shutil.copytree(folder, tmp_path / "copied"), DAMAGES[damage]
+    harm(copied / name)
+    with pytest.raises(ValueError, match=name):
+        static_graphs.opened(copied, tmp_path / "compiled")
+    (copied / static_graphs.FACTS).write_text("{}")
+    with pytest.raises(ValueError, match="copied"):
+        static_graphs.opened(copied)
+
+
+def test_a_cache_that_cannot_be_written_is_one_error(folder, tmp_path, monkeypatch):
     def full(*given, **named):
         raise RuntimeError("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Protobuf serialization failed.")
 
     monkeypatch.setattr(static_graphs.onnxruntime, "InferenceSession", full)
-    with pytest.raises(OSError, match=r"the optimised block00-32\.onnx cannot be written|the optimised .*cannot be"):
+    with pytest.raises(OSError, match=r"\.onnx cannot be written"):
         static_graphs.opened(folder, tmp_path / "full")
     assert not list(tmp_path.rglob("*.onnx"))
-
-
-def test_a_compiled_file_that_is_cut_or_missing_is_named(built, tmp_path):
-    cut = tmp_path / "cut.onnx"
-    cut.write_bytes(built.small_files[0].read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"cut\.onnx"):
-        static_graphs.load(cut)
-    with pytest.raises(FileNotFoundError, match=r"gone\.onnx"):
-        static_graphs.load(tmp_path / "gone.onnx")
 
 
 def test_the_pages_driver_needs_nothing_of_this_project(folder, loaded, tmp_path, capsys, monkeypatch):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,10 +65,13 @@ class LlamaCpp:
     def __init__(self, model: Any, past: list[int], threads: int, folder: Path) -> None:
         import llama_cpp
 
+        sys.path.append(str(Path(__file__).parents[1]))
+        from tiny import write_gguf
+
         self.c, self.vocabulary, self.past = llama_cpp, model.config.vocab_size, len(past)
         llama_cpp.llama_log_set(_SILENT, None)
         path = folder / "model.gguf"
-        write_gguf(model, path)
+        write_gguf(model, path, rope_dimension_count=model.config.head_dim, tokenizer_model="none")
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
@@ -121,48 +125,6 @@ class LlamaCpp:
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def _SILENT(level: int, text: bytes, user: object) -> None:
     """Drop what llama.cpp logs."""
-
-
-def write_gguf(model: Any, path: Path) -> None:
-    """A Llama's weights in float32, without a vocabulary: ids are all that is asked."""
-    import gguf
-
-    config = model.config
-    heads, groups, layers = config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(groups)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-    named = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
-    plain = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    parts = {
-        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    for old, new in plain.items():
-        writer.add_tensor(f"{new}.weight", named[f"{old}.weight"])
-    for layer in range(layers):
-        for old, new in parts.items():
-            array = named[f"model.layers.{layer}.{old}.weight"]
-            if new in ("attn_q", "attn_k"):  # its rotary pairs are neighbours, transformers' are halves of a head
-                split = array.reshape(heads if new == "attn_q" else groups, 2, -1, array.shape[1])
-                array = np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
-            writer.add_tensor(f"blk.{layer}.{new}.weight", array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from lookup_tables import random_tables, well_formed
 from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Verified
+from ondevice.speculation import Draft, Verified, generate
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice_papers.diaa import ambiguities
@@ -246,3 +246,9 @@ def test_between_refreshes_the_shape_stays():
     shapes = [drafter.propose([1, key], 4) for key in full[:4]]
     assert shapes[0].ranks.tolist() == shapes[1].ranks.tolist() == [1, 2, 3, 4]
     assert (shapes[3].tokens == grow(drafter.tables, full[3], 4).tokens).all()
+
+
+def test_tables_last_from_request_to_request(lm):
+    drafter = Diaa(Tables.empty(V))
+    passes = [len(generate(lm, drafter, [5, 6], 30, budget=8).steps) for _ in range(2)]
+    assert passes[1] < passes[0]

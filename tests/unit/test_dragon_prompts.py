@@ -15,7 +15,9 @@ from ondevice import chat, models, shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon.messages import Hello, check_peer, encode, hello
+from ondevice_programs.pair import __main__ as command
 from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.guard import LENGTH
 from ondevice_programs.pair.node import MESSAGE, PLAIN, TEMPLATE, Documents, Node, template_of
 
 TEXTS = ["a bird sings", "a fish swims"]
@@ -90,3 +92,7 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work():
     node.require_room("?" * 54, 10)
     with pytest.raises(ValueError, match="55"):
         node.require_room("?" * 55, 10)
+
+
+def test_the_device_is_guarded_where_nothing_is_said():
+    assert command._parser().parse_args(["device"]).guard == LENGTH >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from ondevice.causal_lm import CausalLM
 from ondevice.corpus.excerpts import passages
 from ondevice.evidence import born, sidecars
 from ondevice.retrieval import SparseIndex
-from ondevice_programs.pair.answer import Answer
+from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.node import Documents, Node
-from ondevice_studies.dragon import lockstep, record, study
+from ondevice_studies.dragon import lockstep, pair, record, study
 from ondevice_studies.dragon.language_modelling import Retrieved, retrieve, windows
-from ondevice_studies.dragon.pair import DRAGON
+from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, ON_CLOUD, SW, TW
 from ondevice_studies.dragon.record import IMPOSED
 from ondevice_studies.dragon.world import Question
 from ondevice_studies.speculation.prompts import digest
@@ -29,6 +30,18 @@ from ondevice_studies.speculation.prompts import digest
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUESTION = Question("zebras.seen", "When are zebras seen?", "at dusk", "device")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "changed"),
+    [(DRAGON, "both", {}), (TW, "both", {"mode": "token-wise"}), (SW, "both", {"mode": "sequence-wise"}),
+     (ON_CLOUD, "both", {"mode": "cloud-only"}), (CRCG, "alone", {}), (AS_MANY, "alone", {"k": 6})],
+)  # fmt: skip
+def test_what_is_asked_of_which_device(name: str, how: str, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    asked = Asked(k=3, limit=5, temperature=0.0, seed=7)
+    monkeypatch.setattr(pair, "alone", lambda device, query, options: ("alone", options))
+    device = SimpleNamespace(answer=lambda query, options: ("both", options))
+    assert pair.method(name, asked)(device, "q") == (how, replace(asked, **changed))  # type: ignore[arg-type]
 
 
 # An answer in a row

@@ -21,7 +21,6 @@ READY := .venv/.ready
 SCOREBOARD := notebooks/scoreboard.ipynb
 NOTEBOOKS := $(filter-out $(SCOREBOARD),$(wildcard notebooks/*.ipynb)) $(wildcard $(SCOREBOARD))
 STATIC := $(addprefix tests/notebooks/test_,hygiene.py pictures.py published.py source_cells.py)
-EDITS := $(wildcard tests/notebooks/test_*_edits.py) tests/notebooks/test_edited_notebooks.py
 GATE := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not long'
 LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=20 $(if $(FORCE),,--resume)
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -99,7 +98,7 @@ test-long: $(READY)-long caches
 			properties) run="--hypothesis-profile=random tests/properties" ;; \
 			systems) run="-m long tests/systems" ;; \
 			elsewhere) run="-m long tests/notebooks/test_stored_outputs.py" ;; \
-			edits) run="$(EDITS)" ;; \
+			edits) run="tests/notebooks/test_edits.py" ;; \
 			breaks) run="tests/breaks" ;; \
 			*) echo "There is no part $$part."; exit 2 ;; \
 		esac; \

@@ -310,7 +310,7 @@ def earlier_wins(inject):
     )
 
 
-@fault("diaa", "test_speculation.py::test_drafts_do_not_change_the_output_and_save_steps")
+@fault("diaa", "properties/test_speculation_identity.py::test_every_drafter_says_what_plain_decoding_says[llama-PLD]")
 def judged_by_the_token_before(inject):
     """A drafted token is judged by what the model said a node earlier."""
     inject(

@@ -19,13 +19,14 @@ class Notebook:
     """Its code cells, run in this process, each from a state that was kept before it."""
 
     def __init__(self, paper: str, parameters: dict[str, Any]) -> None:
+        self.paper = paper
         text = Layout().notebook(paper).read_text()
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         self.texts = {cell["id"]: "".join(cell["source"]) for cell in cells}
         tagged = next(cell["id"] for cell in cells if "parameters" in cell["metadata"].get("tags", []))
         self.texts[tagged] += "".join(f"\n{name} = {value!r}" for name, value in parameters.items())
         self.sources = [c["id"] for c in cells if any(t.startswith("source:") for t in c["metadata"].get("tags", []))]
-        self.before, self.said = {}, {}
+        self.before, self.said, self.tables = {}, {}, {}
 
     def run(self, names, state, texts=None):
         """Printed texts by cell; an error is printed text, too, and the last."""
@@ -63,21 +64,26 @@ class Notebook:
 
     def begin(self, last):
         """Run the cells up to one; none may fail."""
-        self.said = self.run(self.span(next(iter(self.texts)), last), {"__name__": "__main__"})
+        state = {"__name__": "__main__"}
+        self.said = self.run(self.span(next(iter(self.texts)), last), state)
         failed = {name: text for name, text in self.said.items() if "Error: " in text}
         assert not failed and last in self.said
+        live = state.get("live")
+        self.tables = dict(live) if isinstance(live, dict) else {}  # DRAGON's is a function
         return self
+
+    def edited(self, cell, old, new):
+        """All texts, one of them with an edit."""
+        assert self.texts[cell].count(old) == 1
+        return self.texts | {cell: self.texts[cell].replace(old, new)}
 
     def again(self, cell, old, new, shown):
         """What the cells from an edited one to another print."""
-        assert self.texts[cell].count(old) == 1
-        wrong = self.texts | {cell: self.texts[cell].replace(old, new)}
-        return self.run(self.span(cell, shown), dict(self.before[cell]), wrong)
+        return self.run(self.span(cell, shown), dict(self.before[cell]), self.edited(cell, old, new))
 
     def to_the_end(self, cell, old, new):
         """Run the cells from an edited one to the notebook's last; none may fail."""
-        assert self.texts[cell].count(old) == 1
-        texts = self.texts | {cell: self.texts[cell].replace(old, new), "end": "print('the end')"}
+        texts = self.edited(cell, old, new) | {"end": "print('the end')"}
         rest = self.span(cell, list(self.texts)[-1])
         printed = self.run([*rest, "end"], dict(self.before[cell]), texts)
         last = list(printed)[-1]

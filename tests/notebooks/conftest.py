@@ -69,8 +69,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before groups are given by file
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs a notebook whole does so in either process, and first, as what is long must not begin last."""
+    """What runs a notebook whole does so in either process, and first, as what is long must not begin last; edits come
+    in the notebooks' order."""
     whole = {item for item in items if item.get_closest_marker("whole")}
     for item in whole:
         item.add_marker(pytest.mark.xdist_group(f"whole {item.callspec.id}"))
-    items.sort(key=lambda item: item not in whole)
+    edited = {item: item.callspec.params["paper"] for item in items if item.path.stem == "test_edits"}
+    items.sort(key=lambda item: (item not in whole, edited.get(item, "")))

@@ -1,13 +1,19 @@
 """What Part I of DIAA's notebook counts, on answers that can be worked out by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiny import random_model
 
 from ondevice import corpus
-from ondevice.speculation import Draft, Drafter, live
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Draft, Drafter, generate, live
 from ondevice.speculation.bundled import mixture
+from ondevice.speculation.loop import PREFILL_CHUNK
+from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice_papers.diaa import live as diaa_live
 from ondevice_papers.diaa.tables import Tables, overwrite
 
@@ -20,7 +26,7 @@ def answer(tokens, name="a"):
     for row, token in enumerate(tokens):
         logits[row, 0] = 5.0
         logits[row, token] = 9.0
-    return live.Answer(name, "qa", (1, 2), tuple(tokens), torch.zeros(2, V), logits, 1.0)
+    return live.Answer(name, "qa", (1, 2), tuple(tokens), SimpleNamespace(prompt_logits=torch.zeros(2, V)), logits, 1.0)
 
 
 def tables(rows):
@@ -65,6 +71,19 @@ def test_a_drafter_is_led_along_and_learns_behind_every_token():
     drafts = live.led(drafter, [answer([3, 3, 3, 4])], budget=2)
     assert drafts["accepted"].tolist() == [2, 1, 0] and drafts["drafted"].tolist() == [2, 2, 2]
     assert drafter.seen == 200 + 3
+
+
+def test_a_prompt_that_was_read_once_is_answered_as_if_it_were_read_again():
+    lm = CausalLM(random_model("llama", vocabulary=40, context=400))
+    prompt = torch.randint(3, 40, (PREFILL_CHUNK + 9,), generator=torch.manual_seed(0)).tolist()
+    plain = live.answered(lm, "a", "qa", prompt, 20, ())
+    assert plain.tokens == generate(lm, Drafter(), prompt, 20).tokens[: plain.limit]
+    for make in (PromptLookup.transformers, mixture):  # the second reads the prompt's logits
+        log = live.answered_with(generate, make(), [plain, plain], 8, ())
+        again = [len(generate(lm, drafter, prompt, plain.limit, budget=8).steps) for drafter in [make()] for _ in "ab"]
+        assert log["same"].all() and log["passes"].tolist() == again
+    with pytest.raises(ValueError, match="prompt"):
+        generate(plain.model, Drafter(), prompt[1:], 5)
 
 
 def test_summaries_draw_whole_answers_and_count_nodes():

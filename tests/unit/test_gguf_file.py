@@ -51,6 +51,10 @@ CASES = [  # architecture, tied, storage types in turns
     ("llama", False, ("Q5_1", "Q5_0")),
     ("qwen2", True, ("Q4_0", "Q5_1", "Q8_0")),
     ("qwen3", False, ("Q4_1", "Q8_0")),
+    ("llama", False, ("F16",)),
+    ("llama", True, ("BF16", "F32")),
+    ("qwen2", True, ("F32", "F16", "BF16")),
+    ("qwen3", False, ("BF16", "F16")),
 ]
 
 

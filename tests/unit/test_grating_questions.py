@@ -35,6 +35,7 @@ DOCUMENTS = {
 def forget() -> None:
     pools.cache_clear()
     questions._evaluation.cache_clear()
+    questions.passages.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from ondevice.evidence import born, kind_of, load
 from ondevice_papers.grating.margins import CHANCES
 from ondevice_papers.grating.pools import measure
-from ondevice_studies.grating import live, study, values
+from ondevice_studies.grating import live, questions, study, values
 from ondevice_studies.grating.claims import CLAIMS
 from ondevice_studies.grating.full_size import HF, OFFLOAD, OURS
 from ondevice_studies.grating.questions import CLOZE, QUESTIONS, RAG
@@ -144,6 +144,17 @@ def test_it_is_scored_live_as_the_record_has_it():
     recorded = study.pools_of(load("grating", "scores"), name, QUESTIONS)[1]
     assert pool.name == recorded.name and (pool.relevant == recorded.relevant).all()
     assert np.abs(pool.scores - recorded.scores).max() < 1e-3
+
+
+@pytest.mark.long  # embeds the passages of the test split
+@pytest.mark.parametrize("set_", [QUESTIONS, CLOZE])
+def test_what_search_returns_is_recorded(set_):
+    recorded, searched = questions.as_recorded(set_), list(questions.evaluated(set_, "test"))
+    assert len(recorded) == len(searched) > 0
+    for first, second in zip(recorded, searched, strict=True):
+        assert vars(first).keys() == vars(second).keys()
+        for name, value in vars(first).items():
+            assert np.array_equal(value, vars(second)[name]), name
 
 
 # Applications

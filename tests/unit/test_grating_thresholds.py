@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from tiny import random_pools
 
-from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay
+from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, same, sweep
 from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule
 from ondevice_papers.grating.thresholds import THRESHOLDS, calibrate, lowest
 
@@ -20,6 +20,15 @@ def drawn(pools: int, split: str = "validation") -> list[Pool]:
     """Those whose final score is high are relevant, more or less."""
     found, rng = random_pools(pools, 0, 2.0, split, n=12), np.random.default_rng(1)
     return [replace(pool, relevant=pool.scores[-1] + rng.normal(size=12) > 2) for pool in found]
+
+
+def test_thresholds_between_two_of_one_outcome_have_it_too():
+    distinct = []
+    for pool in random_pools(12, 0, layers=8, n=20):
+        outcomes = [replay(pool, 5, cluster_rule(threshold)) for threshold in THRESHOLDS]
+        assert all(map(same, sweep(pool, 5, cluster_rule, THRESHOLDS), outcomes))
+        distinct.append(len({outcome.layer.tobytes() for outcome in outcomes}))
+    assert max(distinct) > 2
 
 
 # Measures

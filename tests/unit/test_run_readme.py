@@ -125,3 +125,7 @@ def test_the_readmes_own_text_has_no_other_number():
     text = (assets.ROOT / "README.md").read_text(encoding="utf-8")
     assert NUMBER.findall(own_prose(text)) == PROSE
     assert f"{round(100 * LEVEL)} % interval" in text and len(CLAIMS) == 5  # papers
+
+
+def test_readme_is_short():
+    assert len((assets.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -230,6 +232,59 @@ def test_a_wrong_message_ends_a_connection_at_most(sent: str | bytes):
                         await stranger.recv()
             with Device(TableNode(2), port=port, **QUICK) as device:
                 assert (await device.ask("q", ASKED)).tokens == RIGHT
+
+    asyncio.run(run())
+
+
+def test_64_devices_at_once_and_one_more():
+    asked = [replace(ASKED, seed=seed) for seed in range(Limits().sessions)]
+    right = [exact(TableNode(2), TableNode(1, 0.3), each).tokens for each in asked]
+
+    async def run() -> tuple[list[Answer], Answer]:
+        node, gate = TableNode(1, 0.3), threading.Event()
+        made = node.decoder
+        node.decoder = lambda *given: (gate.wait(PATIENCE), made(*given))[1]  # type: ignore[method-assign]
+        cloud = Cloud(node)
+        async with cloud.listening() as port:
+            with contextlib.ExitStack() as stack:
+                devices = [stack.enter_context(Device(TableNode(2), port=port, patience=PATIENCE)) for _ in asked]
+                questions = map(Device.ask, devices, ["q"] * len(asked), asked)
+                asking = [asyncio.create_task(question) for question in questions]
+                try:
+                    assert await until(lambda: len(cloud._sessions) == len(asked))
+                    with Device(TableNode(2), port=port) as another:
+                        more = await another.ask("q", ASKED)
+                finally:
+                    gate.set()
+                answers = await asyncio.gather(*asking)
+                assert await until(lambda: not cloud._sessions)
+        assert await until(lambda: not list(left_over()))
+        return answers, more
+
+    answers, more = asyncio.run(run())
+    assert [answer.tokens for answer in answers] == right and all(answer.alone_from is None for answer in answers)
+    assert more.alone_from == 0 and "64 sessions" in more.reason
+
+
+def test_a_device_that_vanishes_is_forgotten_after_a_while():
+    def vanish(device: Device) -> None:
+        """Close its connection so that it does not come back. In one step: a busy machine reconnects between two."""
+        device.port = 1
+        device.link.connection._socket.transport.abort()
+
+    async def run() -> None:
+        cloud = Cloud(TableNode(1, delay=0.01), keep=1.0)
+        async with cloud.listening() as port:
+            with Device(TableNode(2, delay=0.01), port=port) as device:
+                asking = asyncio.create_task(device.ask("q", replace(ASKED, limit=1000)))
+                assert await until(lambda: bool(cloud._sessions))
+                device._loop.call_soon_threadsafe(vanish, device)
+                assert await until(lambda: any(session.connection is None for session in cloud._sessions.values()))
+                assert cloud._sessions  # it may come back
+                assert await until(lambda: not cloud._sessions)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        assert await until(lambda: not list(left_over()))
 
     asyncio.run(run())
 

@@ -7,7 +7,6 @@ the lowest such that every higher one meets the target, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 import numpy as np
 
@@ -36,10 +35,11 @@ def curve(
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[str, Floats]:  # fmt: skip
     """What the paper's rule does at each threshold: saved, precision, full, overlap, each [thresholds, pools]."""
-    outcomes = zip(*(sweep(pool, k, rule, thresholds, exact_order) for pool in pools), strict=True)
-    rows = [list(map(measured, pools, repeat(k), of_pools)) for of_pools in outcomes]
+    of_pools = [
+        [measured(pool, k, outcome) for outcome in sweep(pool, k, rule, thresholds, exact_order)] for pool in pools
+    ]
     names = ("saved", "precision", "full", "overlap")
-    return {name: np.array([[getattr(cell, name) for cell in row] for row in rows]) for name in names}
+    return {name: np.array([[getattr(cell, name) for cell in row] for row in of_pools]).T for name in names}
 
 
 def calibrate(pools: Sequence[Pool], k: int, precision: float, exact_order: bool = False) -> float:

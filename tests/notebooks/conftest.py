@@ -63,14 +63,14 @@ def pytest_runtest_makereport(item: pytest.Item):
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "notebook" in metafunc.fixturenames:
-        notebooks = [LAYOUT.notebook(paper) for paper in LAYOUT.papers()]
+        # The larger ones take longer, more or less: what is long must not begin last.
+        notebooks = sorted(map(LAYOUT.notebook, LAYOUT.papers()), key=lambda path: -path.stat().st_size)
         metafunc.parametrize("notebook", notebooks, ids=[notebook.stem for notebook in notebooks])
 
 
 @pytest.hookimpl(tryfirst=True)  # before groups are given by file
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs a notebook whole does so in either process, and first, as what is long must not begin last; edits come
-    in the notebooks' order."""
+    """What runs a notebook whole does so in either process, and first; edits come in the notebooks' order."""
     whole = {item for item in items if item.get_closest_marker("whole")}
     for item in whole:
         item.add_marker(pytest.mark.xdist_group(f"whole {item.callspec.id}"))

@@ -2,7 +2,8 @@
 
 A pytest plugin, which tests/conftest.py names. A file uses the library's modules that it and the helpers beside it
 import, directly or through others, the versions of the packages that those import, and, outside tests/unit and
-tests/properties, the notebooks, published figures and records, too.
+tests/properties, the notebooks, published figures and records, too. Faults on purpose use all tests, their checks.
+Random examples (`--hypothesis-profile`) are others each time, so nothing is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def state(path: Path) -> str:
     """SHA-256 over what the tests of a file use."""
     helpers = [file for folder in {TESTS, path.parent} for file in folder.glob("*.py") if file.stem[:5] != "test_"]
     texts = [file.read_text(encoding="utf-8") for file in sorted({path, *helpers})]
+    if path.parent.name == "breaks":
+        texts += [file.read_text(encoding="utf-8") for file in sorted(TESTS.glob("*/test_*.py"))]
     uses = closure.closure(ROOT / "lib", texts)
     facts = [texts, closure.code_hash(ROOT / "lib", uses.modules), closure.versions(uses.others)]
     digest = hashlib.sha256(json.dumps(facts).encode())
@@ -51,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--resume"):
+    if not config.getoption("--resume") or config.getoption("--hypothesis-profile", None):
         return
     for item in items:
         item.stash[STATE] = state(item.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ from ondevice_programs.pair.decoder import Interrupted, Piece
 from ondevice_programs.pair.engine import Drafted, Drafting, Engine
 
 V = 5
+clock = SimpleNamespace(now=0.0)  # seconds, of forwards alone: how long this machine takes decides nothing
+
+
+def forward() -> None:
+    """What a forward takes."""
+    clock.now += 0.002
+    time.sleep(0.002)
 
 
 class Model:
@@ -43,13 +51,13 @@ class Decoder:
     def pieces(self) -> Iterator[Piece]:
         for size in self.sizes:
             self.model.turns.append((f"{self.name} piece",))
-            time.sleep(0.002)
+            forward()
             yield Piece(size, [])
 
     def next_distribution(self) -> np.ndarray:
         if not self.shared:
             self.model.turns.append((self.name,))
-            time.sleep(0.002)
+            forward()
             assert self.model.gate.wait(60)
             if self.position == self.failing:
                 raise RuntimeError(f"{self.name} has failed.")
@@ -80,7 +88,7 @@ def together(decoders: list[Decoder]) -> None:
     if any(decoder.position == decoder.failing for decoder in decoders):
         raise RuntimeError("One of them has failed.")
     decoders[0].model.turns.append(tuple(decoder.name for decoder in decoders))
-    time.sleep(0.002)
+    forward()
     for decoder in decoders:
         decoder.shared = True
 
@@ -88,6 +96,7 @@ def together(decoders: list[Decoder]) -> None:
 @pytest.fixture(autouse=True)
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "next_together", together)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
 
 class Session:

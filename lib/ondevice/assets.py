@@ -98,6 +98,9 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         os.umask(mask)
         temporary.chmod(mode & ~mask)  # mkstemp makes files private; results are as readable as any other file
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk is an error of a handle, which names no file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -25,6 +26,12 @@ def test_writing_leaves_nothing_of_a_failure(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fail_halfway()
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["result.json"]
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="result.json"), assets.writing(tmp_path / "result.json"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert os.listdir(tmp_path) == []
 
 
 def test_written_files_are_readable_as_any_other(tmp_path):

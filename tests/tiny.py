@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from ondevice.gguf_file import _MODULES, _OUTER
+from ondevice.gguf_config import MODULES, OUTER
 from ondevice_papers.grating.pools import Pool
 
 SHAPE = dict(
@@ -78,7 +78,7 @@ def write_gguf(
     file, held = gguf.GGUFWriter(path, architecture or config.model_type), {}
     for fact, value in (own | facts).items():
         getattr(file, f"add_{fact}")(value)
-    names = {long: short for short, long in (_OUTER | _MODULES).items()}
+    names = {long: short for short, long in (OUTER | MODULES).items()}
     for number, (name, parameter) in enumerate(model.named_parameters()):  # a tied head is none of its own
         module, _, part = name.removeprefix("model.layers.").rpartition(".")
         layer, _, inner = module.partition(".")

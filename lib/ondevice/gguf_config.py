@@ -148,7 +148,8 @@ def _require_shapes(header: Header, config: Any, biases: Mapping[str, bool]) -> 
     """Raise ValueError unless the file has just the tensors that its facts ask for, each in its shape."""
     blocks = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     if blocks != {str(number) for number in range(min(config.num_hidden_layers, len(blocks) + 1))}:
-        raise ValueError(f"{header.name} has tensors of {len(blocks)} layers, where {config.num_hidden_layers} should be.")
+        layers = config.num_hidden_layers
+        raise ValueError(f"{header.name} has tensors of {len(blocks)} layers, where its facts say {layers}.")
     shapes = dict(_shapes(config, len(blocks), biases))
     for name in header.tensors:
         if name not in shapes and name not in ("output.weight", ROPE_FACTORS):
@@ -165,7 +166,8 @@ def _shapes(config: Any, layers: int, biases: Mapping[str, bool]) -> Iterator[tu
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
     matrices = {
-        "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden), "attn_output": (hidden, queries),
+        "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden),
+        "attn_output": (hidden, queries),
         "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
     }  # fmt: skip
     vectors = {"attn_norm.weight": hidden, "ffn_norm.weight": hidden}

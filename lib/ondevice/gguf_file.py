@@ -147,8 +147,9 @@ def _unpack(path: Path, folder: Path) -> None:
     header = gguf_header.read(path)
     config = gguf_config.configuration(header)
     tokenizer = gguf_tokenizer.tokenizer(header)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"The tokenizer in {path.name} has {len(tokenizer)} entries, its model only {config.vocab_size}.")
+    rows = config.vocab_size
+    if len(tokenizer) > rows:
+        raise ValueError(f"The tokenizer in {path.name} has {len(tokenizer)} entries, its model only {rows}.")
     ends = gguf_tokenizer.ends(header)
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     config.eos_token_id = ends[0] if len(ends) == 1 else ends or None

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: byte-level BPE or SentencePiece's, made of the file's own facts as llama.cpp reads them."""
+"""The tokenizer of a GGUF file, of bytes or of SentencePiece, made of the file's own facts as llama.cpp reads them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ondevice import adapters, assets, fetched, shapes
 from ondevice.gguf_file import GGUF, opened
+from ondevice.gguf_header import is_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -110,7 +111,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec == MINILM:
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
-    if folder.suffix.lower() == ".gguf":
+    if folder.suffix.lower() == ".gguf" or (folder.is_file() and is_gguf(folder)):
         return _from_gguf(spec, "file", folder, dtype, device)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)

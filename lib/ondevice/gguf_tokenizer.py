@@ -26,12 +26,12 @@ _LLAMA_3_PIECES = (
 _QWEN_2_PIECES = _LLAMA_3_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
 _DIGITS_APART = ("smollm", "refact", "codeshell", "command-r")  # how texts are split, by the file's own word
 _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
-_PIECES = {
-    "gpt-2": _GPT_2_PIECES,
-    "default": _GPT_2_PIECES,
-    "qwen2": _QWEN_2_PIECES,
-    "deepseek-r1-qwen": _QWEN_2_PIECES,
-    **dict.fromkeys(_LLAMA_3, _LLAMA_3_PIECES),
+_PIECES = {  # expressions that split a text one after another
+    "gpt-2": [_GPT_2_PIECES],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2_PIECES, r"\p{N}+", "[0-9][0-9][0-9]"],
+    "qwen2": [_QWEN_2_PIECES],
+    "deepseek-r1-qwen": [_QWEN_2_PIECES],
+    **dict.fromkeys(_LLAMA_3, [_LLAMA_3_PIECES]),
 }
 
 
@@ -120,7 +120,8 @@ def _byte_level(header: Header, entries: Sequence[str]) -> Tokenizer:
     if pieces in _DIGITS_APART:
         steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     elif pieces in _PIECES:
-        steps = [Split(Regex(_PIECES[pieces]), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        steps = [Split(Regex(expression), "isolated") for expression in _PIECES[pieces]]
+        steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
     elif pieces is None:
         raise ValueError(f"{header.name} does not say how its tokenizer splits text: it has no tokenizer.ggml.pre.")
     else:

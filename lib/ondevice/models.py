@@ -78,14 +78,19 @@ class Loaded:
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end an answer: the tokenizer's, the configuration's and those of the generation settings."""
         settings = None if isinstance(self.source, GGUF) else self.source.generation_config
-        listed = [self.tokenizer.eos_token_id, self.config.eos_token_id, getattr(settings, "eos_token_id", None)]
-        ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
-        return frozenset(number for number in ids if number is not None)
+        return end_ids(self.tokenizer, self.config, settings)
 
     @property
     def random(self) -> bool:
         """Whether the weights are random, for timing and memory only."""
         return bool(getattr(self.config, shapes.MARK, False))
+
+
+def end_ids(*parts: Any) -> frozenset[int]:
+    """The ids that end an answer by the tokenizer, configuration and generation settings, each of which may name some."""
+    listed = [getattr(part, "eos_token_id", None) for part in parts]
+    ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
+    return frozenset(number for number in ids if number is not None)
 
 
 def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:

@@ -26,7 +26,7 @@ def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> Draft:
 
 
 def test_a_session_by_hand_on_the_side_that_does_not():
-    one = side(aggregates=False, lookahead=2, eos_token_id=20)
+    one = side(aggregates=False, lookahead=2, eos_token_ids={20})
     assert one.start(0.0) == [Decode(0, 0, None)]
     assert one.drafted(1.0, 0, 0, 0) == [Send(draft(0, 0, 0)), Decode(0, 1, 0)]
     assert one.drafted(3.0, 0, 1, 11) == [Send(draft(0, 1, 11, 2.0))]  # two ahead: it waits

@@ -31,7 +31,7 @@ _PIECES = {  # expressions that split a text one after another
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2_PIECES, r"\p{N}+", "[0-9][0-9][0-9]"],
     "qwen2": [_QWEN_2_PIECES],
     "deepseek-r1-qwen": [_QWEN_2_PIECES],
-    **dict.fromkeys(_LLAMA_3, [_LLAMA_3_PIECES]),
+    **{name: [_LLAMA_3_PIECES] for name in _LLAMA_3},
 }
 
 

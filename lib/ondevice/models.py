@@ -87,7 +87,7 @@ class Loaded:
 
 
 def end_ids(*parts: Any) -> frozenset[int]:
-    """The ids that end an answer by the tokenizer, configuration and generation settings, each of which may name some."""
+    """The ids that end an answer. parts: a tokenizer, a configuration and generation settings, which may name some."""
     listed = [getattr(part, "eos_token_id", None) for part in parts]
     ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
     return frozenset(number for number in ids if number is not None)

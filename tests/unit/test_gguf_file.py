@@ -24,7 +24,7 @@ from ondevice_programs.reranker.folder import prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 0}
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}  # as many as a block of the K types
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}  # for blocks of K types
 BIASED = {"attention_bias": True, "mlp_bias": True}
 IDS = [5, 17, 3, 44, 8, 29, 2, 101, 77]
 BYTES = {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_merges": ["a b"], "bos_token_id": 0}
@@ -75,7 +75,7 @@ def require_equal(path: Path, model: Any, formats: Sequence[str] = ("float32", "
     assert torch.equal(logits_of(loaded.model), right)
     for weights in formats:
         lm = engine(loaded, weights=weights)
-        assert type(lm) is Lean and torch.allclose(lm.start().extend(IDS), right, atol=3e-4 * float(right.std()))
+        assert type(lm) is Lean and torch.allclose(lm.start().extend(IDS), right, atol=1e-4 * float(right.std()))
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -157,16 +157,17 @@ def test_the_model_of_transformers_brings_its_own_blocks(tmp_path):
 @pytest.mark.parametrize(
     ("pieces", "split", "begins"),
     [
-        ("smollm", ["a", "1", "2", "ĊĊ", "3", "Â½"], False),
-        ("llama-bpe", ["a", "12", "ĊĊ", "3Â½"], True),
-        ("gpt-2", ["a", "12", "Ċ", "Ċ", "3Â½"], False),
-        ("qwen2", ["a", "1", "2", "ĊĊ", "3", "Â½"], False),
+        ("smollm", ["I", "'m", "Ġ(", "1", "2", "3", "4", "ĊĊ", "5", "Â½"], False),
+        ("llama-bpe", ["I", "'m", "Ġ(", "123", "4", "ĊĊ", "5Â½"], True),
+        ("default", ["I", "'", "m", "Ġ", "(", "123", "4", "Ċ", "Ċ", "5Â½"], False),
+        ("gpt-2", ["I", "'m", "Ġ(", "1234", "Ċ", "Ċ", "5Â½"], False),
+        ("qwen2", ["I", "'m", "Ġ(", "1", "2", "3", "4", "ĊĊ", "5", "Â½"], False),
     ],
 )
 def test_the_tokenizer_is_the_files(tmp_path, pieces, split, begins):
     path, _ = written(tmp_path, tokenizer_pre=pieces)
     loaded = models.load(str(path))
-    every = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a12\n\n3½")
+    every = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("I'm (1234\n\n5½")
     assert [piece for piece, _ in every] == split
     entries = byte_entries()
     assert loaded.tokenizer("abc</s>").input_ids == [0] * begins + [entries.index("ab"), entries.index("c"), 2]

@@ -111,6 +111,10 @@ def _architecture(header: Header) -> str:
     architecture = header.facts.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{header.name} is of {architecture}; {', '.join(ARCHITECTURES)} can be read.")
+    pooling = header.facts.get(f"{architecture}.pooling_type", 0)
+    if pooling:
+        pools = f"pools its states ({architecture}.pooling_type is {str(pooling)[:40]})"
+        raise ValueError(f"{header.name} {pools}, as rerankers and embedders do: only models of text can be read.")
     for key, value in header.facts.items():
         own, _, fact = key.partition(".")
         if own != architecture or fact in _APPLIED or (fact in _NEUTRAL and _NEUTRAL[fact] == value):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ondevice import blocks
 
-MAGIC = b"GGUF"
+_MAGIC = b"GGUF"
 PLAIN: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _VERSIONS = (2, 3)
 _AXES = 4  # most that a tensor has
@@ -65,12 +65,6 @@ class Header:
         return float(value)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever its name; a cache of the hub names files by their checksums."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def numbers(path: Path, stored: Stored) -> NDArray[np.float32]:
     """A tensor in one of the formats `PLAIN`, in its shape."""
     data = np.fromfile(path, np.uint8, stored.bytes, offset=stored.offset)  # mapped, it would stay in memory
@@ -90,8 +84,8 @@ def read(path: Path) -> Header:
         start = file.read(len(_LFS))
         if start == _LFS:
             raise ValueError(f"{path.name} is a Git LFS pointer, not the file that it points to: run `git lfs pull`.")
-        if not start.startswith(MAGIC):
-            raise ValueError(f"{path.name} is no GGUF file.")
+        if not start.startswith(_MAGIC):
+            raise ValueError(f"{path.name} is no GGUF file; a model in another format is a folder.")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _header(path, _Cursor(data))
@@ -104,7 +98,7 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self.at = len(MAGIC)
+        self.at = len(_MAGIC)
 
     def skip(self, length: int) -> slice:
         """Where the next bytes lie, which must be there."""

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ondevice import adapters, assets, fetched, shapes
 from ondevice.gguf_file import GGUF, opened
-from ondevice.gguf_header import is_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -116,7 +115,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec == MINILM:
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
-    if folder.suffix.lower() == ".gguf" or (folder.is_file() and is_gguf(folder)):
+    if folder.suffix.lower() == ".gguf" or folder.is_file():  # the hub's cache names files by their checksums
         return _from_gguf(spec, "file", folder, dtype, device)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)
@@ -299,7 +298,9 @@ def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, de
     if adapters.is_adapter(folder):
         return _adapted(spec, origin, folder, dtype, device)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+        files = sorted(folder.glob("*.gguf"))
+        instead = f": name its GGUF file itself, as {files[0]}" if files else ", so it is no folder of a model"
+        raise FileNotFoundError(f"{spec} has no config.json{instead}.")
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
     if not any((folder / name).is_file() for name in VOCABULARIES):

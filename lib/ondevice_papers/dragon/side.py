@@ -183,7 +183,7 @@ class Side:
 
     decide(local, remote, position): the target token, and whether the local and the remote draft are accepted; called
     once a position, where the aggregator is. An accepted draft's token is the target.
-    eos_token_ids: the first of them ends the answer and is emitted. lookahead: most drafts that are not decided, the one
+    eos_token_ids: ids of which the first ends the answer, emitted. lookahead: most drafts that are not decided, the one
     being decoded included; 1 is token-wise. scheduler: says when the aggregator moves to the other side.
     tokens: what is decided, as far as this side knows. epoch: of its own drafts. alone: whether it goes on by itself.
     Raises ValueError on max_new_tokens or lookahead below 1, and in `received` on messages that no peer of this kind

@@ -175,7 +175,7 @@ def _shapes(config: Any, layers: int, biases: Mapping[str, bool]) -> Iterator[tu
         "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
     }  # fmt: skip
     vectors = {"attn_norm.weight": hidden, "ffn_norm.weight": hidden}
-    biased = ("attn_q", "attn_k", "attn_v") if config.model_type == "qwen2" else ()
+    biased: tuple[str, ...] = ("attn_q", "attn_k", "attn_v") if config.model_type == "qwen2" else ()
     if config.model_type != "qwen2" and biases["attention_bias"]:
         biased = _ATTENTION
     if config.model_type == "llama" and biases["mlp_bias"]:

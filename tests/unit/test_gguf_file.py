@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny import random_model, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ondevice import assets, models, shapes
+from ondevice import assets, chat, models, shapes
 from ondevice.causal_lm import TokenTree
 from ondevice.causal_lm.lean import Lean, engine
 from ondevice.causal_lm.session import Session
@@ -236,6 +236,13 @@ def test_a_folder_that_can_be_streamed_is_made_once(tmp_path, capsys, dtype):
     assert isinstance(AutoTokenizer.from_pretrained(folder).eos_token_id, int)
 
 
+@pytest.mark.parametrize("template", ["{{ raise_exception('no user') }}", "{% for message in messages %}"])
+def test_a_chat_template_that_cannot_be_rendered_is_refused(tmp_path, template):
+    loaded = models.load(str(written(tmp_path, chat_template=template)[0]))
+    with pytest.raises(ValueError, match="chat template"):
+        chat.prompt_ids(loaded.tokenizer, "Who sings?")
+
+
 def changed(path: Path, change: Callable[[bytes], bytes]) -> Path:
     path.write_bytes(change(path.read_bytes()))
     return path
@@ -298,6 +305,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a part of each head turned": (lambda to: written(to, rope_dimension_count=8)[0], "dimension_count"),
     "a fact that is not applied": (lambda to: written(to, **{"llama.attention.scale": 0.5})[0], "attention.scale"),
     "experts": (lambda to: written(to, expert_count=8)[0], "expert_count"),
+    "a projector": (lambda to: written(to, architecture="clip")[0], "clip"),
     "a reranker": (lambda to: written(to, "qwen3", **{"qwen3.pooling_type": 4})[0], "pooling_type"),
     "a fact that is missing": (lambda to: written(to, layer_norm_rms_eps=None)[0], "layer_norm_rms_epsilon"),
     "layers that are missing": (lambda to: written(to, block_count=3)[0], "2 layers.*3"),
@@ -315,6 +323,12 @@ def test_a_wrong_file_is_refused(tmp_path, case):
     with pytest.raises(ValueError, match=sentence):
         models.load(str(make(tmp_path)))
     assert not list(assets.cache_folder("gguf").iterdir())
+
+
+def test_a_folder_that_holds_a_gguf_alone_names_it(tmp_path):
+    path, _ = written(tmp_path)
+    with pytest.raises(FileNotFoundError, match=path.name):
+        models.load(str(tmp_path))
 
 
 def test_what_is_no_gguf_or_asked_for_in_another_type_is_refused(tmp_path):

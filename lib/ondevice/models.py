@@ -77,14 +77,19 @@ class Loaded:
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end an answer: the tokenizer's, the configuration's and those of the generation settings."""
         settings = None if isinstance(self.source, GGUF) else self.source.generation_config
-        listed = [self.tokenizer.eos_token_id, self.config.eos_token_id, getattr(settings, "eos_token_id", None)]
-        ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
-        return frozenset(number for number in ids if number is not None)
+        return end_ids(self.tokenizer, self.config, settings)
 
     @property
     def random(self) -> bool:
         """Whether the weights are random, for timing and memory only."""
         return bool(getattr(self.config, shapes.MARK, False))
+
+
+def end_ids(*parts: Any) -> frozenset[int]:
+    """The ids that end an answer. parts: a tokenizer, a configuration and generation settings, which may name some."""
+    listed = [getattr(part, "eos_token_id", None) for part in parts]
+    ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
+    return frozenset(number for number in ids if number is not None)
 
 
 def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:
@@ -110,7 +115,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec == MINILM:
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
-    if folder.suffix.lower() == ".gguf":
+    if folder.suffix.lower() == ".gguf" or folder.is_file():  # the hub's cache names files by their checksums
         return _from_gguf(spec, "file", folder, dtype, device)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)
@@ -293,7 +298,9 @@ def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, de
     if adapters.is_adapter(folder):
         return _adapted(spec, origin, folder, dtype, device)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+        files = sorted(folder.glob("*.gguf"))
+        instead = f": name its GGUF file itself, as {files[0]}" if files else ", so it is no folder of a model"
+        raise FileNotFoundError(f"{spec} has no config.json{instead}.")
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
     if not any((folder / name).is_file() for name in VOCABULARIES):

@@ -82,22 +82,25 @@ class Drawing:
 
         The runtime is fast for codes of 4 bits, and in integers for those of 8, whose zero point is their centre. So a
         weight is scale * (code - centre) + offset, and the offsets meet the sums of the state's blocks. In float32 a
-        code of 8 bits is two of 4: 16 * high + low.
+        code of 8 bits is two of 4: 16 * high + low, from the centre, or beside minima from 0, as a centre far from the
+        codes would cost digits.
         """
-        shift = 0
+        centre = 2 ** (matrix.bits - 1)
         if matrix.bits == 8 and matrix.minima is not None and self._integers:
             # Codes far from the centre would multiply what the activations lose.
-            shift = 128 - (int(matrix.codes.max()) + 1) // 2
-            matrix = Blocks(matrix.codes + np.uint8(shift), matrix.scales, matrix.minima, 8)
+            centre = (int(matrix.codes.max()) + 1) // 2
+            matrix = Blocks(matrix.codes + np.uint8(128 - centre), matrix.scales, matrix.minima, 8)
         if matrix.bits == 8 and not self._integers:
             high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
             low = Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
-            product = self.op("Add", self._product(state, high), self._product(state, low, centred=False))
+            centre = 0 if matrix.minima is not None else centre
+            upper = self._product(state, high, centred=matrix.minima is None)
+            product = self.op("Add", upper, self._product(state, low, centred=False))
         else:
             product = self._product(state, matrix)
         if matrix.minima is None:
             return product
-        offsets = matrix.minima + np.float32(2 ** (matrix.bits - 1) - shift) * matrix.scales
+        offsets = matrix.minima + np.float32(centre) * matrix.scales
         sums = self._summed(state, matrix.shape[1], matrix.size)
         return self.op("Add", product, self.op("MatMul", sums, self.constant(offsets.T.astype(np.float32))))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ondevice import commands, models, prompts
+from ondevice import commands, cores, models, prompts
 from ondevice.causal_lm import support
 from ondevice_programs.bench import formats, inputs, picture
 from ondevice_programs.bench.drafters import DRAFTERS
@@ -126,7 +125,7 @@ def _parser() -> commands.Parser:
     own = "60 of the repository's own"
     add("model", metavar="MODEL", help="a folder, a GGUF file, a hub id or a bundled name")
     add("--prompts", type=commands.existing, metavar="FILE", help=f"a prompt per line, or JSON lines (default: {own})")
-    add("--threads", type=commands.count, default=os.cpu_count(), metavar="N", help="of every engine")
+    add("--threads", type=commands.count, default=cores.usable(), metavar="N", help="of every engine")
     add("--formats", choices=formats.NAMES, help=f"of {', '.join(formats.NAMES)} (default: all)", **several)
     add("--drafters", choices=list(DRAFTERS), help=f"of {', '.join(DRAFTERS)} (default: all)", **several)
     add("--minutes", type=commands.positive, metavar="M", help=f"to keep to where possible (default: {minutes})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import subprocess
 import warnings
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ondevice import assets, chat, prompts
+from ondevice import assets, chat, cores, prompts
 from ondevice.causal_lm import support
 from ondevice.causal_lm.generation import LONGEST
 from ondevice.models import Loaded
@@ -96,7 +95,7 @@ def machine(threads: int) -> dict[str, Any]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": cores.usable(),
         "threads": threads,
         "system": platform.system(),
         "python": platform.python_version(),

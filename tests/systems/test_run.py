@@ -195,15 +195,17 @@ def put_data(layout: Layout, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_a_folder_that_a_parameter_names_counts_with_its_files(layout, tmp_path):
-    job = replace(plan(layout=layout)[0], parameters={"model": str(tmp_path / "model")})
-    prints = [job.made_from()]
-    for text in (None, "weights", "other weights"):
-        (tmp_path / "model").mkdir(exist_ok=True)
-        if text:
-            (tmp_path / "model" / "model.safetensors").write_text(text)
-        prints.append(job.made_from())
-    assert len({made["fingerprint"] for made in prints}) == 4
+@pytest.mark.parametrize("file", ["model/model.safetensors", "model"])
+def test_a_folder_or_file_that_a_parameter_names_counts_with_its_content(layout, tmp_path, file):
+    job = replace(plan(layout=layout)[0], parameters={"model": str(tmp_path / "model"), "text": "long " * 99})
+    prints = [job.made_from()["fingerprint"]]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    for text in ("weights", "weighty", "weights"):
+        path.write_text(text)
+        os.utime(path, (1, 1))  # as an archive or a copy may have it
+        prints.append(job.made_from()["fingerprint"])
+    assert len(set(prints)) == 3 and prints[1] == prints[3]
 
 
 def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout, monkeypatch):

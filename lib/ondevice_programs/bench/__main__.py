@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "machine": inputs.machine(options.threads),
             "commit": inputs.commit(),
             "command": _command(options),
-            "prompts": prompts.digest("\n".join(prompt.text for prompt in source)),
+            "settings": _settings(options),
+            "prompts": prompts.digest(json.dumps([(prompt.task, prompt.text) for prompt in source])),
         }
         parts = begun(options.json, head)
         code = 0
@@ -114,6 +116,16 @@ def _command(options: argparse.Namespace) -> str:
         if value is not None:
             words += [f"--{name}", *(value if isinstance(value, list) else [value])]
     return shlex.join(map(str, words))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says, without names of files."""
+    return {
+        "formats": sorted(set(options.formats or formats.NAMES)),
+        "drafters": sorted(set(options.drafters or DRAFTERS)),
+        "minutes": options.minutes,
+        "compare": options.compare,
+    }
 
 
 def _parser() -> commands.Parser:

@@ -384,6 +384,14 @@ def test_random_weights_have_their_curve_alone(folder, tmp_path, capsys):
     assert "A pass over n rows" in output.out and "Advice" not in output.out
 
 
+@pytest.mark.parametrize(("context", "rows"), [(13, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16]), (34, list(formats.ROWS))])
+@pytest.mark.parametrize("form", ["4bit", "8bit-int8"])  # trees, and chains, which reach further
+def test_a_pass_has_no_more_rows_than_the_context(form, context, rows):
+    model = random_model("llama", torch.float32, vocabulary=64, context=context, hidden_size=64, intermediate_size=64)
+    built, _ = formats.engines(models.Loaded("tiny", "folder", model, None), [form], 1)
+    assert formats.curves(built, 0, {})[form]["rows"] == tuple(rows)
+
+
 def test_a_picture_is_drawn_or_said_to_need_a_package(folder, parts, capsys, monkeypatch):
     picture = folder / "bench.svg"
     assert run(folder, "--json", str(folder / "whole.json"), "--picture", str(picture)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import math
@@ -248,6 +249,17 @@ def test_an_interrupted_bench_keeps_what_is_done_and_goes_on(folder, tmp_path, c
     assert all(after["seconds"][name] >= spent for name, spent in before["seconds"].items())
 
 
+def test_a_full_disk_loses_no_measurement(folder, tmp_path, capsys, monkeypatch):
+    def full(path, parts):
+        if "curves" in parts:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(measuring, "save", full)
+    assert run(folder, "--json", str(tmp_path / "bench.json")) == 2
+    output = capsys.readouterr()
+    assert "No space left" in output.err and "A pass over n rows" in output.out and "No file was written" in output.out
+
+
 def test_going_on_needs_the_same_head(tmp_path):
     file = tmp_path / "bench.json"
     head = {"model": {"spec": "a", "sha256": "f", "parameters": 3}, "machine": {}, "settings": {}, "command": "x"}
@@ -415,6 +427,7 @@ def test_a_picture_is_drawn_or_said_to_need_a_package(folder, parts, capsys, mon
         (["--json", "{text}/bench.json"], "{text}"),
         (["--picture", "bench.txt"], "*.png"),
         (["--json", "{text}"], "not the JSON of a bench"),
+        (["--json", "{folder}"], "is a folder"),
         (["--prompts", "{empty}"], "no prompt"),
         (["--prompts", "{long}"], "long-2"),
         (["--compare", "llama.cpp"], "llama-cpp-python"),
@@ -431,7 +444,7 @@ def test_bad_words_are_refused_before_anything_slow(folder, tmp_path, capsys, mo
 
     monkeypatch.setattr(importlib.util, "find_spec", without_llama_cpp)
     monkeypatch.setattr(formats, "engines", None)
-    paths = {name: tmp_path / name for name in files}
+    paths = {name: tmp_path / name for name in files} | {"folder": tmp_path}
     assert run(folder, *(word.format(**paths) for word in words)) == 2
     assert message.format(**paths) in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ from ondevice_programs.bench.drafters import DRAFTERS
 from ondevice_programs.bench.measuring import Bench
 from ondevice_programs.bench.peer import LlamaCpp
 from ondevice_programs.bench.report import report
-from ondevice_programs.bench.state import begun, read, save
+from ondevice_programs.bench.state import begun, read
 
 _PROGRAM = "ondevice-bench"
 _PEER = "llama.cpp"
@@ -51,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 _bench(options, loaded, source, parts).run()
             except KeyboardInterrupt:
-                save(options.json, parts)
                 code = commands.INTERRUPTED
+            except OSError as error:  # of a full disk, say: what was measured is printed all the same
+                _say(f"{_PROGRAM}: {commands.sentence(error)}")
+                code = commands.REFUSED
         _print(parts, options)
         sys.exit(code)
 
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _given(options: argparse.Namespace) -> tuple[models.Loaded, list[prompts.Prompt]]:
     """The model and the prompts, none for random weights. What can be refused without the model is refused before."""
     source = prompts.from_file(options.prompts) if options.prompts else prompts.own()
+    if options.json and options.json.is_dir():
+        raise ValueError(f"--json {options.json} is a folder; the numbers go into a file.")
     if options.json and options.json.is_file():
         read(options.json)
     if options.picture:
@@ -105,7 +109,8 @@ def _print(parts: dict[str, Any], options: argparse.Namespace) -> None:
             print(f"Picture: {options.picture}")
         except ModuleNotFoundError as error:
             _say(f"No picture: {commands.sentence(error)}")
-    print(f"JSON: {options.json}" if options.json else "No file was written; --json FILE keeps the numbers.")
+    kept = options.json is not None and options.json.is_file()
+    print(f"JSON: {options.json}" if kept else "No file was written; --json FILE keeps the numbers.")
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -13,12 +13,14 @@ import onnxruntime
 import pytest
 import torch
 
-from ondevice import assets, models
+from ondevice import assets, chat, models
 from ondevice.blocks import Blocks
 from ondevice.causal_lm import CausalLM, TokenTree
-from ondevice.speculation import Drafter, generate
+from ondevice.speculation import Drafter, generate, greedy
 from ondevice_papers.sdnpu.scheduling import RULES
+from ondevice_programs.graphs import __main__ as graphs_command
 from ondevice_programs.graphs import drawn, exporting, htp, static_graphs
+from ondevice_programs.graphs.__main__ import main as commanded
 from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
@@ -186,6 +188,45 @@ def test_graphs_that_do_not_fit_the_memory_are_refused(built):
     with pytest.raises(ValueError, match="memory"):
         StaticLM(built, lambda prefill: RULES["ours"](type(prefill)(
             prefill.p, prefill.d, prefill.s, g1=prefill.g1, g2=prefill.g2, memory=prefill.memory / 2)))  # fmt: skip
+
+
+def generated(folder, *words, prompt="def mean(values):"):
+    """The exit code of `ondevice-graphs generate` on a folder."""
+    try:
+        return commanded(["generate", str(folder), "--prompt", prompt, "--drafter", "none", *words])
+    except SystemExit as end:
+        return end.code
+
+
+def test_an_answer_ends_with_the_graphs_context_and_says_so(folder, loaded, capsys):
+    prompts = ("a, b, c, d, " * times for times in range(60, 1, -1))
+    prompt, ids = next((text, ids) for text in prompts if len(ids := chat.prompt_ids(loaded.tokenizer, text)) <= 218)
+    right = generate(CausalLM(loaded.model, 224), Drafter(), ids, 500, eos_token_ids=loaded.eos_token_ids).tokens
+    assert 7 <= len(right) == 225 - len(ids)
+    answers = []
+    for drafter in ("none", "sdnpu"):
+        assert generated(folder, "--tokens", "500", "--drafter", drafter, prompt=prompt) == 0
+        output = capsys.readouterr()
+        assert f"at most {225 - len(ids)} tokens" in output.err and "Traceback" not in output.err
+        answers.append(output.out)
+    assert answers == [loaded.tokenizer.decode(list(right), skip_special_tokens=True) + "\n"] * 2
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(5, "Input/output error"), IndexError("beyond")])
+def test_what_was_generated_is_printed_whatever_ends_it(folder, loaded, capsys, monkeypatch, failure):
+    assert generated(folder, "--tokens", "6") == 0
+    right = capsys.readouterr().out.rstrip("\n")
+    calls = iter(range(9))
+
+    def failing(logits):
+        if next(calls) == 4:
+            raise failure
+        return greedy(logits)
+
+    monkeypatch.setattr(graphs_command, "greedy", failing)
+    assert generated(folder, "--tokens", "6") in (130, 2)  # what a test raises counts as another library's
+    begun = capsys.readouterr().out.rstrip("\n")
+    assert begun and right.startswith(begun) and begun != right
 
 
 WRONG = {

@@ -83,11 +83,11 @@ class Lean(CausalLM):
         self.weights, self.arithmetic = weights, arithmetic
         self._pads = self.integers and drafts
         self._state = weights_state(structure)
-        self._most = self.context + _TREE
+        self.most_rows = self.context + _TREE
         self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
         self._table = matrix(drawing.EMBEDDING)
-        drawn = _Drawing(structure, self._most, matrix, self.integers)
+        drawn = _Drawing(structure, self.most_rows, matrix, self.integers)
         options = drawing.options(threads or torch.get_num_threads())
         proto = drawn.decoder().SerializeToString()
         options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
@@ -133,7 +133,7 @@ class Lean(CausalLM):
             tokens, shape = tokens.repeat(2), {}
         n = len(tokens)
         past = rows.length
-        if past + n > self._most:
+        if past + n > self.most_rows:
             raise ValueError(f"A tree may reach {_TREE} rows beyond the context of {self.context}, not {past + n}.")
         rows.reserve(past + n)
         keys, values = rows.buffers(self._empty, self._empty)

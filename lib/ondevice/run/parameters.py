@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from ondevice import cores
 from ondevice.run.job import Layout
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -92,7 +93,7 @@ def check_parameters(paper: str, namespace: Mapping[str, Any], layout: Layout | 
 
     Raises ParameterError for a value of the wrong type or out of its limits, and for a name that papermill injected
     but the notebook does not have. A parameter `threads` sets that of the numeric libraries; where it is 0, it becomes
-    what the runner gives, else all cores.
+    what the runner gives, else all cores that may be used.
     """
     parameters = read_parameters((layout or Layout()).notebook(paper))
     injected = ast.parse("\n".join(text for text in namespace.get("In", []) if text.startswith("# Parameters\n")))
@@ -104,16 +105,11 @@ def check_parameters(paper: str, namespace: Mapping[str, Any], layout: Layout | 
     return values
 
 
-def cores() -> int:
-    """Of the machine, as far as this process may use them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def set_threads(threads: int) -> int:
     """Limit numeric libraries to so many threads: those loaded later by their variables, the others at once."""
     import threadpoolctl
 
-    threads = threads or int(os.environ.get(THREAD_VARIABLES[0], cores()))
+    threads = threads or int(os.environ.get(THREAD_VARIABLES[0], cores.usable()))
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     threadpoolctl.threadpool_limits(threads)
     if "torch" in sys.modules:

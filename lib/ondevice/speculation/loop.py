@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -83,9 +84,10 @@ def generate(
 ) -> Generation:  # fmt: skip
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
-    budget: most nodes of a draft. eos_token_ids: they end the output, and the first of them is part of it; the model's
-    context ends it too. Where the model can verify only chains, as with sliding windows or ALiBi, a draft that branches
-    is cut to one: the root's first child, that node's first child, and so on.
+    budget: most nodes of a draft, which are fewer where the model's rows end. eos_token_ids: they end the output, and
+    the first of them is part of it; the model's context ends it too. Where the model can verify only chains, as with
+    sliding windows or ALiBi, a draft that branches is cut to one: the root's first child, that node's first child, and
+    so on.
     Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
@@ -93,12 +95,14 @@ def generate(
     drafter.begin(prompt)
     reads = (PREFILL_CHUNK, drafter.prefilled) if drafter.wants_prefill else ()
     tokens = [*map(int, prompt), choice(session.prefill(prompt, *reads))]
+    rows = getattr(lm, "most_rows", sys.maxsize)  # what stands in for a `CausalLM` may not say
     last = min(len(prompt) + max_new_tokens, lm.context + 1)  # the last token needs no row in the cache
     steps = []
     while len(tokens) < last and tokens[-1] not in eos_token_ids:
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
-        draft = verifiable(lm, drafter.propose(tokens, budget).within(budget, room)) if room else EMPTY
+        nodes = min(budget, rows - cached - 1)  # behind the root
+        draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room)) if room and nodes > 0 else EMPTY
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])

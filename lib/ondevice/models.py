@@ -90,9 +90,15 @@ class Loaded:
 
 
 def end_ids(*parts: Any) -> frozenset[int]:
-    """The ids that end an answer. parts: a tokenizer, a configuration and generation settings, which may name some."""
+    """The ids that end an answer. parts: a tokenizer, a configuration and generation settings, which may name some.
+
+    Raises ValueError where one is no whole number.
+    """
     listed = [getattr(part, "eos_token_id", None) for part in parts]
     ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
+    odd = [number for number in ids if number is not None and type(number) is not int]
+    if odd:
+        raise ValueError(f"The model names {odd[0]!r} as an end token, which is no token id.")
     return frozenset(number for number in ids if number is not None)
 
 

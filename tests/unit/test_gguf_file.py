@@ -174,6 +174,13 @@ def test_the_tokenizer_is_the_files(tmp_path, pieces, split, begins):
     assert len(loaded.tokenizer) == len(entries) and opened(path).sha256 == loaded.gguf.sha256
 
 
+@pytest.mark.parametrize(("pieces", "whole"), [("llama-bpe", True), ("gpt-2", False)])
+def test_an_entry_that_no_merges_make_is_taken_whole_by_llama_3(tmp_path, pieces, whole):
+    path, _ = written(tmp_path, marks=["cab"], token_types=[3] * 3 + [1] * 258, tokenizer_pre=pieces)
+    ids = models.load(str(path)).tokenizer("cab", add_special_tokens=False).input_ids
+    assert ids == ([260] if whole else [byte_entries().index("c"), byte_entries().index("ab")])
+
+
 ENDS = [  # of the file's own, more control tokens, all ends
     ({}, [], [2]),
     ({"eot_token_id": 1}, [], [2, 1]),

@@ -316,6 +316,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a reranker": (lambda to: written(to, "qwen3", **{"qwen3.pooling_type": 4})[0], "pooling_type"),
     "a fact that is missing": (lambda to: written(to, layer_norm_rms_eps=None)[0], "layer_norm_rms_epsilon"),
     "layers that are missing": (lambda to: written(to, block_count=3)[0], "2 layers.*3"),
+    "heads that do not share a row": (lambda to: written(to, head_count=7)[0], "64.*7"),
     "shapes that differ": (lambda to: written(to, head_count=8)[0], "attn_q.*128"),
     "a tensor that is not known": (lambda to: written(to, extra={"cls.output.weight": FACTOR})[0], "cls.output"),
     "a tensor that is missing": (

@@ -56,6 +56,7 @@ def configuration(header: Header) -> Any:
     Raises ValueError, with one sentence, for another architecture than `ARCHITECTURES`, a file that is no model's,
     facts and tensors that are not applied, and tensors that are missing or of another shape.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     architecture = _architecture(header)
@@ -72,8 +73,7 @@ def configuration(header: Header) -> Any:
         "attention_bias": any(name.endswith(tuple(f"{part}.bias" for part in _ATTENTION)) for name in tensors),
         "mlp_bias": any(name.endswith(tuple(f"{part}.bias" for part in _FEED_FORWARD)) for name in tensors),
     }
-    config: Any = AutoConfig.for_model(
-        architecture,
+    values = dict(
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=hidden,
         intermediate_size=header.whole(f"{key}feed_forward_length"),
@@ -88,6 +88,11 @@ def configuration(header: Header) -> Any:
         architectures=[ARCHITECTURES[architecture]],
         **({} if architecture == "qwen2" else biases),
     )
+    try:
+        config: Any = AutoConfig.for_model(architecture, **values)
+    except StrictDataclassError as error:
+        why = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"{header.name} has facts of which transformers makes no {architecture} ({why}).") from None
     _require_shapes(header, config, biases)
     if ROPE_FACTORS in tensors:
         _divide_frequencies(header, config)

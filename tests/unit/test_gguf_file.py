@@ -174,6 +174,13 @@ def test_the_tokenizer_is_the_files(tmp_path, pieces, split, begins):
     assert len(loaded.tokenizer) == len(entries) and opened(path).sha256 == loaded.gguf.sha256
 
 
+@pytest.mark.parametrize(("pieces", "whole"), [("llama-bpe", True), ("gpt-2", False)])
+def test_an_entry_that_no_merges_make_is_taken_whole_by_llama_3(tmp_path, pieces, whole):
+    path, _ = written(tmp_path, marks=["cab"], token_types=[3] * 3 + [1] * 258, tokenizer_pre=pieces)
+    ids = models.load(str(path)).tokenizer("cab", add_special_tokens=False).input_ids
+    assert ids == ([260] if whole else [byte_entries().index("c"), byte_entries().index("ab")])
+
+
 ENDS = [  # of the file's own, more control tokens, all ends
     ({}, [], [2]),
     ({"eot_token_id": 1}, [], [2, 1]),
@@ -309,6 +316,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a reranker": (lambda to: written(to, "qwen3", **{"qwen3.pooling_type": 4})[0], "pooling_type"),
     "a fact that is missing": (lambda to: written(to, layer_norm_rms_eps=None)[0], "layer_norm_rms_epsilon"),
     "layers that are missing": (lambda to: written(to, block_count=3)[0], "2 layers.*3"),
+    "heads that do not share a row": (lambda to: written(to, head_count=7)[0], "64.*7"),
     "shapes that differ": (lambda to: written(to, head_count=8)[0], "attn_q.*128"),
     "a tensor that is not known": (lambda to: written(to, extra={"cls.output.weight": FACTOR})[0], "cls.output"),
     "a tensor that is missing": (

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import random_model
 
@@ -62,6 +62,7 @@ def plainly(prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("engine", ["torch", "lean", "graphs"])
+@settings(max_examples=40)
 @given(st.integers(1, CONTEXT), st.integers(1, 2 * CONTEXT), st.integers(1, 70), st.integers(0, 99))
 @example(CONTEXT, 1, 70, 0)  # nothing fits but the last token
 @example(CONTEXT - 2, 40, 9000, 0)  # wider than the lean engine's rows

@@ -141,7 +141,7 @@ def _parser() -> commands.Parser:
     minutes = f"{_MINUTES:g}, and {_LARGER:g} beyond {_LARGE / 1e6:g} M parameters"
     own = "60 of the repository's own"
     add("model", metavar="MODEL", help="a folder, a GGUF file, a hub id or a bundled name")
-    add("--prompts", type=commands.existing, metavar="FILE", help=f"a prompt per line, JSON lines or an array (default: {own})")
+    add("--prompts", type=commands.existing, metavar="FILE", help=f"lines, JSON lines or an array (default: {own})")
     add("--threads", type=commands.count, default=cores.usable(), metavar="N", help="of every engine")
     add("--formats", choices=formats.NAMES, help=f"of {', '.join(formats.NAMES)} (default: all)", **several)
     add("--drafters", choices=list(DRAFTERS), help=f"of {', '.join(DRAFTERS)} (default: all)", **several)

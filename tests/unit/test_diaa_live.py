@@ -1,5 +1,6 @@
 """What Part I of DIAA's notebook counts, on answers that can be worked out by hand."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,6 +85,11 @@ def test_a_prompt_that_was_read_once_is_answered_as_if_it_were_read_again():
         assert log["same"].all() and log["passes"].tolist() == again
     with pytest.raises(ValueError, match="prompt"):
         generate(plain.model, Drafter(), prompt[1:], 5)
+
+
+def test_a_model_after_its_prompt_can_be_copied():
+    read = live.AfterPrompt(CausalLM(random_model("llama", vocabulary=40, context=40)), [3, 4])
+    assert copy.copy(read).lm is read.lm and copy.copy(read.start())._lm is read
 
 
 def test_summaries_draw_whole_answers_and_count_nodes():

@@ -40,6 +40,8 @@ class AfterPrompt:
 
     def __getattr__(self, name: str) -> Any:
         """The model's."""
+        if name == "lm":  # not yet: copying and unpickling look for methods of an object that is still empty
+            raise AttributeError(name)
         return getattr(self.lm, name)
 
     def start(self, capacity: int = 0) -> _Copied:
@@ -67,6 +69,8 @@ class _Copied:
 
     def __getattr__(self, name: str) -> Any:
         """The fork's."""
+        if name == "_session":  # before `prefill`
+            raise AttributeError(name)
         return getattr(self._session, name)
 
 

@@ -216,7 +216,7 @@ def checked(paper: str, parameters: Mapping[str, Parameter], given: Mapping[str,
 
     source: where they come from, for the message. Raises ParameterError for an unknown name, a wrong type or value.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in parameters:
             raise ParameterError(f"{source}: {paper} has no parameter {name!r}; it has {', '.join(parameters)}.")

@@ -341,7 +341,7 @@ def test_the_form_with_stop_strings_in_the_documentation_ends_where_generate_doe
     block = page.partition("## Stop strings")[2].partition("```python")[2].partition("```")[0]
     found = models.load("pydocs-lm-small")
     ids = found.tokenizer("open(file) opens a file", return_tensors="pt").input_ids
-    names = {"loaded": found, "ids": ids, "mixture": mixture, "engine": engine}
+    names = {"loaded": found, "ids": ids, "mixture": mixture, "engine": engine, "speculative": speculative}
     exec(block, names)
     ends = {"stop_strings": ["."], "tokenizer": found.tokenizer}
     right = found.model.generate(ids, max_new_tokens=60, do_sample=False, **ends)

@@ -36,7 +36,7 @@ class Piece:
 
 
 class Alive:
-    """The endpoint said that it works on the answer: a comment of its stream, which is no silence."""
+    """The endpoint said that it works on the answer: a comment or an empty event of its stream, which is no silence."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class _EventReader:
                 async for block in response.content.iter_any():
                     *lines, pending = (pending + block).split(b"\n")
                     for line in lines:
-                        if line.startswith(b":"):
+                        if line.startswith(b":") or line.strip() == b"data:":
                             self._on_event(Alive())
                         elif line.startswith(b"data:"):
                             self._event(line[5:].strip())

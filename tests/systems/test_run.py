@@ -170,6 +170,17 @@ def test_run_folders_of_old_layouts_are_named_and_skipped(layout, capsys):
         assert capsys.readouterr().out.count("123456789ab") == 3
 
 
+def test_a_copy_under_another_name_with_a_parameter_of_its_own_is_run(layout, capsys):
+    check = "from ondevice.run import Layout, check_parameters\nimport pathlib\n"
+    check += f"check_parameters('good', globals(), Layout(pathlib.Path({str(layout.root)!r})))"
+    write_notebook(layout, "mine", check, FINISH.format(paper="good"))
+    copy = nbformat.read(layout.notebook("mine"), as_version=4)
+    copy.cells[0].source += "\nbeams: int = 2  # of the copy [1 to 4]"
+    nbformat.write(copy, layout.notebook("mine"))
+    assert main(["mine", "--set", "beams=9"], layout) == 2 and "[1 to 4]" in capsys.readouterr().err
+    assert main(["mine", "--set", "beams=3"], layout) == 0 and "fig_01.csv" in capsys.readouterr().out
+
+
 OLD_PATHS = {  # code of before the library became five packages, and what the runner must name
     "from ondevice.disco.dispatch import plan": ["ondevice_papers.disco.dispatch"],
     "from ondevice.dragon import live, side": ["ondevice_programs.pair", "ondevice_papers.dragon.side"],

@@ -34,7 +34,7 @@ from ondevice_papers.grating.pruning import Rule, cluster_rule
 from ondevice_papers.grating.reading import Form, encode, require_text
 from ondevice_papers.grating.weights import Streamed
 from ondevice_programs.reranker import loading
-from ondevice_programs.reranker.folder import prepare
+from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
 
 Mode = Literal["set", "order"]
@@ -123,22 +123,24 @@ class Reranker:
         self.truncate = truncate
         if self.budget is not None:
             few_arenas()
-        folder = prepare(self.spec, dtype, revision, token, local_files_only, cache_folder)
-        checkpoint = Checkpoint.open(folder)
-        config = loading.configuration(self.spec, folder)
-        self.tokenizer = loading.tokenizer(self.spec, folder)
-        self.scoring = loading.scoring(self.spec, folder, config, self.tokenizer, recipe)
+        opened = folders(self.spec, dtype, revision, token, local_files_only, cache_folder)
+        checkpoint = Checkpoint.open(opened.weights)
+        config = loading.configuration(self.spec, opened.weights)
+        self.tokenizer = loading.tokenizer(self.spec, opened.tokenizer)
+        self.scoring = loading.scoring(self.spec, opened.settings, config, self.tokenizer, recipe)
         self.prompts = {**self.scoring.prompts, **(prompts or {})}
         self.default_prompt_name = default_prompt_name or self.scoring.default
         self._prompt(None, self.default_prompt_name)
         self.architecture = Architecture(config, self.scoring.answers)
         self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
+        loading.require_fitting(self.spec, config, self.tokenizer, self.architecture, checkpoint)
         if probes is not None:
             self._require_fitting(probes)
         self.max_length = None if max_length is None else self._length(max_length)
         self.model_card_data = _Card()
         self.activation_fn = activation_fn or loading.activation(self.scoring)
-        _forget_pages(folder)
+        for folder in {opened.weights, opened.settings}:
+            _forget_pages(folder)
         trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
         self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))

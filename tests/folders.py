@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+import transformers
 from sentence_transformers import CrossEncoder
 from tiny import random_reranker, reranker_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "yes no alpha beta gamma delta epsilon query: document: system: judge it please".split()
+WORDS = ("yes", "no", "alpha", "beta", "gamma", "delta", "epsilon", "query:", "document:", "system:", "judge", "it",
+         "please")  # fmt: skip
 PAIRS = [
-    ["alpha beta", "gamma delta"], ["alpha beta", "alpha"], ["alpha", "beta beta beta gamma " * 9], ["gamma " * 40, "alpha"],
-    ["gamma " * 30 + "beta", "alpha " * 30 + "delta"], ["alpha", ""], ["delta", "epsilon please it no"],
+    ["alpha beta", "gamma delta"], ["alpha beta", "alpha"], ["alpha", "beta beta beta gamma " * 9], ["alpha", ""],
+    ["gamma " * 40, "alpha"], ["gamma " * 30 + "beta", "alpha " * 30 + "delta"], ["delta", "epsilon please it no"],
 ]  # fmt: skip
 ROLES = (
     "{% for message in messages %}{% if message.role == 'system' %}system: {{ message.content }} {% elif "
@@ -38,12 +42,14 @@ ENCODERS: dict[str, dict[str, Any]] = {
 DECODERS: dict[str, dict[str, Any]] = {
     "Llama": GROUPED,
     "Mistral": GROUPED | {"sliding_window": None},
-    "Qwen2": GROUPED,
     "Qwen3": GROUPED | {"head_dim": 8},
     "Gemma": GROUPED | {"head_dim": 8},
     "Phi3": GROUPED | {"sliding_window": None},
 }
 TYPES = {"XLMRoberta": "xlm-roberta", "DebertaV2": "deberta-v2"}
+
+
+Change = Callable[[Path], Path]
 
 
 @dataclass
@@ -105,20 +111,21 @@ def edited(folder: Path, name: str, **values: Any) -> Path:
     return folder
 
 
-def theirs(folder: Path, pairs: list[list[str]] = PAIRS) -> np.ndarray:
-    """CrossEncoder's logits."""
-    return CrossEncoder(str(folder), device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+def scores_of(model: Any) -> np.ndarray:
+    """[2, pairs] logits and scores of a CrossEncoder or of a Reranker."""
+    return np.stack([model.predict(PAIRS, activation_fn=torch.nn.Identity()), model.predict(PAIRS)])
 
 
-def add_adapter(folder: Path, seed: int, rank: int = 4, **settings: Any) -> Path:
+def add_adapter(folder: Path, seed: int = 1, rank: int = 4, **settings: Any) -> Path:
     """A low-rank adapter that peft saves into the folder of its base; its every matrix does something."""
     import peft
-    from transformers import AutoModelForSequenceClassification
 
-    base = AutoModelForSequenceClassification.from_pretrained(folder)
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    base = getattr(transformers, name).from_pretrained(folder)
     linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
     targets = sorted(linear & {"query", "value", "q_proj", "v_proj", "qkv_proj", "query_proj", "Wqkv", "q", "v"})
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=rank, target_modules=targets, **settings)
+    task = "CAUSAL_LM" if name.endswith("CausalLM") else "SEQ_CLS"
+    config = peft.LoraConfig(task_type=task, r=rank, target_modules=targets, **settings)
     model = peft.get_peft_model(base, config)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -129,4 +136,119 @@ def add_adapter(folder: Path, seed: int, rank: int = 4, **settings: Any) -> Path
     return folder
 
 
-Change = Callable[[Path, np.random.Generator], None]
+def resaved(folder: Path, **options: Any) -> Path:
+    """The folder as sentence-transformers saves it, with its own files."""
+    CrossEncoder(str(folder), device="cpu", **options).save_pretrained(str(folder))
+    return folder
+
+
+def in_module(**values: Any) -> Change:
+    return lambda folder: edited(resaved(folder), "sentence_bert_config.json", **values)
+
+
+def in_own(**values: Any) -> Change:
+    return lambda folder: edited(resaved(folder), "config_sentence_transformers.json", **values)
+
+
+def in_config(**values: Any) -> Change:
+    return lambda folder: edited(folder, "config.json", **values)
+
+
+def in_tokenizer(**values: Any) -> Change:
+    return lambda folder: edited(folder, "tokenizer_config.json", **values)
+
+
+def with_index(folder: Path) -> Path:
+    """A stale index beside the weights, of another model's file."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    other = {name: torch.randn(tensor.shape) for name, tensor in tensors.items()}
+    safetensors.torch.save_file(other, folder / "model-00001-of-00001.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    return edited(folder, "model.safetensors.index.json", **index)
+
+
+def without_head(folder: Path) -> Path:
+    """Weights that lack the tensors of the score's head."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layer" in name or "embed" in name}
+    safetensors.torch.save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def with_file(name: str) -> Change:
+    def change(folder: Path) -> Path:
+        safetensors.torch.save_file({"weight": torch.ones(2, 2)}, folder / name, {"format": "pt"})
+        return folder
+
+    return change
+
+
+def adapted(**settings: Any) -> Change:
+    return lambda folder: add_adapter(folder, **settings)
+
+
+CODE = {"AutoModelForSequenceClassification": "model.Own", "AutoModelForCausalLM": "model.Own"}
+CHANGES: dict[str, Change] = {
+    "prompts": lambda folder: resaved(folder, prompts={"own": "judge ", "": ""}, default_prompt_name="own"),
+    "a length": lambda folder: resaved(folder, max_length=14),
+    "an activation": in_own(activation_fn="torch.nn.modules.linear.Identity"),
+    "an activation of its own": in_own(activation_fn="package.Identity"),
+    "another activation": in_own(activation_fn="torch.nn.modules.activation.Tanh"),
+    "layers in float32": in_own(keep_in_fp32_modules=["0.model.classifier"]),
+    "an embedder": in_own(model_type="SentenceTransformer"),
+    "a key that nobody lists": in_own(softmax=True),
+    "lower case": in_module(do_lower_case=True),
+    "a length of the module": in_module(max_seq_length=11),
+    "a length of its texts": in_module(processing_kwargs={"text": {"max_length": 13}}),
+    "a stride": in_module(processing_kwargs={"text": {"stride": 2}}),
+    "no end behind what is cut": in_module(processing_kwargs={"chat_template": {"restore_suffix": False}}),
+    "arguments of the model": in_module(model_kwargs={"attn_implementation": "eager"}),
+    "another task": in_module(transformer_task="feature-extraction"),
+    "quantised": in_config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    "code of its own": in_config(auto_map=CODE),
+    "a tokenizer of its own": in_tokenizer(auto_map={"AutoTokenizer": [None, "tokenizer.Own"]}),
+    "other weights": in_config(transformers_weights="other.safetensors"),
+    "no padding": in_config(pad_token_id=None),
+    "padding that is a word": in_config(pad_token_id=6),
+    "padding that is the end": in_config(pad_token_id=2),
+    "both directions": in_config(is_causal=False),
+    "two numbers": in_config(id2label={"0": "no", "1": "yes"}),
+    "another type": in_config(architectures=["ElectraForSequenceClassification"]),
+    "an activation in config.json": in_config(sentence_transformers={"activation_fn": "torch.nn.Identity"}),
+    "an old activation": in_config(sbert_ce_default_activation_function="torch.nn.modules.linear.Identity"),
+    "left truncation": in_tokenizer(truncation_side="left"),
+    "left padding": in_tokenizer(padding_side="left"),
+    "a shorter length": in_tokenizer(model_max_length=9),
+    "a processor": lambda folder: edited(folder, "processor_config.json", processor_class="Own"),
+    "a stale index": with_index,
+    "no head": without_head,
+    "a file with a head": with_file("score_head.safetensors"),
+    "an adapter's weights alone": with_file("adapter_model.safetensors"),
+    "an adapter": adapted(),
+    "an adapter of another scale": adapted(use_rslora=True, alpha_pattern={"query|q_proj|q": 3}),
+    "an adapter with magnitudes": adapted(use_dora=True),
+    "an adapter with biases": adapted(bias="all"),
+}  # fmt: skip
+
+
+def random_folder(seed: int, folder: Path) -> tuple[Path, str]:
+    """A folder, and in words what it is: a class, rules of its tokenizer, and up to two changes."""
+    rng = np.random.default_rng(seed)
+    family = str(rng.choice([*ENCODERS, *DECODERS]))
+    causal = family in DECODERS and bool(rng.random() < 0.3)
+    rules = Rules(
+        pad=str(rng.choice(["[PAD]", "[SEP]"])),
+        appends=bool(rng.random() < 0.7),
+        truncation_side=str(rng.choice(["right", "left"], p=[0.8, 0.2])),
+        padding_side=str(rng.choice(["right", "left"], p=[0.8, 0.2])),
+        most=int(rng.integers(9, 60)),
+        template=ROLES if causal or rng.random() < 0.25 else None,
+        segments=family in ("Bert", "Electra", "MPNet"),
+    )
+    name = f"{family}For{'CausalLM' if causal else 'SequenceClassification'}"
+    Plan(name, rules, seed=seed).write(folder)
+    changes = [str(change) for change in rng.choice([*CHANGES], int(rng.integers(0, 3)), replace=False)]
+    for change in changes:
+        with contextlib.suppress(Exception):  # two changes may not go together
+            CHANGES[change](folder)
+    return folder, f"{name}, {rules}, {' and '.join(changes) or 'as it is'}"

@@ -33,7 +33,10 @@ _HARMLESS = (  # they say how it was trained, or which matrices it has, as its w
     "modules_to_save", "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size", "eva_config",
     "runtime_config",
 )  # fmt: skip
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base
+}
 _PREFIX = "base_model.model."
 _OF_A_COPY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # what copies' config.json differ by
 
@@ -128,7 +131,8 @@ def merge(adapter: Adapter, base: PreTrainedModel) -> PreTrainedModel:
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} of {adapter.folder.name} is missing, damaged or truncated ({error}).") from None
     parameters = {f"{_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
-    new = {name for name in parameters if model is not base and not name.startswith(f"{_PREFIX}{model.base_model_prefix}.")}
+    trunk = f"{_PREFIX}{model.base_model_prefix}."
+    new = set() if model is base else {name for name in parameters if not name.startswith(trunk)}
     if lacking := sorted(new - tensors.keys()):
         raise ValueError(f"The adapter {adapter.folder.name} has no {lacking[0]}, which its base has not either.")
     while tensors:

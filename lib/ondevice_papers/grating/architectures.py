@@ -121,6 +121,8 @@ class Architecture:
         self._halves = _HALVES.get(type(self._stack[0]).__name__)
         self.units: tuple[Parts, ...] = BY_PART if self._halves else BY_LAYER
         self.causal = any(getattr(module, "is_causal", False) for module in self._stack[0].modules())
+        if self.causal and getattr(config, "is_causal", None) is False:
+            raise ValueError(f"{self.name} attends in both directions (is_causal is false), also to the padding.")
         self.longest = _longest(self._model, config)
         self.reads = "last"  # or first or whole: the states that scores are made of, which `hold` finds out
         self._passed_over: int | None = None  # the padding token, if the head looks for the last other one
@@ -151,6 +153,16 @@ class Architecture:
                 if tensor.dtype.is_floating_point and tensor.dtype != dtype:
                     raise ValueError(f"Layer {index}'s {name} is {tensor.dtype}, the embeddings are {dtype}.")
 
+    def require_rest(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise ValueError where a tensor of no layer, as the score's head, is missing or of another shape."""
+        parameters = dict(self._model.named_parameters())
+        for name in self._rest:
+            there, wanted = shapes.get(name), list(parameters[name].shape)
+            if there is None:
+                raise ValueError(f"The weights of {self.name} lack {name}.")
+            if list(there) != wanted:
+                raise ValueError(f"The weights of {self.name} do not fit: {name} is {list(there)}, not {wanted}.")
+
     @torch.inference_mode()
     def hold(self, rest: Mapping[str, Tensor], answer_rows: Tensor | None = None) -> None:
         """Take the tensors that stay in memory: those of no layer. The head's are copied, in float32 or wider.
@@ -158,9 +170,7 @@ class Architecture:
         answer_rows: [answers, d] rows of a causal LM's output head.
         Raises ValueError where one is missing, and for a model whose forward does not run so.
         """
-        for name in self._rest:
-            if name not in rest:
-                raise ValueError(f"The weights of {self.name} lack {name}.")
+        self.require_rest({name: list(tensor.shape) for name, tensor in rest.items()})
         own = {name: rest[name] for name in self._rest}
         self._model.load_state_dict(own, strict=False, assign=True)
         self._kept.clear()
@@ -420,8 +430,8 @@ def _prepared(name: str, config: PreTrainedConfig, answers: tuple[int, ...] | No
         getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
     ):
         raise ValueError(f"{name} is configured as a decoder (is_decoder or add_cross_attention), not as an encoder.")
-    if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", None) is False:
-        raise ValueError(f"{name} attends in both directions (use_bidirectional_attention or is_causal), also to padding.")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(f"{name} attends in both directions (use_bidirectional_attention), also to the padding.")
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in ropes.values() if all(isinstance(value, dict) for value in ropes.values()) and ropes else [ropes]:
         if rope.get("rope_type", "default") not in _ROPES:

@@ -95,7 +95,10 @@ class TextPair(Form):
         documents = [pair.document for pair in pairs]
         encoded = self.tokenizer(queries, documents, verbose=False, **options)
         segments = encoded.get("token_type_ids") or [[]] * len(pairs)
-        return [Row(array("i", ids), _border(ids, types)) for ids, types in zip(encoded["input_ids"], segments, strict=True)]
+        return [
+            Row(array("i", ids), _border(ids, types))
+            for ids, types in zip(encoded["input_ids"], segments, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

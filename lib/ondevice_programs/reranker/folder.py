@@ -74,7 +74,8 @@ def folders(
     settings.require_applied(spec, folder)
     if adapters.is_adapter(folder) or adapters.is_beside(folder):
         name = f"{folder.name}-{_checksum(folder)}"
-        return Folders(_loaded(spec if spec in models.bundled() else str(folder), name, dtype or torch.float32, True), folder)
+        model = spec if spec in models.bundled() else str(folder)
+        return Folders(_loaded(model, name, dtype or torch.float32, announced=True), folder)
     wanted = dtype or _named(folder)
     checkpoint = Checkpoint.open(folder)
     if wanted in (None, checkpoint.groups.table.dtype):

@@ -70,7 +70,7 @@ class Scoring:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     activation: str | None = None
-    side: Side = "right"
+    side: Side = field(default="right", repr=False)  # apart from a certificate's digest of all others
 
     def form(self, tokenizer: PreTrainedTokenizerBase, most: int, prompt: str | None) -> Form:
         """Its form of pairs, of at most so many tokens."""
@@ -185,8 +185,9 @@ def require_fitting(
 ) -> None:
     """Raise ValueError where tokenizer, configuration and weights do not go together, which no other check says."""
     if not model.causal and tokenizer.padding_side == "left":
-        raise ValueError(f"The tokenizer of {spec} pads on the left (padding_side), and an encoder reads the beginning.")
+        raise ValueError(f"The tokenizer of {spec} pads on the left (padding_side), where an encoder reads.")
     groups = checkpoint.groups
+    model.require_rest({name: tensor.shape for name, tensor in groups.rest.items()})
     tied = getattr(config, "tie_word_embeddings", True)
     if model.answers is not None and groups.head is None and not tied:
         raise ValueError(f"The weights of {spec} lack lm_head.weight, and its config.json does not tie it.")

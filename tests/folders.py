@@ -120,6 +120,8 @@ def add_adapter(folder: Path, seed: int = 1, rank: int = 4, **settings: Any) -> 
     """A low-rank adapter that peft saves into the folder of its base; its every matrix does something."""
     import peft
 
+    for path in folder.glob("adapter_*"):  # else transformers loads it with the base
+        path.unlink()
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     base = getattr(transformers, name).from_pretrained(folder)
     linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}

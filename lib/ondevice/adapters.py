@@ -163,7 +163,7 @@ def with_score(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """
     from transformers import AutoModelForSequenceClassification
 
-    kind = AutoModelForSequenceClassification._model_mapping.get(type(parent.config), None)
+    kind: Any = AutoModelForSequenceClassification._model_mapping.get(type(parent.config), None)
     if kind is None:
         raise ValueError(f"A reranker starts from a model with a head for one score, not {parent.config.model_type}.")
     labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}

@@ -28,6 +28,7 @@ from ondevice_papers.grating.checkpoint import Checkpoint
 from ondevice_programs.reranker import settings
 
 _RANDOM = "random:"
+_OF_GGUF = "a GGUF file scores by a recipe if it is a causal language model's; else name the folder with safetensors"
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]  # of a hub model
 
 
@@ -69,8 +70,12 @@ def folders(
     if (gguf := _gguf(spec)) is not None:
         with gguf.open("rb") as file:
             checksum = file_digest(file, "sha256").hexdigest()[:12]
-        return _alone(_loaded(spec, f"{gguf.stem}-{checksum}", dtype or torch.float32, announced=True))
+        try:
+            return _alone(_loaded(spec, f"{gguf.stem}-{checksum}", dtype or torch.float32, announced=True))
+        except ValueError as error:
+            raise ValueError(f"{str(error).rstrip('.')}; {_OF_GGUF}.") from None
     folder = _local(spec) or _downloaded(name, revision or at or "main", token, local_files_only, cache_folder)
+    _require_model(spec, folder)
     settings.require_applied(spec, folder)
     if adapters.is_adapter(folder) or adapters.is_beside(folder):
         name = f"{folder.name}-{_checksum(folder)}"
@@ -95,11 +100,19 @@ def _gguf(spec: str) -> Path | None:
     if spec == models.QWEN:
         return models.qwen_file()
     path = Path(spec).expanduser()
-    if path.suffix.lower() != ".gguf":
+    if path.suffix.lower() != ".gguf" and not _begins_as_gguf(path):
         return None
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {spec!r} to load a model from.")
     return path
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Whether it is a file that begins as a GGUF does, whatever its name, as the hub's cache has it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _local(spec: str) -> Path | None:
@@ -110,19 +123,28 @@ def _local(spec: str) -> Path | None:
         folder = models.minilm_folder()
     else:
         folder = Path(spec).expanduser()
+    if folder.is_file():
+        raise ValueError(f"{spec} is a file: a reranker is a folder with safetensors, or a GGUF file.")
     if not folder.is_dir():
         if spec.startswith((".", "/", "~")):
             raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
         if spec.partition("@")[0].count("/") != 1:
             raise ValueError(f"There is no model {spec!r}; {models.available()}.")
         return None
+    return folder
+
+
+def _require_model(spec: str, folder: Path) -> None:
+    """Raise ValueError or FileNotFoundError unless a folder has a configuration and a tokenizer, or an adapter."""
+    files = sorted(folder.glob("*.gguf"))
+    if files and not list(folder.glob("*.safetensors")):
+        raise ValueError(f"{spec} has {files[0].name} and no safetensors: name that file; {_OF_GGUF}.")
     if adapters.is_adapter(folder):
-        return folder
+        return
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
     if not any((folder / name).is_file() for name in models.VOCABULARIES):  # transformers would make an empty one
         raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(models.VOCABULARIES)}).")
-    return folder
 
 
 def _checksum(folder: Path) -> str:

@@ -151,7 +151,7 @@ def _plain(tokenizer: PreTrainedTokenizerBase, scoring: Scoring, causal: bool, k
 
 def _entries(tokenizer: PreTrainedTokenizerBase, words: tuple[str, ...]) -> tuple[int, ...]:
     """Ids of words that are entries of the vocabulary, as CrossEncoder looks them up."""
-    ids = tokenizer.convert_tokens_to_ids(list(words))
+    ids: Any = tokenizer.convert_tokens_to_ids(list(words))
     if any(index is None or index == tokenizer.unk_token_id for index in ids):
         raise ValueError(f"{' and '.join(map(repr, words))} are no entries of the tokenizer's vocabulary.")
     return tuple(ids)

@@ -82,9 +82,9 @@ def create_app(reranker: Reranker) -> Starlette:
     """POST /rerank, /v1/rerank and /v2/rerank; GET /health and /info.
 
     Requests take turns. Scores are sigmoids of logits unless they are asked for raw. The tokens that were read are in
-    the header x-compute-tokens, and in the form of Jina and Cohere in `usage` and `meta`. Errors are
-    {"error": a sentence, "error_type": ...}: 400 for what is no JSON, 413 above 16 MiB, 415 for what is not sent as JSON, 422 for what cannot
-    be ranked, or not as it was asked, 429 while too many wait, 500 for what fails here.
+    the header x-compute-tokens, and in the form of Jina and Cohere in `usage` and `meta`. Errors are {"error": a
+    sentence, "error_type": ...}: 400 for what is no JSON, 413 above 16 MiB, 415 for what is not sent as JSON, 422 for
+    what cannot be ranked, or not as it was asked, 429 while too many wait, 500 for what fails here.
     """
     # One thread for all: another would bring torch's own threads and heaps, which are in no memory budget.
     worker, room, turn = ThreadPoolExecutor(1, "rerank"), asyncio.Semaphore(WAITING), asyncio.Lock()
@@ -150,8 +150,9 @@ def _answer(reranker: Reranker, request: _Texts | _Documents) -> tuple[Any, int]
         if request.truncate is False and cut:
             raise ValueError(f"{cut} of {len(ranked)} texts are longer than the model reads, and truncate is false.")
         texts = request.texts if request.return_text else None
-        answer = [{"index": index, "score": score} | ({"text": texts[index]} if texts else {}) for index, score in ranked]
-        return answer, tokens
+        return [
+            {"index": index, "score": score} | ({"text": texts[index]} if texts else {}) for index, score in ranked
+        ], tokens
     given = [text if isinstance(text, str) else text.text for text in request.documents]
     results: list[dict[str, Any]] = []
     ranked, tokens = _ranked(reranker, request, given, request.top_n, False)
@@ -191,7 +192,7 @@ def _reading(reranker: Reranker, request: _Texts | _Documents) -> dict[str, Any]
         if not 1 <= request.truncate_prompt_tokens <= reranker.max_seq_length:
             raise ValueError(f"truncate_prompt_tokens: {reranker.spec} reads 1 to {reranker.max_seq_length} tokens.")
         reading["max_length"] = request.truncate_prompt_tokens
-    sides = {"truncation_side": request.truncation_side}
+    sides: dict[str, str | None] = {"truncation_side": request.truncation_side}
     if isinstance(request, _Texts):
         sides["truncation_direction"] = request.truncation_direction
     else:

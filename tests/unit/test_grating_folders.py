@@ -85,6 +85,61 @@ def test_settings_are_read_where_weights_are_written_anew(tmp_path: Path) -> Non
     require_alike(edited(folder, "config.json", dtype="float32"))
 
 
+def test_a_call_may_say_how_its_pairs_are_read(tmp_path: Path) -> None:
+    """As another length, side or prompt of the whole model, or other texts, would have it."""
+    query = "alpha beta"
+    documents = ["gamma delta epsilon it", "alpha " * 30 + "delta", "beta", "", "yes no " * 20 + "it"]
+    folder, left = (
+        Plan("LlamaForSequenceClassification", Rules(segments=False, truncation_side=side)).write(tmp_path / side)
+        for side in ("right", "left")
+    )
+    with Reranker(folder) as ours, Reranker(folder, max_length=12) as shorter, Reranker(left) as from_left:
+        plain = ours.rank(query, documents)
+        rows = ours.tokenizer([query] * len(documents), documents, truncation=True, max_length=30)["input_ids"]
+        assert ours.receipt and ours.receipt.tokens == sum(map(len, rows))
+        changed = [
+            (ours.rank(query, documents, max_length=12), shorter.rank(query, documents)),
+            (ours.rank(query, documents, truncation_side="left"), from_left.rank(query, documents)),
+            (from_left.rank(query, documents, truncation_side="right"), plain),
+            (
+                ours.rank(query, documents, max_document_tokens=2),
+                ours.rank(query, [" ".join(document.split()[:2]) for document in documents]),
+            ),
+        ]
+        assert not ours.instructed
+        with pytest.raises(ValueError, match="max_length"):
+            ours.rank(query, documents, max_length=81)
+    for given, right in changed:
+        assert given == right and (given != plain or right is plain)
+
+
+def test_a_recipe_reads_an_instruction_and_cuts_ends(tmp_path: Path) -> None:
+    rules = Rules(segments=False, most=75)
+    folder = Plan("LlamaForCausalLM", rules).write(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"--recipe.*recipe=") as refused:
+        Reranker(folder)
+    assert "qwen3-reranker" in str(refused.value) and "mxbai" not in str(refused.value)  # whose answers are no entries
+    with Reranker(folder, recipe="qwen3-reranker") as ours:
+        assert ours.instructed
+        first, second = (ours.rank("alpha", ["beta"], prompt=prompt) for prompt in ("judge it", "please it"))
+        assert first != second
+        with pytest.raises(ValueError, match="truncation side"):
+            ours.rank("alpha", ["beta"], truncation_side="left")
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("model.gguf", b"GGUF\3\0\0\0", "safetensors"),
+    ("notes.txt", b"no model", "is a file"),
+])  # fmt: skip
+def test_a_file_that_is_no_reranker_is_one_sentence(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / name
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=words) as refused:
+        Reranker(file.parent if name.endswith("gguf") else file)
+    assert len(str(refused.value).splitlines()) == 1
+
+
 REFUSED = {  # change of a BERT or Llama, and what the sentence names
     "an activation of its own": "package.Identity",
     "another activation": "Tanh",

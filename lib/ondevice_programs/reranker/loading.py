@@ -126,7 +126,8 @@ def _require_class(spec: str, config: PreTrainedConfig, causal: bool) -> None:
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
     built = kind._model_mapping.get(type(config), None)
     named = (config.architectures or [""])[0]
-    if isinstance(built, type) and hasattr(transformers, named) and built.__name__ != named:
+    scored = named.endswith(("ForSequenceClassification", "ForCausalLM")) and hasattr(transformers, named)
+    if scored and isinstance(built, type) and built.__name__ != named:
         raise ValueError(f"config.json of {spec} names {named}, but its type {config.model_type} has {built.__name__}.")
 
 

@@ -170,13 +170,14 @@ def _ranked(
     reranker: Reranker, request: _Texts | _Documents, texts: list[str], count: int | None, raw: bool
 ) -> tuple[list[tuple[int, float]], int]:
     """Places and scores of the best, and how many tokens were read."""
-    entries = reranker.rank(
-        request.query,
-        texts,
-        top_k=count,
-        activation_fn=torch.clone if raw else torch.sigmoid,
-        **_reading(reranker, request),
-    )
+    reading = _reading(reranker, request)
+    activation = torch.clone if raw else torch.sigmoid
+    try:
+        entries = reranker.rank(request.query, texts, top_k=count, activation_fn=activation, **reading)
+    except ValueError as error:
+        if "max_length" in reading:  # a recipe's prompt may have no room in it
+            raise ValueError(f"With truncate_prompt_tokens {reading['max_length']}: {error}") from None
+        raise
     tokens = reranker.receipt.tokens if reranker.receipt and entries else 0
     return [(entry["corpus_id"], entry["score"]) for entry in entries], tokens
 

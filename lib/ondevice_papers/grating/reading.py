@@ -116,7 +116,7 @@ class Chat(Form):
         texts = [self.text(pair.query, pair.document) for pair in pairs]
         for pair, ids in zip(pairs, self._ids(texts), strict=True):
             over = len(ids) > self.most
-            if over:
+            if len(ids) >= self.most:  # CrossEncoder takes a row that just fits for one that was cut
                 end = self._end[-self.most :]
                 ids = _cut(ids, self.most, self.side)
                 ids = [*ids[: self.most - len(end)], *end]

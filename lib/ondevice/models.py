@@ -302,7 +302,8 @@ def _adapted(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device
     if adapters.is_beside(folder):
         with adapters.base_beside(adapter) as alone:
             base = _from_folder(spec, origin, alone, torch.float32, device)
-        return _placed(spec, origin, adapters.merge(adapter, base.model).to(dtype), base.tokenizer, device)
+        whole: Any = adapters.merge(adapter, base.model)
+        return _placed(spec, origin, whole.to(dtype), base.tokenizer, device)
     if adapters.is_adapter(Path(adapter.base).expanduser()):  # it may be its own base, and loading would not end
         raise ValueError(f"The adapter {folder.name} is of an adapter, {adapter.base}; merge that one first.")
     base = load(adapter.base)

@@ -100,11 +100,19 @@ def _gguf(spec: str) -> Path | None:
     if spec == models.QWEN:
         return models.qwen_file()
     path = Path(spec).expanduser()
-    if path.suffix.lower() != ".gguf" and not path.is_file():
+    if path.suffix.lower() != ".gguf" and not _begins_as_gguf(path):
         return None
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {spec!r} to load a model from.")
     return path
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Whether it is a file that begins as a GGUF does, whatever its name, as the hub's cache has it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _local(spec: str) -> Path | None:

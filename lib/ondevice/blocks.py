@@ -83,6 +83,27 @@ def quantised(weights: Floats, bits: Literal[4, 8]) -> Blocks:
     return Blocks(codes.astype(np.uint8).reshape(rows, columns), scales, minima, 4)
 
 
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """A matrix [rows, columns] whose weights are scale * code, with a scale for each row.
+
+    codes: [rows, columns] int8, from -127 to 127. scales: [rows] float32.
+    """
+
+    codes: NDArray[np.int8]
+    scales: Floats
+
+    def values(self) -> Floats:
+        """[rows, columns] the weights in float32."""
+        return self.codes * self.scales[:, None]
+
+
+def per_channel(weights: Floats) -> Channels:
+    """A matrix [rows, columns] in 8 bits, with one scale for each row, an output channel of a linear layer."""
+    scales = np.abs(weights).max(axis=-1) / np.float32(127)
+    return Channels(np.rint(_divided(weights, scales)).astype(np.int8), scales)
+
+
 def _divided(cut: Floats, scales: Floats) -> Floats:
     """cut / scales, 0 where a block's scale is 0."""
     return np.divide(cut, scales[..., None], out=np.zeros_like(cut), where=scales[..., None] > 0)

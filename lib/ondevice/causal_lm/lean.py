@@ -75,25 +75,11 @@ class Lean(CausalLM):
         if self.integers and weights == "float32":
             raise ValueError("Weights in float32 have arithmetic in float32 alone.")
         structure, matrix = drawing.matrices(model, weights, self.integers)
-        drawing.require_drawable(structure, "The lean engine is")
-        _, groups, size = drawing.heads(structure.config)
-        if size % 16:
-            raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
-        super().__init__(structure, context)
         self.weights, self.arithmetic = weights, arithmetic
-        self._pads = self.integers and drafts
-        self._state = weights_state(structure)
-        self._most = self.context + _TREE
-        self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
-        self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
+        self._prepare(structure, context)
         self._table = matrix(drawing.EMBEDDING)
-        drawn = _Drawing(structure, self._most, matrix, self.integers)
-        options = drawing.options(threads or torch.get_num_threads())
-        proto = drawn.decoder().SerializeToString()
-        options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
-        self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-        del drawn, options
-        trim()  # what the matrices took on their way is twice what they are
+        self._pads = self.integers and drafts
+        self._open(_Drawing(structure, self._most, matrix, self.integers), threads)
         if self.integers:
             self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
         if self._pads and not self._rows_agree():
@@ -101,7 +87,31 @@ class Lean(CausalLM):
                 "On this processor a row in int8 depends on how many rows there are, so drafts cannot be verified: "
                 "drafts=False gives plain decoding."
             )
-        trim()  # and what trying the rows took
+        trim()  # what trying the rows took
+
+    _table: Matrix  # the embedding
+
+    def _prepare(self, structure: PreTrainedModel, context: int | None) -> None:
+        """What an engine of any form has."""
+        drawing.require_drawable(structure, "The lean engine is")
+        _, self._groups, size = drawing.heads(structure.config)
+        if size % 16:
+            raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
+        super().__init__(structure, context)
+        self._state = weights_state(structure)
+        self._most = self.context + _TREE
+        self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
+        self._empty = torch.empty(1, self._groups, 0, size, dtype=torch.float32, device="cpu")
+
+    def _open(self, drawn: Drawn, threads: int) -> None:
+        """Have the runtime pack the graph's matrices."""
+        options = drawing.options(threads or torch.get_num_threads())
+        proto = drawn.decoder().SerializeToString()
+        options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
+        self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+        drawn.arrays.clear()
+        del options
+        trim()  # what the matrices took on their way is twice what they are
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,11 +155,8 @@ class Lean(CausalLM):
         given = {
             "states": self._embedded(tokens),
             "positions": torch.arange(past, past + n, device="cpu")[None] if positions is None else positions,
-            "mask": self._empty.new_zeros(1, 1, n, past + n) if mask is None else mask,
             "kept": torch.arange(first, end, device="cpu"),
-            "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
-            "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
-        }
+        } | self._attended(past, n, mask, keys.shape[-2])
         logits = self._empty.new_empty(end - first, self.vocabulary)
         bound = self._bound(rows, keys, values)
         for name, tensor in given.items():
@@ -158,6 +165,14 @@ class Lean(CausalLM):
         with drawing.flushing_denormals():
             self._session.run_with_iobinding(bound)
         return logits
+
+    def _attended(self, past: int, n: int, mask: torch.Tensor | None, capacity: int) -> dict[str, torch.Tensor]:
+        """What attention is given. mask: [1, 1, n, past + n], or None for a chain. capacity: rows of the buffers."""
+        return {
+            "mask": self._empty.new_zeros(1, 1, n, past + n) if mask is None else mask,
+            "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
+            "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
+        }
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """[1, n, hidden] the tokens' rows of the embedding."""
@@ -183,7 +198,7 @@ class Lean(CausalLM):
     def _rows_agree(self) -> bool:
         """Whether rows are the same whatever rows come behind them, bit for bit, without a cache and behind one."""
         tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
-        rows = Rows(self.layers)
+        rows = self.rows()
         pair = self.forward(tokens[:2], rows, None)
         if not all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED):
             return False
@@ -212,6 +227,12 @@ def engine(
 
     Arguments and errors are those of `Lean`.
     """
+    if weights == "8bit-rows":
+        from ondevice.causal_lm.exact import Exact  # which is a `Lean`
+
+        if arithmetic != "int8":
+            raise ValueError("8bit-rows has arithmetic int8 alone.")
+        return Exact(model, context, threads)
     try:
         return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, drafts=drafts)
     except ValueError:
@@ -220,17 +241,19 @@ def engine(
         return CausalLM(model.model if isinstance(model, Loaded) else model, context)
 
 
-_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32}
+_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
 
 
-class _Drawing(drawing.Drawing):
+class Drawn(drawing.Drawing):
     """The whole decoder, n tokens at a time, over rows that it appends to.
 
     matrix: the weights of a linear layer by their name. integers: whether products with blocks are in int8.
-    Inputs: states [1, n, hidden], positions [1, n], mask [1, 1, n, past + n] (added to the scores), kept (rows whose
-    logits are wanted), before and total [1] (past + n - 1 and past + n), and keysI, valuesI [1, g, capacity, d] of
-    layer I, whose outputs new_keysI, new_valuesI are the same memory. Output: logits [kept, V].
+    Inputs: states [1, n, hidden], positions [1, n], kept (rows whose logits are wanted), those of `attention`, and
+    keysI, valuesI [1, g, capacity, d] of layer I, whose outputs new_keysI, new_valuesI are the same memory.
+    Output: logits [kept, V].
     """
+
+    attended: dict[str, Any]  # attention's inputs
 
     def __init__(
         self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], integers: bool
@@ -241,12 +264,11 @@ class _Drawing(drawing.Drawing):
         with torch.inference_mode():
             angles = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
         # The halves of a head turn by the same angles.
-        self._angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
+        self.angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
 
     def decoder(self) -> onnx.ModelProto:
         """The graph, without its weights: `arrays` has them."""
         model = self.model
-        n = "n"
         state = "states"
         for index, layer in enumerate(model.model.layers):
             state = self.layer(index, layer, state)
@@ -255,16 +277,33 @@ class _Drawing(drawing.Drawing):
         self.nodes.append(helper.make_node("Identity", [self.linear(state, model.lm_head)], ["logits"]))
         rows = [1, self.groups, "capacity", self.size]
         inputs: dict[str, Any] = {
-            "states": [1, n, model.config.hidden_size],
-            "positions": (_INT64, [1, n]),
-            "mask": [1, 1, n, "all"],
+            "states": [1, "n", model.config.hidden_size],
+            "positions": (_INT64, [1, "n"]),
             "kept": (_INT64, ["kept_rows"]),
-            "before": (_INT32, [1]),
-            "total": (_INT32, [1]),
         }
         cached = [f"{name}{layer}" for layer in range(len(model.model.layers)) for name in ("keys", "values")]
         outputs = {"logits": ["kept_rows", None]} | {f"new_{name}": rows for name in cached}
-        return self.proto(inputs | dict.fromkeys(cached, rows), outputs, **{"com.microsoft": 1})
+        return self.proto(inputs | self.attended | dict.fromkeys(cached, rows), outputs, **{"com.microsoft": 1})
+
+    def stored(self, name: str, array: np.ndarray) -> onnx.TensorProto:
+        """Weights stay outside of the graph, which could not hold more than 2 GiB."""
+        if array.size < 1024:  # shapes, which the runtime wants to see
+            return super().stored(name, array)
+        self.arrays[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        tensor = onnx.TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", f"memory/{name}"), ("offset", "0"), ("length", str(array.nbytes))):
+            tensor.external_data.add(key=key, value=value)
+        return tensor
+
+
+class _Drawing(Drawn):
+    """With grouped queries of the runtime.
+
+    Its inputs: mask [1, 1, n, past + n] (added to the scores), before and total [1] (past + n - 1 and past + n).
+    """
+
+    attended = {"mask": [1, 1, "n", "all"], "before": (_INT32, [1]), "total": (_INT32, [1])}
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """Grouped queries over the rows; Qwen 3 normalises queries' and keys' heads."""
@@ -274,7 +313,7 @@ class _Drawing(drawing.Drawing):
         self.nodes.append(helper.make_node(
             "GroupQueryAttention",
             [queries, keys, self.linear(given, part.v_proj), f"keys{index}", f"values{index}", "before", "total",
-             *self._angles, "positions", "mask"],
+             *self.angles, "positions", "mask"],
             [output, f"new_keys{index}", f"new_values{index}"], domain="com.microsoft",
             num_heads=self.heads, kv_num_heads=self.groups, scale=float(part.scaling), do_rotary=1,
         ))  # fmt: skip
@@ -288,14 +327,3 @@ class _Drawing(drawing.Drawing):
         count = self.heads if name == "q" else self.groups
         split = self.norm(self.shaped(flat, [0, 0, count, self.size]), norm)
         return self.shaped(split, [0, 0, count * self.size])
-
-    def stored(self, name: str, array: np.ndarray) -> onnx.TensorProto:
-        """Weights stay outside of the graph, which could not hold more than 2 GiB."""
-        if array.size < 1024:  # shapes, which the runtime wants to see
-            return super().stored(name, array)
-        self.arrays[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        tensor = onnx.TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", f"memory/{name}"), ("offset", "0"), ("length", str(array.nbytes))):
-            tensor.external_data.add(key=key, value=value)
-        return tensor

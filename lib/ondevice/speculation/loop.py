@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -84,8 +85,7 @@ def generate(
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
     budget: most nodes of a draft. eos_token_ids: they end the output, and the first of them is part of it; the model's
-    context ends it too. Where the model can verify only chains, as with sliding windows or ALiBi, a draft that branches
-    is cut to one: the root's first child, that node's first child, and so on.
+    context ends it too. A draft is cut to what the model can verify (`verifiable`): chains, with sliding windows or ALiBi.
     Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
@@ -98,7 +98,7 @@ def generate(
     while len(tokens) < last and tokens[-1] not in eos_token_ids:
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
-        draft = verifiable(lm, drafter.propose(tokens, budget).within(budget, room)) if room else EMPTY
+        draft = verifiable(lm, drafter.propose(tokens, budget).within(budget, room), cached) if room else EMPTY
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -109,15 +109,22 @@ def generate(
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in eos_token_ids, steps)
 
 
-def verifiable(lm: CausalLM, draft: Draft) -> Draft:
-    """The draft; where the model can verify only chains, its first: the root's first child, that one's, and so on."""
-    if not getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
-        return draft
+def verifiable(lm: CausalLM, draft: Draft, cached: int) -> Draft:
+    """What a model can verify of a draft behind `cached` tokens: all, its first nodes, or its first chain.
+
+    The first chain is the root's first child, that one's, and so on. Of nodes that fit and the chain the longer is kept.
+    """
     nodes: list[int] = []
     for node, parent in enumerate(draft.parents.tolist()):
         if parent == (nodes[-1] if nodes else -1):
             nodes.append(node)
-    return draft if len(nodes) == len(draft) else Draft.chain(draft.tokens[nodes])
+    if getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
+        room = 0.0
+    else:
+        room = lm.tree_room(cached) - 1 if hasattr(lm, "tree_room") else math.inf  # the root is a row, too
+    if len(draft) in (len(nodes), min(len(draft), room)):
+        return draft
+    return Draft.chain(draft.tokens[nodes]) if len(nodes) >= room else draft.within(int(room), draft.depth)
 
 
 def accepted(

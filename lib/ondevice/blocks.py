@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 32  # weights of a block that is quantised here
+LARGEST = 127  # the code of a channel's largest weight
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -100,7 +101,7 @@ class Channels:
 
 def per_channel(weights: Floats) -> Channels:
     """A matrix [rows, columns] in 8 bits, with one scale for each row, an output channel of a linear layer."""
-    scales = np.abs(weights).max(axis=-1) / np.float32(127)
+    scales = np.abs(weights).max(axis=-1) / np.float32(LARGEST)
     return Channels(np.rint(_divided(weights, scales)).astype(np.int8), scales)
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny import random_model
 from transformers import PreTrainedModel
 
-from ondevice.blocks import per_channel, quantised
-from ondevice.causal_lm import TokenTree, exact
+from ondevice.blocks import quantised
+from ondevice.causal_lm import TokenTree, channels, exact
 from ondevice.causal_lm.exact import Exact
 from ondevice.causal_lm.lean import engine
 from ondevice.speculation import Drafter, generate
@@ -49,16 +49,19 @@ class Imitated(torch.nn.Linear):
 
 @cache
 def imitated(kind: str) -> PreTrainedModel:
-    model = copy.deepcopy(lean(kind).model).double()
-    table = model.model.embed_tokens.weight.detach()
+    model = copy.deepcopy(lean(kind).model)
+    kept = channels.kept(model)
+    table = model.model.embed_tokens.weight.data
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())  # rounded otherwise than the table
     table.copy_(torch.from_numpy(quantised(table.float().numpy(), 8).values()))
-    for part in model.modules():
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.data = torch.from_numpy(kept.vector(name))
+    for name, part in model.named_modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = Imitated
-            with torch.no_grad():
-                part.weight.copy_(torch.from_numpy(per_channel(part.weight.float().numpy()).values()))
-    return model
+            part.weight.data = torch.from_numpy(kept.matrix(name).values())
+    return model.double()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from ondevice.blocks import per_channel
-from ondevice.causal_lm import drawing
+from ondevice.blocks import LARGEST
+from ondevice.causal_lm import channels, drawing
 from ondevice.causal_lm.drawing import Matrix
 from ondevice.causal_lm.lean import Drawn, Lean
 from ondevice.causal_lm.rows import Rows
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 STEP = 128  # rows by which a session's buffers grow: attention reads them whole
 _CENTRE = 128  # the code of an activation of 0
-_LARGEST = 127  # the code, from the centre, of the largest activation of a row
 _TINY = 1e-30  # the least scale of a row, so that a row of zeros has codes
 _ONES = 16  # columns that sum the exponentials: a single one takes a kernel that sums in lanes
 _LEAST_BLOCK = 32  # positions: shorter ones would cut most trees
@@ -51,14 +50,14 @@ class Exact(Lean):
     """
 
     def __init__(self, model: PreTrainedModel | Loaded, context: int | None = None, threads: int = 0) -> None:
-        structure, matrix = drawing.matrices(model, "float32", False)
+        structure, matrix = drawing.matrices(model, "8bit", False)
         self.weights, self.arithmetic, self.integers = "8bit-rows", "int8", True
         self._prepare(structure, context)
-        self._table = drawing.matrices(model, "8bit", False)[1](drawing.EMBEDDING)
+        self._table = matrix(drawing.EMBEDDING)
         heads, groups, size = drawing.heads(structure.config)
         self._pads = heads == groups  # a lone row of one head would take another kernel
         self._block = positions_summed_together(size)
-        self._open(_Drawing(structure, self._most, matrix), threads)
+        self._open(_Drawing(structure, self._most, matrix, channels.kept(model)), threads)
         if not (self._rows_agree() and self._trees_agree()):
             raise ValueError("On this processor a row's logits depend on the rows beside it, so nothing can be drafted.")
 
@@ -132,13 +131,16 @@ class _Drawing(Drawn):
         "centres": (_TYPES.UINT8, ["n"]),
     }
 
-    def __init__(self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], kept: channels.Kept
+    ) -> None:
         super().__init__(model, rows, matrix, integers=True)
+        self._kept = kept
         self._one = self.constant(np.float32(1))
         self._centre = self.constant(np.uint8(_CENTRE))
         self._last = self.constant(np.array([-1]))
         self._zero, self._first = self.constant(np.array([0])), self.constant(np.array([1]))
-        self._step, self._tiny = self.constant(np.float32(1 / _LARGEST)), self.constant(np.float32(_TINY))
+        self._step, self._tiny = self.constant(np.float32(1 / LARGEST)), self.constant(np.float32(_TINY))
         # Rows of attention are those of each group's first head, then of the second, and so on.
         self._mask = self.op("Concat", *["mask"] * (self.heads // self.groups), axis=0)
 
@@ -150,6 +152,11 @@ class _Drawing(Drawn):
         gate, inner = self.ops(2, "Split", both, axis=-1, num_outputs=2)
         opened = self.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0)  # SiLU
         return self.op("Add", state, self.linear(self.op("Mul", opened, inner), part.down_proj))
+
+    def norm(self, state: str, norm: Any) -> str:
+        """As of a `Drawing`, with the smoothed weights."""
+        scale = self.constant(self._kept.vector(f"{self._names[norm]}.weight"))
+        return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
 
     def linear(self, state: str, linear: Any) -> str:
         """Draw a projection in integers."""
@@ -187,11 +194,12 @@ class _Drawing(Drawn):
 
     def _products(self, state: str, linears: Sequence[Any]) -> str:
         """Draw projections of one state as one product of integers, behind each other."""
-        channels = [per_channel(np.asarray(self._matrix(f"{self._names[linear]}.weight"))) for linear in linears]
-        codes = np.concatenate([each.codes for each in channels]).T
+        names = [self._names[linear] for linear in linears]
+        matrices = [self._kept.matrix(name) for name in names]
+        codes = np.concatenate([each.codes for each in matrices]).T
         offset = 0 if signed_products_are_exact() else 128
         weights = (codes.astype(np.int16) + offset).astype(np.uint8 if offset else np.int8)
-        scales = np.concatenate([each.scales for each in channels])
+        scales = np.concatenate([each.scales for each in matrices])
         kept = linears == [self.model.lm_head]
         activations, row_scales = self._codes(state, self.op("Gather", "centres", "kept") if kept else "centres")
         product = self.op(
@@ -199,12 +207,13 @@ class _Drawing(Drawn):
             self.constant(weights.dtype.type(offset)), domain=_MICROSOFT,
         )  # fmt: skip
         product = self.op("Mul", product, row_scales)
-        biases = [linear.bias for linear in linears]
-        if all(bias is None for bias in biases):
+        if all(linear.bias is None for linear in linears):
             return product
-        rows = [np.zeros(linear.out_features) if bias is None else bias.detach().numpy()
-                for linear, bias in zip(linears, biases, strict=True)]  # fmt: skip
-        return self.op("Add", product, self.constant(np.concatenate(rows).astype(np.float32)))
+        biases = [
+            np.zeros(linear.out_features, np.float32) if linear.bias is None else self._kept.vector(f"{name}.bias")
+            for name, linear in zip(names, linears, strict=True)
+        ]
+        return self.op("Add", product, self.constant(np.concatenate(biases)))
 
     def _codes(self, state: str, centres: str) -> tuple[str, str]:
         """A state's codes, and the scale of each row [..., 1]. centres: [rows] the code of 0."""
@@ -221,7 +230,7 @@ def signed_products_are_exact() -> bool:
 
     Without VNNI (AVX-512 VNNI or AVX-VNNI) sums of two saturate at 16 bits; those of uint8 with uint8 never do.
     """
-    codes, weights = np.full((2, 64), 255, np.uint8), np.full((64, 32), -_LARGEST, np.int8)
+    codes, weights = np.full((2, 64), 255, np.uint8), np.full((64, 32), -LARGEST, np.int8)
     node = helper.make_node("MatMulInteger", ["codes", "weights", "centre"], ["product"])
     product = _computed(node, codes=codes, weights=weights, centre=np.uint8(_CENTRE))
     return bool((product == (codes.astype(np.int32) - _CENTRE) @ weights.astype(np.int32)).all())

@@ -240,10 +240,12 @@ class Upstream:
 
     def __init__(self, reply: Callable[[dict[str, Any]], Sequence[str | float] | Response]) -> None:
         self.reply, self.bodies, self.headers = reply, [], []
+        self.sent: list[bytes] = []  # the same bodies, as they came
         self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
 
     async def handle(self, request: starlette.requests.Request) -> Response:
-        self.bodies.append(await request.json())
+        self.sent.append(await request.body())
+        self.bodies.append(json.loads(self.sent[-1]))
         self.headers.append(dict(request.headers))
         reply = self.reply(self.bodies[-1])
         if isinstance(reply, Response):

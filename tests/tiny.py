@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from ondevice.gguf_file import _MODULES, _OUTER
+from ondevice.gguf_config import MODULES, OUTER
 from ondevice_papers.grating.pools import Pool
 
 SHAPE = dict(
@@ -49,48 +49,89 @@ def random_model(
     return model
 
 
-def turned(name: str, weight: np.ndarray, config: Any) -> np.ndarray:
-    """Llama's queries and keys as its files have them, the halves of a head interleaved; other weights as they are."""
+def turned(name: str, rows: np.ndarray, config: Any) -> np.ndarray:
+    """Rows of Llama's queries and keys as its files have them, the halves of a head interleaved; others as they are."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if config.model_type != "llama" or heads is None:
-        return weight
-    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+        return rows
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def packed(weight: np.ndarray, form: str) -> np.ndarray:
+    """[rows, bytes] a matrix in a storage type. Of a K type, which nobody quantises in Python, random blocks."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[form]
+    if not form.endswith("_K"):
+        return gguf.quants.quantize(np.ascontiguousarray(weight), kind)
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(weight.size)
+    blocks = rng.integers(0, 256, (len(weight), weight.shape[1] // size, width), np.uint8)
+    scales = {"Q6_K": [1e-4]}.get(form, [4e-4, 3e-3])
+    halves = (np.array(scales) * rng.uniform(0.5, 1.5, (*blocks.shape[:2], len(scales)))).astype(np.float16)
+    blocks[..., slice(-2, None) if form == "Q6_K" else slice(0, 4)] = halves.view(np.uint8)
+    return blocks.reshape(len(weight), -1)
+
+
+def rotary_facts(config: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(facts, tensors) by which llama.cpp's converter says how rotary frequencies are scaled."""
+    import gguf
+
+    rope = config.rope_parameters
+    facts = {"rope_freq_base": rope["rope_theta"]}
+    if rope["rope_type"] in ("linear", "yarn"):
+        kind = gguf.RopeScalingType(rope["rope_type"])
+        facts |= {"rope_scaling_type": kind, "rope_scaling_factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        facts["rope_scaling_orig_ctx_len"] = rope["original_max_position_embeddings"]
+    if rope["rope_type"] != "llama3":
+        return facts, {}
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+    part = ((rope["original_max_position_embeddings"] / waves - low) / (high - low)).clip(0, 1)
+    return facts, {"rope_freqs.weight": (1 / ((1 - part) / factor + part)).astype(np.float32)}
 
 
 def write_gguf(
     model: PreTrainedModel, path: Path, forms: Sequence[str] = ("F32",), *, architecture: str = "",
-    rows: int | None = None, extra: str = "", **facts: Any,
+    rows: int | None = None, extra: Mapping[str, np.ndarray] | None = None, **facts: Any,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """A file with a model's matrices in these storage types in turns; what it holds, by the names in transformers.
 
-    rows: of the vocabulary that are written. extra: one more tensor. facts: more of them, by gguf's names.
+    rows: of the vocabulary that are written. extra: more tensors. facts: more of them, by gguf's names or whole keys;
+    None is left out.
     """
     import gguf
 
     config = model.config
+    scaling, factors = rotary_facts(config)
     own = {
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
         "key_length": config.head_dim, "value_length": config.head_dim, "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_freq_base": config.rope_parameters["rope_theta"], "vocab_size": rows or config.vocab_size,
+        "vocab_size": rows or config.vocab_size,
     }  # fmt: skip
     file, held = gguf.GGUFWriter(path, architecture or config.model_type), {}
-    for fact, value in (own | facts).items():
-        getattr(file, f"add_{fact}")(value)
-    names = {long: short for short, long in (_OUTER | _MODULES).items()}
+    for fact, value in (own | scaling | facts).items():
+        if "." in fact:
+            file.add_key_value(fact, value, gguf.GGUFValueType.get_type(value))
+        elif value is not None:
+            getattr(file, f"add_{fact}")(value)
+    names = {long: short for short, long in (OUTER | MODULES).items()}
     for number, (name, parameter) in enumerate(model.named_parameters()):  # a tied head is none of its own
         module, _, part = name.removeprefix("model.layers.").rpartition(".")
         layer, _, inner = module.partition(".")
         short = f"blk.{layer}.{names[inner]}" if name.startswith("model.layers.") else names[module]
         held[name] = weight = parameter.detach().numpy()
-        form = gguf.GGMLQuantizationType[forms[number % len(forms)]] if weight.ndim == 2 else None
-        if form is not None:
-            weight = gguf.quants.quantize(np.ascontiguousarray(turned(name, weight, config)), form)
-            held[name] = gguf.quants.dequantize(weight, form)
-        file.add_tensor(f"{short}.{part}", weight[:rows], raw_dtype=form)
-    if extra:
-        file.add_tensor(extra, np.zeros(4, np.float32))
+        form = forms[number % len(forms)] if weight.ndim == 2 else "F32"
+        kind = gguf.GGMLQuantizationType[form]
+        if form != "F32":
+            weight = packed(weight, form)
+            held[name] = gguf.quants.dequantize(weight, kind)
+        file.add_tensor(f"{short}.{part}", turned(name, weight, config)[:rows], raw_dtype=kind)
+    for name, weight in (factors | dict(extra or {})).items():
+        file.add_tensor(name, weight)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

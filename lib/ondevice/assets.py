@@ -82,6 +82,15 @@ def cache_folder(name: str) -> Path:
     return folder
 
 
+def stamp(path: Path) -> tuple[int, ...]:
+    """What the system changes with a file's content: number, size, and times of content and of change.
+
+    Its name and folder are no part of it. The last time, unlike the other, cannot be set to that of another file.
+    """
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 @contextlib.contextmanager
 def writing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield a temporary path; on success it replaces `path` in one step, on failure nothing of it is left.

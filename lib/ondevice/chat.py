@@ -13,7 +13,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a user's message, up to where the answer begins.
 
     The template is the model's own, with the system text that it has by default. A model without a template gets the
-    plain text, and a warning says so. Raises ValueError on an empty text.
+    plain text, and a warning says so. Raises ValueError on an empty text and a template that cannot render it.
     """
     if not text.strip():
         raise ValueError("A prompt needs at least one character that is not a space.")
@@ -31,4 +31,9 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any) -> Any:
-    return tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, **options)
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, **options)
+    except TemplateError as error:
+        raise ValueError(f"The model's chat template cannot render a user's message ({error}).") from None

@@ -1,26 +1,33 @@
 """What all command lines share: values checked by their type, help with defaults, and one way to refuse.
 
-Bad input is one sentence on standard error and exit code 2, whichever command it was given to.
+Bad input is one sentence on standard error and exit code 2, whichever command it was given to. A traceback is of a
+fault in this library, and has code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dis
 import math
 import os
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from ondevice import extras
 
+FAULT = 1  # exit code where the library itself is wrong
 REFUSED = 2  # exit code on bad input
 INTERRUPTED = 130  # exit code after an interrupt, as a shell has it
 WIDTH = 100  # columns of help; whole, it fits a screen
+_LIBRARY = Path(__file__).resolve().parents[1]
+_MISUSE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)  # of objects, in code
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -54,12 +61,19 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def refusing(program: str) -> Iterator[None]:
-    """Ends the program with one sentence on bad input (ValueError, OSError), a missing package, an interrupt."""
+    """Ends the program with one sentence and code 2 on what it cannot use, by its own word or by another library's.
+
+    A fault of this library ends it with a traceback and code 1, an interrupt with code 130.
+    """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except Exception as error:
+        if is_fault(error):
+            traceback.print_exc()
+            print(f"{program}: this is a fault of the program. Please report it with the lines above.", file=sys.stderr)
+            sys.exit(FAULT)
         print(f"{program}: {sentence(error)}", file=sys.stderr)
         sys.exit(REFUSED)
 
@@ -70,17 +84,59 @@ def loading(program: str, extra: str) -> Iterator[None]:
     try:
         with extras.needing(extra, program):
             yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        if is_fault(error):
+            raise
         why = sentence(error)  # of the program, or of a part of the library that it imports
         print(why if why.startswith(program) else f"{program}: {why}", file=sys.stderr)
         sys.exit(REFUSED)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception is a fault of this library, and no refusal of what it was given.
+
+    It is a fault where it comes out of the library's own code and is not a ValueError that a `raise` there gives.
+    Missing files and packages, bytes that are no text, too little memory, and the errors of other libraries speak of
+    the input.
+    """
+    if isinstance(error, ImportError):
+        return (error.name or "").startswith("ondevice")
+    if isinstance(error, (MemoryError, OSError, UnicodeError)):
+        return False
+    *_, trace = _traces(error)
+    code = trace.tb_frame.f_code
+    if not _is_own(code.co_filename):
+        return False
+    home = type(error).__module__
+    if not isinstance(error, _MISUSE) and (type(error) is Exception or not home.startswith(("builtins", "ondevice"))):
+        return False  # native code raises its own classes in its caller's frame
+    raised = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"  # else an operation failed
+    return not (raised and isinstance(error, ValueError))
+
+
+def _traces(error: BaseException) -> Iterator[TracebackType]:
+    """Of each frame that an exception came through, the innermost last."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file of code is this library's."""
+    path = Path(file)
+    return path.is_relative_to(_LIBRARY) and path.relative_to(_LIBRARY).parts[0].startswith("ondevice")
 
 
 def sentence(error: BaseException) -> str:
     """An exception's message on one line; of the system's errors, the file and what is wrong with it."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
-    return " ".join(str(error).split()) or type(error).__name__
+    words = " ".join(str(error).split())
+    kind = type(error).__name__
+    if not words:
+        return kind
+    return f"{kind}: {words}" if isinstance(error, _MISUSE) else words  # a KeyError's message is the key alone
 
 
 def number(

@@ -54,7 +54,7 @@ def command(name: str) -> str:
 def path(name: str) -> Path | None:
     """Where a whole copy of a file of FILES lies: the local data folder, else the user's cache; None without any.
 
-    A file is read for its checksum once, and again when its size or time of change differs.
+    A file is read for its checksum once, and again when it has changed (`assets.stamp`).
     Raises ValueError where the only copies have another checksum.
     """
     file = FILES[name]
@@ -98,10 +98,9 @@ def _folders(file: File) -> Iterator[Path]:
 def _whole(name: str, copy: Path) -> bool:
     """Whether a copy has its official checksum."""
     file = FILES[name]
-    status = copy.stat()
-    if status.st_size != file.size:
+    if copy.stat().st_size != file.size:
         return False
-    stamp = json.dumps([str(copy.resolve()), status.st_size, status.st_mtime_ns, file.sha256])
+    stamp = json.dumps([*assets.stamp(copy), file.sha256])
     with contextlib.suppress(OSError, ValueError):  # no stamp yet, or a damaged one
         if _stamp_path(name).read_text(encoding="utf-8") == stamp:
             return True

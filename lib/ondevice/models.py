@@ -18,7 +18,7 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from ondevice import adapters, assets, fetched, shapes
+from ondevice import adapters, assets, commands, fetched, shapes
 from ondevice.gguf_file import GGUF, opened
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ VOCABULARIES = (  # files of a tokenizer's entries
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+_GENERATION = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -75,16 +76,30 @@ class Loaded:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The ids that end an answer: the tokenizer's, the configuration's and those of the generation settings."""
+        """The ids that end an answer: the tokenizer's, the configuration's and those of the generation settings.
+
+        Raises ValueError where one is no whole number.
+        """
         settings = None if isinstance(self.source, GGUF) else self.source.generation_config
-        listed = [self.tokenizer.eos_token_id, self.config.eos_token_id, getattr(settings, "eos_token_id", None)]
-        ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
-        return frozenset(number for number in ids if number is not None)
+        return end_ids(self.tokenizer, self.config, settings)
 
     @property
     def random(self) -> bool:
         """Whether the weights are random, for timing and memory only."""
         return bool(getattr(self.config, shapes.MARK, False))
+
+
+def end_ids(*parts: Any) -> frozenset[int]:
+    """The ids that end an answer. parts: a tokenizer, a configuration and generation settings, which may name some.
+
+    Raises ValueError where one is no whole number.
+    """
+    listed = [getattr(part, "eos_token_id", None) for part in parts]
+    ids = [number for entry in listed for number in (entry if isinstance(entry, list) else [entry])]
+    odd = [number for number in ids if number is not None and type(number) is not int]
+    if odd:
+        raise ValueError(f"The model names {odd[0]!r} as an end token, which is no token id.")
+    return frozenset(number for number in ids if number is not None)
 
 
 def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:
@@ -110,7 +125,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec == MINILM:
         return _from_folder(spec, "packaged", minilm_folder(), dtype, device)
     folder = Path(spec).expanduser()
-    if folder.suffix.lower() == ".gguf":
+    if folder.suffix.lower() == ".gguf" or folder.is_file():  # the hub's cache names files by their checksums
         return _from_gguf(spec, "file", folder, dtype, device)
     if folder.is_dir():
         return _from_folder(spec, "folder", folder, dtype, device)
@@ -293,19 +308,37 @@ def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, de
     if adapters.is_adapter(folder):
         return _adapted(spec, origin, folder, dtype, device)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{spec} has no config.json, so it is no folder of a model.")
+        files = sorted(folder.glob("*.gguf"))
+        instead = f": name its GGUF file itself, as {files[0]}" if files else ", so it is no folder of a model"
+        raise FileNotFoundError(f"{spec} has no config.json{instead}.")
     for path in _weight_files(spec, folder):
         _check_weights(spec, path)
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise FileNotFoundError(f"{spec} has no tokenizer (none of {', '.join(VOCABULARIES)}).")
+    for name in ("config.json", _GENERATION):
+        _check_json(spec, folder / name)
     return _assemble(spec, origin, str(folder), dtype, device)
+
+
+def _check_json(spec: str, path: Path) -> None:
+    """Refuse a damaged file, which transformers may take for one that is not there."""
+    if path.is_file():
+        try:
+            whole = isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        except (ValueError, RecursionError):
+            whole = False
+        if not whole:
+            raise ValueError(f"{path.name} of {spec} is damaged: it is no JSON object.")
 
 
 def _weight_files(spec: str, folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [folder / name for name in sorted(names)]
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return [folder / name for name in sorted(names)]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{index.name} of {spec} is damaged: it is no JSON with the weights' files.") from None
     weights = folder / "model.safetensors"
     if not weights.is_file() and any(path.suffix in _PICKLES for path in folder.iterdir()):
         raise ValueError(f"{spec} has its weights only as pickle, which is never loaded: convert them to safetensors.")
@@ -370,16 +403,40 @@ def _assemble(spec: str, origin: Origin, source: str, dtype: torch.dtype, device
     from transformers import AutoConfig, AutoTokenizer
 
     with quiet():
-        try:
+        with _reading(f"transformers cannot build {spec} without code of its own"):
             config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
-        except ValueError as error:
-            raise ValueError(f"transformers cannot build {spec} without code of its own ({_line(error)}).") from None
+        _require_plain(spec, config)
         model = _weights(spec, source, config, dtype, **where)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
+        with _reading(f"transformers cannot read the tokenizer of {spec}"):
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
     rows = config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise ValueError(f"The tokenizer of {spec} has {len(tokenizer)} entries, its model only {rows}.")
     return _placed(spec, origin, model, tokenizer, device)
+
+
+@contextlib.contextmanager
+def _reading(failure: str) -> Iterator[None]:
+    """Around what transformers reads. Its errors name neither the model nor what is wrong with it; `failure` does."""
+    try:
+        yield
+    except (ImportError, OSError):  # these have sentences
+        raise
+    except Exception as error:
+        raise ValueError(f"{failure} ({commands.sentence(error)[:200]}).") from error
+
+
+def _require_plain(spec: str, config: Any) -> None:
+    """Refuse weights that another library has quantised: they are no matrices that sessions and engines could read."""
+    settings = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+    if settings:
+        facts = settings if isinstance(settings, dict) else settings.to_dict()
+        flags = "bitsandbytes" if facts.get("load_in_4bit") or facts.get("load_in_8bit") else "an unnamed method"
+        method = facts.get("quant_method") or flags
+        raise ValueError(
+            f"{spec} is quantised by {getattr(method, 'value', method)}, which is not read; its unquantised folder is, "
+            "and so are GGUF files."
+        )
 
 
 def _placed(spec: str, origin: Origin, model: Any, tokenizer: PreTrainedTokenizerBase, device: str) -> Loaded:
@@ -392,23 +449,17 @@ def _weights(spec: str, source: str, config: PreTrainedConfig, dtype: torch.dtyp
 
     name = (config.architectures or [""])[0]
     model_class = getattr(transformers, name, transformers.AutoModel)
-    try:
+    with _reading(f"transformers cannot read the weights of {spec}"):
         model, report = model_class.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
             output_loading_info=True, ignore_mismatched_sizes=True, **where,  # mismatches are refused below
         )  # fmt: skip
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"The weights of {spec} are damaged or truncated ({error}).") from None
     # Encoders are often published without the pooling layer, which mean pooling does not use.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     odd = [*missing, *sorted(str(key[0]) for key in report["mismatched_keys"])]
     if odd:
         raise ValueError(f"The weights of {spec} do not fit its config.json: {len(odd)} differ, first {odd[0]}.")
     return model
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ _SPEC_BENCH_TASKS = dict.fromkeys(_MT_BENCH, "mt") | {
     "math_reasoning": "math",
     "rag": "rag",
 }
+_JSON = (".json", ".jsonl", ".ndjson")
+_OTHER_FORMS = (".csv", ".tsv", ".yaml", ".yml", ".toml", ".xml", ".html", ".ipynb")  # text, but not a prompt per line
 _OWN_FILES = {"test": "prompts.jsonl", "validation": "validation.jsonl"}
 
 
@@ -70,28 +72,40 @@ def spec_bench() -> list[Prompt]:
 
 
 def from_file(path: Path) -> list[Prompt]:
-    """The prompts of a user's file: JSON lines where it is named .jsonl or begins with `{`, else one prompt per line.
+    """The prompts of a user's file: a JSON array, JSON lines, or one prompt per line.
 
-    A JSON line has the prompt as `prompt` or `text`, and may have its `task` (else USER). Empty lines are skipped. The
-    id of a prompt is the file's stem with the line's number. Raises ValueError, with one sentence, on a folder, a file
-    that is not UTF-8 or without any prompt, or a line that cannot be read.
+    It is JSON where its name ends in .json, .jsonl or .ndjson, or where it begins as an object or as an array of
+    strings or objects. An object has the prompt as `prompt` or `text`, and may have its `task` (else USER). Empty lines
+    are skipped. The id of a prompt is the file's stem with the number of its line, or of its entry in the array. Raises
+    ValueError, with one sentence, on a folder, a file that is not UTF-8 text, of another form or without any prompt,
+    and an entry that cannot be read.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder; prompts come from a file.")
+    suffix = path.suffix.lower()
+    if suffix in _OTHER_FORMS:
+        raise ValueError(f"{path} is {suffix[1:]}; prompts come as lines of text, JSON lines or a JSON array.")
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}).") from None
-    as_json = path.suffix == ".jsonl" or content.lstrip().startswith("{")
-    prompts = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        task, text = _from_json(line, f"Line {number} of {path}") if as_json else (USER, line.strip())
-        prompts.append(Prompt(f"{path.stem}-{number}", task, text))
-    if not prompts:
+    if "\0" in content:
+        raise ValueError(f"{path} is not UTF-8 text: it has a null character.")
+    beginning = "".join(content.split(maxsplit=2)[:2])[:2]
+    entries: list[tuple[int, str, str]] = []  # number, task, text
+    if beginning in ('["', "[{", "[]") or (suffix in _JSON and beginning[:1] == "["):
+        for number, row in enumerate(_parsed(content, str(path)), start=1):
+            where = f"Entry {number} of {path}"
+            entries.append((number, *_entry({"prompt": row} if isinstance(row, str) else row, where)))
+    else:
+        as_json = suffix in _JSON or beginning[:1] == "{"
+        for number, line in enumerate(content.split("\n"), start=1):
+            if line.strip():
+                where = f"Line {number} of {path}"
+                entries.append((number, *(_entry(_parsed(line, where), where) if as_json else (USER, line.strip()))))
+    if not entries:
         raise ValueError(f"{path} has no prompt in it.")
-    return prompts
+    return [Prompt(f"{path.stem}-{number}", task, text) for number, task, text in entries]
 
 
 def digest(text: str) -> str:
@@ -99,12 +113,16 @@ def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def _from_json(line: str, where: str) -> tuple[str, str]:
-    """Task and text of a JSON line. where: the line's number and file, for an error."""
+def _parsed(text: str, where: str) -> Any:
+    """The value of a JSON text. where: its line and file, for an error."""
     try:
-        row: Any = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error}).") from None
+
+
+def _entry(row: Any, where: str) -> tuple[str, str]:
+    """Task and text of an object. where: its number and file, for an error."""
     if not isinstance(row, dict):
         raise ValueError(f"{where} is not a JSON object with a `prompt`.")
     text = row.get("prompt", row.get("text"))

@@ -56,7 +56,7 @@ class Network:
         self.seed, self.random, self.slow, self.lookahead = seed, Random(seed), slow, lookahead
         self.decided: list[int] = []
         self.sides = [
-            Side("s", self.decide, aggregates=side == first, max_new_tokens=limit, eos_token_id=end,
+            Side("s", self.decide, aggregates=side == first, max_new_tokens=limit, eos_token_ids={end},
                  lookahead=lookahead, scheduler=Scripted(moves))
             for side in (0, 1)
         ]  # fmt: skip

@@ -131,7 +131,7 @@ class TableNode:
         failing_at: int = -1, period: int = 0,
     ) -> None:  # fmt: skip
         self.lm = Table(seed, vocabulary, delay, failing_at, period)
-        self.log_weight, self.tokenizer, self.end = log_weight, Words(), None
+        self.log_weight, self.tokenizer, self.ends = log_weight, Words(), frozenset[int]()
         self.hello = Hello(VERSION, "tables", model, "numbers", vocabulary)
         self.engine = Engine()
         self.decoders: list[TableDecoder] = []

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ def command(*arguments: str) -> Iterator[tuple[str, list[str]]]:
         (b"{", "application/json", 400, "JSON"),
         (b"[" * 100_000, "application/json", 400, "JSON"),
         (b'{"prompt": "' + b"a" * (17 << 20) + b'"}', "application/json", 413, ""),
+        (b'{"messages": [{"role": "user", "content": "a"}], "seed": NaN}', "application/json", 400, "'seed'"),
         (b'{"messages": []}', "text/plain", 415, ""),  # as a web page could send it
     ],
 )  # fmt: skip
@@ -227,6 +228,35 @@ def test_the_endpoint_is_asked_as_the_caller_asked_and_its_usage_is_told(
     assert reply.disco["estimated"] == (not counts)
     assert reply.usage.completion_tokens == 40, "ten packets of four words are not ten tokens"
     assert reply.usage.prompt_tokens == 7 or not counts
+
+
+@pytest.mark.parametrize("streamed", ["true", "false"])
+def test_what_the_router_does_not_know_is_passed_on_and_named_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, streamed: str
+) -> None:
+    """The client's bytes, sent in pieces; an upstream's answer to an unknown field comes back whole."""
+    unknown = '"odd field": {"b" : [1.10, 1E5,12345678901234567890123],"a":"\\u00e4 ä"}, "token_ids": true'
+    body = f'{{"stream": {streamed}, {unknown}, "messages": {json.dumps(MESSAGES)}}}'.encode()
+    reply = {"choices": [{"index": 0, "message": {"content": "An"}, "token_ids": [7], "finish_reason": "stop"}]}
+    server = Upstream(lambda asked: [*PACKETS, DONE] if asked["stream"] else JSONResponse(reply))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 7):
+            yield body[at : at + 7]
+
+    async def work() -> str:
+        app = create_replay()
+        async with routed(tmp_path, app, server.app, Told(SERVER_FIRST)) as url, aiohttp.ClientSession() as http:
+            kind = {"content-type": "Application/JSON; charset=utf-8"}
+            async with http.post(f"{url}/chat/completions", data=pieces(), headers=kind) as response:
+                return await response.text()
+
+    with caplog.at_level("INFO", "ondevice_programs.router"):
+        text = asyncio.run(work())
+    assert unknown.encode() in server.sent[0]
+    assert ('"token_ids": [7]' in text.replace(":[", ": [")) == (streamed == "false")
+    lines = [line for line in caplog.messages if "status=200" in line]
+    assert len(lines) == 1 and '"uncounted": ["odd field", "token_ids"]' in lines[0]
 
 
 def test_tools_are_passed_on_verbatim_and_asked_of_one_endpoint(tmp_path: Path) -> None:

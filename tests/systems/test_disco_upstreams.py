@@ -246,7 +246,7 @@ def test_a_choice_without_a_number_is_the_only_one(tmp_path: Path) -> None:
     assert status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "An answer"
 
 
-@pytest.mark.parametrize("sign", [": PROCESSING", None])
+@pytest.mark.parametrize("sign", [": PROCESSING", "event: ping\ndata:", None])
 def test_a_comment_is_no_silence(tmp_path: Path, sign: str | None) -> None:
     pauses = [item for _ in range(6) for item in (0.3, *([sign] if sign else []))]
     ((status, *_),), _ = asked(tmp_path, lambda _: [*pauses, *ANSWER, DONE], {}, stream_timeout=0.7)

@@ -16,6 +16,7 @@ import nbformat
 import pytest
 from waiting import wait_for
 
+from ondevice import cores
 from ondevice.run import Layout, ParameterError, execute, plan, run_all, schedule
 from ondevice.run.__main__ import main
 from ondevice.run.execute import Outcome, _locked
@@ -97,7 +98,7 @@ def test_a_success_is_recorded_and_not_published(endings):
     record = json.loads((outcome.job.folder / "result.json").read_text())
     assert outcome.status == "done" and not outcome.job.part.exists()
     assert record["parameters"] == {"seed": 0, "rate": 0.5, "budgets": [0.1, 0.5]}
-    assert record["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 3)), "three runs share the cores"
+    assert record["threads"] == str(max(1, cores.usable() // 3)), "three runs share the cores"
     assert outcome.job.record() == record and outcome.exhibits == tuple(record["exhibits"])
     assert {"output.ipynb", "log.txt", "figures"} <= {path.name for path in outcome.job.folder.iterdir()}
     assert (outcome.job.folder / "figures" / "good" / "fig_01.csv").read_text() == "seed,rate\n0,0.5\n"
@@ -169,6 +170,17 @@ def test_run_folders_of_old_layouts_are_named_and_skipped(layout, capsys):
         assert capsys.readouterr().out.count("123456789ab") == 3
 
 
+def test_a_copy_under_another_name_with_a_parameter_of_its_own_is_run(layout, capsys):
+    check = "from ondevice.run import Layout, check_parameters\nimport pathlib\n"
+    check += f"check_parameters('good', globals(), Layout(pathlib.Path({str(layout.root)!r})))"
+    write_notebook(layout, "mine", check, FINISH.format(paper="good"))
+    copy = nbformat.read(layout.notebook("mine"), as_version=4)
+    copy.cells[0].source += "\nbeams: int = 2  # of the copy [1 to 4]"
+    nbformat.write(copy, layout.notebook("mine"))
+    assert main(["mine", "--set", "beams=9"], layout) == 2 and "[1 to 4]" in capsys.readouterr().err
+    assert main(["mine", "--set", "beams=3"], layout) == 0 and "fig_01.csv" in capsys.readouterr().out
+
+
 OLD_PATHS = {  # code of before the library became five packages, and what the runner must name
     "from ondevice.disco.dispatch import plan": ["ondevice_papers.disco.dispatch"],
     "from ondevice.dragon import live, side": ["ondevice_programs.pair", "ondevice_papers.dragon.side"],
@@ -194,15 +206,17 @@ def put_data(layout: Layout, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_a_folder_that_a_parameter_names_counts_with_its_files(layout, tmp_path):
-    job = replace(plan(layout=layout)[0], parameters={"model": str(tmp_path / "model")})
-    prints = [job.made_from()]
-    for text in (None, "weights", "other weights"):
-        (tmp_path / "model").mkdir(exist_ok=True)
-        if text:
-            (tmp_path / "model" / "model.safetensors").write_text(text)
-        prints.append(job.made_from())
-    assert len({made["fingerprint"] for made in prints}) == 4
+@pytest.mark.parametrize("file", ["model/model.safetensors", "model"])
+def test_a_folder_or_file_that_a_parameter_names_counts_with_its_content(layout, tmp_path, file):
+    job = replace(plan(layout=layout)[0], parameters={"model": str(tmp_path / "model"), "text": "long " * 99})
+    prints = [job.made_from()["fingerprint"]]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    for text in ("weights", "weighty", "weights"):
+        path.write_text(text)
+        os.utime(path, (1, 1))  # as an archive or a copy may have it
+        prints.append(job.made_from()["fingerprint"])
+    assert len(set(prints)) == 3 and prints[1] == prints[3]
 
 
 def test_the_fingerprint_covers_what_the_paper_uses_and_no_more(layout, monkeypatch):

@@ -29,7 +29,7 @@ def test_writing_leaves_nothing_of_a_failure(tmp_path):
 
 
 def test_a_full_disk_names_the_file(tmp_path):
-    with pytest.raises(OSError, match="result.json"), assets.writing(tmp_path / "result.json"):
+    with pytest.raises(OSError, match=r"result\.json"), assets.writing(tmp_path / "result.json"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert os.listdir(tmp_path) == []
 

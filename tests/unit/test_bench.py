@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import math
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny import random_model
-from transformers import BertConfig, BertModel
+from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 from ondevice import models, prompts, shapes
 from ondevice.assets import ROOT
@@ -194,7 +197,7 @@ def test_the_snippet_runs_as_it_stands(folder, parts, form, name, capsys):
 
 
 def test_a_whole_bench_has_every_part_and_its_answers_leave_the_file(parts):
-    head = ["schema", "model", "machine", "commit", "command", "prompts", "complete", "seconds", "advice"]
+    head = ["schema", "model", "machine", "commit", "command", "settings", "prompts", "complete", "seconds", "advice"]
     assert sorted(parts) == sorted(head + TABLES) and parts["complete"] and parts["schema"] == 1
     assert set(parts["curves"]) == {"4bit", "4bit-int8", "4bit-int8 unpadded", "4bit, measured twice"}
     assert parts["curves"]["4bit"]["rows"] == list(formats.ROWS)
@@ -246,19 +249,127 @@ def test_an_interrupted_bench_keeps_what_is_done_and_goes_on(folder, tmp_path, c
     assert all(after["seconds"][name] >= spent for name, spent in before["seconds"].items())
 
 
+def test_a_full_disk_loses_no_measurement(folder, tmp_path, capsys, monkeypatch):
+    def full(path, parts):
+        if "curves" in parts:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(measuring, "save", full)
+    assert run(folder, "--json", str(tmp_path / "bench.json")) == 2
+    output = capsys.readouterr()
+    assert "No space left" in output.err and "A pass over n rows" in output.out and "No file was written" in output.out
+
+
 def test_going_on_needs_the_same_head(tmp_path):
     file = tmp_path / "bench.json"
-    head = {"model": {"spec": "a"}, "command": "x"}
+    head = {"model": {"spec": "a", "sha256": "f", "parameters": 3}, "machine": {}, "settings": {}, "command": "x"}
     parts = begun(file, head)
     assert not file.exists() and not parts["complete"]
     save(file, parts)
     assert begun(file, head) == parts == begun(None, head)
-    with pytest.raises(ValueError, match="command"):
-        begun(file, {**head, "command": "y"})
-    for text in ("{", "[]", '{"schema": 0}', '{"schema": 1}'):
+    moved = {**head, "model": {**head["model"], "spec": "b"}, "command": "y"}
+    assert begun(file, moved) == {**parts, **moved}
+    for change, words in (
+        ({"settings": {"minutes": 3}}, "other settings"),
+        ({"model": {**head["model"], "sha256": "e"}}, "another model"),
+        ({"prompts": "f"}, "earlier version"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            begun(file, {**head, **change})
+    bare = '{"schema": 1, "complete": true, "seconds": {}, "machine": {}, "model": '
+    for text in ("{", "[]", '{"schema": 0}', '{"schema": 1}', f'{bare}"spec"}}', f"{bare}{{}}}}", f"{bare}null}}"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"bench\.json"):
             begun(file, head)
+
+
+def changed_byte(folder):
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    status = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a copy with its times has them
+
+
+def changed_json(name, **values):
+    def change(folder):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def in_shards(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+
+
+CHANGES = {  # what happens to a model's folder, and whether it is another model then
+    "a byte of its weights": (changed_byte, True),
+    "its angles": (changed_json("config.json", rope_parameters={"rope_type": "default", "rope_theta": 500.0}), True),
+    "its norms": (changed_json("config.json", rms_norm_eps=0.1), True),
+    "its end tokens": (changed_json("generation_config.json", eos_token_id=[2, 7]), True),
+    "its template": (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0].content }}"), True),
+    "its tokenizer": (changed_json("tokenizer_config.json", bos_token="b"), True),
+    "nothing": (lambda folder: None, False),
+    "a card": (lambda folder: (folder / "README.md").write_text("words"), False),
+    "its times": (lambda folder: [os.utime(path, (1, 1)) for path in folder.iterdir()], False),
+    "its shards": (in_shards, False),
+    "how it was written": (changed_json("config.json", transformers_version="5.0", use_cache=False), False),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("place", ["there", "moved", "linked"])
+def test_a_model_is_identified_by_what_is_in_it(folder, tmp_path, case, place):
+    change, another = CHANGES[case]
+    shutil.copytree(folder / "model", tmp_path / "model")
+    before = inputs.model_facts(models.load(str(tmp_path / "model")))
+    change(tmp_path / "model")
+    path = tmp_path / "model"
+    if place == "moved":
+        path = path.rename(tmp_path / "another name")
+    elif place == "linked":
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    after = inputs.model_facts(models.load(str(path)))
+    assert (before["sha256"] != after["sha256"]) == another and after["spec"] == str(path)
+
+
+def test_new_weights_under_the_same_name_are_another_model(folder, parts, tmp_path, capsys, monkeypatch):
+    """A complete bench of them is not printed, and one that goes on accuses no drafter."""
+    file = tmp_path / "bench.json"
+    shutil.copytree(folder / "model", tmp_path / "model")
+    words = [str(tmp_path / "model"), "--prompts", str(folder / "prompts.jsonl"), *FEW, "--json", str(file)]
+    monkeypatch.setattr(formats, "engines", None)
+    for complete in (True, False):
+        save(file, {**parts, "unfinished": {}, "complete": complete})
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == (0 if complete else 1)  # nothing can be measured here
+    changed_byte(tmp_path / "model")
+    before = file.read_bytes()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "another model" in error and str(file) in error and len(error.splitlines()) == 1
+    assert file.read_bytes() == before
+
+
+def test_prompts_may_move_and_their_tasks_count(folder, parts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(formats, "engines", None)
+    file, other = tmp_path / "bench.json", tmp_path / "renamed.json"
+    save(file, parts)
+    for rows, code in ((PROMPTS, 0), ([{**row, "task": "c"} for row in PROMPTS], 2)):
+        other.write_text(json.dumps(rows, indent=1))
+        with pytest.raises(SystemExit) as end:
+            main([str(folder / "model"), "--prompts", str(other), *FEW, "--json", str(file)])
+        assert (end.value.code or 0) == code
+    assert "other prompts" in capsys.readouterr().err
 
 
 def test_answers_are_cut_where_they_begin_to_loop(monkeypatch):
@@ -285,6 +396,14 @@ def test_random_weights_have_their_curve_alone(folder, tmp_path, capsys):
     assert "A pass over n rows" in output.out and "Advice" not in output.out
 
 
+@pytest.mark.parametrize(("context", "rows"), [(13, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16]), (34, list(formats.ROWS))])
+@pytest.mark.parametrize("form", ["4bit", "8bit-int8"])  # trees, and chains, which reach further
+def test_a_pass_has_no_more_rows_than_the_context(form, context, rows):
+    model = random_model("llama", torch.float32, vocabulary=64, context=context, hidden_size=64, intermediate_size=64)
+    built, _ = formats.engines(models.Loaded("tiny", "folder", model, None), [form], 1)
+    assert formats.curves(built, 0, {})[form]["rows"] == tuple(rows)
+
+
 def test_a_picture_is_drawn_or_said_to_need_a_package(folder, parts, capsys, monkeypatch):
     picture = folder / "bench.svg"
     assert run(folder, "--json", str(folder / "whole.json"), "--picture", str(picture)) == 0
@@ -308,8 +427,9 @@ def test_a_picture_is_drawn_or_said_to_need_a_package(folder, parts, capsys, mon
         (["--json", "{text}/bench.json"], "{text}"),
         (["--picture", "bench.txt"], "*.png"),
         (["--json", "{text}"], "not the JSON of a bench"),
+        (["--json", "{folder}"], "is a folder"),
         (["--prompts", "{empty}"], "no prompt"),
-        (["--prompts", "{long}"], "line 2"),
+        (["--prompts", "{long}"], "long-2"),
         (["--compare", "llama.cpp"], "llama-cpp-python"),
     ],
 )
@@ -324,7 +444,7 @@ def test_bad_words_are_refused_before_anything_slow(folder, tmp_path, capsys, mo
 
     monkeypatch.setattr(importlib.util, "find_spec", without_llama_cpp)
     monkeypatch.setattr(formats, "engines", None)
-    paths = {name: tmp_path / name for name in files}
+    paths = {name: tmp_path / name for name in files} | {"folder": tmp_path}
     assert run(folder, *(word.format(**paths) for word in words)) == 2
     assert message.format(**paths) in capsys.readouterr().err
 
@@ -346,7 +466,7 @@ def test_our_own_prompts_may_be_too_long_for_a_model(folder):
     notices = []
     source = [prompts.Prompt("x-1", "a", "b" * 400), prompts.Prompt("x-2", "a", "b" * 300)]
     kept = inputs.requests(loaded, source, True, notices.append)
-    assert [(request.id, request.limit) for request in kept] == [("x-2", 320 - len(kept[0].ids))]
+    assert [(request.id, request.limit) for request in kept] == [("1", 320 - len(kept[0].ids))]
     assert len(notices) == 2 and "1 prompts" in notices[1]  # the first is of the template that the model lacks
     with pytest.raises(ValueError, match="320"):
         inputs.requests(loaded, source[:1], True, notices.append)
@@ -409,6 +529,6 @@ def test_a_row_of_the_leaderboard(parts, tmp_path):
     row = leaderboard.page(tmp_path).splitlines()[-1]
     assert row.startswith(f"| {parts['model']['spec']} | ") and row.endswith("| abc | `ondevice-bench a\\|b` |")
     assert f"| {parts['measured']['ms_per_token']['drafted']:.2f} |" in row
-    save(tmp_path / "begun.json", {**parts, "complete": False})
+    save(tmp_path / "begun.json", {**parts, "complete": False, "unfinished": {}})
     with pytest.raises(ValueError, match=r"begun\.json is no complete bench"):
         leaderboard.page(tmp_path)

@@ -1,5 +1,6 @@
 """What Part I of DIAA's notebook counts, on answers that can be worked out by hand."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,6 +87,11 @@ def test_a_prompt_that_was_read_once_is_answered_as_if_it_were_read_again():
         generate(plain.model, Drafter(), prompt[1:], 5)
 
 
+def test_a_model_after_its_prompt_can_be_copied():
+    read = live.AfterPrompt(CausalLM(random_model("llama", vocabulary=40, context=40)), [3, 4])
+    assert copy.copy(read).lm is read.lm and copy.copy(read.start())._lm is read
+
+
 def test_summaries_draw_whole_answers_and_count_nodes():
     parts = [live.led(Drafter(), [answer([3, 4, 5], name) for name in "ab"], 4)]
     table = live.summarised({("none", 4): parts[0]}, ["kind", "budget"], "accepted")
@@ -121,3 +127,28 @@ def test_a_watched_drafter_keeps_its_steps(count):
     watched = live.Watched(Drafter())
     live.led(watched, [answer([3, 4])] * count, 4)
     assert [step.root for step in watched.steps] == [3] * count
+
+
+def always(token, context=40):
+    """A model that says one token after anything."""
+    model = random_model("gpt2", vocabulary=40, context=context)
+    with torch.no_grad():
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.transformer.wte.weight[token] = 1.0
+    return CausalLM(model)
+
+
+def test_an_answer_that_ends_or_repeats_at_once_is_decoded_on_and_says_so():
+    ends, repeats = (live.answered(always(7), "a", "qa", [3, 4], 20, {eos}) for eos in (7, 2))
+    assert ends.tokens == repeats.tokens == [7] * 20 and len(ends.logits) == 20 and ends.seconds > 0
+    assert (ends.remarks, repeats.remarks) == ([live.ENDS, live.REPEATS], [live.REPEATS])
+    log = live.answered_with(generate, PromptLookup.transformers(), [ends, repeats], 4, {7})
+    assert log["same"].tolist() == [True, False]  # the second one's end is not 7
+    assert live.remarks([ends, repeats])[0].startswith("1 of 2 answers") and live.remarks([]) == []
+
+
+def test_a_prompt_longer_than_the_context_is_cut_to_its_end():
+    lm = CausalLM(random_model("llama", vocabulary=40, context=16))
+    cut = live.answered(lm, "a", "qa", list(range(3, 33)), 4, ())
+    assert list(cut.prompt) == list(range(3, 33))[-12:] and live.CUT in cut.remarks and cut.limit >= 2

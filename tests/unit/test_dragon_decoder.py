@@ -266,7 +266,7 @@ def counted(patch: pytest.MonkeyPatch, of: CausalLM) -> list[tuple[int, ...]]:
 
 
 def test_nothing_follows_an_end_token_until_it_is_rolled_back() -> None:
-    decoder = side(end=6)
+    decoder = side(ends={6})
     decoder.commit(8), decoder.commit(6)
     assert decoder.ended
     for call in (decoder.next_distribution, decoder.require_open, lambda: decoder.commit(4)):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from tiny import random_model
 
-from ondevice_papers.dragon.messages import Draft, Message, Resume, Target
+from ondevice.causal_lm import CausalLM
+from ondevice_papers.dragon import decisions
+from ondevice_papers.dragon.messages import Begin, Draft, Message, Resume, Target
 from ondevice_papers.dragon.side import Side
+from ondevice_papers.dragon.speculative_aggregation import Stream
+from ondevice_programs.pair.decoder import Decoder
+from ondevice_programs.pair.engine import Engine
 from ondevice_programs.pair.guard import Guard
 from ondevice_programs.pair.player import Player
 
@@ -67,6 +74,35 @@ def test_a_target_that_ends_a_run_does_not_leave():
             player.received(Draft("s", position, position, 9))
 
     assert [message.token for message in guarded(True, work)] == [12, 13]  # type: ignore[union-attr]
+
+
+# The context
+
+
+@pytest.mark.parametrize(("limit", "whole"), [(1, True), (20, True), (21, False), (500, False)])
+def test_an_answer_that_the_context_cannot_hold_is_refused_before_it_begins(limit: int, whole: bool):
+    lm = CausalLM(random_model("llama", vocabulary=61, context=32))
+    decoder = Decoder(lm, [[5, 17, 3, 44, 8, 29, 2, 7, 9, 1], [11, 4]], [9, 33, 14], [1.0, 2.5])  # 13 tokens at most
+    node: Any = SimpleNamespace(lm=lm, engine=Engine(), decoder=lambda *given: (decoder, []))
+    begin = Begin("s", 7, "sequence-wise", 2, "Why?", limit, "cloud", temperature=0.0)
+
+    async def run() -> Player:
+        priors: dict[int, Any] = {}
+        machine = Side(
+            "s", decisions.decision(begin, priors), aggregates=True, max_new_tokens=limit, alone=True,
+            lookahead=decisions.lookahead(begin),
+        )  # fmt: skip
+        player = Player(machine, priors)
+        player.start(node, begin, Stream.CLOUD)
+        await asyncio.wait_for(player.ended.wait(), 60)
+        return player
+
+    player = asyncio.run(run())
+    assert (player.failure is None) == whole
+    if whole:
+        assert len(player.machine.tokens) == limit
+    else:
+        assert "room for 20 tokens" in str(player.failure) and not player.machine.tokens
 
 
 # The guard

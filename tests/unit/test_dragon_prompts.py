@@ -94,5 +94,16 @@ def test_a_question_longer_than_the_context_is_refused_before_any_work():
         node.require_room("?" * 55, 10)
 
 
+def test_an_answer_ends_at_every_end_token_of_the_model():
+    of = lm()
+    of.model.config.eos_token_id, of.model.generation_config.eos_token_id = [2, 7], [8]
+    node = Node(of, tokenizer(), Documents(TEXTS, SparseIndex.build(TEXTS)), Template("{document}{query}"))
+    assert node.ends == {2, 7, 8}
+    for end in node.ends:
+        decoder, _ = node.decoder("a bird", 1)
+        decoder.commit(end)
+        assert decoder.ended
+
+
 def test_the_device_is_guarded_where_nothing_is_said():
     assert command._parser().parse_args(["device"]).guard == LENGTH >= 2

@@ -26,7 +26,7 @@ def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> Draft:
 
 
 def test_a_session_by_hand_on_the_side_that_does_not():
-    one = side(aggregates=False, lookahead=2, eos_token_id=20)
+    one = side(aggregates=False, lookahead=2, eos_token_ids={20, 21})
     assert one.start(0.0) == [Decode(0, 0, None)]
     assert one.drafted(1.0, 0, 0, 0) == [Send(draft(0, 0, 0)), Decode(0, 1, 0)]
     assert one.drafted(3.0, 0, 1, 11) == [Send(draft(0, 1, 11, 2.0))]  # two ahead: it waits
@@ -34,7 +34,7 @@ def test_a_session_by_hand_on_the_side_that_does_not():
     assert one.received(5.0, Target("s", 1, 1, 10, False)) == [Emit(1, 10), RollBack(1), Decode(1, 2, 10)]
     assert one.received(5.0, Target("s", 1, 1, 10, False)) == []  # repeated
     assert one.drafted(6.0, 1, 2, 20) == [Send(draft(1, 2, 20))]  # its own end token: nothing to draft after it
-    assert one.received(7.0, Target("s", 1, 2, 20, True)) == [Emit(2, 20), Done()]
+    assert one.received(7.0, Target("s", 2, 2, 21, False)) == [Emit(2, 21), RollBack(2), Done()]  # the other one
 
 
 @pytest.mark.parametrize(

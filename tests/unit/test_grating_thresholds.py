@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from scipy import stats
 from tiny import random_pools
 
-from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, same, sweep
+from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, same_decisions, sweep
 from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule
 from ondevice_papers.grating.thresholds import THRESHOLDS, calibrate, lowest
 
@@ -22,11 +23,22 @@ def drawn(pools: int, split: str = "validation") -> list[Pool]:
     return [replace(pool, relevant=pool.scores[-1] + rng.normal(size=12) > 2) for pool in found]
 
 
-def test_thresholds_between_two_of_one_outcome_have_it_too():
+def narrow_rule(threshold):
+    """Drops what lies below a band of logits, as wide as the threshold, and decides nothing at the ends."""
+
+    def verdicts(history, slots):
+        least = np.sort(history[-1])[-slots] - (threshold if 0 < threshold < 1 else INF)
+        return np.where(history[-1] < least, DROP, 0).astype(np.int8)
+
+    return verdicts
+
+
+@pytest.mark.parametrize("rule", [cluster_rule, narrow_rule, lambda t: narrow_rule(t), partial(narrow_rule)])
+def test_a_sweep_has_the_outcome_of_each_threshold_whatever_the_rule_does_with_it(rule):
     distinct = []
     for pool in random_pools(12, 0, layers=8, n=20):
-        outcomes = [replay(pool, 5, cluster_rule(threshold)) for threshold in THRESHOLDS]
-        assert all(map(same, sweep(pool, 5, cluster_rule, THRESHOLDS), outcomes))
+        outcomes = [replay(pool, 5, rule(threshold)) for threshold in THRESHOLDS]
+        assert all(map(same_decisions, sweep(pool, 5, rule, THRESHOLDS), outcomes))
         distinct.append(len({outcome.layer.tobytes() for outcome in outcomes}))
     assert max(distinct) > 2
 

@@ -205,6 +205,67 @@ def test_a_model_that_needs_code_of_its_own_is_refused(tmp_path):
         models.load(str(folder))
 
 
+QUANTISED = {  # what a config.json says of the weights, and what the sentence names
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    "bitsandbytes, as it once was": ({"load_in_8bit": True}, "bitsandbytes"),
+    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "damp_percent": 0.01}, "gptq"),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "awq"),
+    "FP8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+    "compressed tensors": ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "compressed-tensors"),
+    "MXFP4": ({"quant_method": "mxfp4"}, "mxfp4"),
+    "a method that nobody knows": ({"quant_method": "ours-v9"}, "ours-v9"),
+    "no method": ({"bits": 4}, "unnamed"),
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_quantised_weights_are_refused_by_their_method(tmp_path, case):
+    settings, words = QUANTISED[case]
+    folder = saved(tmp_path / "m")
+    edit(folder, quantization_config=settings)
+    with pytest.raises(ValueError, match=f"quantised by .*{words}.*GGUF"):
+        models.load(str(folder))
+
+
+DAMAGED = {  # a file, what it holds, and what the sentence names
+    "settings of answers, cut": ("generation_config.json", '{"eos_token_id": [2, ', "generation_config.json"),
+    "settings of answers, a list": ("generation_config.json", "[2]", "generation_config.json"),
+    "a configuration, cut": ("config.json", '{"model_type": ', "config.json"),
+    "an index without names": ("model.safetensors.index.json", '{"weight_map": null}', "index.json"),
+    "an index of numbers": ("model.safetensors.index.json", '{"weight_map": {"a": 3}}', "index.json"),
+    "an index of nothing": ("model.safetensors.index.json", "[]", "index.json"),
+    "settings of a tokenizer, cut": ("tokenizer_config.json", '{"bos_token": "', "tokenizer"),
+    "a tokenizer without entries": ("tokenizer.json", "{}", "tokenizer"),
+    "a tokenizer that is a number": ("tokenizer.json", "3", "tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_named(tmp_path, case):
+    name, text, words = DAMAGED[case]
+    folder = saved(tmp_path / "m")
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{words} of .*/m"):
+        models.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [(7, {2, 7}), ([7, 8], {2, 7, 8}), ([], {2}), (None, {2}), ("7", None), ([7, "8"], None), ({}, None), (7.5, None),
+     (True, None)],
+)  # fmt: skip
+def test_end_tokens_are_ids_or_refused(tmp_path, tokens, ends):
+    folder = saved(tmp_path / "m")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": tokens}))
+    loaded = models.load(str(folder))
+    if ends is None:
+        with pytest.raises(ValueError, match="no token id"):
+            _ = loaded.eos_token_ids
+    else:
+        assert loaded.eos_token_ids - {loaded.tokenizer.eos_token_id} == ends - {loaded.tokenizer.eos_token_id}
+
+
 def test_an_unknown_spec_lists_what_exists(bundle):
     with pytest.raises(ValueError, match=r"'pydocs'.*pydocs-lm-small"):
         models.load("pydocs")

@@ -5,6 +5,8 @@ from dataclasses import replace
 from hashlib import sha256
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ondevice import assets, fetched, prompts
 from ondevice.prompts import Prompt
@@ -103,6 +105,14 @@ def test_a_file_has_json_lines(tmp_path, name):
         (b'{"prompt": "a", "task": 3}', "Line 1 .*`task`"),
         (b'{"prompt": "\\ud800"}', "Line 1 .*surrogate"),
         (b'{"prompt": ' + b"[" * 100_000, "Line 1 .*JSON"),
+        (b'["a", "b"', "JSON"),
+        (b'["a", 3]', "Entry 2 .*object"),
+        (b'[{"prompt": "a"}, {"question": "b"}]', "Entry 2 .*`prompt`"),
+        (b'["a", " "]', "Entry 2 .*`prompt`"),
+        (b" [ ]", "no prompt"),
+        (b"a\0b", "null character"),
+        ("Why?".encode("utf-16"), "UTF-8"),
+        ("Why?".encode("utf-16-le"), "null character"),
     ],
 )
 def test_files_without_prompts_are_refused(tmp_path, content, complaint):
@@ -111,6 +121,49 @@ def test_files_without_prompts_are_refused(tmp_path, content, complaint):
     with pytest.raises(ValueError, match=complaint) as refused:
         prompts.from_file(path)
     assert "asked.txt" in str(refused.value) and "\n" not in str(refused.value)
+
+
+WRITTEN = {  # how a file has its prompts: of texts and tasks, its content
+    "lines": lambda texts, tasks: "\n".join(texts),
+    "lines of Windows": lambda texts, tasks: "\ufeff" + "\r\n".join(texts) + "\r\n",
+    "JSON lines": lambda texts, tasks: "\n\n".join(json.dumps({"prompt": text}) for text in texts),
+    "JSON lines with tasks": lambda texts, tasks: "\n".join(
+        json.dumps({"task": task, "text": text}, ensure_ascii=False) for text, task in zip(texts, tasks, strict=True)
+    ),
+    "an array": lambda texts, tasks: json.dumps(texts),
+    "an array on lines": lambda texts, tasks: "\n" + json.dumps(texts, indent=2, ensure_ascii=False) + "\n",
+    "an array of objects": lambda texts, tasks: "\ufeff" + json.dumps(
+        [{"prompt": text, "task": task} for text, task in zip(texts, tasks, strict=True)], indent=1
+    ),
+}
+TEXTS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1, max_size=9)
+    .filter(lambda text: text[0] not in "[{\ufeff"), min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@given(TEXTS, st.sampled_from(["", ".txt", ".md", ".json", ".jsonl"]), st.randoms())
+def test_every_form_of_a_file_gives_the_same_prompts(tmp_path_factory, form, texts, suffix, random):
+    suffix = "" if form.startswith("lines") else suffix
+    tasks = [random.choice(["qa", "mt"]) for _ in texts]
+    path = tmp_path_factory.getbasetemp() / f"every{suffix}"
+    path.write_bytes(WRITTEN[form](texts, tasks).encode())
+    read = prompts.from_file(path)
+    assert [prompt.text for prompt in read] == texts
+    assert [prompt.task for prompt in read] == (tasks if "task" in form or "objects" in form else ["user"] * len(texts))
+
+
+@pytest.mark.parametrize("text", ["[INST] Why? [/INST]", "[1] Why?", "[a](b) is a link.", "# {x}", "'{'"])
+def test_a_line_may_begin_with_a_bracket(tmp_path, text):
+    (tmp_path / "asked.txt").write_text(f"{text}\nWhy?\n", encoding="utf-8")
+    assert [prompt.text for prompt in prompts.from_file(tmp_path / "asked.txt")] == [text, "Why?"]
+
+
+def test_a_table_of_prompts_is_refused(tmp_path):
+    (tmp_path / "asked.csv").write_text("prompt,task\nWhy?,qa\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="csv"):
+        prompts.from_file(tmp_path / "asked.csv")
 
 
 def test_a_json_lines_file_of_plain_text_or_a_folder_is_refused(tmp_path):

@@ -9,14 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
-from ondevice import assets, models
+from ondevice import assets, chat, models
+from ondevice.blocks import Blocks
 from ondevice.causal_lm import CausalLM, TokenTree
-from ondevice.speculation import Drafter, generate
+from ondevice.speculation import Drafter, generate, greedy
 from ondevice_papers.sdnpu.scheduling import RULES
+from ondevice_programs.graphs import __main__ as graphs_command
 from ondevice_programs.graphs import drawn, exporting, htp, static_graphs
+from ondevice_programs.graphs.__main__ import main as commanded
 from ondevice_programs.graphs.static_lm import StaticLM
 
 SMALL = "pydocs-lm-small"
@@ -57,7 +61,7 @@ def test_graphs_have_static_named_tensors_and_share_one_file_of_weights(folder, 
             assert all(size.dim_value > 0 for size in value.type.tensor_type.shape.dim)
         onnx.checker.check_model(str(path))
     model = loaded.model
-    parameters = sum(weights.numel() for weights in model.parameters()) + model.lm_head.weight.numel()  # tied, turned
+    parameters = sum(weights.numel() for weights in model.parameters())  # a tied head is none of its own
     assert (folder / static_graphs.WEIGHTS).stat().st_size < 1.02 * 4 * parameters  # both shapes read the same bytes
 
 
@@ -100,7 +104,25 @@ def test_blocks_of_few_bits_have_the_logits_of_the_same_blocks_in_the_lean_engin
     right = engine(loaded, threads=1, weights=weights).start().extend(PROMPT)
     ours = static_graphs.read(built, PROMPT)
     assert (ours - right).abs().max() < 2e-4 * right.std() and (ours.argmax(-1) == right.argmax(-1)).all()
-    assert (tmp_path / "g" / static_graphs.WEIGHTS).stat().st_size < 12.5e6
+    assert (tmp_path / "g" / static_graphs.WEIGHTS).stat().st_size < {"8bit": 9.0e6, "4bit": 6.7e6}[weights]
+
+
+@pytest.mark.parametrize("minima", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_embedding_reads_the_bytes_of_a_tied_head(loaded, bits, minima):
+    random = np.random.default_rng(bits)
+    rows, columns = loaded.model.lm_head.weight.shape
+    scales, lowest = random.normal(size=(2, rows, columns // 32)).astype(np.float32)
+    codes = random.integers(2**bits, size=(rows, columns), dtype=np.uint8)
+    table = Blocks(codes, scales, lowest if minima else None, bits)
+    embed, head = (drawn.StaticDrawing(loaded.model, 32, 256, lambda name: table) for _ in range(2))
+    graphs = embed.embedding(), head.head()
+    ids = np.arange(32, dtype=np.int32) * 7
+    session = onnxruntime.InferenceSession(graphs[0].SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"ids": ids})[0], table.values()[ids], rtol=1e-4, atol=1e-4)
+    every = [[tensor.raw_data for tensor in graph.graph.initializer] for graph in graphs]
+    stored = [{data for data in each if len(data) > 9999} for each in every]
+    assert len(stored[0] - stored[1]) == minima and stored[0] & stored[1]
 
 
 @pytest.mark.parametrize("weights", ["float32", "8bit"])
@@ -168,6 +190,45 @@ def test_graphs_that_do_not_fit_the_memory_are_refused(built):
             prefill.p, prefill.d, prefill.s, g1=prefill.g1, g2=prefill.g2, memory=prefill.memory / 2)))  # fmt: skip
 
 
+def generated(folder, *words, prompt="def mean(values):"):
+    """The exit code of `ondevice-graphs generate` on a folder."""
+    try:
+        return commanded(["generate", str(folder), "--prompt", prompt, "--drafter", "none", *words])
+    except SystemExit as end:
+        return end.code
+
+
+def test_an_answer_ends_with_the_graphs_context_and_says_so(folder, loaded, capsys):
+    prompts = ("a, b, c, d, " * times for times in range(60, 1, -1))
+    prompt, ids = next((text, ids) for text in prompts if len(ids := chat.prompt_ids(loaded.tokenizer, text)) <= 218)
+    right = generate(CausalLM(loaded.model, 224), Drafter(), ids, 500, eos_token_ids=loaded.eos_token_ids).tokens
+    assert 7 <= len(right) == 225 - len(ids)
+    answers = []
+    for drafter in ("none", "sdnpu"):
+        assert generated(folder, "--tokens", "500", "--drafter", drafter, prompt=prompt) == 0
+        output = capsys.readouterr()
+        assert f"at most {225 - len(ids)} tokens" in output.err and "Traceback" not in output.err
+        answers.append(output.out)
+    assert answers == [loaded.tokenizer.decode(list(right), skip_special_tokens=True) + "\n"] * 2
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(5, "Input/output error"), IndexError("beyond")])
+def test_what_was_generated_is_printed_whatever_ends_it(folder, loaded, capsys, monkeypatch, failure):
+    assert generated(folder, "--tokens", "6") == 0
+    right = capsys.readouterr().out.rstrip("\n")
+    calls = iter(range(9))
+
+    def failing(logits):
+        if next(calls) == 4:
+            raise failure
+        return greedy(logits)
+
+    monkeypatch.setattr(graphs_command, "greedy", failing)
+    assert generated(folder, "--tokens", "6") in (130, 2)  # what a test raises counts as another library's
+    begun = capsys.readouterr().out.rstrip("\n")
+    assert begun and right.startswith(begun) and begun != right
+
+
 WRONG = {
     "no block": ({"blocks": 0}, "one block"),
     "chunks that do not divide": ({"small": 33}, "33 .* 64"),
@@ -204,14 +265,21 @@ def test_what_fails_in_the_middle_leaves_no_folder(loaded, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layer_types": ["sliding_attention"] * 6}, "full attention"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-    ],
-)
-def test_other_models_are_refused(loaded, tmp_path, change, words):
+OTHER_MODELS = {  # what is changed in a model's configuration, and what the sentence names
+    "another attention": ({"layer_types": ["sliding_attention"] * 6}, "llama with layers of type sliding_attention"),
+    "other angles": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+    "another activation": ({"hidden_act": "gelu"}, "llama with the activation gelu"),
+    "another family": ({"model_type": "gemma"}, "is gemma"),
+    "both": (
+        {"layer_types": ["full_attention", "chunked_attention"] * 3, "hidden_act": "relu"},
+        "of type chunked_attention and the activation relu",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_other_models_are_refused_by_what_differs(loaded, tmp_path, case):
+    change, words = OTHER_MODELS[case]
     model = models.load(SMALL).model
     vars(model.config).update(change)
     with pytest.raises(ValueError, match=words):

@@ -14,9 +14,11 @@ import transformers
 from tiny import random_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, StaticCache
 
-from ondevice import models
+from ondevice import assets, models
 from ondevice.causal_lm import CausalLM, lean
+from ondevice.causal_lm.lean import engine
 from ondevice.speculation import Draft, Drafter, generate
+from ondevice.speculation.bundled import mixture
 from ondevice.speculation.custom_generate import FOLDER, speculative, wrapped
 from ondevice.speculation.drafter import Verified
 from ondevice.speculation.layer_skipping import LayerSkipping, odd_layers, skipped, sublayers
@@ -332,6 +334,20 @@ def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assis
         found.model.generate(**asked, stop_strings=["("], **folder)
     with pytest.raises(ValueError, match="assistant_model"):
         found.model.generate(**asked, assistant_model=found.model, **folder)
+
+
+def test_the_form_with_stop_strings_in_the_documentation_ends_where_generate_does():
+    page = (assets.ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
+    block = page.partition("## Stop strings")[2].partition("```python")[2].partition("```")[0]
+    found = models.load("pydocs-lm-small")
+    ids = found.tokenizer("open(file) opens a file", return_tensors="pt").input_ids
+    names = {"loaded": found, "ids": ids, "mixture": mixture, "engine": engine, "speculative": speculative}
+    exec(block, names)
+    ends = {"stop_strings": ["."], "tokenizer": found.tokenizer}
+    right = found.model.generate(ids, max_new_tokens=60, do_sample=False, **ends)
+    assert torch.equal(names["stopped"], right) and right.shape[1] < ids.shape[1] + 60
+    with pytest.raises(ValueError, match="tokenizer"):  # the form that the page warns of
+        found.model.generate(ids, max_new_tokens=60, custom_generate=speculative(mixture()), **ends)
 
 
 def test_a_copy_of_a_model_has_sessions_of_its_own():

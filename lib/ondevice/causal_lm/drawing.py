@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from ondevice.blocks import Blocks, quantised
+from ondevice.blocks import Blocks, Bytes, quantised
 from ondevice.gguf_file import GGUF, source_of
 from ondevice.models import Loaded
 
@@ -82,31 +82,31 @@ class Drawing:
 
         The runtime is fast for codes of 4 bits, and in integers for those of 8, whose zero point is their centre. So a
         weight is scale * (code - centre) + offset, and the offsets meet the sums of the state's blocks. In float32 a
-        code of 8 bits is two of 4: 16 * high + low.
+        code of 8 bits is two of 4: 16 * high + low, from the centre, or beside minima from 0, as a centre far from the
+        codes would cost digits.
         """
-        shift = 0
+        centre = 2 ** (matrix.bits - 1)
         if matrix.bits == 8 and matrix.minima is not None and self._integers:
             # Codes far from the centre would multiply what the activations lose.
-            shift = 128 - (int(matrix.codes.max()) + 1) // 2
-            matrix = Blocks(matrix.codes + np.uint8(shift), matrix.scales, matrix.minima, 8)
+            centre = (int(matrix.codes.max()) + 1) // 2
+            matrix = Blocks(matrix.codes + np.uint8(128 - centre), matrix.scales, matrix.minima, 8)
         if matrix.bits == 8 and not self._integers:
-            high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
-            low = Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
-            product = self.op("Add", self._product(state, high), self._product(state, low, centred=False))
+            high, low = halves(matrix)
+            centre = 0 if matrix.minima is not None else centre
+            upper = self._product(state, high, centred=matrix.minima is None)
+            product = self.op("Add", upper, self._product(state, low, centred=False))
         else:
             product = self._product(state, matrix)
         if matrix.minima is None:
             return product
-        offsets = matrix.minima + np.float32(2 ** (matrix.bits - 1) - shift) * matrix.scales
+        offsets = matrix.minima + np.float32(centre) * matrix.scales
         sums = self._summed(state, matrix.shape[1], matrix.size)
         return self.op("Add", product, self.op("MatMul", sums, self.constant(offsets.T.astype(np.float32))))
 
     def _product(self, state: str, matrix: Blocks, centred: bool = True) -> str:
         """Draw a product with scale * (code - centre), or with scale * code."""
         rows, columns = matrix.shape
-        codes = matrix.codes.reshape(rows, -1, matrix.size)
-        if matrix.bits == 4:
-            codes = codes[..., ::2] | (codes[..., 1::2] << np.uint8(4))
+        codes = packed(matrix)
         inputs = [state, self.constant(codes), self.constant(matrix.scales.reshape(-1))]
         if not centred:
             inputs.append(self.constant(np.zeros((rows, -(-codes.shape[1] // 2)), np.uint8)))
@@ -193,13 +193,25 @@ def matrices(
         return file.skeleton(), stored
     parameters = dict(source.named_parameters())
 
-    def packed(name: str) -> Matrix:
+    def in_blocks(name: str) -> Matrix:
         array = parameters.get(name, parameters.get(EMBEDDING)).detach().numpy()  # type: ignore[union-attr]
         if weights == "float32":
             return array
         return quantised(array, 4 if weights == "4bit" and name not in (EMBEDDING, HEAD) else 8)
 
-    return source, packed
+    return source, in_blocks
+
+
+def halves(matrix: Blocks) -> tuple[Blocks, Blocks]:
+    """(high, low) codes of 4 bits of a matrix in codes of 8: each is 16 * high + low."""
+    high = Blocks(matrix.codes >> np.uint8(4), 16 * matrix.scales, None, 4)
+    return high, Blocks(matrix.codes & np.uint8(15), matrix.scales, None, 4)
+
+
+def packed(matrix: Blocks) -> Bytes:
+    """[rows, blocks, bytes of a block] the codes; those of 4 bits two in a byte, the first one in the low half."""
+    codes = matrix.codes.reshape(*matrix.scales.shape, matrix.size)
+    return codes if matrix.bits == 8 else codes[..., ::2] | (codes[..., 1::2] << np.uint8(4))
 
 
 def require_drawable(model: PreTrainedModel, what: str) -> None:
@@ -216,10 +228,14 @@ def require_drawable(model: PreTrainedModel, what: str) -> None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _FIXED_ROPE:
         raise ValueError(f"{what} built of {', '.join(_FIXED_ROPE)} rotary angles, not {rope} ones.")
-    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if config.model_type not in SUPPORTED or types or config.hidden_act != "silu":
+    types = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    activation = getattr(config, "hidden_act", None)
+    odd = [f"layers of type {', '.join(types)}"] if types else []
+    odd += [f"the activation {activation}"] if activation not in (None, "silu") else []
+    if config.model_type not in SUPPORTED or odd:
         raise ValueError(
-            f"{what} built of {', '.join(SUPPORTED)} with full attention and SiLU, not {config.model_type}."
+            f"{what} built of {', '.join(SUPPORTED)} with full attention and SiLU alone. This model is "
+            f"{' with '.join([config.model_type, ' and '.join(odd)]) if odd else config.model_type}."
         )
     for name, module in model.named_modules():
         changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)

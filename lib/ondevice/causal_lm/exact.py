@@ -57,13 +57,13 @@ class Exact(Lean):
         heads, groups, size = drawing.heads(structure.config)
         self._pads = heads == groups  # a lone row of one head would take another kernel
         self._block = positions_summed_together(size)
-        self._open(_Drawing(structure, self._most, matrix, channels.kept(model)), threads)
+        self._open(_Drawing(structure, self.most_rows, matrix, channels.kept(model)), threads)
         if not (self._rows_agree() and self._trees_agree()):
             raise ValueError("On this processor a row's logits depend on the rows beside it, so nothing can be drafted.")
 
     def tree_room(self, length: int) -> int:
         """Rows of a tree behind `length` tokens: to the end of the block of positions that the runtime sums."""
-        return self._block - length % self._block
+        return min(self._block - length % self._block, super().tree_room(length))
 
     def rows(self, capacity: int = 0) -> Rows:
         """Empty rows. capacity: is not used, as attention reads the buffers whole."""

@@ -79,7 +79,7 @@ class Lean(CausalLM):
         self._prepare(structure, context)
         self._table = matrix(drawing.EMBEDDING)
         self._pads = self.integers and drafts
-        self._open(_Drawing(structure, self._most, matrix, self.integers), threads)
+        self._open(_Drawing(structure, self.most_rows, matrix, self.integers), threads)
         if self.integers:
             self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
         if self._pads and not self._rows_agree():
@@ -99,7 +99,7 @@ class Lean(CausalLM):
             raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
         super().__init__(structure, context)
         self._state = weights_state(structure)
-        self._most = self.context + _TREE
+        self.most_rows = self.context + _TREE
         self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
         self._empty = torch.empty(1, self._groups, 0, size, dtype=torch.float32, device="cpu")
 
@@ -143,7 +143,7 @@ class Lean(CausalLM):
             tokens, shape = tokens.repeat(2), {}
         n = len(tokens)
         past = rows.length
-        if past + n > self._most:
+        if past + n > self.most_rows:
             raise ValueError(f"A tree may reach {_TREE} rows beyond the context of {self.context}, not {past + n}.")
         rows.reserve(past + n)
         keys, values = rows.buffers(self._empty, self._empty)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,13 @@ class CausalLM:
     model: any that has one cache row a token. Architectures that our tests do not cover are probed here, with a few
         forwards of a dozen tokens.
     context: the most tokens a session may hold; by default all that the model was built for.
-    in_torch: whether its forwards run in torch.
+    in_torch: whether its forwards run in torch. most_rows: that a session may hold, a tree's rows among them, which lie
+        behind the committed ones; more than the context where a tree is wider than deep.
     Raises ValueError where sessions cannot be right: encoders, recurrent states, a context longer than the model's.
     """
 
     in_torch = True
+    most_rows = sys.maxsize
 
     def __init__(self, model: PreTrainedModel, context: int | None = None) -> None:
         support.require_causal(model)
@@ -58,9 +60,9 @@ class CausalLM:
         if self.tree_refusal:
             raise ValueError(self.tree_refusal)
 
-    def tree_room(self, length: int) -> float:
+    def tree_room(self, length: int) -> int:
         """Most rows of a tree that branches, behind `length` tokens."""
-        return math.inf
+        return self.most_rows - length
 
     def start(self, capacity: int = 0) -> Session:
         """An empty session. capacity: rows to allocate at first, where the final length is known."""

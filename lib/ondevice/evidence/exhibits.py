@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
 
-from ondevice import __version__, assets
+from ondevice import __version__, assets, cores
 from ondevice.evidence.drawn import hashes
 
 _PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "torch", "transformers", "scikit-learn", "xgboost-cpu")
@@ -74,7 +74,7 @@ def as_json(record: Any) -> str:
 
 def machine_name() -> str:
     """$ONDEVICE_MACHINE, else processor, matrix units and cores: xeon-amx-2c. Never a frequency, a host or a date."""
-    return os.environ.get(MACHINE_VARIABLE) or name_of(_facts(), platform.machine(), os.cpu_count() or 1)
+    return os.environ.get(MACHINE_VARIABLE) or name_of(_facts(), platform.machine(), cores.usable())
 
 
 def name_of(facts: dict[str, str], architecture: str, cores: int) -> str:
@@ -100,7 +100,7 @@ def environment() -> dict[str, Any]:
     machine = {
         "system": platform.system(),
         "processor": processor,
-        "cores": os.cpu_count(),
+        "cores": cores.usable(),
         "name": machine_name(),
         "architecture": platform.machine(),
         "facts": facts,

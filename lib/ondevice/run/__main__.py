@@ -55,7 +55,8 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
         default=[],
         metavar="name=value",
         dest="settings",
-        help="one parameter; seed=0,1,2 sweeps, budgets=[0.1,0.5] is a list; may be repeated",
+        help="one parameter; seed=0,1,2 sweeps, budgets=[0.1,0.5] is a list, quotes hold a text with a comma together; "
+        "may be repeated",
     )
     add("--jobs", type=count, default=1, metavar="N", help="runs at a time, which share the cores")
     add("--timeout", type=positive, metavar="SECONDS", help="limit for each run (default: none)")

@@ -167,5 +167,5 @@ def _unfinished(job: Job) -> str:
     if not state.get("end_time") or state.get("exception"):
         return "papermill did not get to the notebook's end"
     record = read_record(job.part / "result.json") or {}
-    complete = record.get("paper") == job.paper and record.get("exhibits")
+    complete = record.get("paper") and record.get("exhibits")  # the paper, where the notebook is a copy of another name
     return "" if complete else "the notebook wrote no result file (its last cell must call PaperRun.finish)"

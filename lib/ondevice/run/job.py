@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +100,9 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
     others, the versions of the packages that those import, and the data that they name.
 
     Data: the papers' lists, and each paper's tables, trace, record, prompt set or bundled model whose name stands as a
-    string in that code or is a parameter's value; for a parameter that is a folder, the names, sizes and times of its
-    files. Prose, stored outputs and the runner itself do not count. For the scoreboard the published verdicts do, and
-    the notebooks, to whose sections it links.
+    string in that code or is a parameter's value; for a parameter that is a file or folder of the user's, its content.
+    Prose, stored outputs and the runner itself do not count. For the scoreboard the published verdicts do, and the
+    notebooks, to whose sections it links.
     """
     code = _code(layout, paper)
     uses = dependencies(layout, paper)
@@ -112,7 +114,8 @@ def fingerprint(layout: Layout, paper: str, parameters: Mapping[str, Any] | None
     files = {file for path in named for file in (path.rglob("*") if path.is_dir() else [path])}
     if paper == SCOREBOARD:
         files |= {*layout.figures.glob("*/claims.csv"), *layout.notebooks.glob("*.ipynb")} - {layout.notebook(paper)}
-    own = [_listing(Path(value)) for value in values if Path(value).is_dir()]
+    paths = [layout.notebooks / os.path.expanduser(value) for value in values if value]  # a notebook runs in its folder
+    own = [_content(path) for path in paths if os.path.exists(path)]  # without an error on a text that is no path
     facts = [
         ondevice.__version__,
         sys.version,
@@ -150,10 +153,17 @@ def _models(layout: Layout, names: Set[str]) -> dict[str, str]:
     }
 
 
-def _listing(folder: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of each file of a folder, in order."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+def _content(path: Path) -> list[tuple[str, str]]:
+    """(name, checksum) of a file, or of each file of a folder."""
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return [(str(each.relative_to(path)), _checksum(each, assets.stamp(each))) for each in files if each.is_file()]
+
+
+@cache
+def _checksum(path: Path, stamp: tuple[int, ...]) -> str:
+    """Of a file in this state, computed once a process."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flat(value: Any) -> list[Any]:

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ondevice import yaml_file
 from ondevice.run.job import SCOREBOARD, Job, Layout, read_record
 from ondevice.run.moved import new_paths
 from ondevice.run.parameters import Parameter, ParameterError, checked, grid, read_parameters
@@ -34,15 +33,14 @@ def plan(
         raise ParameterError(f"There are no notebooks in {layout.notebooks}.")
     if (params or settings) and not papers:  # the scoreboard reads published results, which are of the quick runs
         chosen = [paper for paper in chosen if paper != SCOREBOARD]
-    combinations = list(grid(settings))
     jobs = []
     for paper in chosen:
         _require_present_paths(paper, layout)
         parameters = read_parameters(layout.notebook(paper))
         defaults = {name: parameter.default for name, parameter in parameters.items()}
         base = _of_file(params, paper, parameters, layout) if params else {}
-        for combination in combinations:
-            values = {**defaults, **base, **checked(paper, parameters, combination, "--set")}
+        for combination in grid(paper, parameters, settings):
+            values = {**defaults, **base, **combination}
             changed = {name: value for name, value in values.items() if value != defaults[name]}
             jobs.append(Job(paper, values, changed, layout, timeout))
     return list({job.folder: job for job in jobs}.values())
@@ -65,16 +63,14 @@ def _seconds(paper: str, layout: Layout) -> float:
 
 
 def _of_file(params: str, paper: str, parameters: Mapping[str, Parameter], layout: Layout) -> dict[str, Any]:
-    """What a parameter file holds. Raises ParameterError when it is missing, not YAML or not a mapping."""
+    """What a parameter file holds. Raises ParameterError when it is missing or cannot be read."""
     is_path = params.endswith((".yaml", ".yml")) or "/" in params
     path = Path(params) if is_path else layout.parameter_file(paper, params)
     shown = layout.relative(path)
     if not path.is_file():
         raise ParameterError(f"There is no parameter file {shown}; --list names those of {paper}.")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{shown} is not YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ParameterError(f"{shown} holds no mapping of names to values.")
+        values = yaml_file.mapping(path, shown)
+    except ValueError as error:
+        raise ParameterError(str(error)) from None
     return checked(paper, parameters, values, shown)

@@ -92,7 +92,9 @@ def _exhibits(outcome: Outcome) -> str:
     rows = [_COLUMNS, *([str(row.get(name, "")) for name in _COLUMNS] for row in outcome.exhibits)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([f"{job.name}: files in {job.layout.relative(job.folder / 'figures' / job.paper)}", *lines])
+    figures = job.folder / "figures" / job.paper
+    folder = figures if figures.is_dir() else figures.parent  # of a copy, the figures are its paper's
+    return "\n".join([f"{job.name}: files in {job.layout.relative(folder)}", *lines])
 
 
 def _failure(outcome: Outcome) -> str:

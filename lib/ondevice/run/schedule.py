@@ -8,9 +8,9 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
+from ondevice import cores
 from ondevice.run.execute import Outcome, execute
 from ondevice.run.job import Job
-from ondevice.run.parameters import cores
 from ondevice.run.progress import Progress
 
 _REFRESH = 1.0  # seconds between two looks at the running jobs
@@ -25,7 +25,7 @@ def run_all(
     executor: carries the jobs; by default `workers` threads, each of which waits for a process that gets its share of
     the cores. An error here, or KeyboardInterrupt, ends all runs, wherever they are, before it goes on.
     """
-    threads = max(1, cores() // workers) if workers > 1 else None
+    threads = max(1, cores.usable() // workers) if workers > 1 else None
     stop = jobs[0].layout.runs / f".stop-{uuid.uuid4().hex}"
     jobs = [replace(job, threads=threads, stop=stop) for job in jobs]
     outcomes = {

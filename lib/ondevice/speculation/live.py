@@ -8,8 +8,10 @@ from decoding: there a draft begins only where the last one ended, and rejected 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
@@ -24,6 +26,11 @@ from ondevice.causal_lm.generation import loop_start
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.loop import PREFILL_CHUNK, Generation, generate, greedy
+
+# What is done where nothing of an answer could be watched: a draft needs a token to go on from, and one to be right.
+ENDS = "the model ends at its first token, so it is decoded past its end"
+REPEATS = "it repeats itself from its first token on, and is kept all the same"
+CUT = "its prompt does not fit the model's context, which has the prompt's end alone"
 
 
 class AfterPrompt:
@@ -40,6 +47,8 @@ class AfterPrompt:
 
     def __getattr__(self, name: str) -> Any:
         """The model's."""
+        if name == "lm":  # not yet: copying and unpickling look for methods of an object that is still empty
+            raise AttributeError(name)
         return getattr(self.lm, name)
 
     def start(self, capacity: int = 0) -> _Copied:
@@ -67,6 +76,8 @@ class _Copied:
 
     def __getattr__(self, name: str) -> Any:
         """The fork's."""
+        if name == "_session":  # before `prefill`
+            raise AttributeError(name)
         return getattr(self._session, name)
 
 
@@ -75,6 +86,7 @@ class Answer:
     """A plain answer. task: of its prompt, whose ids are `prompt`. tokens: [n], the end token included, before a loop.
 
     model: after the prompt. logits: [n, V]; row i chose token i. seconds: of decoding, behind the first token.
+    remarks: of ENDS, REPEATS and CUT, what holds for it.
     """
 
     name: str
@@ -84,6 +96,7 @@ class Answer:
     model: AfterPrompt
     logits: Tensor
     seconds: float
+    remarks: Sequence[str] = ()
 
     @property
     def limit(self) -> int:
@@ -94,7 +107,7 @@ class Answer:
 def answered(
     lm: CausalLM, name: str, task: str, prompt: Sequence[int], limit: int, eos_token_ids: Container[int]
 ) -> Answer:
-    """Decode an answer of at most `limit` tokens plainly."""
+    """Decode an answer of at most `limit` tokens plainly; of two at least, where the model's context has room."""
     rows: list[Tensor] = []
     times: list[float] = []
 
@@ -103,11 +116,34 @@ def answered(
         times.append(perf_counter())
         return greedy(logits)
 
+    room = lm.context - min(limit, lm.context // 2)
+    remarks = [CUT] if len(prompt) > room else []
+    prompt = prompt[-room:]
     model = AfterPrompt(lm, prompt)
-    as_lm = cast(CausalLM, model)
-    tokens = generate(as_lm, Drafter(), prompt, limit, choice=choose, eos_token_ids=eos_token_ids).tokens
+    decode = partial(generate, cast(CausalLM, model), Drafter(), prompt, limit, choice=choose)
+    tokens = decode(eos_token_ids=eos_token_ids).tokens
+    if len(tokens) < 2:
+        remarks.append(ENDS)
+        rows.clear()
+        times.clear()
+        tokens = decode().tokens
     kept = loop_start(tokens) or len(tokens)
-    return Answer(name, task, prompt, tokens[:kept], model, torch.stack(rows[:kept]), times[kept - 1] - times[0])
+    if kept < 2:
+        remarks.append(REPEATS)
+        kept = len(tokens)
+    seconds = times[kept - 1] - times[0]
+    return Answer(name, task, prompt, tokens[:kept], model, torch.stack(rows[:kept]), seconds, remarks)
+
+
+def remarks(answers: Sequence[Answer]) -> list[str]:
+    """A line for each remark on the answers, and on how many of them; none where all could be watched as they are."""
+    counts = Counter(remark for answer in answers for remark in answer.remarks)
+    return [f"{count} of {len(answers)} answers: {remark}." for remark, count in counts.items()]
+
+
+def ends_of(answer: Answer, eos_token_ids: Container[int]) -> Container[int]:
+    """The tokens that end an answer: none where it was decoded past its end."""
+    return () if ENDS in answer.remarks else eos_token_ids
 
 
 def answered_with(
@@ -131,7 +167,7 @@ def answered_with(
 
         log = generate(
             answer.model, drafter, answer.prompt, answer.limit,
-            budget=budget, choice=choose, eos_token_ids=eos_token_ids,
+            budget=budget, choice=choose, eos_token_ids=ends_of(answer, eos_token_ids),
         )  # fmt: skip
         spent = perf_counter() - times[0]
         same = list(log.tokens) == list(answer.tokens)

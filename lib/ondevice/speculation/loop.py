@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -84,8 +84,9 @@ def generate(
 ) -> Generation:  # fmt: skip
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
-    budget: most nodes of a draft. eos_token_ids: they end the output, and the first of them is part of it; the model's
-    context ends it too. A draft is cut to what the model can verify (`verifiable`): chains, with sliding windows or ALiBi.
+    budget: most nodes of a draft, which are fewer where the model's rows end. eos_token_ids: they end the output, and
+    the first of them is part of it; the model's context ends it too. A draft is cut to what the model can verify of it
+    (`verifiable`), which with sliding windows or ALiBi is a chain.
     Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
@@ -93,12 +94,14 @@ def generate(
     drafter.begin(prompt)
     reads = (PREFILL_CHUNK, drafter.prefilled) if drafter.wants_prefill else ()
     tokens = [*map(int, prompt), choice(session.prefill(prompt, *reads))]
+    rows = getattr(lm, "most_rows", sys.maxsize)  # what stands in for a `CausalLM` may not say
     last = min(len(prompt) + max_new_tokens, lm.context + 1)  # the last token needs no row in the cache
     steps = []
     while len(tokens) < last and tokens[-1] not in eos_token_ids:
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
-        draft = verifiable(lm, drafter.propose(tokens, budget).within(budget, room), cached) if room else EMPTY
+        nodes = min(budget, rows - cached - 1)  # behind the root
+        draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room), cached) if room and nodes > 0 else EMPTY
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -119,12 +122,12 @@ def verifiable(lm: CausalLM, draft: Draft, cached: int) -> Draft:
         if parent == (nodes[-1] if nodes else -1):
             nodes.append(node)
     if getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
-        room = 0.0
+        room = 0
     else:
-        room = lm.tree_room(cached) - 1 if hasattr(lm, "tree_room") else math.inf  # the root is a row, too
-    if len(draft) in (len(nodes), min(len(draft), room)):
+        room = lm.tree_room(cached) - 1 if hasattr(lm, "tree_room") else len(draft)  # the root is a row, too
+    if len(draft) == len(nodes) or len(draft) <= room:
         return draft
-    return Draft.chain(draft.tokens[nodes]) if len(nodes) >= room else draft.within(int(room), draft.depth)
+    return Draft.chain(draft.tokens[nodes]) if len(nodes) >= room else draft.within(room, draft.depth)
 
 
 def accepted(

@@ -45,8 +45,9 @@ def top_k_after_each_token(lm: CausalLM, text: NDArray[np.int64]) -> Fresh:
     def read(start: int, logits: Tensor) -> None:
         parts.append(likeliest(logits, find))
 
-    for start in range(0, len(text), WINDOW):
-        window = text[start : start + WINDOW]
+    size = min(WINDOW, lm.context)
+    for start in range(0, len(text), size):
+        window = text[start : start + size]
         lm.start(len(window)).prefill(window, CHUNK, read)
     return Fresh(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 

@@ -19,7 +19,7 @@ Its three messages, Draft, Target and Switch, are those of the wire, which keeps
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ def draft_on(side: Side, now: float, actions: list[Action]) -> None:
     if side.done or side.began is not None or ahead >= side.lookahead or side.next >= side.max_new_tokens:
         return
     last = side.own[-1].token if side.own else side.tokens[-1] if side.tokens else None
-    if last is None or last != side.eos_token_id:
+    if last is None or last not in side.eos_token_ids:
         side.began = now
         actions.append(Decode(side.epoch, side.next, last))
 
@@ -135,7 +135,7 @@ def commit(side: Side, position: int, token: int, accepted: bool, actions: list[
         side.next = position + 1
         side.began = None
         actions.append(RollBack(position))
-    if token == side.eos_token_id or len(side.tokens) == side.max_new_tokens:
+    if token in side.eos_token_ids or len(side.tokens) == side.max_new_tokens:
         side.done = True
         actions.append(Done())
 
@@ -183,8 +183,8 @@ class Side:
 
     decide(local, remote, position): the target token, and whether the local and the remote draft are accepted; called
     once a position, where the aggregator is. An accepted draft's token is the target.
-    eos_token_id: the end token, if any; it is emitted. lookahead: most drafts that are not decided, the one being
-    decoded included; 1 is token-wise. scheduler: says when the aggregator moves to the other side.
+    eos_token_ids: ids of which the first ends the answer, emitted. lookahead: most drafts that are not decided, the one
+    being decoded included; 1 is token-wise. scheduler: says when the aggregator moves to the other side.
     tokens: what is decided, as far as this side knows. epoch: of its own drafts. alone: whether it goes on by itself.
     Raises ValueError on max_new_tokens or lookahead below 1, and in `received` on messages that no peer of this kind
     sends.
@@ -197,7 +197,7 @@ class Side:
         *,
         aggregates: bool,
         max_new_tokens: int,
-        eos_token_id: int | None = None,
+        eos_token_ids: Container[int] = (),
         lookahead: int = 16,
         alone: bool = False,
         scheduler: Scheduler | None = None,
@@ -210,7 +210,7 @@ class Side:
         self.session = session
         self.decide = decide
         self.max_new_tokens = max_new_tokens
-        self.eos_token_id = eos_token_id
+        self.eos_token_ids = eos_token_ids
         self.lookahead = lookahead
         self.aggregates = aggregates and not alone
         self.alone = alone

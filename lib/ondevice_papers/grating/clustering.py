@@ -15,7 +15,8 @@ Floats = NDArray[np.float64]
 def kmeans(values: Floats, k: int) -> NDArray[np.int64]:
     """Clusters [n] of values [n] with the least sum of squares; 0 is the cluster of the highest values.
 
-    There are min(k, distinct values) clusters, and equal values share one. O(k d^2) time for d distinct values.
+    There are min(k, distinct values) clusters, and equal values share one. O(k d^2) time and O(d^2) memory
+    for d distinct values.
     """
     x, inverse, counts = np.unique(-values, return_inverse=True, return_counts=True)
     weight, total, squares = (np.append(0, np.cumsum(counts * (x - x.mean()) ** power)) for power in (0, 1, 2))

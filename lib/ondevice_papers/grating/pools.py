@@ -6,6 +6,7 @@ rule, K or threshold is a matter of milliseconds. The engine decides by the same
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice_papers.grating.clustering import Floats
-from ondevice_papers.grating.pruning import Outcome, Rule, ranking, select
+from ondevice_papers.grating.pruning import Outcome, Rule, cluster_rule, ranking, select
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,18 @@ def sweep(
 ) -> list[Outcome]:  # fmt: skip
     """`replay` by a rule at each of falling thresholds.
 
-    A threshold says when a rule decides, not what it decides. So where two thresholds have one outcome, all between
-    them have it, too, and are not replayed.
+    The paper's rule takes its threshold only to say when it decides. So where two thresholds have one outcome, all
+    between them have it, too, and are not replayed. Any other rule, also an edited one, is replayed at each threshold.
     """
+    if not _is_the_papers(rule):
+        return [replay(pool, k, rule(threshold), exact_order, select) for threshold in thresholds]
     outcomes: dict[int, Outcome] = {}
 
     def fill(first: int, last: int) -> None:
         for index in (first, last):
             if index not in outcomes:
                 outcomes[index] = replay(pool, k, rule(thresholds[index]), exact_order, select)
-        if same(outcomes[first], outcomes[last]):
+        if same_decisions(outcomes[first], outcomes[last]):
             outcomes.update(dict.fromkeys(range(first + 1, last), outcomes[first]))
         elif last - first > 1:
             middle = (first + last) // 2
@@ -78,9 +81,17 @@ def sweep(
     return [outcomes[index] for index in range(len(thresholds))]
 
 
-def same(one: Outcome, other: Outcome) -> bool:
+def _is_the_papers(rule: Callable[[float], Rule]) -> bool:
+    """Whether a rule is `cluster_rule`, here or in a notebook's cell that has its text."""
+    try:
+        return inspect.getsource(rule) == inspect.getsource(cluster_rule)
+    except (TypeError, OSError):  # no function, or one without a text
+        return False
+
+
+def same_decisions(first: Outcome, second: Outcome) -> bool:
     """Whether the same candidates were kept, each decided after the same layer."""
-    return np.array_equal(one.layer, other.layer) and np.array_equal(one.kept, other.kept)
+    return np.array_equal(first.layer, second.layer) and np.array_equal(first.kept, second.kept)
 
 
 def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:

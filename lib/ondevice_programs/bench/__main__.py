@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from ondevice import commands, models, prompts
+from ondevice import commands, cores, models, prompts
 from ondevice.causal_lm import support
 from ondevice_programs.bench import formats, inputs, picture
 from ondevice_programs.bench.drafters import DRAFTERS
 from ondevice_programs.bench.measuring import Bench
 from ondevice_programs.bench.peer import LlamaCpp
 from ondevice_programs.bench.report import report
-from ondevice_programs.bench.state import begun, read, save
+from ondevice_programs.bench.state import begun, read
 
 _PROGRAM = "ondevice-bench"
 _PEER = "llama.cpp"
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "machine": inputs.machine(options.threads),
             "commit": inputs.commit(),
             "command": _command(options),
-            "prompts": prompts.digest("\n".join(prompt.text for prompt in source)),
+            "settings": _settings(options),
+            "prompts": prompts.digest(json.dumps([(prompt.task, prompt.text) for prompt in source])),
         }
         parts = begun(options.json, head)
         code = 0
@@ -50,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 _bench(options, loaded, source, parts).run()
             except KeyboardInterrupt:
-                save(options.json, parts)
                 code = commands.INTERRUPTED
+            except OSError as error:  # of a full disk, say: what was measured is printed all the same
+                _say(f"{_PROGRAM}: {commands.sentence(error)}")
+                code = commands.REFUSED
         _print(parts, options)
         sys.exit(code)
 
@@ -59,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _given(options: argparse.Namespace) -> tuple[models.Loaded, list[prompts.Prompt]]:
     """The model and the prompts, none for random weights. What can be refused without the model is refused before."""
     source = prompts.from_file(options.prompts) if options.prompts else prompts.own()
+    if options.json and options.json.is_dir():
+        raise ValueError(f"--json {options.json} is a folder; the numbers go into a file.")
     if options.json and options.json.is_file():
         read(options.json)
     if options.picture:
@@ -104,7 +109,8 @@ def _print(parts: dict[str, Any], options: argparse.Namespace) -> None:
             print(f"Picture: {options.picture}")
         except ModuleNotFoundError as error:
             _say(f"No picture: {commands.sentence(error)}")
-    print(f"JSON: {options.json}" if options.json else "No file was written; --json FILE keeps the numbers.")
+    kept = options.json is not None and options.json.is_file()
+    print(f"JSON: {options.json}" if kept else "No file was written; --json FILE keeps the numbers.")
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -117,6 +123,16 @@ def _command(options: argparse.Namespace) -> str:
     return shlex.join(map(str, words))
 
 
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says, without names of files."""
+    return {
+        "formats": sorted(set(options.formats or formats.NAMES)),
+        "drafters": sorted(set(options.drafters or DRAFTERS)),
+        "minutes": options.minutes,
+        "compare": options.compare,
+    }
+
+
 def _parser() -> commands.Parser:
     example = f"{_PROGRAM} smollm2-135m-instruct --json smollm2.json --picture smollm2.png"
     parser = commands.Parser(_PROGRAM, example, description=__doc__)
@@ -125,8 +141,8 @@ def _parser() -> commands.Parser:
     minutes = f"{_MINUTES:g}, and {_LARGER:g} beyond {_LARGE / 1e6:g} M parameters"
     own = "60 of the repository's own"
     add("model", metavar="MODEL", help="a folder, a GGUF file, a hub id or a bundled name")
-    add("--prompts", type=commands.existing, metavar="FILE", help=f"a prompt per line, or JSON lines (default: {own})")
-    add("--threads", type=commands.count, default=os.cpu_count(), metavar="N", help="of every engine")
+    add("--prompts", type=commands.existing, metavar="FILE", help=f"lines, JSON lines or an array (default: {own})")
+    add("--threads", type=commands.count, default=cores.usable(), metavar="N", help="of every engine")
     add("--formats", choices=formats.NAMES, help=f"of {', '.join(formats.NAMES)} (default: all)", **several)
     add("--drafters", choices=list(DRAFTERS), help=f"of {', '.join(DRAFTERS)} (default: all)", **several)
     add("--minutes", type=commands.positive, metavar="M", help=f"to keep to where possible (default: {minutes})")

@@ -55,10 +55,12 @@ def curves(
     """By format rows, ms (medians over turns), turns and past. Formats take turns, for some seconds or a few turns.
 
     The first format is measured twice, which shows how far equal things differ here. beside: others that take turns,
-    by the name of their curve; each call gives the seconds of PEER_ROWS.
+    by the name of their curve; each call gives the seconds of PEER_ROWS. A pass has no more rows than the context.
     """
-    past = max(1, min(PAST, min(lm.context for lm in built.values()) - max(ROWS)))
-    rows = {name: ROWS if FORMATS[name]["drafts"] else (1,) for name in built} | dict.fromkeys(beside, PEER_ROWS)
+    context = min(lm.context for lm in built.values())
+    past = max(1, min(PAST, context - max(ROWS)))
+    fitting = tuple(rows for rows in ROWS if past + rows <= context) or (1,)
+    rows = {name: fitting if FORMATS[name]["drafts"] else (1,) for name in built} | dict.fromkeys(beside, PEER_ROWS)
     turns = {name: verifications(lm, past, rows[name]) for name, lm in built.items()} | dict(beside)
     order = [*turns, next(iter(built)) + _REPEATED]
     times: dict[str, list[list[float]]] = {name: [] for name in order}

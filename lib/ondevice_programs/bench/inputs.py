@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import platform
 import subprocess
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ondevice import assets, chat, prompts
+from ondevice import assets, chat, cores, prompts
 from ondevice.causal_lm import support
 from ondevice.causal_lm.generation import LONGEST
 from ondevice.models import Loaded
+from ondevice_papers.dragon.kv_store import tokenizer_digest, weights_digest
 
 ROUND = 6  # prompts that every drafter answers before any of them answers others, at least
 
@@ -37,22 +39,21 @@ def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: C
     """The prompts, rendered by the model's template, all tasks' first ones first.
 
     own: whether they are the repository's, of which those that are too long for the model are left out; of a user's
-    file each must fit, else ValueError names its line.
+    file each must fit, else ValueError names it. A request's id is its place, as a file may be renamed.
     """
     if loaded.tokenizer.chat_template is None:
         say("This model has no chat template, so it reads the prompts as plain text.")
     kept: list[Request] = []
     without_weights: Any = SimpleNamespace(config=loaded.config)  # a GGUF's are not needed to know its context
     context = support.context_of(without_weights, None)
-    for prompt in source:
+    for number, prompt in enumerate(source):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the missing template
             ids = tuple(chat.prompt_ids(loaded.tokenizer, prompt.text))
         if len(ids) < context:
-            kept.append(Request(prompt.id, prompt.task, ids, min(LONGEST, context - len(ids))))
+            kept.append(Request(str(number), prompt.task, ids, min(LONGEST, context - len(ids))))
         elif not own:
-            line = prompt.id.rpartition("-")[2]
-            raise ValueError(f"The prompt in line {line} has {len(ids)} tokens; the model's context is {context}.")
+            raise ValueError(f"The prompt {prompt.id} has {len(ids)} tokens; the model's context is {context}.")
     if not kept:
         raise ValueError(f"No prompt fits the model's context of {context} tokens.")
     if len(kept) < len(source):
@@ -81,12 +82,22 @@ def rounds(several: Sequence[Request]) -> list[list[Request]]:
 
 
 def model_facts(loaded: Loaded) -> dict[str, Any]:
-    """spec, sha256 of a GGUF file, and parameters (tied ones once)."""
+    """spec, sha256, and parameters (tied ones once).
+
+    sha256: of a GGUF file; of another model what its answers depend on: configuration, weights, tokenizer, template and
+    end tokens. Where its files lie, and how its weights are dealt into them, is no part of it.
+    """
     if loaded.gguf:
         count = sum(math.prod(stored.shape) for stored in loaded.gguf.tensors.values())
-    else:
-        count = sum(parameter.numel() for parameter in loaded.model.parameters())
-    return {"spec": loaded.spec, "sha256": loaded.gguf.sha256 if loaded.gguf else None, "parameters": count}
+        return {"spec": loaded.spec, "sha256": loaded.gguf.sha256, "parameters": count}
+    template, ends = loaded.tokenizer.chat_template, sorted(loaded.eos_token_ids)
+    content = [weights_digest(loaded.model), tokenizer_digest(loaded.tokenizer), template, ends]
+    digest = sha256(json.dumps(content).encode()).hexdigest()
+    return {
+        "spec": loaded.spec,
+        "sha256": digest,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+    }
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -96,7 +107,7 @@ def machine(threads: int) -> dict[str, Any]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": cores.usable(),
         "threads": threads,
         "system": platform.system(),
         "python": platform.python_version(),

@@ -104,21 +104,28 @@ def generated(options: argparse.Namespace) -> int:
         "sam": lambda: drafter.base("SAM", vocabulary, earlier),
         "none": Drafter,
     }
+    room = built.facts["context"] + 1 - len(ids)  # the last token needs no row
+    if options.tokens > room:
+        print(f"The answer has at most {room} tokens: these graphs hold {built.facts['context']}.", file=sys.stderr)
     first: list[float] = []
+    tokens: list[int] = []
 
     def choice(logits: torch.Tensor) -> int:
         first.append(perf_counter())
-        return greedy(logits)
+        tokens.append(greedy(logits))
+        return tokens[-1]
 
     lm.start()
     began = perf_counter()
     ends = frozenset(built.facts["eos_token_ids"])
     budget = drafter.LMAX - 1
-    generation = generate(
-        lm, drafters[options.drafter](), ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice
-    )
-    spent = perf_counter() - began
-    print(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
+    try:
+        generation = generate(
+            lm, drafters[options.drafter](), ids, options.tokens, budget=budget, eos_token_ids=ends, choice=choice
+        )
+    finally:  # after an interrupt, too
+        spent = perf_counter() - began
+        print(tokenizer.decode(tokens, skip_special_tokens=True), flush=True)
     print(
         f"{len(ids)} + {len(generation.tokens)} tokens, {len(generation.steps)} passes; first token after "
         f"{first[0] - began:.3f} s, all after {spent:.3f} s",

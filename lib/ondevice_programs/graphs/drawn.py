@@ -117,26 +117,50 @@ class StaticDrawing(drawing.Drawing):
         return self.proto(inputs, {"hidden_out": hidden} | self._outputs)
 
     def embedding(self) -> onnx.ModelProto:
-        """The graph of the embedding: ids [c] to hidden [c, h]. It runs on the CPU, whatever the target."""
+        """The graph of the embedding: ids [c] to hidden [c, h]. It runs on the CPU, whatever the target.
+
+        Blocks lie as the head's do, so that tied ones are stored once.
+        """
         table = self._matrix(drawing.EMBEDDING)
         shape = [self._rows, self.model.config.hidden_size]
         if isinstance(table, Blocks):
-            cut = [*shape[:1], -1, table.size]
-            codes = self.op("Cast", self.op("Gather", self.constant(table.codes), "ids"), to=onnx.TensorProto.FLOAT)
+            codes = self._codes(table)
             scales = self.op("Gather", self.constant(table.scales[..., None]), "ids")
-            minima = table.minima if table.minima is not None else -(2.0 ** (table.bits - 1)) * table.scales
-            least = self.op("Gather", self.constant(minima.astype(np.float32)[..., None]), "ids")
-            weights = self.op("Add", self.op("Mul", self.shaped(codes, cut), scales), least)
+            if table.minima is None:
+                least = self.op("Mul", scales, self.constant(np.float32(-(2 ** (table.bits - 1)))))
+            else:
+                least = self.op("Gather", self.constant(table.minima[..., None]), "ids")
+            weights = self.op("Add", self.op("Mul", codes, scales), least)
             self._named(self.shaped(weights, shape), "hidden")
         else:
             self._named(self.op("Gather", self.constant(table), "ids"), "hidden")
         return self.proto({"ids": (INT32, [self._rows])}, {"hidden": shape})
+
+    def _codes(self, table: Blocks) -> str:
+        """The codes of the tokens' rows, [c, blocks, size] in float32."""
+        if table.bits == 8:
+            high, low = (self._codes(half) for half in drawing.halves(table))
+            return self.op("Add", self.op("Mul", high, self.constant(np.float32(16))), low)
+        pairs = self.op("Gather", self.constant(drawing.packed(table)), "ids")
+        first = self.op("BitwiseAnd", pairs, self.constant(np.uint8(15)))
+        second = self.op("BitShift", pairs, self.constant(np.uint8(4)), direction="RIGHT")
+        last = self.constant(np.array([3]))
+        both = self.op("Concat", *(self.op("Unsqueeze", half, last) for half in (first, second)), axis=3)
+        codes = self.shaped(both, [self._rows, -1, table.size])
+        return self.op("Cast", codes, to=onnx.TensorProto.FLOAT)
 
     def head(self) -> onnx.ModelProto:
         """The graph of the last norm and the head: hidden [c, h] to logits [c, V]."""
         self._named(self.linear(self.norm("hidden", self.model.model.norm), self.model.lm_head), "logits")
         width = self.model.get_input_embeddings().weight.shape[0]
         return self.proto({"hidden": [self._rows, self.model.config.hidden_size]}, {"logits": [self._rows, width]})
+
+    def linear(self, state: str, linear: Any) -> str:
+        """As of `Drawing`. The head's matrix lies as the embedding's does, so that a tied one is stored once."""
+        matrix = self._matrix(drawing.HEAD) if linear is self.model.lm_head else None
+        if not isinstance(matrix, np.ndarray):
+            return super().linear(state, linear)
+        return self.op("MatMul", state, self.op("Transpose", self.constant(matrix), perm=[1, 0]))
 
     def norm(self, state: str, norm: Any) -> str:
         """Draw the root-mean-square normalisation of the last axis; its weight is a product of its own.

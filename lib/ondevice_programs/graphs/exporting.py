@@ -57,11 +57,11 @@ def export(
     where the HTP's compiler does not take a graph, and OSError where the folder cannot be written.
     """
     config = loaded.config
-    blocks = min(blocks, config.num_hidden_layers)
-    _check(loaded, folder, texts, context, blocks, large, small)
     form: Weights = "8bit" if target == "htp" else weights
     structure, matrix = drawing.matrices(loaded if target == "cpu" else loaded.model, form, False)
     drawing.require_drawable(structure, "Graphs are")
+    blocks = min(blocks, config.num_hidden_layers)
+    _check(loaded, folder, texts, context, blocks, large, small)
     noted = htp.noted(loaded.model, texts, cache_bits) if target == "htp" else None
     embedding: Any = structure.get_input_embeddings()
     parts = np.array_split(np.arange(config.num_hidden_layers), blocks)

@@ -113,9 +113,12 @@ def forward(
 
     sees: [n, n], whether a row sees a column; all see the cache. positions: [n], of the rows. The rows' keys and values
     are written to the cache from `start` on; the last run is padded with rows that none sees and that are not kept.
+    Raises ValueError, before any run, where the cache has no room for them.
     """
     out = np.empty_like(hidden)
     capacity = cache.keys.shape[2]
+    if start + len(hidden) > capacity:
+        raise ValueError(f"{len(hidden)} rows behind {start} are more than the {capacity} that these graphs hold.")
     for at in range(0, len(hidden), graph.rows):
         part = slice(at, min(at + graph.rows, len(hidden)))
         count = part.stop - at

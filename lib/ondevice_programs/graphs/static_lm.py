@@ -39,6 +39,7 @@ class StaticLM:
         self.built, self.rule, self.memory, self.forward = built, rule, memory, forward
         self.context = int(built.facts["context"])
         self.vocabulary = int(built.facts["vocabulary"])
+        self.most_rows = int(built.facts["capacity"])
         self.profile = profile or switching.profile(built, 3)
         self.kept = [built.load(path) for path in built.small_files] if not self.plan([built.large])[1] else []
         self.large: list[Graph] = []

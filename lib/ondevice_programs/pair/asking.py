@@ -95,7 +95,7 @@ class Asking:
             self._counted(self.device.decision(begin, priors), priors),
             aggregates=begin.aggregator == "device",
             max_new_tokens=begin.limit,
-            eos_token_id=self.node.end,
+            eos_token_ids=self.node.ends,
             lookahead=decisions.lookahead(begin),
             scheduler=decisions.mover(begin, 0.0),
             rules=self.device.rules,
@@ -230,7 +230,7 @@ class Asking:
     async def by_itself(self, reason: str) -> None:
         """What is left of the answer, from the device's own documents."""
         tokens = list(self.answer.tokens)
-        if len(tokens) == self.begin.limit or (tokens and tokens[-1] == self.node.end):
+        if len(tokens) == self.begin.limit or (tokens and tokens[-1] in self.node.ends):
             return
         self._goes_alone(len(tokens), reason)
         await self._until_its_end(self._played(self._alone(tokens), {}))
@@ -243,7 +243,7 @@ class Asking:
             aggregates=False,
             alone=True,
             max_new_tokens=begin.limit,
-            eos_token_id=self.node.end,
+            eos_token_ids=self.node.ends,
         )
         machine.tokens = list(tokens)
         machine.next = len(tokens)
@@ -309,7 +309,7 @@ class Asking:
             priors[own.position] = prior
             token, _, _ = decide(own, remote, own.position)
             self._emitted(own.position, token)
-            if token == self.node.end:
+            if token in self.node.ends:
                 return
 
     async def _begun(self, link: Link) -> None:

@@ -139,7 +139,7 @@ class Cloud:
             decisions.decision(begin, priors),
             aggregates=begin.aggregator == "cloud",
             max_new_tokens=begin.limit,
-            eos_token_id=self.node.end,
+            eos_token_ids=self.node.ends,
             lookahead=decisions.lookahead(begin),
             alone=begin.mode in ("cloud-only", "sequence-wise"),
             scheduler=decisions.mover(begin, begin.rtt),

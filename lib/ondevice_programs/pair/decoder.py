@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -81,7 +81,7 @@ class Decoder:
     store: where prefixes' rows are kept; without one they are computed.
     memory: where prefixes' rows are kept besides, with the first `common` tokens of the suffix, which queries share.
     cache: where the sequences' rows are; None: in one of their own.
-    end: the id after which nothing follows, if there is one.
+    ends: the ids after which nothing follows.
     bare: ids of a prompt without document, up to where its end would be, perhaps none: then `prior` is known beside
         each mixture.
     tokens: what has been committed, the end token included; a position is an index into it. rows: of a forward.
@@ -102,7 +102,7 @@ class Decoder:
         temperature: float = 1.0,
         sampling_temperature: float = 1.0,
         store: Store | None = None,
-        end: int | None = None,
+        ends: Container[int] = (),
         bare: Sequence[int] | None = None,
         memory: Prefixes | None = None,
         common: int = 0,
@@ -112,7 +112,7 @@ class Decoder:
         values = np.asarray(scores, float)
         self._log_weights = document_weights(values, temperature)
         self.log_weight = log_weight(values, temperature)
-        self.lm, self.tokens, self._end = lm, list[int](), end
+        self.lm, self.tokens, self._ends = lm, list[int](), ends
         self._temperature = sampling_temperature
         self._stop = threading.Event()
         rows = prefixes if bare is None else [*prefixes, bare]
@@ -142,7 +142,7 @@ class Decoder:
     @property
     def ended(self) -> bool:
         """Whether the last committed token is an end token."""
-        return bool(self.tokens) and self.tokens[-1] == self._end
+        return bool(self.tokens) and self.tokens[-1] in self._ends
 
     @property
     def room(self) -> int:

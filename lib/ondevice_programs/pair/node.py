@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ondevice import chat
+from ondevice import chat, models
 from ondevice.causal_lm import CausalLM, support
 from ondevice.causal_lm.batch import PaddedCache
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
@@ -143,6 +143,12 @@ class Node:
         token = self.tokenizer.eos_token_id
         return None if token is None else int(token)
 
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Every id after which nothing follows: the tokenizer's, and those that the model's settings name."""
+        settings = getattr(self.lm.model, "generation_config", None)
+        return models.end_ids(self.tokenizer, self.lm.model.config, settings)
+
     def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[Decoder, list[Cited]]:
         """A decoder of the k best documents for the query, and what they are, where they have sources.
 
@@ -182,7 +188,7 @@ class Node:
             temperature=self.weight_temperature,
             sampling_temperature=temperature or 1.0,
             store=store,
-            end=self.end,
+            ends=self.ends,
             bare=bare,
             memory=self.memory,
             common=self._common,

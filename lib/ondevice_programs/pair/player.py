@@ -61,6 +61,11 @@ class Player:
 
         def built() -> Decoder:  # in the engine's thread
             decoder, cited = node.decoder(begin.query, begin.k, begin.temperature)
+            if decoder.room < begin.limit:
+                raise ValueError(
+                    f"Behind the longest document and the question the model's context of {node.lm.context} has room "
+                    f"for {max(0, decoder.room)} tokens, not for an answer of up to {begin.limit}."
+                )
             for token in before:
                 decoder.commit(token)
             self.decoder = decoder

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from ondevice import commands
+from ondevice import commands, cores
 from ondevice.commands import count, existing, port
 from ondevice.network.listening import listener
 
@@ -29,6 +29,7 @@ def rank(options: argparse.Namespace) -> None:
     documents = _documents(options.documents)
     from ondevice_programs.reranker import Reranker  # torch takes seconds, which wrong input need not wait for
 
+    _keep_to_usable_cores()
     with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
         ranked = reranker.rank(options.query, documents, options.top_k, return_documents=True)
     files = [{"file": str(options.documents[entry["corpus_id"]])} if options.documents else {} for entry in ranked]
@@ -50,11 +51,19 @@ def serve(options: argparse.Namespace) -> None:
     from ondevice_programs.reranker import Reranker
     from ondevice_programs.reranker.server import create_app
 
+    _keep_to_usable_cores()
     with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
         app = create_app(reranker)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         print(f"Listening on http://{options.host}:{opened.getsockname()[1]}/rerank", flush=True)
         uvicorn.Server(config).run(sockets=[opened])
+
+
+def _keep_to_usable_cores() -> None:
+    """Torch counts a container's cores without its quota."""
+    import torch
+
+    torch.set_num_threads(min(torch.get_num_threads(), cores.usable()))
 
 
 def _documents(files: list[Path]) -> list[str]:

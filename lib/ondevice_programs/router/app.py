@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ondevice_papers.disco.policy import NEVER, SIDES
 from ondevice_programs.router.delivery import Part, joined
 from ondevice_programs.router.endpoints import EndpointError
-from ondevice_programs.router.request import BadRequest, Json, Request, parse
+from ondevice_programs.router.request import BadRequest, Json, Request, parse, read
 from ondevice_programs.router.router import Router
 from ondevice_programs.router.session import StreamError
 
@@ -50,7 +50,7 @@ def create_app(router: Router) -> Starlette:
 
     async def chat(http: HttpRequest) -> Response:
         arrived = time.perf_counter()
-        request = parse(await _payload(http))
+        request = parse(*read(await _body(http)))
         served(request.model or own)
         headers = {"x-request-id": http.headers.get("x-request-id") or uuid.uuid4().hex}
         return _Answer(router, replace(request, headers=headers, model=own), arrived)
@@ -113,19 +113,18 @@ def _keyed(app: ASGIApp, key: str | None) -> ASGIApp:
     return checked
 
 
-async def _payload(http: HttpRequest) -> Any:
+async def _body(http: HttpRequest) -> bytes:
     # A web page may post text to a local port without asking; it may not post JSON.
-    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("The body must be sent as application/json.", status=415)
+    if (encoding := http.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise BadRequest(f"The body must not be compressed ({encoding}).", status=415)
     body = bytearray()
     async for block in http.stream():
         body += block
         if len(body) > LARGEST_BODY:
             raise BadRequest("The body is larger than 16 MiB.", status=413)
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}.") from None
+    return bytes(body)
 
 
 class _Answer(Response):
@@ -265,7 +264,9 @@ class _Answer(Response):
         status = 200 if session.error is None else getattr(session.error, "status", 500)
         self._router.metrics.request(self._request, session, status, ttft, seconds)
         waits = "/".join(f"{session.order.waits.get(side, NEVER):.3g}" for side in SIDES)
-        numbers = {"ttft": ttft, "seconds": seconds, "usage": self._usage()} | self._story()
+        numbers: Json = {"ttft": ttft, "seconds": seconds, "usage": self._usage()} | self._story()
+        if self._request.uncounted:
+            numbers["uncounted"] = self._request.uncounted
         log.info("%s status=%s waits=%s %s", self._call, status, waits, json.dumps(numbers))
 
 

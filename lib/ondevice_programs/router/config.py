@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic import NonNegativeFloat as Cost
 from pydantic import PositiveFloat as Positive
 
+from ondevice import yaml_file
 from ondevice_papers.disco.migration import Prices
 from ondevice_papers.disco.policy import SIDES, Side
 
@@ -187,12 +187,7 @@ class Config(_Strict):
 def load(path: Path | None, raw: dict[str, Any]) -> Config:
     """The file's settings, overridden by `raw`, which is of the same shape. Raises ValueError with one sentence."""
     if path is not None:
-        try:
-            mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not YAML: {error}.") from None
-        if not isinstance(mapping, dict):
-            raise ValueError(f"{path} holds no mapping.")
+        mapping = yaml_file.mapping(path)
         sections = {name: mapping.get(name) or {} for name in raw}
         raw = mapping | {name: section | raw[name] for name, section in sections.items() if isinstance(section, dict)}
     try:

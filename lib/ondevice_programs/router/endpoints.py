@@ -36,7 +36,7 @@ class Piece:
 
 
 class Alive:
-    """The endpoint said that it works on the answer: a comment of its stream, which is no silence."""
+    """The endpoint said that it works on the answer: a comment or an empty event of its stream, which is no silence."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class EndpointClient:
             return await self._ask(request, prefix, limits, on_event)
 
     async def _ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
-        body = json.dumps(self._body(request, prefix, limits), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        members = self._body(request, prefix, limits).items()
+        body = f"{{{', '.join(f'{_dumped(name)}: {text}' for name, text in members)}}}".encode("utf-8", "surrogatepass")
         post = self._http.post(
             f"{self._base}/chat/completions",
             data=body,
@@ -137,17 +138,21 @@ class EndpointClient:
         """Close its connections."""
         await self._http.close()
 
-    def _body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> Json:
-        """The JSON body that asks to continue the request's answer after `prefix` ("" for a fresh start)."""
-        messages = [*request.messages]
-        body: Json = {**request.options, **limits, "model": self._model, "messages": messages}
-        body |= {"stream": not request.whole, "stream_options": None}
+    def _body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> dict[str, str]:
+        """The JSON that asks to continue the request's answer after `prefix` ("" for a fresh start), by its members.
+
+        The caller's are as they came, but for those that the router decides on.
+        """
+        own = request.texts or {name: _dumped(value) for name, value in request.options.items() if value is not None}
+        messages = own.get("messages") or _dumped(request.messages)
+        decided: Json = {**limits, "model": self._model, "stream": not request.whole}
         if not request.whole and self._tells_usage:
-            body["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
+            decided["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
         if prefix:
-            messages.append({"role": "assistant", "content": prefix})
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        return {name: value for name, value in body.items() if value is not None}
+            messages = f"{messages[:-1]}, {_dumped({'role': 'assistant', 'content': prefix})}]"
+            decided |= {"continue_final_message": True, "add_generation_prompt": False}
+        body = {name: text for name, text in own.items() if name != "stream_options"}
+        return body | {name: _dumped(value) for name, value in decided.items()} | {"messages": messages}
 
     @cached_property
     def _http(self) -> aiohttp.ClientSession:
@@ -161,7 +166,7 @@ class EndpointClient:
 
 
 async def _check(response: aiohttp.ClientResponse, expected: str) -> None:
-    kind = response.headers.get("content-type", "no content type").partition(";")[0].strip()
+    kind = response.headers.get("content-type", "no content type").partition(";")[0].strip().lower()
     if response.status == 200 and kind == expected:
         return
     answers_json = response.status != 200 or kind == "application/json"  # some errors come with status 200
@@ -209,7 +214,7 @@ class _EventReader:
                 async for block in response.content.iter_any():
                     *lines, pending = (pending + block).split(b"\n")
                     for line in lines:
-                        if line.startswith(b":"):
+                        if line.startswith(b":") or line.strip() == b"data:":
                             self._on_event(Alive())
                         elif line.startswith(b"data:"):
                             self._event(line[5:].strip())
@@ -317,6 +322,10 @@ def _json(body: bytes) -> Json | None:
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _short(detail: object) -> str:

@@ -174,10 +174,10 @@ def first_rows(set_: str) -> list[dict[str, Any]]:
 
 def candidate_rows(set_: str) -> list[dict[str, Any]]:
     """Of `candidates`: the questions of the test split, with what search found."""
-    place = {text: position for position, text in reversed(list(enumerate(passages("test"))))}
+    positions = {text: position for position, text in reversed(list(enumerate(passages("test"))))}
     return [
         {"set": set_, "pool": number, "name": question.name, "query": question.query, "answer": question.answer,
-         "candidates": np.array([place[text] for text in question.documents], np.int32),
+         "candidates": np.array([positions[text] for text in question.documents], np.int32),
          "candidates_sha": digest(question.documents)[:12], "relevant": question.relevant.astype(np.int8),
          "ranks": question.ranks.astype(np.int8)}
         for number, question in enumerate(evaluated(set_, "test"))

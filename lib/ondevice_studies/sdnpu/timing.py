@@ -28,6 +28,7 @@ from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, machine_name
+from ondevice.evidence.records import model_checksums
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.sdnpu.calibration import Calibration
@@ -56,8 +57,9 @@ SESSION = 1024  # tokens of prompt and answer
 
 @cache
 def exported(spec: str, context: int = CONTEXT) -> Path:
-    """The folder of a model's graphs, exported once a version of this code."""
-    folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{WEIGHTS}-{context}"
+    """The folder of a model's graphs, exported once."""
+    content = model_checksums([spec])[spec][:12].replace(":", "-")
+    folder = assets.cache_folder("sdnpu") / f"{spec.replace(':', '-')}-{content}-{WEIGHTS}-{context}"
     if not (folder / static_graphs.FACTS).is_file():
         loaded = models.load(spec)
         exporting.export(loaded, folder, exporting.texts(loaded), weights=WEIGHTS, context=context)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from ondevice import assets, commands
+from ondevice import assets, commands, cores
 from ondevice.commands import count, existing, positive, writable
 from ondevice.precision import bfloat16_pays
 
@@ -66,6 +65,6 @@ def _training(arguments: argparse.Namespace) -> dict[str, Any]:
     from ondevice_training.running import facts
 
     instructions = " with bfloat16 instructions" if bfloat16_pays("cpu") else ""
-    machine = arguments.machine or f"{os.cpu_count()} CPU cores{instructions}"
+    machine = arguments.machine or f"{cores.usable()} CPU cores{instructions}"
     rate = arguments.vector_rate or Recipe.vector_rate
     return facts(arguments.log) | {"peak_vector_rate": rate, "machine": machine, "more_tasks_in_decay": True}

@@ -98,7 +98,7 @@ test-long: $(READY)-long caches
 			properties) run="--hypothesis-profile=random tests/properties" ;; \
 			systems) run="-m long tests/systems" ;; \
 			elsewhere) run="-m long tests/notebooks/test_stored_outputs.py" ;; \
-			edits) run="tests/notebooks/test_edits.py" ;; \
+			edits) run="tests/notebooks/test_edits.py tests/notebooks/test_own_models.py" ;; \
 			breaks) run="tests/breaks" ;; \
 			*) echo "There is no part $$part."; exit 2 ;; \
 		esac; \

@@ -108,7 +108,8 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         temporary.chmod(mode & ~mask)  # mkstemp makes files private; results are as readable as any other file
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk is an error of a handle, which names no file
+        if error.errno and not error.filename:
+            error.filename = str(path)  # a full disk is an error of a handle, which names no file
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -292,20 +292,33 @@ def _require_unchanged(relative: str, digest: str) -> None:
 
 
 def _adapted(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
-    """The model that an adapter makes of its base, whose tokenizer may get the adapter's chat template."""
+    """The model that an adapter makes of its base. The tokenizer is the folder's own, or else the base's.
+
+    The base's may get the adapter's chat template.
+    """
+    from transformers import AutoTokenizer
+
     adapter = adapters.opened(folder)
+    if adapters.is_beside(folder):
+        with adapters.base_beside(adapter) as alone:
+            base = _from_folder(spec, origin, alone, torch.float32, device)
+        whole: Any = adapters.merge(adapter, base.model)
+        return _placed(spec, origin, whole.to(dtype), base.tokenizer, device)
     if adapters.is_adapter(Path(adapter.base).expanduser()):  # it may be its own base, and loading would not end
         raise ValueError(f"The adapter {folder.name} is of an adapter, {adapter.base}; merge that one first.")
     base = load(adapter.base)
     model: Any = adapters.merge(adapter, base.model)
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        base.tokenizer.chat_template = template.read_text(encoding="utf-8").rstrip("\n")
-    return _placed(spec, origin, model.to(dtype), base.tokenizer, device)
+    tokenizer, template = base.tokenizer, folder / "chat_template.jinja"
+    if any((folder / name).is_file() for name in VOCABULARIES):
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    elif template.is_file():
+        tokenizer.chat_template = template.read_text(encoding="utf-8").rstrip("\n")
+    return _placed(spec, origin, model.to(dtype), tokenizer, device)
 
 
 def _from_folder(spec: str, origin: Origin, folder: Path, dtype: torch.dtype, device: str) -> Loaded:
-    if adapters.is_adapter(folder):
+    if (folder / adapters.CONFIG).is_file():
         return _adapted(spec, origin, folder, dtype, device)
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))

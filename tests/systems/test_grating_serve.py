@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import math
+import random
 import signal
 import socket
 import subprocess
@@ -33,15 +34,20 @@ PROGRAM = [sys.executable, "-m", "ondevice_programs.reranker"]
 class Fake:
     """Scores by words shared with the query; some queries do what the tests need."""
 
-    spec, budget, truncate = "fake", 100.0, True
+    spec, budget, truncate, max_seq_length, instructed = "fake", 100.0, True, 512, False
+    scoring = SimpleNamespace(recipe=None)
 
     def __init__(self) -> None:
-        self.receipt = SimpleNamespace(truncated=0)
+        self.receipt = SimpleNamespace(truncated=0, tokens=0)
         self.go = threading.Event()
         self.started: list[str] = []
+        self.reading: dict[str, Any] = {}
 
-    def rank(self, query: str, documents: list[str], top_k: int | None = None, *, activation_fn: Any) -> list[Any]:
+    def rank(
+        self, query: str, documents: list[str], top_k: int | None = None, *, activation_fn: Any, **reading: Any
+    ) -> list[Any]:
         self.started.append(query)
+        self.reading = reading
         if query == "refuse":
             raise ValueError("1 MB of memory are\ntoo few.")
         if query == "break":
@@ -49,6 +55,7 @@ class Fake:
         if query.startswith("wait"):
             self.go.wait()
         self.receipt.truncated = sum(len(text) > 100 for text in documents)
+        self.receipt.tokens = sum(len(f"{query} {text}".split()) for text in documents)
         logits = [float(len(set(query.split()) & set(text.split()))) for text in documents]
         logits = [math.nan] if query == "nan" else logits
         scores = activation_fn(torch.tensor(logits)).tolist()
@@ -84,7 +91,12 @@ def test_both_forms_are_answered():
     documents = [TEXTS[0], {"text": TEXTS[1], "id": 7}, TEXTS[2]]
     answer = post({"model": "rerank-v3.5", "query": QUERY, "documents": documents, "top_n": 9})
     results = [{"index": place, "relevance_score": score} for place, score in best]
-    assert answer.json() == {"model": "fake", "results": results}
+    usage = {
+        "usage": {"prompt_tokens": 16, "total_tokens": 16},
+        "meta": {"billed_units": {"total_tokens": 16}, "tokens": {"input_tokens": 16}},
+    }
+    assert answer.json() == {"model": "fake", "results": results} | usage
+    assert answer.headers["x-compute-tokens"] == "16"
     answer = post({"query": QUERY, "documents": documents, "top_n": 1, "return_documents": True})
     assert answer.json()["results"] == [{"index": 1, "relevance_score": sigmoid[0], "document": {"text": TEXTS[1]}}]
     assert post({"query": QUERY, "texts": []}).json() == []
@@ -98,13 +110,84 @@ WRONG = [
     (422, ["a"], "array"),
     (422, {"query": "a", "texts": ["b"], "documents": ["b"]}, "`documents`"),
     (422, {"query": "a", "texts": ["b", None]}, "`$.texts[1]`"),
-    (422, {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, "'Left'"),
+    (422, {"query": "a", "texts": ["b"], "truncation_direction": "Up"}, "'Up'"),
+    (422, {"query": "a", "texts": ["b"], "temperature": 1}, "`temperature`"),
+    (422, {"query": "a", "documents": ["b"], "use_activation": False}, "`use_activation`"),
+    (422, {"query": "a", "documents": ["b"], "return_text": True}, "`return_text`"),
+    (422, {"query": "a", "documents": [{"text": "b", "title": "c"}]}, "`title`"),
+    (422, {"query": "a", "documents": ["b"], "rank_fields": ["title"]}, "rank_fields"),
+    (422, {"query": "a", "documents": ["b"], "max_chunks_per_doc": 10}, "max_chunks_per_doc"),
+    (422, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+    (422, {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    (422, {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    (422, {"query": "a", "texts": ["b"], "truncation_side": "middle"}, "truncation_side"),
+    (422, {"query": "a", "texts": ["b"], "truncation_side": "left", "truncation_direction": "Right"}, "_direction"),
+    (422, {"query": "a", "documents": ["b"], "instruction": "Do it"}, "instruction"),
     (422, {"query": "a", "texts": ["b " * 99, "b"], "truncate": False}, "1 of 2 texts"),
-    (422, {"query": "a", "documents": [{"image": "b"}]}, "`text`"),
+    (422, {"query": "a", "documents": [{"image": "b"}]}, "`image`"),
     (422, {"query": "refuse", "texts": ["b"]}, "1 MB of memory are too few."),
     (500, {"query": "break", "texts": ["b"]}, "Input/output error."),
     (500, {"query": "nan", "texts": ["b"]}, "float values"),
 ]
+
+
+HONOURED = [  # fields of a request, and how its pairs are read
+    ({}, {}),
+    ({"user": "x", "metadata": {"a": [1]}, "request_id": 7, "priority": -1, "client_name": "c", "model": "any"}, {}),
+    ({"instruction": "", "truncate_prompt_tokens": -1, "truncation_side": None}, {}),
+    ({"max_chunks_per_doc": 1, "rank_fields": ["text"], "max_tokens_per_doc": None}, {}),
+    ({"truncate_prompt_tokens": 9, "truncation_side": "left"}, {"max_length": 9, "truncation_side": "left"}),
+    ({"max_tokens_per_doc": 5}, {"max_document_tokens": 5}),
+    ({"texts": ["b"], "truncation_direction": "Left"}, {"truncation_side": "left"}),
+]
+
+
+@pytest.mark.parametrize(("fields", "reading"), HONOURED)
+def test_what_a_request_says_of_reading_is_done(fields, reading):
+    body = {"query": "a"} | ({} if "texts" in fields else {"documents": ["b"]}) | fields
+    fake = Fake()
+    assert asking(fake, lambda client: client.post("/rerank", json=body)).status_code == 200
+    assert fake.reading == reading
+
+
+def test_an_instruction_and_a_side_go_where_the_models_prompt_has_them():
+    fake = Fake()
+    fake.instructed, fake.scoring = True, SimpleNamespace(recipe="qwen3-reranker")
+    body = {"query": "a", "documents": ["b"]}
+    asking(fake, lambda client: client.post("/rerank", json=body | {"instruction": "Do it"}))
+    assert fake.reading == {"prompt": "Do it"}
+    refused = asking(fake, lambda client: client.post("/rerank", json=body | {"truncation_side": "left"}))
+    assert refused.status_code == 422 and "truncation_side" in refused.json()["error"]
+
+
+ALL = {  # fields of public services, with a value that is not their neutral one
+    "truncate": False, "truncation": True, "truncation_direction": "left", "raw_scores": True, "return_text": True,
+    "top_n": 1, "top_k": 1, "return_documents": True, "max_tokens_per_doc": 3, "max_chunks_per_doc": 3,
+    "rank_fields": ["title"], "instruction": "Do it", "truncate_prompt_tokens": 3, "truncation_side": "left",
+    "use_activation": False, "activation": True, "softmax": True, "normalize": False, "chat_template": "x",
+    "add_special_tokens": False, "mm_processor_kwargs": {"a": 1}, "chat_template_kwargs": {"a": 1}, "overlap_tokens": 1,
+    "batch_size": 2, "relevance_threshold": 0.5, "return_embeddings": True, "kwargs": {"a": 1}, "prompt_name": "x",
+}  # fmt: skip
+
+
+def test_no_field_is_left_out_in_silence():
+    """Every field alone and 40 pairs of them, in both forms: the reading or the answer changes, or it is named."""
+    rng = random.Random(0)
+    drawn = [[name] for name in ALL] + [rng.sample(sorted(ALL), 2) for _ in range(40)]
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for form in ("texts", "documents"):
+            body = {"query": "b", form: ["a b", "b", "c " * 99]}
+            right = (await client.post("/rerank", json=body)).text
+            for names in drawn:
+                answer = await client.post("/rerank", json=body | {name: ALL[name] for name in names})
+                if answer.status_code == 422:
+                    assert any(name in answer.json()["error"] for name in names), answer.text
+                else:
+                    assert answer.status_code == 200 and (answer.text != right or fake.reading), names
+
+    fake = Fake()
+    asking(fake, work)
 
 
 @pytest.mark.parametrize(("status", "body", "words"), WRONG)

@@ -1,6 +1,7 @@
 """Low-rank adapters in peft's form: merged into their base, or refused with what is wrong."""
 
 import json
+import shutil
 
 import pytest
 import safetensors.torch
@@ -64,6 +65,20 @@ def test_an_adapter_makes_of_its_base_the_model_that_was_trained(adapter):
     assert loaded.tokenizer.chat_template == CHAT_TEMPLATE and not loaded.model.training
 
 
+def test_an_adapter_beside_its_base_is_applied_and_refused_beside_another(adapter, base):
+    folder, trained = adapter
+    for path in folder.glob("adapter_*"):
+        shutil.copy(path, base)
+    ids = torch.randint(1, 300, (3, 9), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.allclose(models.load(str(base)).model(ids).logits, trained(ids).logits, atol=1e-5)
+    other = shutil.copytree(base, base.parent / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    with pytest.raises(ValueError, match="not for the model beside it"):
+        models.load(str(other))
+
+
 def test_the_reranker_scores_with_it_and_reads_the_pairs_of_the_training(adapter, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
     folder, trained = adapter
@@ -80,6 +95,8 @@ def test_the_reranker_scores_with_it_and_reads_the_pairs_of_the_training(adapter
 
 WRONG = {
     "dora": ({"use_dora": True}, "use_dora"),
+    "a key that nobody lists": ({"use_other": 3}, "use_other"),
+    "base that is changed": ({"init_lora_weights": "pissa"}, "init_lora_weights"),
     "bias": ({"bias": "all"}, "bias"),
     "form": ({"peft_type": "IA3"}, "IA3"),
     "task": ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS"),
@@ -111,14 +128,14 @@ def test_an_adapter_for_another_base_is_refused(adapter, base):
         models.load(str(folder))
 
 
-@pytest.mark.parametrize("harm", ["truncated", "half of a product"])
+@pytest.mark.parametrize("harm", ["truncated", "half of a product", "has no base_model.model.score.weight"])
 def test_damaged_weights_are_refused(adapter, harm):
     path = adapter[0] / adapters.WEIGHTS
     if harm == "truncated":
         path.write_bytes(path.read_bytes()[:-50])
     else:
         tensors = safetensors.torch.load_file(path)
-        del tensors[next(name for name in tensors if "lora_A" in name)]
+        del tensors[next(name for name in tensors if ("lora_A" if harm.startswith("half") else "score") in name)]
         safetensors.torch.save_file(tensors, path)
     with pytest.raises(ValueError, match=harm):
         models.load(str(adapter[0]))

@@ -100,6 +100,7 @@ def test_a_download_is_checked_and_kept(host, cache, capsys):
         (CONTENT[::-1], None, "checksum"),
         (CONTENT + b"!", None, "checksum"),
     ],
+    ids=["short", "broken off", "another", "longer"],
 )
 def test_another_file_is_refused_and_not_kept(host, cache, capsys, body, promised, complaint):
     host.body, host.promised = body, promised

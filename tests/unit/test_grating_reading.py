@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tiny import word_tokenizer
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from ondevice import assets, shapes
@@ -112,12 +113,13 @@ def long_text() -> str:
 
 
 @pytest.mark.parametrize("spec", ["minilm-reranker", "pydocs-reranker"])
-@pytest.mark.parametrize("longest", [20, 1000])
-def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec))
+@pytest.mark.parametrize(("longest", "side"), [(20, "right"), (1000, "right"), (20, "left"), (600, "left")])
+def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int, side: reading.Side) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec), truncation_side=side)
     documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + [long_text()[:n] for n in (0, 80, 700)]
     counting, query = Counting(tokenizer), "Größe of a tensor?"
-    found = encode(TextPair(counting, longest), [query] * len(documents), documents)  # type: ignore[arg-type]
+    form = TextPair(counting, longest, side=side)  # type: ignore[arg-type]
+    found = encode(form, [query] * len(documents), documents)
     whole = [tokenizer(query, document, verbose=False)["input_ids"] for document in documents]
     right = tokenizer([query] * len(documents), documents, truncation="longest_first", max_length=longest)["input_ids"]
     assert [list(row.ids) for row in found.rows] == right
@@ -148,6 +150,30 @@ def test_little_of_a_huge_text_is_given_to_the_tokenizer(form: Any, text: str, m
     assert found.truncated == 1 and len(found.rows[1].ids) < len(found.rows[0].ids) + 2
     assert len(found.rows[0].ids) == 300 or most == 64
     assert max(tokenizer.given) < most * 300 + 1000 and sum(tokenizer.given) < 4 * most * 300 + 4000
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("most", [1, 7, 300])
+def test_a_document_is_cut_to_its_own_number_of_tokens(most: int, side: reading.Side) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "pydocs-lm-base"))
+    for document in (long_text()[:9000], long_text()[700:1500], "東京🙂🏽" * 9, "short", ""):
+        form = TextPair(tokenizer, 512, side=side, document_tokens=most)
+        (text,) = [pair.document for pair in reading._pairs(form, ["a query"], [document])]
+        kept, whole = (
+            len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) for part in (text, document)
+        )
+        assert document.startswith(text) if side == "right" else document.endswith(text)
+        assert kept <= most and (kept > most - 8 or text == document), document
+        assert encode(form, ["a query"], [document]).truncated == (whole > most)
+
+
+def test_segments_that_take_turns_are_refused() -> None:
+    tokenizer = word_tokenizer("a b")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A", "[CLS] $A [SEP]:1 $B:0", [("[CLS]", 0), ("[SEP]", 2)]
+    )
+    with pytest.raises(ValueError, match="token_type_ids"):
+        encode(TextPair(tokenizer, 8), ["a"], ["b"])
 
 
 def test_white_space_hides_no_text() -> None:

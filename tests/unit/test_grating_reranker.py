@@ -164,7 +164,7 @@ def test_a_spec_must_be_a_reranker(place: Callable[..., Path], folder: Path) -> 
     headless = {name: value for name, value in weights.items() if "classifier" not in name}
     safetensors.torch.save_file(headless, folder / "model.safetensors", {"format": "pt"})
     for spec, words in (
-        (models.MINILM, "Transformer, Pooling"), ("nonsense", "'nonsense'"),
+        (models.MINILM, "SentenceTransformer"), ("nonsense", "'nonsense'"),
         (place("lm", name="Qwen3ForCausalLM"), r"\blm .*reranker"),
         (folder, r"classifier\.weight"), ("./nowhere", "'./nowhere'"),
     ):  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -94,7 +93,7 @@ def generate(
     drafter.begin(prompt)
     reads = (PREFILL_CHUNK, drafter.prefilled) if drafter.wants_prefill else ()
     tokens = [*map(int, prompt), choice(session.prefill(prompt, *reads))]
-    rows = getattr(lm, "most_rows", sys.maxsize)  # what stands in for a `CausalLM` may not say
+    rows = getattr(lm, "most_rows", lm.context + budget + 1)  # what stands in for a `CausalLM` may not say
     last = min(len(prompt) + max_new_tokens, lm.context + 1)  # the last token needs no row in the cache
     steps = []
     while len(tokens) < last and tokens[-1] not in eos_token_ids:

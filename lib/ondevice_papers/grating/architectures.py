@@ -65,6 +65,14 @@ class Batch:
         """[tokens] int64 ids of the real tokens, row by row."""
         return torch.tensor([token for row in self.rows for token in row.ids])
 
+    def last(self, passed_over: int | None = None) -> Tensor:
+        """[n] int64 place of each row's last token that is another one; 0 where a row has no other."""
+        if passed_over is None:
+            return self.lengths - 1
+        others = torch.zeros(self.real.shape, dtype=torch.int64)
+        others[self.real] = (self.ids != passed_over).long()
+        return (others * torch.arange(self.real.shape[1])).argmax(1)
+
     @property
     def segments(self) -> Tensor:
         """[n, width] int64: 1 from each row's border on."""
@@ -81,11 +89,14 @@ class Architecture:
     Rows are padded on the right, whatever the tokenizer says: positions start at 0 in every row, padding comes after
     all that a decoder reads, and a score does not depend on the rows beside it. Left padding, which decoder-only
     rerankers are published with, differs from this by rounding only, as their positions are relative.
+    A decoder's score head reads the last token that is not the configuration's padding, as in transformers. Where the
+    padding is also the end of a text, a row's own end tokens are passed over.
     Raises ValueError, naming it, on what cannot be run so.
     """
 
     def __init__(self, config: PreTrainedConfig, answers: tuple[int, ...] | None = None) -> None:
         self.name = (config.architectures or ["a model without an architecture"])[0]
+        padded = config.get_text_config().pad_token_id is not None  # else transformers reads each row's last token
         self.config = config = _prepared(self.name, config, answers)
         self.answers = answers
         self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
@@ -110,8 +121,12 @@ class Architecture:
         self._halves = _HALVES.get(type(self._stack[0]).__name__)
         self.units: tuple[Parts, ...] = BY_PART if self._halves else BY_LAYER
         self.causal = any(getattr(module, "is_causal", False) for module in self._stack[0].modules())
+        if self.causal and getattr(config, "is_causal", None) is False:
+            raise ValueError(f"{self.name} attends in both directions (is_causal is false), also to the padding.")
         self.longest = _longest(self._model, config)
         self.reads = "last"  # or first or whole: the states that scores are made of, which `hold` finds out
+        self._passed_over: int | None = None  # the padding token, if the head looks for the last other one
+        self._padded = padded
         self._tuples = False  # whether the model's forward takes a layer's output for a tuple
         self._head: dict[str, Tensor] = {}
         self._entering: list[Named] | None = None
@@ -138,6 +153,16 @@ class Architecture:
                 if tensor.dtype.is_floating_point and tensor.dtype != dtype:
                     raise ValueError(f"Layer {index}'s {name} is {tensor.dtype}, the embeddings are {dtype}.")
 
+    def require_rest(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise ValueError where a tensor of no layer, as the score's head, is missing or of another shape."""
+        parameters = dict(self._model.named_parameters())
+        for name in self._rest:
+            there, wanted = shapes.get(name), list(parameters[name].shape)
+            if there is None:
+                raise ValueError(f"The weights of {self.name} lack {name}.")
+            if list(there) != wanted:
+                raise ValueError(f"The weights of {self.name} do not fit: {name} is {list(there)}, not {wanted}.")
+
     @torch.inference_mode()
     def hold(self, rest: Mapping[str, Tensor], answer_rows: Tensor | None = None) -> None:
         """Take the tensors that stay in memory: those of no layer. The head's are copied, in float32 or wider.
@@ -145,9 +170,7 @@ class Architecture:
         answer_rows: [answers, d] rows of a causal LM's output head.
         Raises ValueError where one is missing, and for a model whose forward does not run so.
         """
-        for name in self._rest:
-            if name not in rest:
-                raise ValueError(f"The weights of {self.name} lack {name}.")
+        self.require_rest({name: list(tensor.shape) for name, tensor in rest.items()})
         own = {name: rest[name] for name in self._rest}
         self._model.load_state_dict(own, strict=False, assign=True)
         self._kept.clear()
@@ -196,13 +219,14 @@ class Architecture:
         return output if isinstance(output, Tensor) else output[0]
 
     def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """[n, d] a copy of the states that scores are made of: each row's last real token, or an encoder's first.
+        """[n, d] a copy of the states that scores are made of: of each row's last token, or of an encoder's first.
 
         Where a model reads all tokens, as for their mean, [n, 1] the scores themselves.
         """
         if self.reads == "whole":
             return self._released(hidden, None if bool(batch.real.all()) else batch.real)[:, None]
-        return hidden[torch.arange(len(batch.lengths)), batch.lengths - 1 if self.reads == "last" else 0]
+        places = batch.last(self._passed_over) if self.reads == "last" else 0
+        return hidden[torch.arange(len(batch.lengths)), places]
 
     def scores(self, pooled: Tensor) -> Tensor:
         """[n] logits z by the model's own norm and head (sections 3.1 and 4.1). pooled: of any layer.
@@ -296,12 +320,12 @@ class Architecture:
             self._kept[key] = given
         return given
 
-    def _released(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[n] logits of states [n, width, d] in the last layer's place."""
+    def _released(self, hidden: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        """[n] logits of states [n, width, d] in the last layer's place. ids: [n, width], None for a token at random."""
         rows = torch.zeros(1, self._row_width, dtype=next(iter(self._head.values())).dtype)
         self._hidden = hidden.to(rows.dtype)
         positions = torch.zeros(hidden.shape[:2], dtype=torch.int64)
-        ids = torch.full(positions.shape, self._filler)
+        ids = torch.full(positions.shape, self._filler) if ids is None else ids
         if mask is not None:
             ids[~mask] = int(self.config.pad_token_id)
         logits = self._run(ids, mask, torch.zeros_like(ids), rows, positions, self._head).logits
@@ -333,6 +357,11 @@ class Architecture:
             for name, part in (("first", states[:, :1]), ("last", states[:, -1:])):
                 if torch.allclose(self._released(part), whole, 1e-3, 1e-4):
                     self.reads = name
+            if self.reads == "last" and self._padded:
+                padding = int(self.config.pad_token_id)
+                ids = torch.tensor([[self._filler, self._filler, padding]] * 2)
+                other = not torch.allclose(self._released(states, ids=ids), whole, 1e-3, 1e-4)
+                self._passed_over = padding if other else None
 
 
 class _Entered(Exception):
@@ -408,6 +437,9 @@ def _prepared(name: str, config: PreTrainedConfig, answers: tuple[int, ...] | No
         if rope.get("rope_type", "default") not in _ROPES:
             able = ", ".join(_ROPES)
             raise ValueError(f"{name} has rotary positions of type {rope['rope_type']!r}; what can be run: {able}.")
+    lacking = [name for name in ("num_hidden_layers", "hidden_size", "vocab_size") if not hasattr(config, name)]
+    if lacking:
+        raise ValueError(f"{name} has a configuration without {lacking[0]}: it is no model of texts alone.")
     config.use_cache = False
     if config.pad_token_id is None:
         config.pad_token_id = 0

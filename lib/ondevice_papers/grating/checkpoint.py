@@ -95,16 +95,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """Read the headers of a folder's model.safetensors, or of the files that its index names.
+        """Read the headers of a folder's model.safetensors, or else of the files that its index names.
 
         Raises FileNotFoundError where there are none, and ValueError on a damaged or truncated file, an index that
         does not fit, or tensors that are no whole transformer.
         """
         folder = Path(folder)
-        if (folder / INDEX).is_file():
-            stored = _sharded(folder)
-        elif (folder / SINGLE).is_file():
+        if (folder / SINGLE).is_file():  # transformers, too, reads it where an index stands beside it
             stored = _header(folder / SINGLE)
+        elif (folder / INDEX).is_file():
+            stored = _sharded(folder)
         else:
             raise FileNotFoundError(f"{folder.name} has neither {SINGLE} nor {INDEX}: no weights to stream.")
         tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(_COMPUTED)}

@@ -2,23 +2,27 @@
 
 Three forms: the tokenizer's pair of texts, a chat template with the roles `query` and `document`, both as
 sentence-transformers' CrossEncoder reads them, and a published recipe, whose parts are made into tokens apart. A text
-is cut before it is made into tokens, as tokenizers take 50 to 100 bytes a character.
+is cut before it is made into tokens, as tokenizers take 50 to 100 bytes a character. Texts lose their ends, or with a
+tokenizer that truncates on the left their beginnings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ondevice_papers.grating.architectures import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Side = Literal["right", "left"]  # where what is too long is cut
 
 _BLOCK = 32_000  # characters that are made into tokens together
 _USUAL = 8  # characters that are read at first for each token that has room
@@ -48,12 +52,15 @@ class Pair(NamedTuple):
 class Form:
     """How a pair becomes a row of at most `most` tokens. prompt: what is said beside the pair, by the form's own rule.
 
+    side: where it is cut. document_tokens: most tokens of a document on its own, which is cut first; None: any number.
     `read` gives each pair's row, and whether a part of its texts is not in it.
     """
 
     tokenizer: PreTrainedTokenizerBase
     most: int
     prompt: str | None = None
+    side: Side = field(default="right", kw_only=True)
+    document_tokens: int | None = field(default=None, kw_only=True)
 
     def read(self, pairs: Sequence[Pair]) -> Iterable[tuple[Row, bool]]:
         raise NotImplementedError
@@ -62,6 +69,11 @@ class Form:
     def drops_space(self) -> bool:
         """Whether white space makes no tokens, so that any run of it is as good as a short one."""
         return not _tokens(self.tokenizer, " " * 100)
+
+    @property
+    def instructed(self) -> bool:
+        """Whether the prompt is an instruction that the model reads apart from the pair."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,8 @@ class TextPair(Form):
         over = [pair.cut or len(row.ids) > self.most for pair, row in zip(pairs, rows, strict=True)]
         if any(over):
             longer = [*compress(pairs, over)]
-            shorter = iter(self._rows(longer, truncation="longest_first", max_length=self.most))
+            with _truncating(self.tokenizer, self.side):
+                shorter = iter(self._rows(longer, truncation="longest_first", max_length=self.most))
             rows = [next(shorter) if cut else row for row, cut in zip(rows, over, strict=True)]
         return zip(rows, over, strict=True)
 
@@ -83,7 +96,7 @@ class TextPair(Form):
         encoded = self.tokenizer(queries, documents, verbose=False, **options)
         segments = encoded.get("token_type_ids") or [[]] * len(pairs)
         return [
-            Row(array("i", ids), types.index(1) if 1 in types else len(ids))
+            Row(array("i", ids), _border(ids, types))
             for ids, types in zip(encoded["input_ids"], segments, strict=True)
         ]
 
@@ -92,7 +105,7 @@ class TextPair(Form):
 class Chat(Form):
     """The tokenizer's chat template, for a query and a document of these roles. The prompt is the system's message.
 
-    What is too long is cut at its end, and what the template adds there stands in the last places again. structured:
+    What is too long is cut, and what the template adds at the end stands in the last places again. structured:
     whether the template expects a content of several parts. options: for the template.
     """
 
@@ -103,9 +116,10 @@ class Chat(Form):
         texts = [self.text(pair.query, pair.document) for pair in pairs]
         for pair, ids in zip(pairs, self._ids(texts), strict=True):
             over = len(ids) > self.most
-            if over:
+            if len(ids) >= self.most:  # CrossEncoder takes a row that just fits for one that was cut
                 end = self._end[-self.most :]
-                ids = [*(ids[: self.most - len(end)]), *end]
+                ids = _cut(ids, self.most, self.side)
+                ids = [*ids[: self.most - len(end)], *end]
             row = array("i", ids)
             yield Row(row, len(row)), pair.cut or over
 
@@ -120,6 +134,11 @@ class Chat(Form):
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **(self.options or {})))
         except Exception as error:  # templates raise what they like
             raise ValueError(f"The chat template takes no query and document ({str(error)[:100]}).") from None
+
+    @property
+    def instructed(self) -> bool:
+        """Whether the template writes the system's message."""
+        return replace(self, prompt="0").text("0", "0") != replace(self, prompt="1").text("0", "0")
 
     def require_roles(self) -> None:
         """Raise ValueError unless the template writes both texts of a pair."""
@@ -164,9 +183,16 @@ class Prompted(Form):
 
     recipe: Recipe | None = None
 
+    @property
+    def instructed(self) -> bool:
+        """Whether the recipe has a place for an instruction."""
+        return any("{prompt}" in part for part in self._recipe.parts)
+
     def read(self, pairs: Sequence[Pair]) -> Iterable[tuple[Row, bool]]:
         if self._room < 1:
             raise ValueError(f"The recipe's prompt alone takes {self._outside} tokens, of {self._most_of_row}.")
+        if self.side == "left":
+            raise ValueError("A recipe's texts lose their ends: its prompt has no truncation side of left.")
         for pair in pairs:
             parts = self._parts(pair.query, pair.document)
             whole = sum(map(len, parts))
@@ -281,20 +307,67 @@ def _pairs(form: Form, queries: Sequence[str], documents: Sequence[str]) -> Iter
     starts: dict[str, tuple[str, bool]] = {}
     for query, document in zip(queries, documents, strict=True):
         if query not in starts:
-            starts = {query: _start(form, query)}  # queries repeat one after the other
-        (question, cut), (text, shortened) = starts[query], _start(form, document)
+            starts = {query: _part(form, query)}  # queries repeat one after the other
+        (question, cut), (text, shortened) = starts[query], _part(form, document)
+        if form.document_tokens is not None:
+            whole, text = text, _within(form, text, form.document_tokens)
+            shortened = shortened or text != whole
         yield Pair(question, text, cut or shortened)
 
 
-def _start(form: Form, text: str) -> tuple[str, bool]:
+def _part(form: Form, text: str) -> tuple[str, bool]:
     """As much of a text as fills a row of tokens, and whether text is left."""
     if len(text) > _USUAL * form.most and form.drops_space:
         text = _SPACE.sub(" ", text)
     size, most = _USUAL * (form.most + _BEYOND), _MOST * form.most
-    while size < min(len(text), most) and len(_tokens(form.tokenizer, text[:size])) < form.most + _BEYOND:
+    while (
+        size < min(len(text), most)
+        and len(_tokens(form.tokenizer, _cut(text, size, form.side))) < form.most + _BEYOND
+    ):
         size *= 2
     size = min(size, most)
-    return text[:size], len(text) > size
+    return _cut(text, size, form.side), len(text) > size
+
+
+def _within(form: Form, text: str, most: int) -> str:
+    """A text's longest part of at most so many tokens, cut where tokens meet."""
+    if not form.tokenizer.is_fast:
+        raise ValueError("A document cannot be cut to a number of tokens: its tokenizer does not say where they lie.")
+    encoded = form.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+    spans = encoded["offset_mapping"]
+    if len(spans) <= most:
+        return text
+    for count in range(most, 0, -1):
+        part = text[: spans[count - 1][1]] if form.side == "right" else text[spans[-count][0] :]
+        if len(_tokens(form.tokenizer, part)) <= most:  # half a character is none, and a cut can change a token
+            return part
+    return ""
+
+
+def _cut(sequence: Any, size: int, side: Side) -> Any:
+    """The first so many of a text or of tokens, or the last ones."""
+    if side == "right":
+        return sequence[:size]
+    return sequence[max(0, len(sequence) - size) :]
+
+
+def _border(ids: Sequence[int], segments: Sequence[int]) -> int:
+    """Where the second segment begins. Raises ValueError where there are more than two, or they take turns."""
+    border = segments.index(1) if 1 in segments else len(ids)
+    if segments and list(segments) != [0] * border + [1] * (len(ids) - border):
+        raise ValueError("The tokenizer's segments (token_type_ids) are not one of zeros and one of ones behind it.")
+    return border
+
+
+@contextlib.contextmanager
+def _truncating(tokenizer: PreTrainedTokenizerBase, side: Side) -> Iterator[None]:
+    """A tokenizer that truncates on this side meanwhile."""
+    own = tokenizer.truncation_side
+    tokenizer.truncation_side = side
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = own
 
 
 def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:

@@ -30,7 +30,7 @@ def rank(options: argparse.Namespace) -> None:
     from ondevice_programs.reranker import Reranker  # torch takes seconds, which wrong input need not wait for
 
     _keep_to_usable_cores()
-    with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
+    with Reranker(options.model, memory_budget=options.memory_budget, recipe=options.recipe) as reranker:
         ranked = reranker.rank(options.query, documents, options.top_k, return_documents=True)
     files = [{"file": str(options.documents[entry["corpus_id"]])} if options.documents else {} for entry in ranked]
     if options.json:
@@ -52,7 +52,7 @@ def serve(options: argparse.Namespace) -> None:
     from ondevice_programs.reranker.server import create_app
 
     _keep_to_usable_cores()
-    with Reranker(options.model, memory_budget=options.memory_budget) as reranker:
+    with Reranker(options.model, memory_budget=options.memory_budget, recipe=options.recipe) as reranker:
         app = create_app(reranker)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         print(f"Listening on http://{options.host}:{opened.getsockname()[1]}/rerank", flush=True)
@@ -98,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     serves.add_argument("--port", type=port, default=8080, help="0 takes a free one")
     for program in (ranks, serves):
         program.add_argument("--model", default="minilm-reranker", help="a bundled name, a folder or a hub id")
+        recipe = "the prompt of a causal language model whose files name none, as qwen3-reranker"
+        program.add_argument("--recipe", metavar="NAME", help=recipe)
         program.add_argument("--memory-budget", metavar="MB", help='a number of MB, or "0.2GB" (default: no limit)')
     return parser
 

@@ -5,7 +5,7 @@ transformers' modelling code takes 80 MB once it is imported: here, before any b
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,14 +17,20 @@ import transformers.modeling_utils
 from torch import Tensor
 
 from ondevice import shapes
-from ondevice_papers.grating.reading import RECIPES, Chat, Form, Prompted, TextPair, answer_ids
+from ondevice_papers.grating.architectures import Architecture
+from ondevice_papers.grating.checkpoint import Checkpoint
+from ondevice_papers.grating.reading import RECIPES, Chat, Form, Prompted, Side, TextPair, answer_ids
+from ondevice_programs.reranker.settings import MODULES, module_settings, own_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 Activation = Callable[[Tensor], Tensor]
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-for _name in ("Qwen3ForCausalLM", "BertForSequenceClassification"):  # and what all models' code is built on
+_FLAT = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")  # types of models whose templates have content as a text
+for _name in (  # and what all models' code is built on
+    "Qwen3ForCausalLM", "BertForSequenceClassification", "AutoModelForCausalLM", "AutoModelForSequenceClassification",
+):  # fmt: skip
     getattr(transformers, _name)
 
 
@@ -53,7 +59,8 @@ class Scoring:
 
     answers: ids that a causal LM is read at. recipe: of `reading.RECIPES`, else the pair of texts or, with `chat`, the
     chat template. structured, options: of the template. limit: most tokens of a row. prompts: by name; default: the
-    name of the one that is used. activation: a name of torch.nn, None where the files name none.
+    name of the one that is used. activation: a name of torch.nn, None where the files name none. side: where a row is
+    cut.
     """
 
     answers: tuple[int, ...] | None
@@ -65,14 +72,15 @@ class Scoring:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     activation: str | None = None
+    side: Side = field(default="right", repr=False)  # apart from a certificate's digest of all others
 
     def form(self, tokenizer: PreTrainedTokenizerBase, most: int, prompt: str | None) -> Form:
         """Its form of pairs, of at most so many tokens."""
         if self.recipe:
-            return Prompted(tokenizer, most, prompt, RECIPES[self.recipe])
+            return Prompted(tokenizer, most, prompt, RECIPES[self.recipe], side=self.side)
         if self.chat:
-            return Chat(tokenizer, most, prompt, self.structured, self.options)
-        return TextPair(tokenizer, most, prompt)
+            return Chat(tokenizer, most, prompt, self.structured, self.options, side=self.side)
+        return TextPair(tokenizer, most, prompt, side=self.side)
 
 
 def scoring(
@@ -82,13 +90,15 @@ def scoring(
 
     Raises ValueError, naming it, on anything that is not reproduced here.
     """
-    listed = folder / "modules.json"
-    own = _json(folder / "config_sentence_transformers.json") if listed.is_file() else {}
+    listed = folder / MODULES
+    own = own_settings(spec, folder) if listed.is_file() else {}
     named = own.get("activation_fn") or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     prompts = {name: prompt or "" for name, prompt in (own.get("prompts") or {}).items()}
-    scoring = Scoring(None, prompts=prompts, default=own.get("default_prompt_name"), activation=named)
+    side: Side = "left" if tokenizer.truncation_side == "left" else "right"
+    scoring = Scoring(None, prompts=prompts, default=own.get("default_prompt_name"), activation=named, side=side)
     causal = (config.architectures or [""])[0].endswith("ForCausalLM")
+    _require_class(spec, config, causal)
     marked = getattr(config, shapes.MARK, False)  # random weights, for time and memory, with a tokenizer of bytes
     recipe = "qwen3-reranker" if marked and causal and recipe is None else recipe
     if recipe is not None:
@@ -99,74 +109,99 @@ def scoring(
         words = RECIPES[recipe].answers
         ids = tuple(tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words)
         return replace(scoring, answers=ids if marked else answer_ids(tokenizer, words), recipe=recipe)
-    scoring = _modular(spec, folder, listed, scoring) if listed.is_file() else _plain(tokenizer, scoring, causal)
+    if listed.is_file():
+        scoring = _modular(spec, folder, scoring, causal, config.model_type, tokenizer)
+    else:
+        scoring = _plain(tokenizer, scoring, causal, config.model_type)
     if causal and scoring.answers is None:
-        saved = ", ".join(RECIPES)
         raise ValueError(
-            f"{spec} is a causal language model, and no file of it says how it scores a pair: name a recipe ({saved})."
+            f"{spec} is a causal language model, and no file of it says how it scores a pair: name its recipe "
+            f"({_fitting(tokenizer)}), with --recipe in the command ondevice-rerank, or recipe= in Python."
         )
     if scoring.chat:
         scoring.form(tokenizer, 1, None).require_roles()  # type: ignore[attr-defined]
     return scoring
 
 
-def _plain(tokenizer: PreTrainedTokenizerBase, scoring: Scoring, causal: bool) -> Scoring:
+def _require_class(spec: str, config: PreTrainedConfig, causal: bool) -> None:
+    """Raise ValueError where the configuration's type has another class, which CrossEncoder would build."""
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
+    built = kind._model_mapping.get(type(config), None)
+    named = (config.architectures or [""])[0]
+    scored = named.endswith(("ForSequenceClassification", "ForCausalLM")) and hasattr(transformers, named)
+    if scored and isinstance(built, type) and built.__name__ != named:
+        raise ValueError(f"config.json of {spec} names {named}, but its type {config.model_type} has {built.__name__}.")
+
+
+def _fitting(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The recipes whose answers are a token each."""
+    fitting = []
+    for name, recipe in RECIPES.items():
+        with contextlib.suppress(ValueError):
+            answer_ids(tokenizer, recipe.answers)
+            fitting.append(name)
+    return ", ".join(fitting) or f"none of {', '.join(RECIPES)} fits its tokenizer"
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, scoring: Scoring, causal: bool, kind: str) -> Scoring:
     """Of a folder that sentence-transformers has not saved: its chat template, where it has one, and yes and no."""
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
         return scoring
-    scoring = replace(scoring, chat=True, structured=_is_structured(template))
-    return replace(scoring, answers=answer_ids(tokenizer, ("yes", "no"))) if causal else scoring
+    scoring = replace(scoring, chat=True, structured=_is_structured(template, kind))
+    return replace(scoring, answers=_entries(tokenizer, ("yes", "no"))) if causal else scoring
 
 
-def _modular(spec: str, folder: Path, listed: Path, scoring: Scoring) -> Scoring:
+def _entries(tokenizer: PreTrainedTokenizerBase, words: tuple[str, ...]) -> tuple[int, ...]:
+    """Ids of words that are entries of the vocabulary, as CrossEncoder looks them up."""
+    ids: Any = tokenizer.convert_tokens_to_ids(list(words))
+    if any(index is None or index == tokenizer.unk_token_id for index in ids):
+        raise ValueError(f"{' and '.join(map(repr, words))} are no entries of the tokenizer's vocabulary.")
+    return tuple(ids)
+
+
+def _modular(
+    spec: str, folder: Path, scoring: Scoring, causal: bool, kind: str, tokenizer: PreTrainedTokenizerBase
+) -> Scoring:
     """Of a folder with a list of modules."""
-    modules = json.loads(listed.read_text(encoding="utf-8"))
-    names = [str(module["type"]).rpartition(".")[2] for module in modules]
-    if names not in (["Transformer"], ["Transformer", "LogitScore"]) or modules[0].get("path"):
-        raise ValueError(f"{spec} has the modules {', '.join(names)}: what is read is a Transformer and a LogitScore.")
-    if len(names) == 2:
-        score = _json(folder / modules[1]["path"] / "config.json")
-        if score.get("module_input_name", "causal_logits") != "causal_logits" or "true_token_id" not in score:
-            raise ValueError(f"{spec} has a LogitScore that is not of a causal language model's logits.")
-        ids = [score["true_token_id"], score.get("false_token_id")]
+    modules = module_settings(spec, folder, causal)
+    if modules.score is not None:
+        ids = [modules.score["true_token_id"], modules.score.get("false_token_id")]
         scoring = replace(scoring, answers=tuple(index for index in ids if index is not None))
-    module = _json(folder / "sentence_bert_config.json")
-    chat = (module.get("modality_config") or {}).get("message")
-    processing = {name: dict(value) for name, value in (module.get("processing_kwargs") or {}).items() if value}
-    limit = processing.get("text", {}).pop("max_length", None) or module.get("max_seq_length")
-    options = processing.pop("chat_template", {})
-    odd = [f"processing_kwargs.{name}" for name, value in processing.items() if value]
-    odd += [name for name in ("do_lower_case", "query_expansion") if module.get(name)]
-    odd += [name for name in ("truncation", "max_length", "padding") if name in options]
-    if odd:
-        raise ValueError(f"{spec} sets {odd[0]} in sentence_bert_config.json, which is not read here.")
-    scoring = replace(scoring, limit=limit)
-    return replace(scoring, chat=True, structured=chat.get("format") != "flat", options=options) if chat else scoring
+    scoring = replace(scoring, limit=modules.limit)
+    if modules.message is None:
+        return scoring
+    form = modules.message.get("format", "auto")
+    structured = _is_structured(tokenizer.chat_template, kind) if form == "auto" else form != "flat"
+    return replace(scoring, chat=True, structured=structured, options=modules.template)
 
 
-def _is_structured(template: Any) -> bool:
+def _is_structured(template: Any, kind: str) -> bool:
     """Whether a chat template reads a content of several parts, told by its text as sentence-transformers does."""
+    if kind in _FLAT:
+        return False
     return not isinstance(template, str) or any(mark in template for mark in _STRUCTURED)
+
+
+def require_fitting(
+    spec: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, model: Architecture, checkpoint: Checkpoint
+) -> None:
+    """Raise ValueError where tokenizer, configuration and weights do not go together, which no other check says."""
+    if not model.causal and tokenizer.padding_side == "left":
+        raise ValueError(f"The tokenizer of {spec} pads on the left (padding_side), where an encoder reads.")
+    groups = checkpoint.groups
+    model.require_rest({name: tensor.shape for name, tensor in groups.rest.items()})
+    tied = getattr(config, "tie_word_embeddings", True)
+    if model.answers is not None and groups.head is None and not tied:
+        raise ValueError(f"The weights of {spec} lack lm_head.weight, and its config.json does not tie it.")
 
 
 def activation(scoring: Scoring) -> Activation:
     """Sigmoid, or what the model's files name. Raises ValueError on any other name."""
-    kind = "Sigmoid" if scoring.activation is None else str(scoring.activation).rpartition(".")[2]
-    if kind not in ("Sigmoid", "Identity"):
+    package, _, kind = ("torch.nn.Sigmoid" if scoring.activation is None else str(scoring.activation)).rpartition(".")
+    if kind not in ("Sigmoid", "Identity") or not package.startswith("torch.nn"):
         raise ValueError(f"The model's scores are made by {scoring.activation}, which is not Sigmoid or Identity.")
     return torch.nn.Sigmoid() if kind == "Sigmoid" else torch.nn.Identity()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A file's object, {} where there is no file."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError:
-        read = None
-    if not isinstance(read, dict):
-        raise ValueError(f"{path.name} is damaged: it is no JSON object.")
-    return read
 
 
 def _line(error: Exception) -> str:

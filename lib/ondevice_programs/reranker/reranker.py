@@ -31,10 +31,10 @@ from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
-from ondevice_papers.grating.reading import Form, encode, require_text
+from ondevice_papers.grating.reading import Encoded, Form, Side, encode, require_text
 from ondevice_papers.grating.weights import Streamed
 from ondevice_programs.reranker import loading
-from ondevice_programs.reranker.folder import prepare
+from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
 
 Mode = Literal["set", "order"]
@@ -54,9 +54,9 @@ class Receipt:
     the N L layer-candidates that was not computed. exact: nobody was pruned, so the order is the model's.
     margin: between the last chosen and the first left out, in logits, where both were decided after the last layer.
     layer_seconds: of each layer, waiting included. embedding_seconds: before the first layer. stalled_seconds: of all,
-    waited for the disk. read_bytes: of weights. rows_cached, rows_read: embedding rows. truncated: documents that lost
-    their end. peak_mb: most memory that the process had grown by since the reranker was made, seen between layers.
-    plan_mb: what was planned, by what it is for.
+    waited for the disk. read_bytes: of weights. rows_cached, rows_read: embedding rows. tokens: of all pairs, as they
+    were read. truncated: documents that lost a part. peak_mb: most memory that the process had grown by since the
+    reranker was made, seen between layers. plan_mb: what was planned, by what it is for.
     """
 
     candidates: int
@@ -71,6 +71,7 @@ class Receipt:
     read_bytes: int
     rows_cached: int
     rows_read: int
+    tokens: int
     truncated: int
     peak_mb: float
     plan_mb: dict[str, float]
@@ -123,22 +124,24 @@ class Reranker:
         self.truncate = truncate
         if self.budget is not None:
             few_arenas()
-        folder = prepare(self.spec, dtype, revision, token, local_files_only, cache_folder)
-        checkpoint = Checkpoint.open(folder)
-        config = loading.configuration(self.spec, folder)
-        self.tokenizer = loading.tokenizer(self.spec, folder)
-        self.scoring = loading.scoring(self.spec, folder, config, self.tokenizer, recipe)
+        opened = folders(self.spec, dtype, revision, token, local_files_only, cache_folder)
+        checkpoint = Checkpoint.open(opened.weights)
+        config = loading.configuration(self.spec, opened.weights)
+        self.tokenizer = loading.tokenizer(self.spec, opened.tokenizer)
+        self.scoring = loading.scoring(self.spec, opened.settings, config, self.tokenizer, recipe)
         self.prompts = {**self.scoring.prompts, **(prompts or {})}
         self.default_prompt_name = default_prompt_name or self.scoring.default
         self._prompt(None, self.default_prompt_name)
         self.architecture = Architecture(config, self.scoring.answers)
         self.architecture.require(checkpoint.groups.layers, checkpoint.groups.table.dtype)
+        loading.require_fitting(self.spec, config, self.tokenizer, self.architecture, checkpoint)
         if probes is not None:
             self._require_fitting(probes)
         self.max_length = None if max_length is None else self._length(max_length)
         self.model_card_data = _Card()
         self.activation_fn = activation_fn or loading.activation(self.scoring)
-        _forget_pages(folder)
+        for folder in {opened.weights, opened.settings}:
+            _forget_pages(folder)
         trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
         self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
@@ -176,7 +179,12 @@ class Reranker:
     @property
     def fingerprint(self) -> str:
         """A digest of all that scores of pairs are made with: weights, tokenizer, form of pairs, prompt, length."""
-        return calibration.digest(sorted(self._made_with(self._prompt(None, None), self.probes).items()))
+        return calibration.digest(sorted(self._made_with(self._form(self._prompt(None, None)), self.probes).items()))
+
+    @property
+    def instructed(self) -> bool:
+        """Whether a prompt is an instruction that the model reads apart from the query."""
+        return self._form(None).instructed
 
     def is_singular_input(self, inputs: Any) -> bool:
         """Whether `predict` takes it for one pair of texts, not for a sequence of pairs."""
@@ -201,10 +209,10 @@ class Reranker:
         pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else given)]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
         with self._turn:
-            start = self._prompt(prompt, prompt_name)
+            form = self._form(self._prompt(prompt, prompt_name))
             receipts, logits = list[Receipt](), list[np.ndarray]()
             for part in _segments(documents):
-                logits.append(self._run(queries[part], documents[part], None, start, self.probes).outcome.score)
+                logits.append(self._run(queries[part], documents[part], None, form, self.probes).outcome.score)
                 receipts += [self.receipt] if self.receipt else []
             self.receipt = _summed(receipts)
         together = torch.tensor(np.concatenate([np.empty(0), *logits]), dtype=torch.float32)
@@ -217,14 +225,18 @@ class Reranker:
     def rank(
         self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
         prompt_name: str | None = None, prompt: str | None = None, *, activation_fn: Activation | None = None,
+        max_length: int | None = None, max_document_tokens: int | None = None, truncation_side: Side | None = None,
         device: str | None = None, **ignored: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """The best documents, best first: {"corpus_id": place in `documents`, "score": float, "text": if asked for}.
 
         top_k: how many; None, or more than there are, is all, of which none is pruned. With a top_k that was calibrated
         for, or a threshold, candidates whose place is clear leave early.
-        Raises ValueError on what is no text, a negative top_k, a budget that is too small for these documents, and
-        damaged weights; OSError where a disk fails or is full. It can be called again after any of these.
+        max_length: most tokens of a pair, max_document_tokens of each document on its own, truncation_side: which end
+        of what is too long is lost, "right" or "left". They are of this call; None is as the model's files have it.
+        Raises ValueError on what is no text, a negative top_k, a side that a recipe has not, a budget that is too small
+        for these documents, and damaged weights; OSError where a disk fails or is full. It can be called again after
+        any of these.
         """
         activation_fn = ignored.pop("activation_fct", activation_fn)
         _require_known(ignored, device)
@@ -237,10 +249,11 @@ class Reranker:
         if top_k is not None and not (_is(Integral, top_k) and top_k >= 0):
             raise ValueError(f"top_k is a whole number from 0 on, or None, not {top_k!r}.")
         k = len(texts) if top_k is None else min(int(top_k), len(texts))
+        form = self._form(self._prompt(prompt, prompt_name), max_length, max_document_tokens, truncation_side)
         if not k:
             return []
         with self._turn:
-            outcome = self._run([query] * len(texts), texts, k, self._prompt(prompt, prompt_name), self.probes).outcome
+            outcome = self._run([query] * len(texts), texts, k, form, self.probes).outcome
         order = outcome.chosen
         activated = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
         return [
@@ -343,7 +356,7 @@ class Reranker:
         ]
         calibrated = replace(_calibrated(pools, k, self.mode, *promise), truncated=truncated)
         with self._turn:
-            scoring = self._made_with(self._prompt(None, None), scored_by)
+            scoring = self._made_with(self._form(self._prompt(None, None)), scored_by)
             kept = self._calibrations if self._certified == scoring else {}
             kept = kept | {(calibrated.k, calibrated.mode): calibrated}
             if save is not False:
@@ -381,7 +394,8 @@ class Reranker:
     ) -> tuple[Floats, int]:
         """Logits [L, N] of a query's candidates, none of whom is pruned, and how many were cut (`_run`)."""
         with self._turn:
-            done = self._run([query] * len(texts), list(texts), None, self._prompt(None, None), probes, seen)
+            form = self._form(self._prompt(None, None))
+            done = self._run([query] * len(texts), list(texts), None, form, probes, seen)
             return done.outcome.history, self.receipt.truncated if self.receipt else 0
 
     def _load(self, given: str | Path | bool | None) -> None:
@@ -393,7 +407,8 @@ class Reranker:
             if probes is not None and self.probes is None:
                 self._require_fitting(probes)
                 self.probes = probes
-            calibration.require(certified, self._made_with(self._prompt(None, None), self.probes), path.name)
+            scoring = self._made_with(self._form(self._prompt(None, None)), self.probes)
+            calibration.require(certified, scoring, path.name)
             self._certified, self._calibrations = certified, calibrations
         elif given is not None:
             raise FileNotFoundError(f"There is no file {str(given)!r} of calibrations.")
@@ -420,14 +435,15 @@ class Reranker:
             "tokenizer": calibration.digest(entries),
         }
 
-    def _made_with(self, prompt: str | None, probes: Probes | None) -> dict[str, str]:
-        """Digests of all that scores are made with, for which a certificate holds. prompt: of the call."""
+    def _made_with(self, form: Form, probes: Probes | None) -> dict[str, str]:
+        """Digests of all that scores are made with, for which a certificate holds. form: of the call."""
         # torch.sigmoid and torch.nn.Sigmoid() are one activation.
         activation = getattr(self.activation_fn, "__name__", type(self.activation_fn).__name__).lower()
         arrays = None if probes is None else (probes.weights.tobytes(), probes.intercepts.tobytes())
+        usual = form.side == "right" and form.document_tokens is None  # as in files that know of nothing else
         call = {
-            "prompt": prompt or "",
-            "max_length": self.max_seq_length,
+            "prompt": form.prompt or "",
+            "max_length": form.most if usual else (form.most, form.document_tokens, form.side),
             "activation": activation,
             "set of probes": arrays,
         }
@@ -440,7 +456,7 @@ class Reranker:
         queries: list[str],
         documents: list[str],
         k: int | None,
-        prompt: str | None,
+        form: Form,
         probes: Probes | None,
         seen: list[torch.Tensor] | None = None,
     ) -> Pass:
@@ -452,7 +468,7 @@ class Reranker:
         if self._closed:
             raise ValueError("This reranker is closed.")
         self.receipt = None
-        read = encode(self._form(prompt), queries, documents)
+        read = encode(form, queries, documents)
         if read.truncated and not self.truncate:
             raise ValueError(f"{read.truncated} of {len(documents)} pairs are longer than the model reads.")
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
@@ -483,16 +499,25 @@ class Reranker:
         engine = Engine(
             self.architecture, weights, chunk=chosen.chunk, states=states, probes=probes, run_layer=layer
         )
-        rule = None if k is None or k >= len(documents) else self._rule(k, prompt)
+        rule = None if k is None or k >= len(documents) else self._rule(k, form)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
         counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
-        self.receipt = _receipt(done, counted, read.truncated, chosen, (peak - self._baseline) / MB)
+        self.receipt = _receipt(done, counted, read, chosen, (peak - self._baseline) / MB)
         return done
 
-    def _form(self, prompt: str | None) -> Form:
-        """How pairs are read, of the most tokens that model, tokenizer, folder and user allow."""
+    def _form(
+        self, prompt: str | None, max_length: int | None = None, document_tokens: int | None = None,
+        side: Side | None = None,
+    ) -> Form:  # fmt: skip
+        """How pairs are read, of the most tokens that model, tokenizer, folder, user and call allow."""
+        if side not in (None, "right", "left"):
+            raise ValueError(f"The truncation side is right or left, not {side!r}.")
+        if document_tokens is not None and not (_is(Integral, document_tokens) and document_tokens >= 1):
+            raise ValueError(f"max_document_tokens is a whole number from 1 on, or None, not {document_tokens!r}.")
         most = self.max_length or self.scoring.limit or int(self.tokenizer.model_max_length)
-        return self.scoring.form(self.tokenizer, min(most, self.architecture.longest), prompt)
+        most = min(most, self.architecture.longest) if max_length is None else self._length(max_length)
+        scoring = self.scoring if side is None else replace(self.scoring, side=side)
+        return replace(scoring.form(self.tokenizer, most, prompt), document_tokens=document_tokens)
 
     def _length(self, tokens: int) -> int:
         longest = self.architecture.longest
@@ -500,13 +525,13 @@ class Reranker:
             raise ValueError(f"max_length is from 1 to {longest} tokens, not {tokens}.")
         return int(tokens)
 
-    def _rule(self, k: int, prompt: str | None) -> Rule | None:
+    def _rule(self, k: int, form: Form) -> Rule | None:
         if self.threshold is not None:
             return cluster_rule(self.threshold)
         calibrated = self._calibrations.get((k, self.mode))
         if calibrated is None or calibrated.rule is None:
             return None
-        calibration.require(self._certified, self._made_with(prompt, self.probes), f"Pruning for top_k={k}")
+        calibration.require(self._certified, self._made_with(form, self.probes), f"Pruning for top_k={k}")
         return calibrated.rule
 
     def _streamed(self, chosen: Plan) -> Streamed:
@@ -578,7 +603,7 @@ def _summed(receipts: Sequence[Receipt]) -> Receipt | None:
     if not receipts:
         return None
     numbers = {name: [getattr(receipt, name) for receipt in receipts] for name in vars(receipts[0])}
-    added = ["candidates", "truncated", "embedding_seconds", "stalled_seconds"]
+    added = ["candidates", "tokens", "truncated", "embedding_seconds", "stalled_seconds"]
     added += ["read_bytes", "rows_cached", "rows_read"]
     return replace(
         max(receipts, key=lambda receipt: sum(receipt.plan_mb.values())),
@@ -624,12 +649,12 @@ def _calibrated(
     )  # fmt: skip
 
 
-def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, peak: float) -> Receipt:
+def _receipt(done: Pass, counted: Sequence[Any], read: Encoded, chosen: Plan, peak: float) -> Receipt:
     """counted: as of `_counters`, of this call."""
     outcome = done.outcome
     margin = None
     (layers, count) = outcome.history.shape
-    (stalled, read, hits, misses) = counted
+    (stalled, read_bytes, hits, misses) = counted
     at_last = outcome.layer == layers
     last = np.sort(outcome.history[-1][at_last])[::-1]
     kept = int(outcome.kept[at_last].sum())
@@ -637,7 +662,7 @@ def _receipt(done: Pass, counted: Sequence[Any], truncated: int, chosen: Plan, p
         margin = float(last[kept - 1] - last[kept])
     return Receipt(
         count, layers, outcome.active.tolist(), outcome.saved, bool(at_last.all()), margin, done.seconds.tolist(),
-        done.embedding, stalled, read, hits, misses, truncated, peak,
+        done.embedding, stalled, read_bytes, hits, misses, sum(len(row.ids) for row in read.rows), read.truncated, peak,
         {name: size / MB for name, size in chosen.parts.items()},
     )  # fmt: skip
 

@@ -21,29 +21,58 @@ LARGEST_BODY = 16 << 20  # bytes
 WAITING = 64  # requests at once; more are refused, so that they hold no memory and time out nowhere
 
 
-class _Texts(msgspec.Struct):
-    """As text-embeddings-inference asks. truncate: False refuses texts that are longer than the model reads."""
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    """What both forms have. A field that is not listed is refused, as it would change the answer elsewhere.
+
+    model: whichever is named, the one that there is answers. user, metadata, request_id, priority, client_name: change
+    no answer anywhere.
+    instruction: in the place of the model's own, where its prompt has one. truncate_prompt_tokens: most tokens of a
+    pair, -1 as many as the model reads. truncation_side: which end of what is too long is lost.
+    """
 
     query: str
+    model: str | None = None
+    instruction: str | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    truncation_side: Literal["right", "left"] | None = None
+    user: Any = None
+    metadata: Any = None
+    request_id: Any = None
+    priority: Any = None
+    client_name: Any = None
+
+
+class _Texts(_Request, kw_only=True, forbid_unknown_fields=True):
+    """As text-embeddings-inference asks. truncate: False refuses texts that are longer than the model reads."""
+
     texts: list[str]
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = None
-    truncation_direction: Literal["right", "Right"] = "right"
+    truncation_direction: Literal["right", "Right", "left", "Left"] | None = None
 
 
-class _Text(msgspec.Struct):
+class _Text(msgspec.Struct, forbid_unknown_fields=True):
+    """A document as an object. Only its text is ranked, so it may have nothing else that another service ranks."""
+
     text: str
+    id: Any = None
+    url: Any = None
+    metadata: Any = None
 
 
-class _Documents(msgspec.Struct):
-    """As Jina and Cohere ask. Whatever model is named, the one that there is answers, and says its name."""
+class _Documents(_Request, kw_only=True, forbid_unknown_fields=True):
+    """As Jina and Cohere ask. max_tokens_per_doc: of each document on its own, which loses its end first.
 
-    query: str
+    rank_fields, max_chunks_per_doc: what is done anyway, or nothing.
+    """
+
     documents: list[str | _Text]
-    model: str | None = None
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_chunks_per_doc: Literal[1] | None = None
+    rank_fields: tuple[Literal["text"]] | None = None
 
 
 _FORMS: dict[str, type[_Texts | _Documents]] = {"texts": _Texts, "documents": _Documents}
@@ -52,9 +81,10 @@ _FORMS: dict[str, type[_Texts | _Documents]] = {"texts": _Texts, "documents": _D
 def create_app(reranker: Reranker) -> Starlette:
     """POST /rerank, /v1/rerank and /v2/rerank; GET /health and /info.
 
-    Requests take turns. Scores are sigmoids of logits unless they are asked for raw. Errors are {"error": a sentence,
-    "error_type": ...}: 400 for what is no JSON, 413 above 16 MiB, 415 for what is not sent as JSON, 422 for what cannot
-    be ranked, 429 while too many wait, 500 for what fails here.
+    Requests take turns. Scores are sigmoids of logits unless they are asked for raw. The tokens that were read are in
+    the header x-compute-tokens, and in the form of Jina and Cohere in `usage` and `meta`. Errors are {"error": a
+    sentence, "error_type": ...}: 400 for what is no JSON, 413 above 16 MiB, 415 for what is not sent as JSON, 422 for
+    what cannot be ranked, or not as it was asked, 429 while too many wait, 500 for what fails here.
     """
     # One thread for all: another would bring torch's own threads and heaps, which are in no memory budget.
     worker, room, turn = ThreadPoolExecutor(1, "rerank"), asyncio.Semaphore(WAITING), asyncio.Lock()
@@ -67,10 +97,10 @@ def create_app(reranker: Reranker) -> Starlette:
             if await http.is_disconnected():  # it waited longer than its client
                 return Response(status_code=408)
             try:
-                answer = await asyncio.get_running_loop().run_in_executor(worker, _answer, reranker, request)
+                answer, tokens = await asyncio.get_running_loop().run_in_executor(worker, _answer, reranker, request)
             except ValueError as error:
                 raise HTTPException(422, sentence(error)) from None
-        return JSONResponse(answer)
+        return JSONResponse(answer, headers={"x-compute-tokens": str(tokens)})
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -112,27 +142,69 @@ def _parsed(body: bytes) -> _Texts | _Documents:
         raise HTTPException(400, f"The body is not JSON: {error}.") from None
 
 
-def _answer(reranker: Reranker, request: _Texts | _Documents) -> Any:
-    """The ranking in the form that was asked in."""
+def _answer(reranker: Reranker, request: _Texts | _Documents) -> tuple[Any, int]:
+    """The ranking in the form that was asked in, and how many tokens were read."""
     if isinstance(request, _Texts):
-        ranked = _ranked(reranker, request.query, request.texts, None, request.raw_scores)
+        ranked, tokens = _ranked(reranker, request, request.texts, None, request.raw_scores)
         cut = reranker.receipt.truncated if reranker.receipt and ranked else 0
         if request.truncate is False and cut:
             raise ValueError(f"{cut} of {len(ranked)} texts are longer than the model reads, and truncate is false.")
         texts = request.texts if request.return_text else None
-        return [{"index": index, "score": score} | ({"text": texts[index]} if texts else {}) for index, score in ranked]
+        return [
+            {"index": index, "score": score} | ({"text": texts[index]} if texts else {}) for index, score in ranked
+        ], tokens
     given = [text if isinstance(text, str) else text.text for text in request.documents]
     results: list[dict[str, Any]] = []
-    for index, score in _ranked(reranker, request.query, given, request.top_n, False):
+    ranked, tokens = _ranked(reranker, request, given, request.top_n, False)
+    for index, score in ranked:
         document = {"document": {"text": given[index]}} if request.return_documents else {}
         results.append({"index": index, "relevance_score": score} | document)
-    return {"model": reranker.spec, "results": results}
+    usage = {  # as Jina and vLLM say it, and as Cohere does
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"billed_units": {"total_tokens": tokens}, "tokens": {"input_tokens": tokens}},
+    }
+    return {"model": reranker.spec, "results": results} | usage, tokens
 
 
-def _ranked(reranker: Reranker, query: str, texts: list[str], count: int | None, raw: bool) -> list[tuple[int, float]]:
+def _ranked(
+    reranker: Reranker, request: _Texts | _Documents, texts: list[str], count: int | None, raw: bool
+) -> tuple[list[tuple[int, float]], int]:
+    """Places and scores of the best, and how many tokens were read."""
+    reading = _reading(reranker, request)
     activation = torch.clone if raw else torch.sigmoid
-    entries = reranker.rank(query, texts, top_k=count, activation_fn=activation)
-    return [(entry["corpus_id"], entry["score"]) for entry in entries]
+    try:
+        entries = reranker.rank(request.query, texts, top_k=count, activation_fn=activation, **reading)
+    except ValueError as error:
+        if "max_length" in reading:  # a recipe's prompt may have no room in it
+            raise ValueError(f"With truncate_prompt_tokens {reading['max_length']}: {error}") from None
+        raise
+    tokens = reranker.receipt.tokens if reranker.receipt and entries else 0
+    return [(entry["corpus_id"], entry["score"]) for entry in entries], tokens
+
+
+def _reading(reranker: Reranker, request: _Texts | _Documents) -> dict[str, Any]:
+    """How this request's pairs are read, where it says so. Raises ValueError, naming the field, on what cannot be."""
+    reading: dict[str, Any] = {}
+    if request.instruction:
+        if not reranker.instructed:
+            raise ValueError(f"instruction: {reranker.spec} reads a query and a document alone.")
+        reading["prompt"] = request.instruction
+    if request.truncate_prompt_tokens not in (None, -1):
+        if not 1 <= request.truncate_prompt_tokens <= reranker.max_seq_length:
+            raise ValueError(f"truncate_prompt_tokens: {reranker.spec} reads 1 to {reranker.max_seq_length} tokens.")
+        reading["max_length"] = request.truncate_prompt_tokens
+    sides: dict[str, str | None] = {"truncation_side": request.truncation_side}
+    if isinstance(request, _Texts):
+        sides["truncation_direction"] = request.truncation_direction
+    else:
+        reading["max_document_tokens"] = request.max_tokens_per_doc
+    for name, side in sides.items():
+        if side is not None:
+            if reading.setdefault("truncation_side", side.lower()) != side.lower():
+                raise ValueError(f"{name}: it is not the side that truncation_side says.")
+            if side.lower() == "left" and reranker.scoring.recipe:
+                raise ValueError(f"{name}: the recipe of {reranker.spec} cuts texts at their ends.")
+    return {name: value for name, value in reading.items() if value is not None}
 
 
 async def _refused(_: Request, error: Exception) -> Response:

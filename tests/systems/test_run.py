@@ -123,7 +123,7 @@ def test_a_bad_end_is_a_failure(endings, paper, reason):
 
 
 @pytest.mark.gate
-def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
+def test_a_finished_run_is_not_repeated(layout, capsys):
     assert main(["--jobs", "2"], layout) == 0
     assert "fig_01.csv" in capsys.readouterr().out
     output = plan(layout=layout)[0].folder / "output.ipynb"
@@ -134,6 +134,12 @@ def test_a_run_is_repeated_only_when_asked_or_out_of_date(layout, capsys):
 
     assert main(["--list"], layout) == 0
     assert "seed: int = 0" in (listed := capsys.readouterr().out) and "finished and up to date" in listed
+
+
+def test_a_run_is_repeated_when_asked_or_out_of_date(layout):
+    main([], layout)
+    output = plan(layout=layout)[0].folder / "output.ipynb"
+    first = output.stat().st_mtime_ns
 
     assert main(["--force"], layout) == 0
     forced = output.stat().st_mtime_ns

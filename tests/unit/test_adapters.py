@@ -79,6 +79,7 @@ def test_an_adapter_beside_its_base_is_applied_and_refused_beside_another(adapte
         models.load(str(other))
 
 
+@pytest.mark.long  # a process that imports PyTorch
 def test_the_reranker_scores_with_it_and_reads_the_pairs_of_the_training(adapter, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
     folder, trained = adapter

@@ -19,8 +19,9 @@ from tiny import random_model
 
 from ondevice import assets, shapes
 from ondevice.causal_lm import CausalLM, Session
+from ondevice.digests import tokenizer_digest
 from ondevice_papers.dragon import kv_store
-from ondevice_papers.dragon.kv_store import KVStore, _checksum, tokenizer_digest
+from ondevice_papers.dragon.kv_store import KVStore, _checksum
 
 KINDS = "llama", "qwen2", "opt"
 V, CONTEXT, TEMPLATE = 259, 64, "Context: {document}. Question: {query}"

@@ -230,7 +230,7 @@ def test_a_file_without_a_suffix_is_read(tmp_path):
     require_equal(blob, model, ["4bit"])
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.long)])
 def test_a_folder_that_can_be_streamed_is_made_once(tmp_path, capsys, dtype):
     path = written(tmp_path)[0]
     folder = prepare(str(path), dtype)

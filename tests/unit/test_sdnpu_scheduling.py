@@ -80,9 +80,9 @@ def test_the_optimum_refuses_more_choices_than_it_can_try():
 
 def test_our_rule_is_near_the_optimum():
     """Within 1 % on every prefill; the paper's greedy is not, by far."""
-    table = instances.ratios(instances.FAMILIES, 8)
+    table = instances.ratios(instances.FAMILIES, 4)
     ours, paper = (table.loc[table["rule"] == rule] for rule in (OURS, PAPER))
-    assert ours["family"].nunique() == 10 and len(ours) == 80
+    assert ours["family"].nunique() == 10 and len(ours) == 40
     assert ours["ratio"].max() <= 1.01 and ours["ratio"].mean() <= 1.002 < 1.05 < paper["ratio"].mean()
 
 

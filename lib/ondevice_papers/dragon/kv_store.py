@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors
@@ -27,15 +27,15 @@ import torch
 from ondevice import assets
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.batch import Batch, Member
+from ondevice.digests import tokenizer_digest, weights_digest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _FORMAT = "ondevice.dragon prefix 3"  # raise it when the tensors or their meaning change
 _NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PARTIAL = re.compile(r"\.[0-9a-f]{64}-.*\.safetensors")  # of `assets.writing`
 _ABANDONED = 3600.0  # seconds after which a partial file has no writer any more
-_UNUSED = ("_name_or_path", "transformers_version", "use_cache")  # of a configuration: they do not change any row
 
 
 class KVStore:
@@ -157,28 +157,3 @@ def _shrink(folder: Path, cap: int) -> None:
             return
         path.unlink(missing_ok=True)
         total -= size
-
-
-# What rows depend on
-
-
-def weights_digest(model: PreTrainedModel) -> str:
-    """Hexadecimal sha256 of a model's configuration and of every weight with its name, dtype and shape."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _UNUSED}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hexadecimal sha256 of what a tokenizer makes ids of: its whole pipeline, or its vocabulary where it is slow."""
-    state: Any
-    pipeline: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if pipeline is None:
-        state = [type(tokenizer).__name__, tokenizer.get_vocab()]
-    else:  # padding and truncation are left over from the last call
-        state = {k: v for k, v in json.loads(pipeline.to_str()).items() if k not in ("padding", "truncation")}
-    text = json.dumps([state, tokenizer.special_tokens_map], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

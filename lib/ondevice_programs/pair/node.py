@@ -15,8 +15,9 @@ from ondevice import chat, models
 from ondevice.causal_lm import CausalLM, support
 from ondevice.causal_lm.batch import PaddedCache
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
+from ondevice.digests import tokenizer_digest, weights_digest
 from ondevice_papers.dragon.aggregation import document_weights
-from ondevice_papers.dragon.kv_store import KVStore, tokenizer_digest, weights_digest
+from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import VERSION, Cited, Hello
 from ondevice_programs.pair.decoder import Decoder, Store, Template
 from ondevice_programs.pair.engine import Engine

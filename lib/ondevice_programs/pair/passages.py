@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ondevice_papers.dragon.kv_store import tokenizer_digest
+from ondevice.digests import tokenizer_digest
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.node import TEMPLATE
 

@@ -394,7 +394,7 @@ def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], messag
     assert len(rows) == ("nodes" in message)  # an edited tree is seen after the prompt
 
 
-def room_for(rows: int) -> Any:
+def room_for(rows: int) -> SimpleNamespace:
     return SimpleNamespace(tree_refusal=None, tree_room=lambda cached: rows)
 
 

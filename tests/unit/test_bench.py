@@ -226,7 +226,7 @@ def test_a_complete_bench_is_printed_and_not_measured_once_more(folder, parts, c
     assert read(folder / "whole.json") == parts
 
 
-@pytest.mark.parametrize("calls", [pytest.param(3, marks=pytest.mark.long), pytest.param(15, marks=pytest.mark.long), 27])
+@pytest.mark.parametrize("calls", [*(pytest.param(calls, marks=pytest.mark.long) for calls in (3, 15)), 27])
 def test_an_interrupted_bench_keeps_what_is_done_and_goes_on(folder, tmp_path, capsys, monkeypatch, calls):
     file = tmp_path / "bench.json"
     answered, count = measuring.answered, iter(range(1000))

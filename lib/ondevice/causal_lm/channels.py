@@ -20,10 +20,10 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 from tqdm import tqdm
-from xxhash import xxh3_128
 
 from ondevice import assets
 from ondevice.blocks import LARGEST, Channels, per_channel
+from ondevice.digests import weights_digest
 from ondevice.gguf_file import GGUF, source_of
 from ondevice.models import Loaded
 
@@ -58,23 +58,18 @@ def kept(model: PreTrainedModel | Loaded) -> Kept:
     model: what `lean.Lean` takes. Raises OSError where the cache cannot be written.
     """
     source = model.source if isinstance(model, Loaded) else model
-    file = source if isinstance(source, GGUF) else source_of(source)
-    path = assets.cache_folder("channels") / f"{file.sha256[:32] if file else _digest(source)}-{_VERSION}.safetensors"
+    if isinstance(source, GGUF):
+        digest = source.sha256
+    else:
+        file = source_of(source)
+        digest = file.sha256 if file else weights_digest(source)
+    path = assets.cache_folder("channels") / f"{digest[:32]}-{_VERSION}.safetensors"
     with FileLock(path.with_suffix(".lock")):
         if not path.is_file():
             whole = source.model() if isinstance(source, GGUF) else source
             with torch.inference_mode(), assets.writing(path) as temporary:
                 safetensors.numpy.save_file(_arrays(whole), temporary)
     return Kept(path)
-
-
-def _digest(model: Any) -> str:
-    """Of a model's configuration and weights."""
-    digest = xxh3_128(model.config.to_json_string(use_diff=False).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _arrays(model: Any) -> dict[str, NDArray[Any]]:
@@ -108,6 +103,7 @@ def smoothing(model: Any) -> dict[str, torch.Tensor]:
 
     They are powers of 2, so that nothing is rounded by them.
     """
+    ids = _own_text(model)  # before the hooks, which each forward calls
     factors: dict[str, torch.Tensor] = {}
     hooks: list[Any] = []
 
@@ -128,7 +124,7 @@ def smoothing(model: Any) -> dict[str, torch.Tensor]:
         watch(f"model.layers.{number}.mlp", layer.mlp, ("gate_proj", "up_proj"))
         watch(f"model.layers.{number}.mlp", layer.mlp, ("down_proj",))
     try:
-        model(_said(model), use_cache=False)
+        model(ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
@@ -163,7 +159,7 @@ def _rounded(rows: torch.Tensor) -> torch.Tensor:
     return (rows / scales).round() * scales
 
 
-def _said(model: Any) -> torch.Tensor:
+def _own_text(model: Any) -> torch.Tensor:
     """[TEXTS, TOKENS] ids that the model says, drawn from its own chances behind its first token."""
     draws = torch.Generator().manual_seed(0)
     begins = [model.config.bos_token_id, model.config.eos_token_id, 0]

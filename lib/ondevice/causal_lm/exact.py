@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnx
@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from ondevice.blocks import LARGEST
 from ondevice.causal_lm import channels, drawing
 from ondevice.causal_lm.drawing import Matrix
-from ondevice.causal_lm.lean import Drawn, Lean
+from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import TokenTree
 from ondevice.models import Loaded
@@ -41,12 +41,12 @@ _MICROSOFT = "com.microsoft"
 _TYPES = onnx.TensorProto
 
 
-class Exact(Lean):
-    """A `Lean` with int8 weights by output channel ("8bit-rows"), whose activations are quantised to 8 bits by row.
+class Exact(GraphLM):
+    """A model with int8 weights by output channel ("8bit-rows"), whose activations are quantised to 8 bits by row.
 
-    model, context, threads: as of `Lean`. A row's logits are the same, bit for bit, whatever rows are computed beside
-    it, so drafts change no token, those of trees included. A tree has at most `tree_room` rows.
-    Raises ValueError as `Lean` does, and where rows are not the same on this processor.
+    model, context, threads: as of `lean.Lean`. A row's logits are the same, bit for bit, whatever rows are computed
+    beside it, so drafts change no token, those of trees included. A tree has at most `tree_room` rows.
+    Raises ValueError as `lean.Lean` does, and where rows are not the same on this processor.
     """
 
     def __init__(self, model: PreTrainedModel | Loaded, context: int | None = None, threads: int = 0) -> None:
@@ -59,7 +59,7 @@ class Exact(Lean):
         self._block = positions_summed_together(size)
         self._open(_Drawing(structure, self.most_rows, matrix, channels.kept(model)), threads)
         if not (self._rows_agree() and self._trees_agree()):
-            raise ValueError("On this processor a row's logits depend on the rows beside it, so nothing can be drafted.")
+            raise ValueError("On this processor a row's logits depend on the rows beside it: nothing can be drafted.")
 
     def tree_room(self, length: int) -> int:
         """Rows of a tree behind `length` tokens: to the end of the block of positions that the runtime sums."""
@@ -117,23 +117,21 @@ class _Steps(Rows):
         return super()._empty(like).zero_()
 
 
-class _Drawing(Drawn):
+class _Drawing(DecoderDrawing):
     """With products of integers, and attention by exponentials.
 
     Its inputs: mask [n, capacity] (added to the scores), written [1, g, n, 3] (where the rows go),
     ones [capacity, 16], centres [n] (the code of 0).
     """
 
-    attended = {
+    attended: ClassVar = {
         "mask": ["n", "capacity"],
         "written": (_TYPES.INT64, [1, None, "n", 3]),
         "ones": ["capacity", _ONES],
         "centres": (_TYPES.UINT8, ["n"]),
     }
 
-    def __init__(
-        self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], kept: channels.Kept
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], kept: channels.Kept) -> None:
         super().__init__(model, rows, matrix, integers=True)
         self._kept = kept
         self._one = self.constant(np.float32(1))
@@ -232,7 +230,7 @@ def signed_products_are_exact() -> bool:
     """
     codes, weights = np.full((2, 64), 255, np.uint8), np.full((64, 32), -LARGEST, np.int8)
     node = helper.make_node("MatMulInteger", ["codes", "weights", "centre"], ["product"])
-    product = _computed(node, codes=codes, weights=weights, centre=np.uint8(_CENTRE))
+    product = _computed(node, codes=codes, weights=weights, centre=np.array(_CENTRE, np.uint8))
     return bool((product == (codes.astype(np.int32) - _CENTRE) @ weights.astype(np.int32)).all())
 
 

@@ -100,7 +100,9 @@ def generate(
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
         nodes = min(budget, rows - cached - 1)  # behind the root
-        draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room), cached) if room and nodes > 0 else EMPTY
+        draft = EMPTY
+        if room and nodes > 0:
+            draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room), cached)
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -114,7 +116,8 @@ def generate(
 def verifiable(lm: CausalLM, draft: Draft, cached: int) -> Draft:
     """What a model can verify of a draft behind `cached` tokens: all, its first nodes, or its first chain.
 
-    The first chain is the root's first child, that one's, and so on. Of nodes that fit and the chain the longer is kept.
+    The first chain is the root's first child, that one's, and so on. Of the nodes that fit and the chain the longer is
+    kept.
     """
     nodes: list[int] = []
     for node, parent in enumerate(draft.parents.tolist()):

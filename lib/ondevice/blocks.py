@@ -94,6 +94,10 @@ class Channels:
     codes: NDArray[np.int8]
     scales: Floats
 
+    def rows(self, index: NDArray[np.int64]) -> Channels:
+        """These rows, in this order."""
+        return Channels(self.codes[index], self.scales[index])
+
     def values(self) -> Floats:
         """[rows, columns] the weights in float32."""
         return self.codes * self.scales[:, None]

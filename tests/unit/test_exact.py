@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tiny import random_model
 from transformers import PreTrainedModel
 
-from ondevice.blocks import quantised
+from ondevice import assets
+from ondevice.blocks import Channels
 from ondevice.causal_lm import TokenTree, channels, exact
 from ondevice.causal_lm.exact import Exact
 from ondevice.causal_lm.lean import engine
@@ -27,6 +28,14 @@ KINDS = {
 }  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """What is kept of tiny models goes with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(assets.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def built(kind: str) -> PreTrainedModel:
@@ -49,19 +58,89 @@ class Imitated(torch.nn.Linear):
 
 @cache
 def imitated(kind: str) -> PreTrainedModel:
-    model = copy.deepcopy(lean(kind).model)
-    kept = channels.kept(model)
-    table = model.model.embed_tokens.weight.data
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())  # rounded otherwise than the table
-    table.copy_(torch.from_numpy(quantised(table.float().numpy(), 8).values()))
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            parameter.data = torch.from_numpy(kept.vector(name))
+    model = turned(lean(kind).model)
+    kept = channels.kept(lean(kind).model)
+    model.model.embed_tokens.weight.data = torch.from_numpy(kept.matrix("model.embed_tokens").values())
     for name, part in model.named_modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = Imitated
-            part.weight.data = torch.from_numpy(kept.matrix(name).values())
+            part.weight.data = torch.from_numpy(kept.matrix(name.removesuffix(".layer")).values())
     return model.double()
+
+
+class Turned(torch.nn.Module):
+    """A `down_proj` that rotates what it reads."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.rotation = layer, channels.inner_rotation(layer.in_features)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        rotation = self.rotation.to(given.dtype)
+        return self.layer((given.unflatten(-1, (-1, len(rotation))) @ rotation).flatten(-2))
+
+
+def turned(model: PreTrainedModel) -> PreTrainedModel:
+    """The rotated model, in transformers."""
+    twin = copy.deepcopy(model)
+    twin.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.inference_mode():
+        parameters = channels.rotated(model)
+    assert set(parameters) == set(twin.state_dict())
+    twin.load_state_dict(parameters)
+    for layer in twin.model.layers:
+        layer.mlp.down_proj = Turned(layer.mlp.down_proj)
+    return twin
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rotated_model_computes_the_same_from_states_without_outliers(kind: str) -> None:
+    model, ids = built(kind), torch.from_numpy(np.random.default_rng(0).integers(V, size=(1, 40)))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 5] *= 50
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.linspace(0.5, 2, len(parameter)))
+    twin = turned(model)
+    with torch.inference_mode():
+        right = model(ids).logits
+        assert torch.allclose(twin(ids).logits, right, atol=1e-4 * float(right.std()))
+        largest, smoothed = (float(each.model.embed_tokens.weight.abs().max()) for each in (model, twin))
+    assert smoothed < largest / 3
+
+
+@pytest.mark.parametrize("size", [1, 32, 96, 576])
+def test_rotations_are_orthogonal_and_spread_a_channel(size: int) -> None:
+    rotation = channels.rotation(size).double()
+    assert torch.allclose(rotation @ rotation.T, torch.eye(size).double(), atol=1e-5)
+    assert float(rotation.abs().max()) <= (2 / size) ** 0.5 + 1e-6
+
+
+def test_rotated_weights_are_kept_by_their_content(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+    model = built("llama")
+    right = Exact(model).start().extend([3, 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(channels, "rotated", None)  # is not called again
+        assert torch.equal(Exact(built("llama")).start().extend([3, 1]), right)
+    with torch.no_grad():
+        model.model.norm.weight[0] = 2
+    assert not torch.equal(Exact(model).start().extend([3, 1]), right)
+    assert len(list((tmp_path / "channels").glob("*.safetensors"))) == 2
+
+
+def test_a_conversion_that_is_interrupted_keeps_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+
+    def interrupted(weights: np.ndarray) -> Channels:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(channels, "per_channel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Exact(built("llama"))
+    assert not list((tmp_path / "channels").glob("*.safetensors*"))
+    assert Exact(built("llama")).start().extend([3]).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

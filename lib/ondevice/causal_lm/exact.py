@@ -53,11 +53,12 @@ class Exact(GraphLM):
         structure, matrix = drawing.matrices(model, "8bit", False)
         self.weights, self.arithmetic, self.integers = "8bit-rows", "int8", True
         self._prepare(structure, context)
-        self._table = matrix(drawing.EMBEDDING)
+        kept = channels.kept(model)
+        self._table = kept.matrix("model.embed_tokens")
         heads, groups, size = drawing.heads(structure.config)
         self._pads = heads == groups  # a lone row of one head would take another kernel
         self._block = positions_summed_together(size)
-        self._open(_Drawing(structure, self.most_rows, matrix, channels.kept(model)), threads)
+        self._open(_Drawing(structure, self.most_rows, matrix, kept), threads)
         if not (self._rows_agree() and self._trees_agree()):
             raise ValueError("On this processor a row's logits depend on the rows beside it: nothing can be drafted.")
 
@@ -149,10 +150,14 @@ class _Drawing(DecoderDrawing):
         both = self._products(self.norm(state, layer.post_attention_layernorm), [part.gate_proj, part.up_proj])
         gate, inner = self.ops(2, "Split", both, axis=-1, num_outputs=2)
         opened = self.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0)  # SiLU
-        return self.op("Add", state, self.linear(self.op("Mul", opened, inner), part.down_proj))
+        width = part.down_proj.in_features
+        rotation = channels.inner_rotation(width).numpy()
+        groups = self.shaped(self.op("Mul", opened, inner), [1, -1, width // len(rotation), len(rotation)])
+        turned = self.shaped(self.op("MatMul", groups, self.constant(rotation)), [1, -1, width])
+        return self.op("Add", state, self.linear(turned, part.down_proj))
 
     def norm(self, state: str, norm: Any) -> str:
-        """As of a `Drawing`, with the smoothed weights."""
+        """As of a `Drawing`, with the rotated model's weights."""
         scale = self.constant(self._kept.vector(f"{self._names[norm]}.weight"))
         return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
 

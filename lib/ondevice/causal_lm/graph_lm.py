@@ -16,7 +16,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import torch
 from onnx import helper
 
-from ondevice.blocks import Blocks
+from ondevice.blocks import Channels
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Matrix
 from ondevice.causal_lm.rows import Interrupted, Rows
@@ -42,7 +42,7 @@ class GraphLM(CausalLM):
     """
 
     in_torch = False
-    _table: Matrix  # the embedding
+    _table: Matrix | Channels  # the embedding
     _pads: bool  # whether a lone row is run as two
 
     def _prepare(self, structure: PreTrainedModel, context: int | None) -> None:
@@ -127,7 +127,7 @@ class GraphLM(CausalLM):
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """[1, n, hidden] the tokens' rows of the embedding."""
         index = tokens.numpy()
-        rows = self._table.rows(index).values() if isinstance(self._table, Blocks) else self._table[index]
+        rows = self._table[index] if isinstance(self._table, np.ndarray) else self._table.rows(index).values()
         return torch.from_numpy(rows)[None]
 
     def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:

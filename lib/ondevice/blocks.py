@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 32  # weights of a block that is quantised here
+LARGEST = 127  # the code of a channel's largest weight
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -81,6 +82,31 @@ def quantised(weights: Floats, bits: Literal[4, 8]) -> Blocks:
     scales = (cut.max(axis=-1) - minima) / 15
     codes = np.rint(_divided(cut - minima[..., None], scales)).clip(0, 15)
     return Blocks(codes.astype(np.uint8).reshape(rows, columns), scales, minima, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """A matrix [rows, columns] whose weights are scale * code, with a scale for each row.
+
+    codes: [rows, columns] int8, from -127 to 127. scales: [rows] float32.
+    """
+
+    codes: NDArray[np.int8]
+    scales: Floats
+
+    def rows(self, index: NDArray[np.int64]) -> Channels:
+        """These rows, in this order."""
+        return Channels(self.codes[index], self.scales[index])
+
+    def values(self) -> Floats:
+        """[rows, columns] the weights in float32."""
+        return self.codes * self.scales[:, None]
+
+
+def per_channel(weights: Floats) -> Channels:
+    """A matrix [rows, columns] in 8 bits, with one scale for each row, an output channel of a linear layer."""
+    scales = np.abs(weights).max(axis=-1) / np.float32(LARGEST)
+    return Channels(np.rint(_divided(weights, scales)).astype(np.int8), scales)
 
 
 def _divided(cut: Floats, scales: Floats) -> Floats:

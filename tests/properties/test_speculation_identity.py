@@ -394,13 +394,20 @@ def test_bad_input_is_one_clear_error(call: Callable[[CausalLM], object], messag
     assert len(rows) == ("nodes" in message)  # an edited tree is seen after the prompt
 
 
+def room_for(rows: int) -> SimpleNamespace:
+    return SimpleNamespace(tree_refusal=None, tree_room=lambda cached: rows)
+
+
 def test_a_draft_is_cut_by_nodes_and_by_depth_and_to_its_first_children() -> None:
     tree = Draft([4, 5, 6, 7, 8, 9], [-1, -1, 1, 0, 0, 3], [1, 2, 1, 1, 2, 1])
     for cut, tokens, parents, ranks in (
         (tree.within(6, 2), [4, 5, 6, 7, 8], [-1, -1, 1, 0, 0], [1, 2, 1, 1, 2]),
         (tree.within(3, 9), [4, 5, 6], [-1, -1, 1], [1, 2, 1]),
         (tree.within(6, 0), [], [], []),
-        (loop.verifiable(SimpleNamespace(tree_refusal="only chains"), tree), [4, 7, 9], [-1, 0, 1], [1, 1, 1]),
+        (loop.verifiable(SimpleNamespace(tree_refusal="only chains"), tree, 5), [4, 7, 9], [-1, 0, 1], [1, 1, 1]),
+        (loop.verifiable(room_for(5), tree, 5), [4, 5, 6, 7], [-1, -1, 1, 0], [1, 2, 1, 1]),
+        (loop.verifiable(room_for(4), tree, 5), [4, 7, 9], [-1, 0, 1], [1, 1, 1]),
+        (loop.verifiable(room_for(1), Draft.chain([4, 5]), 5), [4, 5], [-1, 0], [1, 1]),
         (pooled([[1, 2, 3], [1, 4], [5]], 4), [1, 2, 3, 4], [-1, 0, 1, 0], None),
     ):
         assert (cut.tokens.tolist(), cut.parents.tolist()) == (tokens, parents)

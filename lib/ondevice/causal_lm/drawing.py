@@ -20,7 +20,7 @@ from ondevice.models import Loaded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Weights = Literal["float32", "8bit", "4bit"]
+Weights = Literal["float32", "8bit", "8bit-rows", "4bit"]
 Matrix = NDArray[np.float32] | Blocks
 
 SUPPORTED = ("llama", "qwen2", "qwen3")

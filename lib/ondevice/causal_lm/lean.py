@@ -1,29 +1,21 @@
-"""The lean engine: a causal LM's forward as one ONNX graph over the session's own buffers, on the CPU.
+"""The lean engine: weights in float32, or in blocks of 8 or 4 bits (MatMulNBits), with attention of the runtime's own.
 
-transformers' forward of a small model spends most of its time between the matrices: thousands of calls a pass. Here a
-pass is one call of ONNX Runtime. Attention (GroupQueryAttention of com.microsoft) writes its new rows into the cache in
-place and takes a tree's mask as a bias. Weights are in float32, or in blocks of 8 or 4 bits (MatMulNBits).
+Its GroupQueryAttention (of com.microsoft) takes a tree's mask as a bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 import torch
 from onnx import helper
 
-from ondevice.blocks import Blocks
 from ondevice.causal_lm import drawing
-from ondevice.causal_lm.drawing import Matrix, Weights
-from ondevice.causal_lm.rows import Interrupted, Rows
-from ondevice.causal_lm.session import CausalLM, Session
-from ondevice.causal_lm.tree import TokenTree
-from ondevice.gguf_file import weights_state
+from ondevice.causal_lm.drawing import Weights
+from ondevice.causal_lm.exact import Exact
+from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
+from ondevice.causal_lm.session import CausalLM
 from ondevice.meters.memory import trim
 from ondevice.models import Loaded
 
@@ -32,14 +24,10 @@ if TYPE_CHECKING:
 
 Arithmetic = Literal["float32", "int8"]
 
-_TREE = 1024  # rows beyond the context: a tree is wider than deep
-_CACHED_TRIED = 6  # tokens behind which chains of up to as many are tried
-_ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
-_INT64 = onnx.TensorProto.INT64
 _INT32 = onnx.TensorProto.INT32
 
 
-class Lean(CausalLM):
+class Lean(GraphLM):
     """A `CausalLM` whose forwards run in ONNX Runtime; sessions, trees and rows are the same.
 
     model: of transformers, in float32 on the CPU, or one that `models.load` has loaded. weights: a GGUF's own blocks go
@@ -54,8 +42,6 @@ class Lean(CausalLM):
     heads or rotary angles that the runtime's attention does not have; for drafts in int8 where, on this processor, a
     row of this model depends on how many there are; and, from `start` on, once the model's weights have changed.
     """
-
-    in_torch = False
 
     def __init__(
         self,
@@ -75,25 +61,11 @@ class Lean(CausalLM):
         if self.integers and weights == "float32":
             raise ValueError("Weights in float32 have arithmetic in float32 alone.")
         structure, matrix = drawing.matrices(model, weights, self.integers)
-        drawing.require_drawable(structure, "The lean engine is")
-        _, groups, size = drawing.heads(structure.config)
-        if size % 16:
-            raise ValueError(f"The lean engine's attention has heads of a multiple of 16, not {size}.")
-        super().__init__(structure, context)
         self.weights, self.arithmetic = weights, arithmetic
-        self._pads = self.integers and drafts
-        self._state = weights_state(structure)
-        self.most_rows = self.context + _TREE
-        self._bindings: WeakKeyDictionary[Rows, tuple[Any, Any]] = WeakKeyDictionary()
-        self._empty = torch.empty(1, groups, 0, size, dtype=torch.float32, device="cpu")
+        self._prepare(structure, context)
         self._table = matrix(drawing.EMBEDDING)
-        drawn = _Drawing(structure, self.most_rows, matrix, self.integers)
-        options = drawing.options(threads or torch.get_num_threads())
-        proto = drawn.decoder().SerializeToString()
-        options.add_external_initializers(list(drawn.arrays), list(drawn.arrays.values()))
-        self._session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-        del drawn, options
-        trim()  # what the matrices took on their way is twice what they are
+        self._pads = self.integers and drafts
+        self._open(_Drawing(structure, self.most_rows, matrix, self.integers), threads)
         if self.integers:
             self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
         if self._pads and not self._rows_agree():
@@ -101,102 +73,14 @@ class Lean(CausalLM):
                 "On this processor a row in int8 depends on how many rows there are, so drafts cannot be verified: "
                 "drafts=False gives plain decoding."
             )
-        trim()  # and what trying the rows took
+        trim()  # what trying the rows took
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of logits and of cached rows."""
-        return torch.float32
-
-    @property
-    def device(self) -> torch.device:
-        """Where tokens and logits are."""
-        return torch.device("cpu")
-
-    def start(self, capacity: int = 0) -> Session:
-        """An empty session. Raises ValueError where the model's weights are not those that were packed."""
-        if weights_state(self.model) != self._state:
-            raise ValueError("The model's weights have changed since this engine packed them: make a new engine.")
-        return super().start(capacity)
-
-    def forward(
-        self, tokens: torch.Tensor, rows: Rows, cache: object, *, last: bool = False, **shape: torch.Tensor
-    ) -> torch.Tensor:
-        """Logits [n, V] after each of `tokens` [n] (`last`: [1, V], after the last), whose rows do not count yet.
-
-        Raises ValueError for a tree too wide for the end of the context, and for a batch's rows.
-        """
-        if rows.stop is not None and rows.stop.is_set():
-            raise Interrupted("The forward was stopped before it began.")
-        alone = self._pads and len(tokens) == 1  # the second row writes behind the first, and does not count
-        if alone:
-            tokens, shape = tokens.repeat(2), {}
-        n = len(tokens)
-        past = rows.length
-        if past + n > self.most_rows:
-            raise ValueError(f"A tree may reach {_TREE} rows beyond the context of {self.context}, not {past + n}.")
-        rows.reserve(past + n)
-        keys, values = rows.buffers(self._empty, self._empty)
-        if not (keys[0].is_contiguous() and values[0].is_contiguous()):
-            raise ValueError("The lean engine runs one sequence at a time, not a batch's.")
-        mask = shape.get("attention_mask")
-        positions = shape.get("position_ids")
-        first, end = (0, 1) if alone else (n - 1 if last else 0, n)
-        given = {
-            "states": self._embedded(tokens),
-            "positions": torch.arange(past, past + n, device="cpu")[None] if positions is None else positions,
+    def _attended(self, past: int, n: int, mask: torch.Tensor | None, capacity: int) -> dict[str, torch.Tensor]:
+        return {
             "mask": self._empty.new_zeros(1, 1, n, past + n) if mask is None else mask,
-            "kept": torch.arange(first, end, device="cpu"),
             "before": torch.tensor([past + n - 1], dtype=torch.int32, device="cpu"),
             "total": torch.tensor([past + n], dtype=torch.int32, device="cpu"),
         }
-        logits = self._empty.new_empty(end - first, self.vocabulary)
-        bound = self._bound(rows, keys, values)
-        for name, tensor in given.items():
-            bound.bind_input(name, "cpu", 0, _NUMPY[tensor.dtype], tensor.shape, tensor.data_ptr())
-        bound.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.data_ptr())
-        with drawing.flushing_denormals():
-            self._session.run_with_iobinding(bound)
-        return logits
-
-    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[1, n, hidden] the tokens' rows of the embedding."""
-        index = tokens.numpy()
-        rows = self._table.rows(index).values() if isinstance(self._table, Blocks) else self._table[index]
-        return torch.from_numpy(rows)[None]
-
-    def _bound(self, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        """A binding to the buffers of rows, kept as long as they are the same ones."""
-        state = keys.data_ptr(), values.data_ptr(), keys.shape
-        binding = self._bindings.get(rows)
-        if binding and binding[0] == state:
-            return binding[1]
-        bound = self._session.io_binding()
-        for name, buffers in (("keys", keys), ("values", values)):
-            for layer, buffer in enumerate(buffers):  # the same memory: rows are appended in place
-                where = "cpu", 0, np.float32, buffer.shape, buffer.data_ptr()
-                bound.bind_input(f"{name}{layer}", *where)
-                bound.bind_output(f"new_{name}{layer}", *where)
-        self._bindings[rows] = state, bound
-        return bound
-
-    def _rows_agree(self) -> bool:
-        """Whether rows are the same whatever rows come behind them, bit for bit, without a cache and behind one."""
-        tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
-        rows = Rows(self.layers)
-        pair = self.forward(tokens[:2], rows, None)
-        if not all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED):
-            return False
-        cached, chain = tokens[:_CACHED_TRIED].tolist(), tokens[_CACHED_TRIED : 2 * _CACHED_TRIED].tolist()
-        alone = self.start()
-        alone.prefill(cached)
-        singly = torch.stack([alone.extend([token])[-1] for token in chain])
-        for n in range(2, len(chain) + 1):
-            session = self.start()
-            session.prefill(cached)
-            if not torch.equal(session.verify(TokenTree.chain(chain[:n]))[:n], singly[:n]):
-                return False
-        return True
 
 
 def engine(
@@ -208,10 +92,14 @@ def engine(
     arithmetic: Arithmetic = "float32",
     drafts: bool = True,
 ) -> CausalLM:
-    """The fastest that a model has: a `Lean` where it can be one, else, in float32, a `CausalLM`.
+    """The fastest that a model has: a `Lean` or an `Exact` where it can be one, else, in float32, a `CausalLM`.
 
-    Arguments and errors are those of `Lean`.
+    Arguments and errors are those of `Lean`; weights "8bit-rows" with arithmetic "int8" give an `Exact`.
     """
+    if weights == "8bit-rows":
+        if arithmetic != "int8":
+            raise ValueError("8bit-rows has arithmetic int8 alone.")
+        return Exact(model, context, threads)
     try:
         return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, drafts=drafts)
     except ValueError:
@@ -220,51 +108,13 @@ def engine(
         return CausalLM(model.model if isinstance(model, Loaded) else model, context)
 
 
-_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32}
+class _Drawing(DecoderDrawing):
+    """With grouped queries of the runtime.
 
-
-class _Drawing(drawing.Drawing):
-    """The whole decoder, n tokens at a time, over rows that it appends to.
-
-    matrix: the weights of a linear layer by their name. integers: whether products with blocks are in int8.
-    Inputs: states [1, n, hidden], positions [1, n], mask [1, 1, n, past + n] (added to the scores), kept (rows whose
-    logits are wanted), before and total [1] (past + n - 1 and past + n), and keysI, valuesI [1, g, capacity, d] of
-    layer I, whose outputs new_keysI, new_valuesI are the same memory. Output: logits [kept, V].
+    Its inputs: mask [1, 1, n, past + n] (added to the scores), before and total [1] (past + n - 1 and past + n).
     """
 
-    def __init__(
-        self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], integers: bool
-    ) -> None:
-        super().__init__(model, matrix, integers)
-        self.arrays: dict[str, Any] = {}
-        positions = torch.arange(rows, device="cpu")
-        with torch.inference_mode():
-            angles = self.model.model.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
-        # The halves of a head turn by the same angles.
-        self._angles = [self.constant(np.ascontiguousarray(a[0, :, : self.size // 2].numpy())) for a in angles]
-
-    def decoder(self) -> onnx.ModelProto:
-        """The graph, without its weights: `arrays` has them."""
-        model = self.model
-        n = "n"
-        state = "states"
-        for index, layer in enumerate(model.model.layers):
-            state = self.layer(index, layer, state)
-        state = self.op("Gather", state, "kept", axis=1)
-        state = self.op("Squeeze", self.norm(state, model.model.norm), self.constant(np.array([0])))
-        self.nodes.append(helper.make_node("Identity", [self.linear(state, model.lm_head)], ["logits"]))
-        rows = [1, self.groups, "capacity", self.size]
-        inputs: dict[str, Any] = {
-            "states": [1, n, model.config.hidden_size],
-            "positions": (_INT64, [1, n]),
-            "mask": [1, 1, n, "all"],
-            "kept": (_INT64, ["kept_rows"]),
-            "before": (_INT32, [1]),
-            "total": (_INT32, [1]),
-        }
-        cached = [f"{name}{layer}" for layer in range(len(model.model.layers)) for name in ("keys", "values")]
-        outputs = {"logits": ["kept_rows", None]} | {f"new_{name}": rows for name in cached}
-        return self.proto(inputs | dict.fromkeys(cached, rows), outputs, **{"com.microsoft": 1})
+    attended: ClassVar = {"mask": [1, 1, "n", "all"], "before": (_INT32, [1]), "total": (_INT32, [1])}
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """Grouped queries over the rows; Qwen 3 normalises queries' and keys' heads."""
@@ -274,7 +124,7 @@ class _Drawing(drawing.Drawing):
         self.nodes.append(helper.make_node(
             "GroupQueryAttention",
             [queries, keys, self.linear(given, part.v_proj), f"keys{index}", f"values{index}", "before", "total",
-             *self._angles, "positions", "mask"],
+             *self.angles, "positions", "mask"],
             [output, f"new_keys{index}", f"new_values{index}"], domain="com.microsoft",
             num_heads=self.heads, kv_num_heads=self.groups, scale=float(part.scaling), do_rotary=1,
         ))  # fmt: skip
@@ -288,14 +138,3 @@ class _Drawing(drawing.Drawing):
         count = self.heads if name == "q" else self.groups
         split = self.norm(self.shaped(flat, [0, 0, count, self.size]), norm)
         return self.shaped(split, [0, 0, count * self.size])
-
-    def stored(self, name: str, array: np.ndarray) -> onnx.TensorProto:
-        """Weights stay outside of the graph, which could not hold more than 2 GiB."""
-        if array.size < 1024:  # shapes, which the runtime wants to see
-            return super().stored(name, array)
-        self.arrays[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        tensor = onnx.TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", f"memory/{name}"), ("offset", "0"), ("length", str(array.nbytes))):
-            tensor.external_data.add(key=key, value=value)
-        return tensor

@@ -101,11 +101,15 @@ class Rows:
 
     def copy(self) -> Rows:
         """An independent copy of the rows that count."""
-        twin = Rows(self._layers, self._capacity, self._batch)
+        twin = self._twin()
         twin.length = self.length
         if self._buffers is not None:
             twin._adopt(self._grown(self._buffers[0]), self._grown(self._buffers[1]))
         return twin
+
+    def _twin(self) -> Rows:
+        """Empty rows with as much room."""
+        return Rows(self._layers, self._capacity, self._batch)
 
     def _allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._adopt(self._empty(keys), self._empty(values))

@@ -60,9 +60,17 @@ class CausalLM:
         if self.tree_refusal:
             raise ValueError(self.tree_refusal)
 
+    def tree_room(self, length: int) -> int:
+        """Most rows of a tree that branches, behind `length` tokens."""
+        return self.most_rows - length
+
     def start(self, capacity: int = 0) -> Session:
         """An empty session. capacity: rows to allocate at first, where the final length is known."""
         return Session(self, capacity)
+
+    def rows(self, capacity: int = 0) -> Rows:
+        """Empty rows of a session. capacity: how many to allocate at first."""
+        return Rows(self.layers, min(capacity, self.context))
 
     @torch.inference_mode()
     def resume(self, tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor, capacity: int = 0) -> Session:
@@ -78,7 +86,8 @@ class CausalLM:
                 raise ValueError(f"The {name} are {rows.dtype}, the model is {self.dtype}.")
         if len(tokens) > self.context:
             raise ValueError(f"{len(tokens)} tokens are more than the context of {self.context}.")
-        cached = Rows(self.layers, min(max(capacity, len(tokens)), self.context))
+        cached = self.rows(max(capacity, len(tokens)))
+        cached.reserve(len(tokens))
         device = self.device
         for layer, (k, v) in enumerate(zip(keys.to(device), values.to(device), strict=True)):
             cached.append(layer, k[None], v[None])
@@ -109,7 +118,7 @@ class Session:
     def __init__(self, lm: CausalLM, capacity: int = 0, _rows: Rows | None = None) -> None:
         self.lm = lm
         self.tokens: list[int] = []  # the committed ids
-        self._rows = _rows or Rows(lm.layers, min(capacity, lm.context))
+        self._rows = _rows or lm.rows(capacity)
         self._cache = self._rows.cache()
         self._verified: TokenTree | None = None
 
@@ -158,6 +167,9 @@ class Session:
             logits = self.lm.forward(tokens, self._rows, self._cache)
         else:
             self.lm.require_trees()
+            room = self.lm.tree_room(self.length)
+            if len(tree) > room:
+                raise ValueError(f"Behind {self.length} tokens a tree has at most {room} rows, not {len(tree)}.")
             device, dtype, past = tokens.device, self.lm.dtype, self.length
             mask = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
             mask[:, past:] = topology.hidden(dtype, device)

@@ -84,9 +84,8 @@ def generate(
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
     budget: most nodes of a draft, which are fewer where the model's rows end. eos_token_ids: they end the output, and
-    the first of them is part of it; the model's context ends it too. Where the model can verify only chains, as with
-    sliding windows or ALiBi, a draft that branches is cut to one: the root's first child, that node's first child, and
-    so on.
+    the first of them is part of it; the model's context ends it too. A draft is cut to what the model can verify of it
+    (`verifiable`), which with sliding windows or ALiBi is a chain.
     Raises ValueError, before any work, where `check` does.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
@@ -101,7 +100,9 @@ def generate(
         root, cached, before = tokens[-1], session.length, drafter.forwards
         room = last - len(tokens) - 1  # behind the next token
         nodes = min(budget, rows - cached - 1)  # behind the root
-        draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room)) if room and nodes > 0 else EMPTY
+        draft = EMPTY
+        if room and nodes > 0:
+            draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room), cached)
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -112,15 +113,23 @@ def generate(
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in eos_token_ids, steps)
 
 
-def verifiable(lm: CausalLM, draft: Draft) -> Draft:
-    """The draft; where the model can verify only chains, its first: the root's first child, that one's, and so on."""
-    if not getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
-        return draft
+def verifiable(lm: CausalLM, draft: Draft, cached: int) -> Draft:
+    """What a model can verify of a draft behind `cached` tokens: all, its first nodes, or its first chain.
+
+    The first chain is the root's first child, that one's, and so on. Of the nodes that fit and the chain the longer is
+    kept.
+    """
     nodes: list[int] = []
     for node, parent in enumerate(draft.parents.tolist()):
         if parent == (nodes[-1] if nodes else -1):
             nodes.append(node)
-    return draft if len(nodes) == len(draft) else Draft.chain(draft.tokens[nodes])
+    if getattr(lm, "tree_refusal", None):  # what stands in for a `CausalLM` may have none
+        room = 0
+    else:
+        room = lm.tree_room(cached) - 1 if hasattr(lm, "tree_room") else len(draft)  # the root is a row, too
+    if len(draft) == len(nodes) or len(draft) <= room:
+        return draft
+    return Draft.chain(draft.tokens[nodes]) if len(nodes) >= room else draft.within(room, draft.depth)
 
 
 def accepted(

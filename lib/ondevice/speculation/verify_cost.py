@@ -15,14 +15,14 @@ SETTLED_S = 0.1  # behind another engine's pass, whose threads spin on for a whi
 def verifications(lm: CausalLM, length: int, sizes: Sequence[int]) -> Callable[[], list[float]]:
     """What each call times anew: the verification of a tree of each of `sizes` rows behind `length` tokens, in seconds.
 
-    Where the model can verify only chains it is a chain. Nothing is kept of them, and ids do not matter.
+    Where the model cannot verify a tree there it is a chain. Nothing is kept of them, and ids do not matter.
     """
-    chains = bool(getattr(lm, "tree_refusal", None))
     session = lm.start(min(lm.context, length + max(sizes)))
     session.prefill(np.arange(length) % lm.vocabulary)
     trees = []
     for n in sizes:
         below = np.arange(n - 1)
+        chains = bool(lm.tree_refusal) or n > lm.tree_room(length)
         trees.append(TokenTree(np.arange(n) % lm.vocabulary, np.r_[-1, below if chains else below // 2]))
 
     def turn() -> list[float]:

@@ -23,6 +23,7 @@ FORMATS: dict[str, dict[str, Any]] = {  # the arguments of an engine
     "4bit": {"weights": "4bit", "arithmetic": "float32", "drafts": True},
     "8bit-int8": {"weights": "8bit", "arithmetic": "int8", "drafts": True},
     "4bit-int8": {"weights": "4bit", "arithmetic": "int8", "drafts": True},
+    "8bit-rows": {"weights": "8bit-rows", "arithmetic": "int8", "drafts": True},
     "8bit-int8" + UNPADDED: {"weights": "8bit", "arithmetic": "int8", "drafts": False},
     "4bit-int8" + UNPADDED: {"weights": "4bit", "arithmetic": "int8", "drafts": False},
 }

@@ -92,7 +92,8 @@ def rotated(model: Any) -> dict[str, torch.Tensor]:
     for name, part in model.named_modules():
         layer, _, kind = name.rpartition(".")
         if isinstance(part, torch.nn.Linear):
-            weight, bias = part.weight, part.bias
+            weight: torch.Tensor = part.weight
+            bias: torch.Tensor | None = part.bias
             if kind in ("o_proj", "down_proj"):  # writes states
                 weight = states.T @ _by_group(weight, heads if kind == "o_proj" else inner)
                 bias = None if bias is None else bias @ states

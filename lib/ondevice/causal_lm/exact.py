@@ -26,6 +26,7 @@ from ondevice.causal_lm.drawing import Matrix
 from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import TokenTree
+from ondevice.meters.memory import trim
 from ondevice.models import Loaded
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Exact(GraphLM):
         self._open(_Drawing(structure, self.most_rows, matrix, kept), threads)
         if not (self._rows_agree() and self._trees_agree()):
             raise ValueError("On this processor a row's logits depend on the rows beside it: nothing can be drafted.")
+        trim()  # what trying the rows took
 
     def tree_room(self, length: int) -> int:
         """Rows of a tree behind `length` tokens: to the end of the block of positions that the runtime sums."""

@@ -169,7 +169,8 @@ class Session:
             self.lm.require_trees()
             room = self.lm.tree_room(self.length)
             if len(tree) > room:
-                raise ValueError(f"Behind {self.length} tokens a tree has at most {room} rows, not {len(tree)}.")
+                where = f"Behind {self.length} tokens of a context of {self.lm.context}"
+                raise ValueError(f"{where} a tree has at most {room} rows, not {len(tree)}.")
             device, dtype, past = tokens.device, self.lm.dtype, self.length
             mask = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
             mask[:, past:] = topology.hidden(dtype, device)

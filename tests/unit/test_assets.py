@@ -1,6 +1,10 @@
 import errno
+import gc
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from ondevice import assets
@@ -74,3 +78,29 @@ def test_caches_are_the_users_unless_a_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"corpus.*ONDEVICE_CACHE"):
         assets.cache_folder("corpus")
+
+
+def test_arrays_are_read_in_many_threads(tmp_path) -> None:
+    """The interpreter changes threads within a header's parsing, which fails in Python 3.11 without a lock."""
+    whole, single = tmp_path / "a.npz", tmp_path / "a.npy"
+    np.savez(whole, first=np.arange(3), second=np.array("text"))
+    np.save(single, np.arange(4))
+
+    def read(_: int) -> bool:
+        kept = assets.arrays(whole)
+        return list(kept) == ["first", "second"] and kept["first"][2] == len(assets.array(single, mapped=True)) - 2
+
+    def switch(*_: object) -> None:
+        list(range(50))
+
+    before, often = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(switch)
+    gc.set_threshold(5)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(read, range(600)))
+    finally:
+        gc.callbacks.remove(switch)
+        gc.set_threshold(*before)
+        sys.setswitchinterval(often)

@@ -116,6 +116,19 @@ def test_rotations_are_orthogonal_and_spread_a_channel(size: int) -> None:
     assert float(rotation.abs().max()) <= (2 / size) ** 0.5 + 1e-6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_weights_are_the_rotated_ones_but_for_rounding(kind: str) -> None:
+    kept = channels.kept(built(kind))
+    with torch.inference_mode():
+        parameters = {name: weights.numpy() for name, weights in channels.rotated(built(kind)).items()}
+    for name, weights in parameters.items():
+        if weights.ndim == 1:
+            assert np.allclose(kept.vector(name), weights, atol=1e-6)
+        else:
+            matrix = kept.matrix(name.removesuffix(".weight"))
+            assert (abs(matrix.values() - weights) <= 0.51 * matrix.scales[:, None]).all(), name
+
+
 def test_rotated_weights_are_kept_by_their_content(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
     model = built("llama")

@@ -72,10 +72,11 @@ def _arrays(model: Any) -> dict[str, NDArray[Any]]:
     """All arrays of `Kept`, by their names in the file."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, tensor in rotated(model).items():
-        if tensor.ndim == 1:
-            arrays[name] = tensor.numpy()
+        rows = np.ascontiguousarray(tensor.numpy())  # a file's array is written as it lies in memory
+        if rows.ndim == 1:
+            arrays[name] = rows
         else:
-            channels, layer = per_channel(tensor.numpy()), name.removesuffix(".weight")
+            channels, layer = per_channel(rows), name.removesuffix(".weight")
             arrays |= {f"{layer}.codes": channels.codes, f"{layer}.scales": channels.scales}
     return arrays
 

@@ -108,7 +108,7 @@ def _cached(name: str, texts: Callable[[], Iterable[str]]) -> np.ndarray:
     if not path.is_file():
         with assets.writing(path) as temporary:
             np.save(temporary, encode(texts(), encoder))
-    return np.load(path, mmap_mode="r")
+    return assets.array(path, mapped=True)
 
 
 def encode(texts: Iterable[str], encoder: PreTrainedTokenizerFast) -> np.ndarray:

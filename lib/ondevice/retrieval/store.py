@@ -46,9 +46,9 @@ def kept_sparse_index(texts: Sequence[str | Titled], path: Path, mode: int = 0o6
     """
     key = digest(plain(texts), _FORMAT)
     try:
-        with np.load(path, allow_pickle=False) as arrays:  # a zip file: each array is checked by its sum as it is read
-            if str(arrays["key"]) == key:
-                return SparseIndex.from_arrays(arrays)
+        arrays = assets.arrays(path)  # of a zip file: each is checked by its sum as it is read
+        if str(arrays["key"]) == key:
+            return SparseIndex.from_arrays(arrays)
     except FileNotFoundError:
         pass
     except Exception as error:  # whatever a damaged or foreign file raises
@@ -69,7 +69,7 @@ def _vectors(block: list[str], encoder: Embedder) -> np.ndarray:
         computed = encoder(block)
         with assets.writing(path) as temporary:
             np.save(temporary, computed)
-    vectors = np.load(path, allow_pickle=False)
+    vectors = assets.array(path)
     if vectors.shape != (len(block), encoder.size):
         raise ValueError(f"{path} does not fit its texts: delete it.")
     return vectors

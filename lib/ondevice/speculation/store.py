@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ondevice import assets
+
 ORDERS = 6  # tokens of the longest context
 K = 8  # tokens kept of a context
 LEAST = 0.02  # share of shorter contexts below which they are not asked
@@ -93,7 +95,7 @@ class Store:
     def load(cls, folder: Path) -> Store:
         """The arrays of a folder, mapped: processes share them."""
         files = ([folder / f"{order}.{part}.npy" for part in range(5)] for order in range(ORDERS))
-        return cls([[np.asarray(np.load(file, mmap_mode="r")) for file in table] for table in files])
+        return cls([[np.asarray(assets.array(file, mapped=True)) for file in table] for table in files])
 
     @property
     def megabytes(self) -> float:

@@ -33,7 +33,8 @@ class Checksums:
     def load(cls, checkpoint: Checkpoint) -> Checksums:
         """Those of an earlier run, or made now by reading the whole files once."""
         path = assets.cache_folder("grating") / f"{stamp(checkpoint)}.checksums.npz"
-        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as kept:
+        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            kept = assets.arrays(path)
             sums = dict(zip(kept["names"].tolist(), kept["sums"].tolist(), strict=True))
             return cls(sums, {name: kept[f"rows of {name}"] for name in kept["tables"].tolist()})
         computed = _computed(checkpoint)

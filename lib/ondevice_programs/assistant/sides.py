@@ -35,8 +35,7 @@ def warm_tables(lm: CausalLM, end: int) -> Tables:
         tables = warm_up(lm, warm_up_text("tasks", end))
         with assets.writing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, tokens=tables.tokens, probabilities=tables.probabilities)
-    with np.load(path) as arrays:
-        return Tables(arrays["tokens"], arrays["probabilities"])
+    return Tables(**assets.arrays(path))
 
 
 def reranker(memory: float | None = BUDGET_MB) -> Reranker:

@@ -63,8 +63,7 @@ class Bench(spec_bench.Bench):
             parts = [warmup.top_k_after_each_token(self.lm, sequence) for sequence in text]
             with assets.writing(path) as temporary:
                 np.savez(temporary, *(np.concatenate(part) for part in zip(*parts, strict=True)))
-        with np.load(path) as kept:
-            return Fresh(kept["arr_0"], kept["arr_1"])
+        return Fresh(*assets.arrays(path).values())
 
     def _conversation(self, task: corpus.Task) -> str:
         """A task as the model's template writes it, passages in front of the first question."""

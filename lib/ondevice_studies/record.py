@@ -39,6 +39,7 @@ _PARTS = {
 # Files of data/records that a machine decides, and what makes them; what takes longest is last.
 STEPS = {
     "disco/router": "tests/benchmarks/record_disco_router.py",
+    "diaa/limits": "-m ondevice_studies.diaa.limits",
     "diaa/formats": "-m ondevice_studies.diaa.costs",
     "diaa/parts": "-m ondevice_studies.diaa.parts",
     **{

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ondevice.causal_lm.batch import Batch
 from ondevice.causal_lm.lean import Lean, engine
 from ondevice.speculation import generate
 from ondevice.speculation.prompt_lookup import PromptLookup
+from ondevice.speculation.verify_cost import verifications
 
 V, CONTEXT, NEAR = 61, 96, 2e-4
 FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -114,6 +116,25 @@ def test_torch_has_one_thread_beside_the_runtime_and_its_own_again_behind_it() -
         assert (seen, torch.get_num_threads()) == ([1, 1], 3)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_verification_is_timed_without_torch_s_threads_beside_the_runtime_s(threads: int) -> None:
+    lm = lean("llama") if threads == 1 else CausalLM(lean("llama").model)  # which has torch's
+    seen: list[int] = []
+
+    class Counting(Session):
+        def verify(self, tree):
+            seen.append(torch.get_num_threads())
+            return super().verify(tree)
+
+    with mock.patch.object(type(lm), "start", lambda self, capacity=0: Counting(self, capacity)):
+        torch.set_num_threads(3)
+        try:
+            turn = verifications(lm, 5, (1, 4))
+            assert len(turn()) == 2 and set(seen) == {threads} and torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(1)
 
 
 def test_a_tree_may_be_wider_than_what_is_left_of_the_context() -> None:

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from ondevice.evidence import born
 from ondevice.evidence.resampling import median_interval
 from ondevice_programs.graphs import switching
 from ondevice_studies.diaa import costs as diaa
+from ondevice_studies.diaa import limits
 from ondevice_studies.disco import cold_start
 from ondevice_studies.grating import record as grating
 from ondevice_studies.sdnpu import timing as sdnpu
@@ -44,6 +46,36 @@ def test_diaa_s_curves(monkeypatch):
     monkeypatch.setattr(diaa.gc, "collect", lambda: None)  # of all that this process holds
     curves = diaa.curves("m", 1, float("inf"))
     assert set(curves["seconds"]) == {1.0} and curves["mean"].min() > 60 and set(curves["n"]) == {15}
+
+
+def test_diaa_s_limits(monkeypatch):
+    """A pass, and both kernels: a slow turn of each changes nothing."""
+    counts = {}
+
+    def turns(name, size):
+        counts[name] = 0
+
+        def turn():
+            counts[name] += 1
+            return [SLOW if counts[name] == 5 else 1.0] * size
+
+        return turn
+
+    model = torch.nn.ModuleList([torch.nn.Embedding(5, 4), torch.nn.Linear(4, 6, bias=False)])
+    monkeypatch.setattr(limits.models, "load", lambda model: None)
+    monkeypatch.setattr(limits, "engine", lambda *given, **more: SimpleNamespace(model=model))
+    monkeypatch.setattr(limits, "verifications", lambda lm, cached, rows: turns(len(counts), len(rows)))
+    monkeypatch.setattr(limits, "reading", lambda size, threads: turns("reading", 1) if size == 24 else None)
+    monkeypatch.setattr(limits, "multiplying", lambda size, threads: turns("multiplying", 1) if size == 24 else None)
+    monkeypatch.setattr(limits.gc, "collect", lambda: None)
+    table = limits.measured("m", 1, float("inf"))
+    assert set(table["seconds"]) == {1.0} and set(table["n"]) == {limits.TURNS} and set(table["weights"]) == {24}
+    assert len(table) == len(limits.FORMS) * len(limits.ROWS) + 2
+
+
+def test_the_kernels_of_diaa_s_limits_take_time():
+    for turn in (limits.reading(4_000, 1), limits.multiplying(10**6, 1)):
+        assert len(turn()) == 1 and turn()[0] > 0
 
 
 def test_a_layer_s_seconds_of_grating(monkeypatch):

@@ -74,8 +74,9 @@ class Exact(GraphLM):
 
     def _attended(self, past: int, n: int, mask: torch.Tensor | None, capacity: int) -> dict[str, torch.Tensor]:
         hidden = torch.full((n, capacity), -torch.inf, dtype=torch.float32, device="cpu")
-        if mask is None:
-            hidden.triu_(past + 1)  # the rest is 0
+        if mask is None:  # `triu_` would wake torch's threads, which then spin beside the runtime's
+            at = torch.arange(capacity, device="cpu")
+            hidden.masked_fill_(at <= at[past : past + n, None], 0)
         else:
             hidden[:, : past + n] = mask[0, 0]
         ranges = [torch.arange(*span, device="cpu") for span in ((1,), (self._groups,), (past, past + n))]

@@ -7,7 +7,8 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from ondevice.causal_lm import CausalLM, TokenTree
+from ondevice.causal_lm import CausalLM, Session, TokenTree
+from ondevice.speculation.loop import torch_beside_runtime
 
 SETTLED_S = 0.1  # behind another engine's pass, whose threads spin on for a while and would slow the first pass down
 
@@ -25,17 +26,20 @@ def verifications(lm: CausalLM, length: int, sizes: Sequence[int]) -> Callable[[
         chains = bool(lm.tree_refusal) or n > lm.tree_room(length)
         trees.append(TokenTree(np.arange(n) % lm.vocabulary, np.r_[-1, below if chains else below // 2]))
 
-    def turn() -> list[float]:
-        sleep(SETTLED_S)
-        seconds = []
-        for tree in trees:
-            for _ in range(2):  # the second is behind one of its own size, as passes of an answer are
-                started = perf_counter()
-                session.verify(tree)[-1, 0].item()  # waits for an accelerator
-                spent = perf_counter() - started
-                session.rollback(length)
-            seconds.append(spent)
-        return seconds
+    _timed(lm, session, trees)  # the first builds the masks
+    return lambda: _timed(lm, session, trees)
 
-    turn()  # the first builds the masks
-    return turn
+
+@torch_beside_runtime
+def _timed(_: CausalLM, session: Session, trees: Sequence[TokenTree]) -> list[float]:
+    """Seconds of the verification of each tree behind what a session has."""
+    sleep(SETTLED_S)
+    length, seconds = session.length, []
+    for tree in trees:
+        for _turn in range(2):  # the second is behind one of its own size, as passes of an answer are
+            started = perf_counter()
+            session.verify(tree)[-1, 0].item()  # waits for an accelerator
+            spent = perf_counter() - started
+            session.rollback(length)
+        seconds.append(spent)
+    return seconds

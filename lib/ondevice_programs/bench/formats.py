@@ -13,8 +13,8 @@ from ondevice.causal_lm.lean import engine
 from ondevice.models import Loaded
 from ondevice.speculation.verify_cost import SETTLED_S, verifications
 
-ROWS = (1, 2, 4, 8, 16, 33)  # of a pass
-PEER_ROWS = (1, 8, 33)  # of another program's
+ROWS = (1, 2, 4, 8, 16, 32)  # of a pass
+PEER_ROWS = (1, 8, 32)  # of another program's
 PAST = 256  # tokens that a pass is behind
 UNPADDED = " unpadded"  # an int8 format whose lone row runs by itself: it decodes without drafts
 FORMATS: dict[str, dict[str, Any]] = {  # the arguments of an engine

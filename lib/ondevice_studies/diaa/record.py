@@ -2,7 +2,7 @@
 
 Each part goes on where it was stopped. Several processes can share the work, a part or some drafters each:
 `python -m ondevice_studies.record diaa --only drafters --methods DIAA "static 16"`. All drafters take a day of a core;
-a record of other code than today's is made anew. What a machine decides (`formats`, `parts`) is made by
+a record of other code than today's is made anew. What a machine decides (`formats`, `limits`, `parts`) is made by
 `make record MACHINE=name`.
 """
 

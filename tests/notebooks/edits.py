@@ -109,8 +109,7 @@ DRAGON = [
 
 GRATING = [
     Edit("dispersion", "/ max(p.mean(), 1e-12)", "", "dispersion-shown", "dispersion"),
-    Edit("clustering", "best[first] + cost(first, end)", "best[first] - cost(first, end)", "clustering-shown",
-         "clusters"),
+    Edit("clustering", "totals.argmin(0)", "totals.argmax(0)", "clustering-shown", "clusters"),
     Edit("boundary", "np.sign(boundary - labels)", "np.sign(labels - boundary)", "boundary-shown", "boundary"),
     Edit("selection", "verdicts == DEFER, ACCEPT if left else DROP", "verdicts == DEFER, DROP", "selection-shown",
          "selection"),

@@ -4,6 +4,7 @@ import json
 
 import nbformat
 import pytest
+from edits import EDITS
 from sources import free_names, problems
 
 from ondevice.run import Layout
@@ -134,3 +135,10 @@ def test_free_names_are_those_of_decorators_defaults_and_nested_functions():
     text = "@cache\ndef f(x: T = A) -> R:\n    y: U = x\n    return [g(x, y, len(z)) for z in B] + [lambda: C]"
     assert free_names(text) == {"cache", "T", "A", "R", "g", "B", "C"} | ({"U"} if "U" in free_names(text) else set())
     assert free_names(text, annotations=False) == {"cache", "A", "g", "B", "C"}
+
+
+@pytest.mark.parametrize("paper", EDITS)
+def test_what_an_edit_replaces_stands_once_in_its_cell(paper):
+    """The long tests run the edits; this shows at once where a cell has moved on."""
+    cells = {cell["id"]: cell.source for cell in nbformat.read(Layout().notebook(paper), 4).cells}
+    assert [edit for edit in EDITS[paper] if cells[edit.cell].count(edit.old) != 1] == []

@@ -42,7 +42,7 @@ PUBLIC: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ondevice_papers.diaa.warmup.warm_up": (),
         "ondevice_papers.sdnpu.drafter.sdnpu": (),
         "ondevice_papers.sdnpu.history.History": (),
-        "ondevice_programs.graphs.exporting.tokenizer_digest": (),
+        "ondevice_programs.graphs.exporting.vocabulary_digest": (),
     },
     "Runs and records": {
         "ondevice.run.plan": (),

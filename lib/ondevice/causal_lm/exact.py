@@ -9,7 +9,7 @@ move the others to other lanes. Its products sum block by block of positions, so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,6 @@ from onnx import helper, numpy_helper
 
 from ondevice.blocks import LARGEST
 from ondevice.causal_lm import channels, drawing
-from ondevice.causal_lm.drawing import Matrix
 from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import TokenTree
@@ -51,7 +50,7 @@ class Exact(GraphLM):
     """
 
     def __init__(self, model: PreTrainedModel | Loaded, context: int | None = None, threads: int = 0) -> None:
-        structure, matrix = drawing.matrices(model, "8bit", False)
+        structure, _ = drawing.matrices(model, "8bit", False)
         self.weights, self.arithmetic, self.integers = "8bit-rows", "int8", True
         self._prepare(structure, context)
         kept = channels.kept(model)
@@ -59,7 +58,7 @@ class Exact(GraphLM):
         heads, groups, size = drawing.heads(structure.config)
         self._pads = heads == groups  # a lone row of one head would take another kernel
         self._block = positions_summed_together(size)
-        self._open(_Drawing(structure, self.most_rows, matrix, kept), threads)
+        self._open(_Drawing(structure, self.most_rows, kept), threads)
         if not (self._rows_agree() and self._trees_agree()):
             raise ValueError("On this processor a row's logits depend on the rows beside it: nothing can be drafted.")
         trim()  # what trying the rows took
@@ -135,8 +134,8 @@ class _Drawing(DecoderDrawing):
         "centres": (_TYPES.UINT8, ["n"]),
     }
 
-    def __init__(self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], kept: channels.Kept) -> None:
-        super().__init__(model, rows, matrix, integers=True)
+    def __init__(self, model: PreTrainedModel, rows: int, kept: channels.Kept) -> None:
+        super().__init__(model, rows)
         self._kept = kept
         self._one = self.constant(np.float32(1))
         self._centre = self.constant(np.uint8(_CENTRE))

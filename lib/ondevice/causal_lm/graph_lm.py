@@ -167,7 +167,7 @@ class GraphLM(CausalLM):
 class DecoderDrawing(drawing.Drawing):
     """The whole decoder, n tokens at a time, over rows that it appends to.
 
-    matrix: the weights of a linear layer by their name. integers: whether products with blocks are in int8.
+    matrix, integers: as of a `Drawing`.
     Inputs: states [1, n, hidden], positions [1, n], kept (rows whose logits are wanted), those of `attention`, and
     keysI, valuesI [1, g, capacity, d] of layer I, whose outputs new_keysI, new_valuesI are the same memory.
     Output: logits [kept, V].
@@ -175,7 +175,13 @@ class DecoderDrawing(drawing.Drawing):
 
     attended: ClassVar[dict[str, Any]]  # attention's inputs
 
-    def __init__(self, model: PreTrainedModel, rows: int, matrix: Callable[[str], Matrix], integers: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        matrix: Callable[[str], Matrix] | None = None,
+        integers: bool = False,
+    ) -> None:
         super().__init__(model, matrix, integers)
         self.arrays: dict[str, Any] = {}
         positions = torch.arange(rows, device="cpu")

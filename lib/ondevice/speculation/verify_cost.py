@@ -40,11 +40,14 @@ def _timed(_: CausalLM, session: Session, trees: Sequence[TokenTree]) -> list[fl
     def seconds(tree: TokenTree) -> float:
         started = perf_counter()
         session.verify(tree)[-1, 0].item()  # waits for an accelerator
-        spent = perf_counter() - started
+        ended = perf_counter()
         session.rollback(length)
-        return spent
+        return ended - started
 
     for _turn in range(SETTLING):
         seconds(trees[0])
-    # The second of two is behind one of its own size, as passes of an answer are.
-    return [[seconds(tree), seconds(tree)][-1] for tree in trees]
+    spent = []
+    for tree in trees:
+        seconds(tree)  # the timed pass is behind one of its own size, as passes of an answer are
+        spent.append(seconds(tree))
+    return spent

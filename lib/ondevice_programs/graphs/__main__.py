@@ -201,7 +201,7 @@ def _tokenizer(folder: Path, digest: str) -> Any:
     if not digest:
         raise ValueError(f"{folder} has no tokenizer: it was exported without one.")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if exporting.tokenizer_digest(tokenizer) != digest:
+    if exporting.vocabulary_digest(tokenizer) != digest:
         raise ValueError(f"The tokenizer in {folder} is not the one that the graphs were exported with.")
     return tokenizer
 

@@ -82,7 +82,7 @@ def export(
         "vocabulary": int(embedding.weight.shape[0]),
         "cache": f"uint{cache_bits}" if target == "htp" else "float32",
         "eos_token_ids": sorted(loaded.eos_token_ids),
-        "tokenizer": tokenizer_digest(loaded.tokenizer) if loaded.tokenizer else "",
+        "tokenizer": vocabulary_digest(loaded.tokenizer) if loaded.tokenizer else "",
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
@@ -146,7 +146,7 @@ def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]
     }
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
+def vocabulary_digest(tokenizer: Any) -> str:
     """12 hex digits of a vocabulary, so that a history of other ids is noticed."""
     return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:12]
 

@@ -52,29 +52,45 @@ FORMATS = (
     Format("4bit", "int8"),
     Format("4bit", "int8", padded=False),
     Format("8bit", "int8"),
+    Format("8bit-rows", "int8"),
     Format("4bit", "float32", run=2),
 )
 
 
+@dataclass(frozen=True)
+class Curve:
+    """What is timed. columns: that name it. turn: times each of `rows` once, in seconds."""
+
+    columns: dict[str, object]
+    rows: Sequence[int]
+    turn: Callable[[], list[float]]
+
+
+def medians(curves: Sequence[Curve], until: float) -> pd.DataFrame:
+    """Seconds of all curves, in turns until a time (`time.monotonic`), at least three and at most TURNS."""
+    times: list[list[list[float]]] = [[] for _ in curves]
+    while len(times[0]) < 3 or (time.monotonic() < until and len(times[0]) < TURNS):
+        gc.collect()
+        for seconds, curve in zip(times, curves, strict=True):
+            seconds.append(curve.turn())
+    tables = []
+    for seconds, curve in zip(times, curves, strict=True):
+        median, low, high = median_interval(seconds)
+        columns = {"rows": curve.rows, "seconds": median, "low": low, "high": high, "mean": np.mean(seconds, axis=0)}
+        tables.append(pd.DataFrame({**curve.columns, **columns, "n": len(seconds)}))
+    return pd.concat(tables, ignore_index=True)
+
+
 def curves(model: str, threads: int, until: float) -> pd.DataFrame:
-    """All curves of a model, in turns until a time (`time.monotonic`), at least three and at most TURNS."""
+    """All curves of a model, as `medians` gives them."""
     loaded = models.load(model)
-    turns: list[tuple[dict[str, object], Sequence[int], Callable[[], list[float]]]] = []
+    measured: list[Curve] = []
     for form in FORMATS:
         lm = engine(loaded, threads=threads, weights=form.weights, arithmetic=form.arithmetic, drafts=form.padded)
         for cached in CACHED[model]:
-            turns.append((form.label | {"cached": cached}, rows_of(form), verifications(lm, cached, rows_of(form))))
-    times: list[list[list[float]]] = [[] for _ in turns]
-    while len(times[0]) < 3 or (time.monotonic() < until and len(times[0]) < TURNS):
-        gc.collect()
-        for seconds, (_, _, turn) in zip(times, turns, strict=True):
-            seconds.append(turn())
-    tables = []
-    for seconds, (label, rows, _) in zip(times, turns, strict=True):
-        median, low, high = median_interval(seconds)
-        columns = {"rows": rows, "seconds": median, "low": low, "high": high, "mean": np.mean(seconds, axis=0)}
-        tables.append(pd.DataFrame({"model": model, "threads": threads, **label, **columns, "n": len(seconds)}))
-    return pd.concat(tables, ignore_index=True)
+            columns = {"model": model, "threads": threads, **form.label, "cached": cached}
+            measured.append(Curve(columns, rows_of(form), verifications(lm, cached, rows_of(form))))
+    return medians(measured, until)
 
 
 def rows_of(form: Format) -> tuple[int, ...]:

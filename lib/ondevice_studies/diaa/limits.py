@@ -12,7 +12,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 import onnx
@@ -25,13 +25,11 @@ from ondevice import models
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, machine_name
-from ondevice.evidence.resampling import median_interval
-from ondevice.speculation.verify_cost import verifications
-from ondevice_studies.diaa.costs import Format
+from ondevice.speculation.verify_cost import SETTLED_S, verifications
+from ondevice_studies.diaa.costs import Curve, Format, medians
 
 ROWS = (1, 2, 4, 8, 16, 17, 33, 64)
 CACHED = 256  # tokens that a pass is behind
-TURNS = 40
 SIDE = 1024  # of the kernel's matrices, of which one has 1 MB
 FORMS = (Format("8bit-rows", "int8"), Format("4bit", "int8"), Format("float32", "float32"))
 BYTES, PRODUCTS = "bytes", "multiply-adds"
@@ -46,6 +44,7 @@ def reading(size: int, threads: int) -> Callable[[], list[float]]:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
+            sleep(SETTLED_S)  # the engines' threads spin on for a while
             numbers.sum()
             began = perf_counter()
             numbers.sum().item()
@@ -75,6 +74,7 @@ def multiplying(size: int, threads: int) -> Callable[[], list[float]]:
     )
 
     def turn() -> list[float]:
+        sleep(SETTLED_S)
         session.run(None, {"rows": rows})
         began = perf_counter()
         session.run(None, {"rows": rows})
@@ -84,31 +84,26 @@ def multiplying(size: int, threads: int) -> Callable[[], list[float]]:
 
 
 def measured(model: str, threads: int, until: float) -> pd.DataFrame:
-    """Seconds of passes and of both limits, in turns until a time (`time.monotonic`), at least three, at most TURNS.
+    """Seconds of passes and of both limits, as `costs.medians` gives them.
 
     what: a form, whose passes have `rows`, or BYTES and PRODUCTS, of the model's weights in 8 bits and of one row.
     """
     loaded = models.load(model)
-    size = 0
-    turns: dict[str, tuple[Sequence[int], Callable[[], list[float]]]] = {}
-    for form in FORMS:
-        lm = engine(loaded, threads=threads, weights=form.weights, arithmetic=form.arithmetic)
-        turns[f"{form.weights}, {form.arithmetic}"] = ROWS, verifications(lm, CACHED, ROWS)
-        linear = (part for part in lm.model.modules() if isinstance(part, torch.nn.Linear))
-        size = sum(part.weight.numel() for part in linear)
-    turns |= {BYTES: ((1,), reading(size, threads)), PRODUCTS: ((1,), multiplying(size, threads))}
-    times: dict[str, list[list[float]]] = {what: [] for what in turns}
-    while len(times[BYTES]) < 3 or (time.monotonic() < until and len(times[BYTES]) < TURNS):
-        gc.collect()
-        for what, (_, turn) in turns.items():
-            times[what].append(turn())
-    tables = []
-    for what, (rows, _) in turns.items():
-        median, low, high = median_interval(times[what])
-        columns = {"rows": rows, "seconds": median, "low": low, "high": high}
-        keys = {"model": model, "threads": threads, "what": what, "weights": size, "cached": CACHED}
-        tables.append(pd.DataFrame({**keys, **columns, "n": len(times[what])}))
-    return pd.concat(tables, ignore_index=True)
+    engines = {
+        f"{form.weights}, {form.arithmetic}": engine(
+            loaded, threads=threads, weights=form.weights, arithmetic=form.arithmetic
+        )
+        for form in FORMS
+    }
+    lm = next(iter(engines.values()))
+    size = sum(part.weight.numel() for part in lm.model.modules() if isinstance(part, torch.nn.Linear))
+    columns = {"model": model, "threads": threads, "weights": size, "cached": CACHED}
+    curves = [Curve(columns | {"what": what}, ROWS, verifications(lm, CACHED, ROWS)) for what, lm in engines.items()]
+    curves += [
+        Curve(columns | {"what": BYTES}, (1,), reading(size, threads)),
+        Curve(columns | {"what": PRODUCTS}, (1,), multiplying(size, threads)),
+    ]
+    return medians(curves, until)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -58,12 +58,12 @@ class Bench(spec_bench.Bench):
     def _read(self, kind: str, text: list[NDArray[np.int64]]) -> Fresh:
         """What the model says after each token of a text, kept in the user's cache."""
         key = sha256(b"".join(sequence.tobytes() for sequence in text)).hexdigest()[:16]
-        path = assets.cache_folder("diaa") / f"read-{self.model}-{kind}-{key}.npz"
+        path = assets.cache_folder("diaa") / f"top-k-{self.model}-{kind}-{key}.npz"
         if not path.is_file():
             parts = [warmup.top_k_after_each_token(self.lm, sequence) for sequence in text]
             with assets.writing(path) as temporary:
-                np.savez(temporary, *(np.concatenate(part) for part in zip(*parts, strict=True)))
-        return Fresh(*assets.arrays(path).values())
+                np.savez(temporary, **Fresh(*(np.concatenate(part) for part in zip(*parts, strict=True)))._asdict())
+        return Fresh(**assets.arrays(path))
 
     def _conversation(self, task: corpus.Task) -> str:
         """A task as the model's template writes it, passages in front of the first question."""

@@ -67,9 +67,9 @@ def test_diaa_s_limits(monkeypatch):
     monkeypatch.setattr(limits, "verifications", lambda lm, cached, rows: turns(len(counts), len(rows)))
     monkeypatch.setattr(limits, "reading", lambda size, threads: turns("reading", 1) if size == 24 else None)
     monkeypatch.setattr(limits, "multiplying", lambda size, threads: turns("multiplying", 1) if size == 24 else None)
-    monkeypatch.setattr(limits.gc, "collect", lambda: None)
+    monkeypatch.setattr(diaa.gc, "collect", lambda: None)
     table = limits.measured("m", 1, float("inf"))
-    assert set(table["seconds"]) == {1.0} and set(table["n"]) == {limits.TURNS} and set(table["weights"]) == {24}
+    assert set(table["seconds"]) == {1.0} and set(table["n"]) == {diaa.TURNS} and set(table["weights"]) == {24}
     assert len(table) == len(limits.FORMS) * len(limits.ROWS) + 2
 
 

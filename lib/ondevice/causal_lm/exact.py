@@ -1,9 +1,9 @@
-"""The lean engine in integers: int8 weights by output channel, and trees whose rows equal their chains' bit for bit.
+"""The lean engine in integers, with trees whose rows equal their chains' bit for bit.
 
-A product of integers is exact, so a row's is the same among any rows. What stays in float32 is a row's own, but for
-attention, which sums over positions: the exponentials of the scores, of which masked ones are 0, are multiplied with
-the values, and with ones, in the positions' order. The runtime's softmax sums in lanes instead, where masked positions
-move the others to other lanes. Its products sum block by block of positions, so a tree lies within one block.
+A product in integers is the same for a row among any rows. What stays in float32 is a row's own, but for attention,
+which sums over positions: the exponentials of the scores, of which masked ones are 0, are multiplied with the values,
+and with ones, in the positions' order. The runtime's softmax sums in lanes instead, where masked positions move the
+others to other lanes. Its products sum block by block of positions, so a tree lies within one block.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 from ondevice.blocks import LARGEST
 from ondevice.causal_lm import channels, drawing
+from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import TokenTree
@@ -42,25 +43,46 @@ _TYPES = onnx.TensorProto
 
 
 class Exact(GraphLM):
-    """A model with int8 weights by output channel ("8bit-rows"), whose activations are quantised to 8 bits by row.
+    """A model whose products are of integers, with logits of a row that are the same beside any rows, bit for bit.
 
-    model, context, threads: as of `lean.Lean`. A row's logits are the same, bit for bit, whatever rows are computed
-    beside it, so drafts change no token, those of trees included. A tree has at most `tree_room` rows.
+    So drafts change no token, those of trees included. A tree has at most `tree_room` rows.
+    model, context, threads: as of `lean.Lean`. weights: "8bit-rows" are int8 with one scale by output channel, and
+    activations one by row. "4bit" and "8bit" are blocks, as of `lean.Lean`: the runtime computes a lone row by another
+    kernel than several rows, so a lone row is run as two.
     Raises ValueError as `lean.Lean` does, and where rows are not the same on this processor.
     """
 
-    def __init__(self, model: PreTrainedModel | Loaded, context: int | None = None, threads: int = 0) -> None:
-        structure, _ = drawing.matrices(model, "8bit", False)
-        self.weights, self.arithmetic, self.integers = "8bit-rows", "int8", True
+    def __init__(
+        self,
+        model: PreTrainedModel | Loaded,
+        context: int | None = None,
+        threads: int = 0,
+        *,
+        weights: Weights = "8bit-rows",
+    ) -> None:
+        if weights not in ("8bit-rows", "8bit", "4bit"):
+            raise ValueError(f"Arithmetic in int8 has weights 8bit-rows, 8bit or 4bit, not {weights}.")
+        structure, matrix = drawing.matrices(model, weights, True)
+        self.weights, self.arithmetic, self.integers = weights, "int8", True
         self._prepare(structure, context)
-        kept = channels.kept(model)
-        self._table = kept.matrix("model.embed_tokens")
         heads, groups, size = drawing.heads(structure.config)
-        self._pads = heads == groups  # a lone row of one head would take another kernel
         self._block = positions_summed_together(size)
-        self._open(_Drawing(structure, self.most_rows, kept), threads)
+        drawn: _Drawing
+        if weights == "8bit-rows":
+            kept = channels.kept(model)
+            self._table = kept.matrix("model.embed_tokens")
+            self._pads = heads == groups  # a lone row of one head would take another kernel
+            drawn = _ByRows(structure, self.most_rows, kept)
+        else:
+            self._table = matrix(drawing.EMBEDDING)
+            self._pads = True
+            drawn = _Drawing(structure, self.most_rows, matrix, integers=True)
+        self._open(drawn, threads)
         if not (self._rows_agree() and self._trees_agree()):
-            raise ValueError("On this processor a row's logits depend on the rows beside it: nothing can be drafted.")
+            raise ValueError(
+                "On this processor a row in int8 depends on the rows beside it, so drafts cannot be verified: "
+                "drafts=False gives plain decoding, but for 8bit-rows."
+            )
         trim()  # what trying the rows took
 
     def tree_room(self, length: int) -> int:
@@ -79,12 +101,14 @@ class Exact(GraphLM):
         else:
             hidden[:, : past + n] = mask[0, 0]
         ranges = [torch.arange(*span, device="cpu") for span in ((1,), (self._groups,), (past, past + n))]
-        return {
+        given = {
             "mask": hidden,
             "written": torch.cartesian_prod(*ranges).view(1, self._groups, n, 3),
             "ones": torch.ones(capacity, _ONES, dtype=torch.float32, device="cpu"),
-            "centres": torch.full((n,), _CENTRE, dtype=torch.uint8, device="cpu"),
         }
+        if self.weights == "8bit-rows":
+            given["centres"] = torch.full((n,), _CENTRE, dtype=torch.uint8, device="cpu")
+        return given
 
     def _trees_agree(self) -> bool:
         """Whether a tree's rows are those of its paths, bit for bit, behind a prompt."""
@@ -121,59 +145,28 @@ class _Steps(Rows):
 
 
 class _Drawing(DecoderDrawing):
-    """With products of integers, and attention by exponentials.
+    """With attention by exponentials.
 
-    Its inputs: mask [n, capacity] (added to the scores), written [1, g, n, 3] (where the rows go),
-    ones [capacity, 16], centres [n] (the code of 0).
+    Its inputs: mask [n, capacity] (added to the scores), written [1, g, n, 3] (where the rows go), ones [capacity, 16].
     """
 
     attended: ClassVar = {
         "mask": ["n", "capacity"],
         "written": (_TYPES.INT64, [1, None, "n", 3]),
         "ones": ["capacity", _ONES],
-        "centres": (_TYPES.UINT8, ["n"]),
     }
 
-    def __init__(self, model: PreTrainedModel, rows: int, kept: channels.Kept) -> None:
-        super().__init__(model, rows)
-        self._kept = kept
-        self._one = self.constant(np.float32(1))
-        self._centre = self.constant(np.uint8(_CENTRE))
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self._last = self.constant(np.array([-1]))
         self._zero, self._first = self.constant(np.array([0])), self.constant(np.array([1]))
-        self._step, self._tiny = self.constant(np.float32(1 / LARGEST)), self.constant(np.float32(_TINY))
         # Rows of attention are those of each group's first head, then of the second, and so on.
         self._mask = self.op("Concat", *["mask"] * (self.heads // self.groups), axis=0)
-
-    def layer(self, index: int, layer: Any, state: str) -> str:
-        """As of a `Drawing`, with the gate and what it opens in one product."""
-        state = self.op("Add", state, self.attention(index, layer.self_attn, self.norm(state, layer.input_layernorm)))
-        part = layer.mlp
-        both = self._products(self.norm(state, layer.post_attention_layernorm), [part.gate_proj, part.up_proj])
-        gate, inner = self.ops(2, "Split", both, axis=-1, num_outputs=2)
-        opened = self.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0)  # SiLU
-        width = part.down_proj.in_features
-        rotation = channels.inner_rotation(width).numpy()
-        groups = self.shaped(self.op("Mul", opened, inner), [1, -1, width // len(rotation), len(rotation)])
-        turned = self.shaped(self.op("MatMul", groups, self.constant(rotation)), [1, -1, width])
-        return self.op("Add", state, self.linear(turned, part.down_proj))
-
-    def norm(self, state: str, norm: Any) -> str:
-        """As of a `Drawing`, with the rotated model's weights."""
-        scale = self.constant(self._kept.vector(f"{self._names[norm]}.weight"))
-        return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
-
-    def linear(self, state: str, linear: Any) -> str:
-        """Draw a projection in integers."""
-        return self._products(state, [linear])
 
     def attention(self, index: int, part: Any, given: str) -> str:
         """Grouped queries by exponentials; Qwen 3 normalises queries' and keys' heads."""
         heads, groups, size = self.heads, self.groups, self.size
-        queries, keys, values = self.ops(
-            3, "Split", self._products(given, [part.q_proj, part.k_proj, part.v_proj]),
-            self.constant(np.array([heads * size, groups * size, groups * size])), axis=-1,
-        )  # fmt: skip
+        queries, keys, values = self.projected(given, [part.q_proj, part.k_proj, part.v_proj])
         queries = self._turned(queries, heads, getattr(part, "q_norm", None))
         keys = self._turned(keys, groups, getattr(part, "k_norm", None))
         values = self.op("Transpose", self.shaped(values, [1, -1, groups, size]), perm=[0, 2, 1, 3])
@@ -190,12 +183,60 @@ class _Drawing(DecoderDrawing):
         output = self.op("Transpose", self.shaped(output, [1, heads, -1, size]), perm=[0, 2, 1, 3])
         return self.linear(self.shaped(output, [1, -1, heads * size]), part.o_proj)
 
+    def projected(self, state: str, linears: Sequence[Any]) -> Sequence[str]:
+        """Draw several projections of one state."""
+        return [self.linear(state, linear) for linear in linears]
+
     def _turned(self, flat: str, count: int, norm: Any) -> str:
         """[1, count, n, size] heads, normalised where the model does, and turned by their positions."""
         split = self.shaped(flat, [1, -1, count, self.size])
         split = split if norm is None else self.norm(split, norm)
         split = self.op("Transpose", split, perm=[0, 2, 1, 3])
         return self.op("RotaryEmbedding", split, "positions", *self.angles, domain=_MICROSOFT)
+
+
+class _ByRows(_Drawing):
+    """With int8 weights by output channel, and activations whose scale is a row's.
+
+    A further input: centres [n] (the code of 0).
+    """
+
+    attended: ClassVar = _Drawing.attended | {"centres": (_TYPES.UINT8, ["n"])}
+
+    def __init__(self, model: PreTrainedModel, rows: int, kept: channels.Kept) -> None:
+        super().__init__(model, rows)
+        self._kept = kept
+        self._one = self.constant(np.float32(1))
+        self._centre = self.constant(np.uint8(_CENTRE))
+        self._step, self._tiny = self.constant(np.float32(1 / LARGEST)), self.constant(np.float32(_TINY))
+
+    def layer(self, index: int, layer: Any, state: str) -> str:
+        """As of a `Drawing`, with the gate and what it opens in one product."""
+        state = self.op("Add", state, self.attention(index, layer.self_attn, self.norm(state, layer.input_layernorm)))
+        part = layer.mlp
+        gate, inner = self.projected(
+            self.norm(state, layer.post_attention_layernorm), [part.gate_proj, part.up_proj]
+        )
+        opened = self.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0)  # SiLU
+        width = part.down_proj.in_features
+        rotation = channels.inner_rotation(width).numpy()
+        groups = self.shaped(self.op("Mul", opened, inner), [1, -1, width // len(rotation), len(rotation)])
+        turned = self.shaped(self.op("MatMul", groups, self.constant(rotation)), [1, -1, width])
+        return self.op("Add", state, self.linear(turned, part.down_proj))
+
+    def norm(self, state: str, norm: Any) -> str:
+        """As of a `Drawing`, with the rotated model's weights."""
+        scale = self.constant(self._kept.vector(f"{self._names[norm]}.weight"))
+        return self.op("RMSNormalization", state, scale, axis=-1, epsilon=norm.variance_epsilon)
+
+    def linear(self, state: str, linear: Any) -> str:
+        """Draw a projection in integers."""
+        return self._products(state, [linear])
+
+    def projected(self, state: str, linears: Sequence[Any]) -> Sequence[str]:
+        """Draw several projections of one state as one product."""
+        widths = self.constant(np.array([linear.out_features for linear in linears]))
+        return self.ops(len(linears), "Split", self._products(state, linears), widths, axis=-1)
 
     def _products(self, state: str, linears: Sequence[Any]) -> str:
         """Draw projections of one state as one product of integers, behind each other."""

@@ -16,7 +16,6 @@ from ondevice.causal_lm.drawing import Weights
 from ondevice.causal_lm.exact import Exact
 from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.session import CausalLM
-from ondevice.meters.memory import trim
 from ondevice.models import Loaded
 
 if TYPE_CHECKING:
@@ -34,13 +33,12 @@ class Lean(GraphLM):
     in as they are ("8bit": the same weights in wider codes); another model's matrices are quantised here, in blocks of
     32, with 8 bits for the embedding and the head. arithmetic: of products with blocks. "int8" quantises the
     activations too, so logits change; weights in float32 have float32 alone.
-    drafts: whether drafts are to be verified. In int8 the runtime computes a lone row by another kernel than several
-    rows, so a lone row is then run as two, and a chain's logits are those of plain decoding, bit for bit. A tree's are
-    not: attention rounds otherwise beside a branch, and integers magnify that, so int8 verifies chains alone.
+    In int8 the runtime computes a lone row by another kernel than several rows, and attention rounds otherwise beside
+    a branch, which integers magnify. So int8 is for plain decoding here: `exact.Exact` verifies drafts.
     threads: of the runtime, by default torch's. The weights are packed here, so a float32 model is in memory twice.
     Raises ValueError for a model that is not in float32 on the CPU, of another family than `drawing.SUPPORTED`, or with
-    heads or rotary angles that the runtime's attention does not have; for drafts in int8 where, on this processor, a
-    row of this model depends on how many there are; and, from `start` on, once the model's weights have changed.
+    heads or rotary angles that the runtime's attention does not have; and, from `start` on, once the model's weights
+    have changed.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Lean(GraphLM):
         *,
         weights: Weights = "float32",
         arithmetic: Arithmetic = "float32",
-        drafts: bool = True,
     ) -> None:
         if weights not in ("float32", "8bit", "4bit") or arithmetic not in ("float32", "int8"):
             raise ValueError(
@@ -64,16 +61,10 @@ class Lean(GraphLM):
         self.weights, self.arithmetic = weights, arithmetic
         self._prepare(structure, context)
         self._table = matrix(drawing.EMBEDDING)
-        self._pads = self.integers and drafts
+        self._pads = False
         self._open(_Drawing(structure, self.most_rows, matrix, self.integers), threads)
         if self.integers:
-            self.tree_refusal = "In int8 a row rounds otherwise beside a branch: only chains can be verified."
-        if self._pads and not self._rows_agree():
-            raise ValueError(
-                "On this processor a row in int8 depends on how many rows there are, so drafts cannot be verified: "
-                "drafts=False gives plain decoding."
-            )
-        trim()  # what trying the rows took
+            self.tree_refusal = "This engine in int8 is for plain decoding (drafts=False): a branch changes its rows."
 
     def _attended(self, past: int, n: int, mask: torch.Tensor | None, capacity: int) -> dict[str, torch.Tensor]:
         return {
@@ -94,14 +85,16 @@ def engine(
 ) -> CausalLM:
     """The fastest that a model has: a `Lean` or an `Exact` where it can be one, else, in float32, a `CausalLM`.
 
-    Arguments and errors are those of `Lean`; weights "8bit-rows" with arithmetic "int8" give an `Exact`.
+    Arguments and errors are those of both; weights may be "8bit-rows", too, whose arithmetic is int8.
+    drafts: whether drafts are to be verified. In int8 they need an `Exact`. Blocks in int8 without drafts are a `Lean`,
+    whose lone rows are faster, and whose logits differ from an `Exact`'s.
     """
-    if weights == "8bit-rows":
-        if arithmetic != "int8":
-            raise ValueError("8bit-rows has arithmetic int8 alone.")
-        return Exact(model, context, threads)
+    if weights == "8bit-rows" and arithmetic != "int8":
+        raise ValueError("8bit-rows has arithmetic int8 alone.")
+    if weights == "8bit-rows" or (arithmetic == "int8" and drafts and weights in ("4bit", "8bit", "float32")):
+        return Exact(model, context, threads, weights=weights)
     try:
-        return Lean(model, context, threads, weights=weights, arithmetic=arithmetic, drafts=drafts)
+        return Lean(model, context, threads, weights=weights, arithmetic=arithmetic)
     except ValueError:
         if weights != "float32" or arithmetic != "float32":
             raise

@@ -203,7 +203,7 @@ def test_a_whole_bench_has_every_part_and_its_answers_leave_the_file(parts):
     assert parts["curves"]["4bit"]["rows"] == list(formats.ROWS)
     assert parts["curves"]["4bit-int8 unpadded"]["rows"] == [1]
     assert {(row["drafter"], row["shape"]) for row in parts["drafters"]} == {
-        ("sam", "any"), ("goose", "tree"), ("goose", "chain"),
+        ("sam", "any"), ("goose", "tree"),
     }  # fmt: skip
     assert all(row["n"] == row["identical"] for row in parts["drafters"])
     for row in parts["drafters"]:
@@ -226,7 +226,7 @@ def test_a_complete_bench_is_printed_and_not_measured_once_more(folder, parts, c
     assert read(folder / "whole.json") == parts
 
 
-@pytest.mark.parametrize("calls", [*(pytest.param(calls, marks=pytest.mark.long) for calls in (3, 15)), 27])
+@pytest.mark.parametrize("calls", [*(pytest.param(calls, marks=pytest.mark.long) for calls in (3, 15)), 20])
 def test_an_interrupted_bench_keeps_what_is_done_and_goes_on(folder, tmp_path, capsys, monkeypatch, calls):
     file = tmp_path / "bench.json"
     answered, count = measuring.answered, iter(range(1000))

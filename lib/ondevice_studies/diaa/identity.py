@@ -17,6 +17,7 @@ from ondevice_studies.speculation import own_prompts, plain
 RECORDS: dict[str, own_prompts.Formats] = {
     "identity": (("float32", "float32"), ("4bit", "int8")),
     "identity-4bit": (("4bit", "float32"),),
+    "identity-8bit-rows": (("8bit-rows", "int8"),),
 }
 NAMES = ("DIAA", "cold", "TR", "PLD", "mixture 32", "RACER 32")  # two small trees, a large one, a chain, two peers
 

@@ -265,7 +265,7 @@ def flushing_denormals() -> Iterator[None]:
     The runtime's exp of a hidden key's score is such a number, not 0, and attention is up to three times slower with
     them. Its own option for this would stay set for whatever else the thread does.
     """
-    before = float(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1) == 0
+    before = bool(np.float32(1e-40) * np.float32(1) == 0)
     torch.set_flush_denormal(True)
     try:
         yield

@@ -94,21 +94,20 @@ class Exact(GraphLM):
         return _Steps(self.layers)
 
     def _attended(self, past: int, n: int, mask: torch.Tensor | None, capacity: int) -> dict[str, torch.Tensor]:
-        hidden = torch.full((n, capacity), -torch.inf, dtype=torch.float32, device="cpu")
-        if mask is None:  # `triu_` would wake torch's threads, which then spin beside the runtime's
-            at = torch.arange(capacity, device="cpu")
-            hidden.masked_fill_(at <= at[past : past + n, None], 0)
+        # In numpy, as torch's calls find cold caches behind a pass, and some wake its threads, which then spin.
+        hidden = np.full((n, capacity), -np.inf, np.float32)
+        if mask is None:
+            hidden[:, :past] = 0
+            hidden[:, past : past + n][np.tri(n, dtype=bool)] = 0
         else:
-            hidden[:, : past + n] = mask[0, 0]
-        ranges = [torch.arange(*span, device="cpu") for span in ((1,), (self._groups,), (past, past + n))]
-        given = {
-            "mask": hidden,
-            "written": torch.cartesian_prod(*ranges).view(1, self._groups, n, 3),
-            "ones": torch.ones(capacity, _ONES, dtype=torch.float32, device="cpu"),
-        }
+            hidden[:, : past + n] = mask[0, 0].numpy()
+        written = np.zeros((1, self._groups, n, 3), np.int64)
+        written[..., 1] = np.arange(self._groups)[:, None]
+        written[..., 2] = np.arange(past, past + n)
+        given = {"mask": hidden, "written": written, "ones": np.ones((capacity, _ONES), np.float32)}
         if self.weights == "8bit-rows":
-            given["centres"] = torch.full((n,), _CENTRE, dtype=torch.uint8, device="cpu")
-        return given
+            given["centres"] = np.full(n, _CENTRE, np.uint8)
+        return {name: torch.from_numpy(array) for name, array in given.items()}
 
     def _trees_agree(self) -> bool:
         """Whether a tree's rows are those of its paths, bit for bit, behind a prompt."""

@@ -244,4 +244,4 @@ class Session:
         reach = self.length + (len(ids) if depth is None else depth)
         if reach > self.lm.context:
             raise ValueError(f"{what} would reach {reach} tokens, more than the context of {self.lm.context}.")
-        return torch.tensor(ids, device=self.lm.device)
+        return torch.from_numpy(ids.copy()).to(self.lm.device)

@@ -17,7 +17,7 @@ from ondevice import assets, evidence
 
 TOKENS_PER_PASS = 2.73  # of Token Recycling on Spec-Bench, by its authors and by Spec-Bench's leaderboard
 MODELS = {"7B": "Vicuna-7b-v1.5-INT4", "3B": "Llama-3.2-3B-Instruct-INT4", "1B": "Llama-3.2-1B-Instruct"}
-FORMS = {"float32": "float32", "4bit": "4 bits", "8bit": "8 bits"}
+FORMS = {"float32": "float32", "4bit": "4 bits", "8bit": "8 bits", "8bit-rows": "8 bits by row"}
 TEMPLATE = 81  # rows of its pass, the root's with them
 
 

@@ -28,15 +28,23 @@ def test_all_of_them_may_lie_in_one_block_or_be_equal(crowded):
 
 
 @pytest.mark.parametrize("spread", [0.5, 2.0, 6.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_probabilities_of_a_large_vocabulary_are_near_those_of_the_softmax(spread, dtype):
+@pytest.mark.parametrize(("dtype", "k"), [(torch.float32, 8), (torch.bfloat16, 8), (torch.float32, 24)])
+def test_probabilities_of_a_large_vocabulary_are_near_those_of_the_softmax(spread, dtype, k):
     logits = (spread * torch.randn(40, 49_152, generator=torch.Generator().manual_seed(1))).to(dtype)
-    tokens, probabilities = estimated_likeliest(logits, 8)
+    tokens, probabilities = estimated_likeliest(logits, k)
     scores = logits.float()
-    assert torch.equal(scores.gather(1, tokens), scores.sort(descending=True).values[:, :8])
+    assert torch.equal(scores.gather(1, tokens), scores.sort(descending=True).values[:, :k])
     ratio = probabilities / scores.softmax(-1).gather(1, tokens)
     assert (ratio.mean() - 1).abs() < 0.03 and ratio.std() < 0.1
     assert (probabilities.sum(-1) <= 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_the_likeliest_tokens_are_exact_for_every_count(k):
+    logits = 3 * torch.randn(9, 49_152, generator=torch.Generator().manual_seed(2))
+    tokens, probabilities = estimated_likeliest(logits, k)
+    assert torch.equal(logits.gather(1, tokens), logits.sort(descending=True).values[:, :k])
+    assert (probabilities.diff(dim=-1) <= 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -9,7 +9,7 @@ others to other lanes. Its products sum block by block of positions, so a tree l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 
 from ondevice.blocks import LARGEST
 from ondevice.causal_lm import channels, drawing
-from ondevice.causal_lm.drawing import Weights
+from ondevice.causal_lm.drawing import Matrix, Weights
 from ondevice.causal_lm.graph_lm import DecoderDrawing, GraphLM
 from ondevice.causal_lm.rows import Rows
 from ondevice.causal_lm.tree import TokenTree
@@ -32,10 +32,12 @@ from ondevice.models import Loaded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STEP = 128  # rows by which a session's buffers grow: attention reads them whole
+STEP = 64  # rows by which a session's buffers grow: attention reads them whole
 _CENTRE = 128  # the code of an activation of 0
 _TINY = 1e-30  # the least scale of a row, so that a row of zeros has codes
 _ONES = 16  # columns that sum the exponentials: a single one takes a kernel that sums in lanes
+_CACHED_TRIED = 6  # tokens behind which chains of up to as many are tried
+_ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
 _LEAST_BLOCK = 32  # positions: shorter ones would cut most trees
 _LONGEST = 1024  # positions over which the runtime's blocks are looked for
 _MICROSOFT = "com.microsoft"
@@ -109,6 +111,24 @@ class Exact(GraphLM):
             given["centres"] = np.full(n, _CENTRE, np.uint8)
         return {name: torch.from_numpy(array) for name, array in given.items()}
 
+    def _rows_agree(self) -> bool:
+        """Whether rows are the same whatever rows come behind them, bit for bit, without a cache and behind one."""
+        tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
+        rows = self.rows()
+        pair = self.forward(tokens[:2], rows, None)
+        if not all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED):
+            return False
+        cached, chain = tokens[:_CACHED_TRIED].tolist(), tokens[_CACHED_TRIED : 2 * _CACHED_TRIED].tolist()
+        alone = self.start()
+        alone.prefill(cached)
+        singly = torch.stack([alone.extend([token])[-1] for token in chain])
+        for n in range(2, len(chain) + 1):
+            session = self.start()
+            session.prefill(cached)
+            if not torch.equal(session.verify(TokenTree.chain(chain[:n]))[:n], singly[:n]):
+                return False
+        return True
+
     def _trees_agree(self) -> bool:
         """Whether a tree's rows are those of its paths, bit for bit, behind a prompt."""
         prompt, tokens = np.arange(9) % self.vocabulary, np.arange(20, 29) % self.vocabulary
@@ -155,8 +175,14 @@ class _Drawing(DecoderDrawing):
         "ones": ["capacity", _ONES],
     }
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        matrix: Callable[[str], Matrix] | None = None,
+        integers: bool = False,
+    ) -> None:
+        super().__init__(model, rows, matrix, integers)
         self._last = self.constant(np.array([-1]))
         self._zero, self._first = self.constant(np.array([0])), self.constant(np.array([1]))
         # Rows of attention are those of each group's first head, then of the second, and so on.
@@ -213,9 +239,7 @@ class _ByRows(_Drawing):
         """As of a `Drawing`, with the gate and what it opens in one product."""
         state = self.op("Add", state, self.attention(index, layer.self_attn, self.norm(state, layer.input_layernorm)))
         part = layer.mlp
-        gate, inner = self.projected(
-            self.norm(state, layer.post_attention_layernorm), [part.gate_proj, part.up_proj]
-        )
+        gate, inner = self.projected(self.norm(state, layer.post_attention_layernorm), [part.gate_proj, part.up_proj])
         opened = self.op("QuickGelu", gate, domain=_MICROSOFT, alpha=1.0)  # SiLU
         width = part.down_proj.in_features
         rotation = channels.inner_rotation(width).numpy()

@@ -21,7 +21,6 @@ from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Matrix
 from ondevice.causal_lm.rows import Interrupted, Rows
 from ondevice.causal_lm.session import CausalLM, Session
-from ondevice.causal_lm.tree import TokenTree
 from ondevice.gguf_file import weights_state
 from ondevice.meters.memory import trim
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TREE = 1024  # rows beyond the context: a tree is wider than deep
-_CACHED_TRIED = 6  # tokens behind which chains of up to as many are tried
-_ROWS_TRIED = (3, 4, 5, 8, 17, 33)  # of a forward whose first two rows must be those of a forward of two
 _INT64 = onnx.TensorProto.INT64
 _NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
 
@@ -144,24 +141,6 @@ class GraphLM(CausalLM):
                 bound.bind_output(f"new_{name}{layer}", *where)
         self._bindings[rows] = state, bound
         return bound
-
-    def _rows_agree(self) -> bool:
-        """Whether rows are the same whatever rows come behind them, bit for bit, without a cache and behind one."""
-        tokens = torch.arange(max(_ROWS_TRIED)) % self.vocabulary
-        rows = self.rows()
-        pair = self.forward(tokens[:2], rows, None)
-        if not all(torch.equal(pair, self.forward(tokens[:n], rows, None)[:2]) for n in _ROWS_TRIED):
-            return False
-        cached, chain = tokens[:_CACHED_TRIED].tolist(), tokens[_CACHED_TRIED : 2 * _CACHED_TRIED].tolist()
-        alone = self.start()
-        alone.prefill(cached)
-        singly = torch.stack([alone.extend([token])[-1] for token in chain])
-        for n in range(2, len(chain) + 1):
-            session = self.start()
-            session.prefill(cached)
-            if not torch.equal(session.verify(TokenTree.chain(chain[:n]))[:n], singly[:n]):
-                return False
-        return True
 
 
 class DecoderDrawing(drawing.Drawing):

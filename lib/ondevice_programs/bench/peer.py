@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from time import perf_counter, sleep
 from typing import Any
 
-from ondevice.evidence import machine_name
+import torch
+
 from ondevice.models import Loaded
 
 _FIRST = 3  # the ids of a pass count from here; which they are does not matter
@@ -34,7 +35,7 @@ class LlamaCpp:
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
         # Its AMX kernels end the process on some virtual machines. Without AMX these buffers are for faster kernels.
-        parameters.use_extra_bufts = "amx" not in machine_name()
+        parameters.use_extra_bufts = not torch.cpu.get_capabilities().get("amx_int8")
         assert loaded.gguf is not None
         self._model = llama_cpp.llama_model_load_from_file(str(loaded.gguf.path).encode(), parameters)
         if not self._model:

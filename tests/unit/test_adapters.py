@@ -52,7 +52,7 @@ def adapter(base, tmp_path):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.copy_(parameter.bfloat16())  # what is stored
-    low_rank.save(model, RANK, str(base), tmp_path / "adapter")
+    low_rank.save(model, RANK, str(base), tmp_path / "adapter", {"step": 1})
     return tmp_path / "adapter", model.eval()
 
 

@@ -347,6 +347,34 @@ def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
         trained(tmp_path / "broken", rank=2)
 
 
+def test_an_adapter_alone_goes_on_where_its_training_stopped(tmp_path):
+    reached, stopped = trained(tmp_path, lists=_StopAt(5), rank=4)
+    assert (reached.step, reached.stopped) == (6, True)
+    (tmp_path / "checkpoint.safetensors").unlink()
+    weights = safetensors.torch.load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+
+    def stops(step: int) -> list[Row]:
+        assert step == 6  # the step behind those that the adapter has seen
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, lists=stops, rank=4)
+    model = learning.warm(decoder())
+    low_rank.adapt(model, 4)
+    progress = low_rank.load(model, tmp_path / "adapter")
+    assert progress is not None and progress["step"] == 6
+    assert torch.equal(model.score.weight, weights["base_model.model.score.weight"].float())
+    for (name, value), (_, other) in zip(model.named_parameters(), stopped.named_parameters(), strict=True):
+        assert torch.allclose(value, other, rtol=0.01, atol=1e-5), name
+    assert trained(tmp_path, rank=4)[0].step == 12
+    (tmp_path / "checkpoint.safetensors").unlink()
+    with pytest.raises(ValueError, match="another rank"):
+        trained(tmp_path, rank=2)
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(ValueError, match="damaged"):
+        trained(tmp_path, rank=4)
+
+
 @pytest.mark.parametrize("kind", PARENTS)
 def test_a_stored_reranker_scores_in_sentence_transformers_as_here(kind, tmp_path):
     """From the folder alone: the format of a pair, its longest row, the head, and float32."""

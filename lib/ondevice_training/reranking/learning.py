@@ -117,7 +117,8 @@ def train(
     """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
 
     lists: the rows of a step. validate: nDCG@10 for the log. folder: gets checkpoint.safetensors, log.csv and model/,
-    which transformers loads; one with a checkpoint is resumed. Raises ValueError on another run's or a damaged one.
+    which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed. Raises ValueError
+    on another run's or a damaged one.
     """
     optimizers = optimizers_of(model, recipe)
     schedule = recipe.schedule
@@ -129,7 +130,7 @@ def train(
         here = {"step": position.step, "tokens": position.tokens, "seconds": position.seconds}
         checkpoint.save(folder / "checkpoint.safetensors", model, optimizers, {**run, **here}, bool(recipe.rank))
         if recipe.rank:
-            low_rank.save(model, recipe.rank, parent, folder / "adapter")
+            low_rank.save(model, recipe.rank, parent, folder / "adapter", {**run, **here})
 
     saved = time.monotonic()
     losses: list[tuple[float, float]] = []
@@ -195,10 +196,13 @@ def _step(
 
 def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> Position:
     path = folder / "checkpoint.safetensors"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
+    else:  # an adapter alone goes on, too: AdamW's means of gradients begin anew
+        progress = low_rank.load(model, folder / "adapter") if recipe.rank else None
+    if progress is None:
         return Position()
-    progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
     saved = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))
     if saved != (recipe.supervision, recipe.queries, recipe.rank):
         message = f"{folder.name} holds a run of {saved[1]} queries with {saved[0]!r} supervision and rank {saved[2]}"

@@ -15,6 +15,7 @@ from ondevice.corpus.pairs import CHAT_TEMPLATE
 from ondevice.precision import bfloat16_pays
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
+_PROGRESS = "progress.json"
 SCALE = 2.0  # of what the adapter adds: peft's lora_alpha over its r
 
 
@@ -51,14 +52,9 @@ def adapt(model: Any, rank: int, seed: int = 0) -> None:
     model.score.requires_grad_(True)
 
 
-def save(model: Any, rank: int, parent: str, folder: Path) -> None:
-    """Write the adapter and the head, in bfloat16, in peft's form, and how a pair is read (`ondevice.adapters`)."""
-    tensors = {"base_model.model.score.weight": model.score.weight}
-    for path, module in model.named_modules():
-        if isinstance(module, LowRank):
-            tensors[f"base_model.model.{path}.lora_A.weight"] = module.a
-            tensors[f"base_model.model.{path}.lora_B.weight"] = module.b
-    stored = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+def save(model: Any, rank: int, parent: str, folder: Path, progress: dict[str, Any]) -> None:
+    """Write the adapter and the head, in bfloat16, in peft's form, how a pair is read, and how far training is."""
+    stored = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in _trained(model).items()}
     facts = {
         "peft_type": "LORA",
         "task_type": adapters.SCORE,
@@ -74,3 +70,36 @@ def save(model: Any, rank: int, parent: str, folder: Path) -> None:
         safetensors.torch.save_file(stored, temporary, {"format": "pt"})
     assets.write_text(folder / "chat_template.jinja", CHAT_TEMPLATE + "\n")
     assets.write_text(folder / adapters.CONFIG, json.dumps(facts, indent=1) + "\n")
+    assets.write_text(folder / _PROGRESS, json.dumps(progress, indent=1) + "\n")
+
+
+def load(model: Any, folder: Path) -> dict[str, Any] | None:
+    """Put a saved adapter and its head into an adapted model; the progress, or None where there is none.
+
+    Raises ValueError where the adapter is damaged or of another rank or model.
+    """
+    path = folder / _PROGRESS
+    if not path.is_file():
+        return None
+    try:
+        progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stored = safetensors.torch.load_file(folder / adapters.WEIGHTS)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"The adapter in {folder.name} is damaged: {error}") from None
+    trained = _trained(model)
+    if {name: value.shape for name, value in stored.items()} != {name: value.shape for name, value in trained.items()}:
+        raise ValueError(f"The adapter in {folder.name} belongs to another model, or has another rank.")
+    with torch.no_grad():
+        for name, value in trained.items():
+            value.copy_(stored[name])
+    return progress
+
+
+def _trained(model: Any) -> dict[str, Tensor]:
+    """What is trained, by its name in peft's form."""
+    tensors = {"base_model.model.score.weight": model.score.weight}
+    for path, module in model.named_modules():
+        if isinstance(module, LowRank):
+            tensors[f"base_model.model.{path}.lora_A.weight"] = module.a
+            tensors[f"base_model.model.{path}.lora_B.weight"] = module.b
+    return tensors

@@ -117,8 +117,8 @@ def train(
     """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
 
     lists: the rows of a step. validate: nDCG@10 for the log. folder: gets checkpoint.safetensors, log.csv and model/,
-    which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed. Raises ValueError
-    on another run's or a damaged one.
+    which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed. Raises
+    ValueError on another run's or a damaged one.
     """
     optimizers = optimizers_of(model, recipe)
     schedule = recipe.schedule

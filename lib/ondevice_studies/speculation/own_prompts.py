@@ -93,8 +93,9 @@ def record(
     methods: Mapping[str, Method],
     formats: Formats,
     tasks: Sequence[str] = prompts.TASKS,
+    asked: Sequence[prompts.Prompt] = (),
 ) -> None:
-    """Record what is missing, a format and a method at a time, under `name`."""
+    """Record what is missing, a format and a method at a time, under `name`. asked: other prompts than our own."""
     model = bench.model
     recorder = evidence.Recorder(
         paper,
@@ -104,8 +105,8 @@ def record(
         [model],
         parts=sorted({method.module for method in methods.values()}),
     )
-    own = [prompt for prompt in prompts.own() if prompt.task in tasks]
-    requests = [plain.rendered(bench.loaded, prompt, plain.LONGEST) for prompt in own]
+    chosen = [prompt for prompt in asked or prompts.own() if prompt.task in tasks]
+    requests = [plain.rendered(bench.loaded, prompt, plain.LONGEST) for prompt in chosen]
     for weights, arithmetic in formats:
         missing = [method for method in methods if (model, weights, arithmetic, method) not in recorder.done]
         if not missing:

@@ -52,6 +52,17 @@ def test_one_hot_is_exact_and_takes_eight_bytes_at_most(vocabulary):
         assert (filled(payload, np.full(vocabulary, 1 / vocabulary)) == p).all()
 
 
+@pytest.mark.parametrize("vocabulary", [8_192, 49_152])
+@pytest.mark.parametrize(("top", "fall"), [(0.5, 0.01), (0.9, 0.1), (0.997, 0.5), (0.9999, 0.02)])
+def test_a_larger_cap_is_not_worse_however_small_the_tail(vocabulary, top, fall):
+    """One token has most of the chance, and the others fall to nothing: more of them differ than levels do."""
+    rest = np.maximum(np.exp(-fall * np.arange(vocabulary - 1)), 1e-15)
+    p = np.concatenate([[top], (1 - top) * rest / rest.sum()])
+    away = [np.abs(decode(encode(p, cap), vocabulary) - p).sum() / 2 for cap in (64, 512, 2048, 4096, 16384)]
+    assert (np.diff(away) < 1e-4).all(), away
+    assert away[-1] < 0.01
+
+
 @pytest.mark.parametrize("vocabulary", [1_000, 8_192, 151_936])
 @pytest.mark.parametrize("known", [False, True])
 def test_the_cap_is_kept_to_and_used(vocabulary, known):

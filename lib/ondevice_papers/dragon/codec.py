@@ -150,8 +150,12 @@ def ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
 
 
 def rooted(p: Floats) -> Integers:
-    """[K] levels of the kept probabilities: their square roots on a scale of the message's own, from LEAST up."""
+    """[K] levels of the kept probabilities: their square roots on a scale of the message's own, from LEAST up.
+
+    The scale leaves room for the likeliest: where probabilities differ by more than levels do, the least are rounded up.
+    """
     unit = np.partition(p, len(p) // 50)[len(p) // 50]  # the few below it are rounded up
+    unit = max(unit, p.max() * (LEAST / GREATEST) ** 2)
     return np.clip(np.rint(np.sqrt(p / unit) * LEAST), LEAST, GREATEST).astype(np.int64)
 
 

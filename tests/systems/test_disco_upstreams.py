@@ -74,6 +74,24 @@ def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: str) -> N
     assert "[DONE]" in replies[1][2] and "error" not in replies[1][2]
 
 
+@pytest.mark.parametrize("count", [10**9, 10**5, True])
+def test_a_count_that_no_prompt_can_have_opens_no_budget(tmp_path: Path, count: int) -> None:
+    """Else one device that counts wrongly would let the server have all of the requests behind it."""
+
+    async def work() -> list[Any]:
+        device = Upstream(lambda _: [*ANSWER, usage(prompt_tokens=count, completion_tokens=2), DONE])
+        server = Upstream(lambda _: [*ANSWER, usage(prompt_tokens=9, completion_tokens=2), DONE])
+        async with serving(server.app) as at:
+            options = {"server": at, "budget": 0.1, "constrained": "server"}
+            async with asking(tmp_path, device, None, **options) as ask:
+                return [json.loads((await ask())[2]) for _ in range(30)]
+
+    answers = asyncio.run(work())
+    assert all(answer["disco"]["estimated"] for answer in answers if answer["disco"]["switches"][0]["side"] == "device")
+    served = sum(answer["disco"]["switches"][0]["side"] == "server" for answer in answers)
+    assert served <= 3
+
+
 def test_a_count_that_leaves_the_prefix_out_is_never_negative(tmp_path: Path) -> None:
     """The side that goes on counts 2 tokens of a prompt whose prefix alone has 5."""
 
@@ -139,6 +157,32 @@ def test_of_several_choices_each_must_end(tmp_path: Path, ends: set[int], last: 
     ((_, _, body),), _ = asked(tmp_path, lambda _: [*lines, *last], {"n": 2, "stream": True})
     whole = len(ends) == 2
     assert (body.count("[DONE]"), "ended the stream before" in body) == ((1, False) if whole else (0, True))
+
+
+@pytest.mark.parametrize("last", [[], [DONE]])
+@pytest.mark.parametrize("ends", [{0}, {1}, {0, 1}])
+def test_choices_of_one_chunk_must_end_each(tmp_path: Path, ends: set[int], last: list[str]) -> None:
+    both = [{"index": index, "delta": {"content": "word"}} for index in (0, 1)]
+    reasons = [{"index": index, "delta": {}, "finish_reason": "stop" if index in ends else None} for index in (0, 1)]
+    lines = [f"data: {json.dumps({'choices': choices})}" for choices in (both, reasons)]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: [*lines, *last], {"n": 2, "stream": True})
+    whole = len(ends) == 2
+    assert (body.count("[DONE]"), "ended the stream before" in body) == ((1, False) if whole else (0, True))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (("stop", "length"), ""), ((None, None), ""), (("stop", None), "before all choices"),
+        ((None, "stop"), "before all choices"), (("stop", "error"), "finish_reason error"),
+    ],
+)  # fmt: skip
+def test_choices_of_one_whole_answer_must_end_each(tmp_path: Path, reasons: tuple[Any, ...], words: str) -> None:
+    message = {"role": "assistant", "content": "word"}
+    choices = [{"index": index, "message": message, "finish_reason": reason} for index, reason in enumerate(reasons)]
+    ((status, _, body),), _ = asked(tmp_path, lambda _: JSONResponse({"choices": choices}), {"n": 2})
+    assert (status == 200) == (not words) and words in body
+    assert words or json.loads(body)["choices"] == choices
 
 
 def test_an_endpoint_may_give_fewer_choices_than_asked_for(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ def ranked(p: Floats, cap: int, prior: Floats | None) -> Integers:
 def rooted(p: Floats) -> Integers:
     """[K] levels of the kept probabilities: their square roots on a scale of the message's own, from LEAST up.
 
-    The scale leaves room for the likeliest: where probabilities differ by more than levels do, the least are rounded up.
+    The scale leaves room for the likeliest: where probabilities differ by more than levels can, the least are rounded
+    up.
     """
     unit = np.partition(p, len(p) // 50)[len(p) // 50]  # the few below it are rounded up
     unit = max(unit, p.max() * (LEAST / GREATEST) ** 2)

@@ -244,26 +244,23 @@ class _EventReader:
             return
         try:
             chunk = _parsed(data)
-            choice = (chunk.get("choices") or [{}])[0]
-            error, usage = _error(chunk, choice), _usage(chunk)
-            delta = choice.get("delta") or {}
-            text, reason, index = delta.get("content") or "", choice.get("finish_reason"), choice.get("index") or 0
-            extra = any(value for name, value in delta.items() if name not in ("role", "content"))
-            if not isinstance(text, str) or not isinstance(index, int):
-                raise TypeError
+            choices = chunk.get("choices") or [{}]
+            error, usage = _error(chunk, choices), _usage(chunk)
+            told = [_told(choice) for choice in (choices if self._verbatim else choices[:1])]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise EndpointError(f"sent a malformed chunk: {_short(data.decode('utf-8', 'replace'))}") from None
         if error:
             raise EndpointError(f"broke off with the error {_short(error)}")
-        if text or extra or reason:
-            self._begun.add(index)
-        self._finish = Finish(reason or self._finish.reason, usage or self._finish.usage)
-        if extra or (self._verbatim and (text or reason)):
+        self._begun |= {index for index, text, extra, reason in told if text or extra or reason}
+        reasons = {index: reason for index, _, _, reason in told if reason}
+        text = "".join(text for _, text, _, _ in told)
+        self._finish = Finish(next(iter(reasons.values()), self._finish.reason), usage or self._finish.usage)
+        if any(extra for _, _, extra, _ in told) or (self._verbatim and (text or reasons)):
             self._on_event(Piece(text, chunk))
         elif text:
             self._on_event(Piece(text))
-        if reason:
-            self._running.discard(index)
+        if reasons:
+            self._running -= reasons.keys()
             if not (self._verbatim and self._running):  # of several choices, others may still be running
                 self._end()
 
@@ -276,22 +273,37 @@ class _EventReader:
 def _whole(body: bytes, on_event: OnEvent) -> Finish:
     reply = _json(body) or {}
     try:
-        choice = (reply.get("choices") or [{}])[0]
-        error, finish = _error(reply, choice), Finish(choice.get("finish_reason") or "stop", _usage(reply))
-        if not (choice or error):
+        choices = reply.get("choices") or [{}]
+        error, usage = _error(reply, choices), _usage(reply)
+        reasons = [choice.get("finish_reason") for choice in choices]
+        if not (any(choices) or error):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
         raise EndpointError("answered something other than a completion") from None
     if error:
         raise EndpointError(f"broke off with the error {_short(error)}")
+    if any(reasons) and not all(reasons):  # some endpoints give no reason to have ended, but then for no choice
+        raise EndpointError("ended the answer before all choices were finished")
     on_event(Piece("", reply))
-    return finish
+    return Finish(reasons[0] or "stop", usage)
 
 
-def _error(chunk: Json, choice: Json) -> object:
+def _told(choice: Json) -> tuple[int, str, bool, str | None]:
+    """(index, text, whether it holds more than text, reason to have ended) of a choice. TypeError on odd ones."""
+    delta = choice.get("delta") or {}
+    text, reason, index = delta.get("content") or "", choice.get("finish_reason"), choice.get("index") or 0
+    if not isinstance(text, str) or type(index) is not int:
+        raise TypeError
+    return index, text, any(value for name, value in delta.items() if name not in ("role", "content")), reason
+
+
+def _error(chunk: Json, choices: list[Json]) -> object:
     """What an endpoint says went wrong after its status 200; None where nothing did."""
-    reason = choice.get("finish_reason")
-    return chunk.get("error") or choice.get("error") or (f"finish_reason {reason}" if reason in GAVE_UP else None)
+    for choice in choices:
+        reason = choice.get("finish_reason")
+        if error := choice.get("error") or (f"finish_reason {reason}" if reason in GAVE_UP else None):
+            return chunk.get("error") or error
+    return chunk.get("error")
 
 
 def _usage(chunk: Json) -> Usage | None:
@@ -300,7 +312,7 @@ def _usage(chunk: Json) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(output, int):
+    if type(prompt) is not int or type(output) is not int:  # true and false are no counts
         return None
     if not 0 <= min(prompt, output) <= max(prompt, output) < 1 << 53:  # what a float holds
         return None

@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 PART_TOKENS = 765  # of an image of 1,024 by 1,024 pixels in OpenAI's count; other parts count as much, until corrected
+MOST_OF_A_PART = 100_000  # tokens of an image, a document or a recording
+TEMPLATE_TOKENS = 8192  # of what an endpoint may put around a conversation, at most
 # Fields of the OpenAI schema that this module reads itself; all others are handed to the endpoint as they came.
 OWN_FIELDS = {"model", "messages", "stream", *LIMITS}
 COUNTED_FIELDS = ("tools", "functions", "response_format")  # with the prompt, by their length
@@ -100,6 +102,19 @@ class Request:
         text = "\n".join(filter(None, [*texts, *map(json.dumps, [*calls, *given])]))
         parts = [part for message in self.messages for part in _parts(message)]
         return count_tokens(text) + PART_TOKENS * sum(not _is_text_part(part) for part in parts)
+
+    @cached_property
+    def most_tokens(self) -> float:
+        """More than any tokenizer makes of it: a token per byte, and what templates and parts may add.
+
+        No bound where something in it may take tokens that cannot be known.
+        """
+        if self.uncounted and not all(name.startswith("messages.content.") for name in self.uncounted):
+            return float("inf")
+        sent = [*self.messages, *(self.options.get(name) for name in COUNTED_FIELDS)]
+        parts = [part for message in self.messages for part in _parts(message) if not _is_text_part(part)]
+        size = len(json.dumps(sent, ensure_ascii=False).encode("utf-8", "replace"))
+        return size + TEMPLATE_TOKENS + MOST_OF_A_PART * len(parts)
 
     @property
     def uncounted(self) -> list[str]:

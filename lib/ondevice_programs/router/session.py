@@ -8,9 +8,10 @@ migration are the same step: a running attempt whose prefix is the answer so far
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -32,6 +33,9 @@ PATIENCE_S = 30.0  # of silence, before a first or a further token
 SUMMARY_FIELDS = ("side", "role", "outcome", "cost", "estimated", "ttft")
 # Errors that reach the client as an endpoint said them, those first that tell most about what to do.
 PASSED_ON = (400, 404, 413, 415, 422, 401, 403, 429)
+
+
+log = logging.getLogger("ondevice_programs.router")
 
 
 class StreamError(EndpointError):
@@ -181,9 +185,19 @@ class Session:
             return
         if attempt.ttft is None:
             self._take_over(attempt)
-        self.finish = finish
+        self.finish = finish = self._credible(attempt, finish)
         self._close(attempt, "served", finish.usage)
         self._end()
+
+    def _credible(self, attempt: Attempt, finish: Finish) -> Finish:
+        """Without counts that the prompt cannot have, which would be charged to the budget of others."""
+        usage = finish.usage
+        most = self._request.most_tokens + len(self.out.text().encode("utf-8", "replace"))
+        if usage is None or usage.prompt_tokens <= most:
+            return finish
+        base = attempt.endpoint.deployment.litellm_params.api_base
+        log.warning("%s counted %d tokens of a prompt that has fewer; they are estimated", base, usage.prompt_tokens)
+        return replace(finish, usage=None)
 
     def _failed(self, attempt: Attempt, error: EndpointError) -> None:
         if attempt.outcome:

@@ -15,7 +15,7 @@ import openai
 import starlette.requests
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -236,12 +236,23 @@ def usage(**counts: Any) -> str:
 
 
 class Upstream:
-    """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s."""
+    """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s.
 
-    def __init__(self, reply: Callable[[dict[str, Any]], Sequence[str | float] | Response]) -> None:
+    models: the names that it lists; None is no such list.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[dict[str, Any]], Sequence[str | float] | Response],
+        models: Sequence[str] | None = None,
+    ) -> None:
         self.reply, self.bodies, self.headers = reply, [], []
         self.sent: list[bytes] = []  # the same bodies, as they came
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
+        routes = [Route("/v1/chat/completions", self.handle, methods=["POST"])]
+        if models is not None:
+            listed = {"object": "list", "data": [{"id": name} for name in models]}
+            routes.append(Route("/v1/models", lambda _: JSONResponse(listed)))
+        self.app = Starlette(routes=routes)
 
     async def handle(self, request: starlette.requests.Request) -> Response:
         self.sent.append(await request.body())

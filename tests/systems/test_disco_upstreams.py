@@ -41,8 +41,9 @@ async def asking(folder: Path, upstream: Upstream, dispatcher: Any = "alone", **
     if dispatcher == "alone":
         dispatcher = Told(DEVICE_FIRST, tokens=0, constrained="server")
     server, on_device = options.pop("server", NOBODY), options.pop("on_device", {})
+    named = options.pop("named", {})  # by which both sides are asked
     async with serving(upstream.app) as at, aiohttp.ClientSession() as http:
-        sides = deployment("device", at, **on_device), deployment("server", server)
+        sides = deployment("device", at, **named, **on_device), deployment("server", server, **named)
         router = Router(configured(folder, *sides, **({"num_retries": 0} | options)), dispatcher=dispatcher)
         async with serving(create_app(router)) as url:
 
@@ -72,6 +73,30 @@ def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: str) -> N
     whole = json.loads(replies[0][2])
     assert whole["choices"][0]["message"]["content"] == "An answer" and whole["disco"]["estimated"]
     assert "[DONE]" in replies[1][2] and "error" not in replies[1][2]
+
+
+@pytest.mark.parametrize("models", [["phone"], [], None])
+def test_an_endpoint_without_a_name_is_asked_for_its_only_model(tmp_path: Path, models: list[str] | None) -> None:
+    upstream = Upstream(lambda _: [*ANSWER, DONE], models)
+
+    async def work() -> list[Any]:
+        async with asking(tmp_path, upstream, on_device={"model": None}, named={"name": None}) as ask:
+            return [await ask(), await ask(model="anything")]
+
+    replies = asyncio.run(work())
+    assert [status for status, _, _ in replies] == [200, 200]
+    assert [body.get("model") for body in upstream.bodies] == 2 * [models[0] if models else None]
+
+
+def test_of_several_models_one_has_to_be_named(tmp_path: Path) -> None:
+    upstream = Upstream(lambda _: [*ANSWER, DONE], ["small", "large"])
+
+    async def work() -> Any:
+        async with asking(tmp_path, upstream, on_device={"model": None}) as ask:
+            return await ask()
+
+    status, _, body = asyncio.run(work())
+    assert status != 200 and "has 2 models, such as small; name the one" in body and not upstream.bodies
 
 
 @pytest.mark.parametrize("count", [10**9, 10**5, True])

@@ -186,7 +186,7 @@ def test_both_sides_of_a_command_line_answer_to_one_name(tmp_path: Path, monkeyp
     models = ["--device-model", "small", "--server-model", "large"]
     for more in ([], models, [*models, "--model", "mine"]):
         program.build_router(program._parser().parse_args([*urls, *more]))
-    assert names == ["default", "large", "mine"]
+    assert names == [None, "large", "mine"]
 
 
 def test_a_budget_of_money_begins_anew_after_its_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

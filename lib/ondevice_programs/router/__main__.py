@@ -75,10 +75,10 @@ def build_router(options: argparse.Namespace) -> ASGIApp:
 
 def _endpoint(flags: dict[str, Any], side: str) -> dict[str, Any]:
     """Its entry of model_list; both sides answer to one name."""
-    parameters = {"model": flags[f"{side}_model"], "api_base": flags[side]}
+    parameters = {"model": flags.get(f"{side}_model"), "api_base": flags[side]}
     if f"{side}_key" in flags:
         parameters["api_key"] = f"os.environ/{flags[f'{side}_key']}"
-    name = flags.get("model", flags["server_model"])
+    name = flags.get("model") or flags.get("server_model")
     return {"model_name": name, "litellm_params": parameters, "model_info": {"side": side}}
 
 
@@ -96,9 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     for side in SIDES:
         group = serve.add_argument_group(f"{side}, without a file")
         group.add_argument(f"--{side}", metavar="URL", help="base URL of an OpenAI-compatible API")
-        group.add_argument(f"--{side}-model", default="default", metavar="NAME", help="model to ask for")
+        group.add_argument(f"--{side}-model", metavar="NAME", help="model to ask for (default: its only one)")
         group.add_argument(f"--{side}-key", metavar="VARIABLE", help="environment variable that holds its API key")
-    serve.add_argument("--model", metavar="NAME", help="what callers ask for, without a file (default: the server's)")
+    serve.add_argument("--model", metavar="NAME", help="what callers ask for (default: the server's, or any)")
     serve.add_argument("--key", metavar="VARIABLE", help="environment variable that holds the key of callers")
     settings = serve.add_argument_group("router_settings of the file")
     for name, field in config.Settings.model_fields.items():

@@ -33,6 +33,7 @@ from ondevice_programs.router.router import Router
 from ondevice_programs.router.session import StreamError
 
 LARGEST_BODY = 16 << 20  # bytes
+UNNAMED = "default"  # what a model is listed as that callers may ask for by any name
 OPEN = {"/health", "/ready"}  # need no key
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}  # of errors, by their status
 
@@ -41,7 +42,7 @@ log = logging.getLogger("ondevice_programs.router")
 
 def create_app(router: Router) -> Starlette:
     """POST /v1/chat/completions, GET /v1/models, /health, /ready and /metrics."""
-    own = router.config.model_name
+    own = router.config.model_name or UNNAMED
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -60,7 +61,7 @@ def create_app(router: Router) -> Starlette:
 
     def served(name: str) -> Json:
         """The description of a model. Raises BadRequest where nobody serves it."""
-        if name != own:
+        if name != own and router.config.model_name:
             raise BadRequest(f"There is no model {name!r} here; there is {own}.", "model", 404, "model_not_found")
         return {"id": name, "object": "model", "created": 0, "owned_by": "ondevice"}
 

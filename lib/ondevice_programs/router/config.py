@@ -77,10 +77,11 @@ class _Strict(BaseModel):
 class Parameters(_Strict):
     """How an endpoint is asked. Costs are per token, max_budget in their currency, timeouts in seconds.
 
-    budget_duration: after which max_budget begins anew; None is never.
+    model: None is the only one that the endpoint lists. budget_duration: after which max_budget begins anew; None is
+    never.
     """
 
-    model: str
+    model: str | None = None
     api_base: Url
     api_key: Secret | None = None
     input_cost_per_token: Cost = 0.0
@@ -104,9 +105,9 @@ class Info(_Strict):
 
 
 class Deployment(_Strict):
-    """An entry of model_list."""
+    """An entry of model_list. model_name: by which callers ask; None takes any name."""
 
-    model_name: str
+    model_name: str | None = None
     litellm_params: Parameters
     model_info: Info
 
@@ -115,8 +116,9 @@ class Deployment(_Strict):
         return self.model_info.side
 
     @property
-    def model(self) -> str:
-        return self.litellm_params.model.removeprefix("openai/")
+    def model(self) -> str | None:
+        name = self.litellm_params.model
+        return name and name.removeprefix("openai/")
 
     @property
     def prices(self) -> Prices:
@@ -124,7 +126,7 @@ class Deployment(_Strict):
 
     @property
     def address(self) -> str:
-        return f"{self.litellm_params.api_base} {self.model}"
+        return f"{self.litellm_params.api_base} {self.model or ''}".rstrip()
 
 
 class Settings(_Strict):
@@ -164,8 +166,8 @@ class Config(_Strict):
     general_settings: General = General()
 
     @property
-    def model_name(self) -> str:
-        """By which callers ask."""
+    def model_name(self) -> str | None:
+        """By which callers ask; None takes any name."""
         return self.model_list[0].model_name
 
     @model_validator(mode="after")

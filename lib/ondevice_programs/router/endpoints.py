@@ -22,6 +22,7 @@ from ondevice_programs.router.request import Json, Request
 
 LONGEST_LINE = 1 << 20  # bytes; a stream without line breaks is not an event stream
 USAGE_GRACE_S = 1.0  # after the finish reason, how long the usage and [DONE] may take
+LISTING_S = 2.0  # for the list of models
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 CLOSE_GRACE_S = 0.25  # after [DONE], how long the body's end may take (reading it lets the connection be reused)
 GAVE_UP = ("abort", "error")  # reasons to have ended that are not the model's: the engine broke the answer off
@@ -86,6 +87,7 @@ class EndpointClient:
         if deployment.litellm_params.api_key:
             self._headers["authorization"] = f"Bearer {deployment.litellm_params.api_key}"
         self._tells_usage = deployment.model_info.stream_options  # until it refuses the question
+        self._lists_models = self._model is None  # until it has been asked for them
 
     async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
@@ -93,6 +95,8 @@ class EndpointClient:
         on_event gets each Piece as it comes, then a Finish once the answer is complete; the Finish that is returned
         a little later also holds the usage. An endpoint that refuses `stream_options` is asked without, then and later.
         """
+        if self._lists_models:
+            await self._look_up()
         tells_usage = self._tells_usage  # other requests may find out meanwhile
         try:
             return await self._ask(request, prefix, limits, on_event)
@@ -126,6 +130,20 @@ class EndpointClient:
             error.message = f"{self._base}: {error}"
             raise
 
+    async def _look_up(self) -> None:
+        """Ask for the only model that it lists. One that lists none, or cannot, is asked for no model by name."""
+        url = f"{self._base}/models"
+        try:
+            async with asyncio.timeout(LISTING_S), self._http.get(url, headers=self._headers) as response:
+                listed = (_json(await response.content.read(LONGEST_LINE)) or {}).get("data") or []
+            names = [str(entry["id"]) for entry in listed]
+        except (aiohttp.ClientError, OSError, TypeError, KeyError):
+            return  # the answer's request says what is wrong
+        if len(names) > 1:
+            said = f"{self._base}: it has {len(names)} models, such as {names[0]}; name the one to ask for"
+            raise EndpointError(said, reached=False)
+        self._model, self._lists_models = next(iter(names), None), False
+
     async def alive(self) -> bool:
         """Whether it answers GET /models."""
         try:
@@ -145,13 +163,13 @@ class EndpointClient:
         """
         own = request.texts or {name: _dumped(value) for name, value in request.options.items() if value is not None}
         messages = own.get("messages") or _dumped(request.messages)
-        decided: Json = {**limits, "model": self._model, "stream": not request.whole}
+        decided: Json = {**limits, "stream": not request.whole} | ({"model": self._model} if self._model else {})
         if not request.whole and self._tells_usage:
             decided["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
         if prefix:
             messages = f"{messages[:-1]}, {_dumped({'role': 'assistant', 'content': prefix})}]"
             decided |= {"continue_final_message": True, "add_generation_prompt": False}
-        body = {name: text for name, text in own.items() if name != "stream_options"}
+        body = {name: text for name, text in own.items() if name not in ("stream_options", "model")}
         return body | {name: _dumped(value) for name, value in decided.items()} | {"messages": messages}
 
     @cached_property

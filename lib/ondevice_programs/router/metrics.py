@@ -45,7 +45,7 @@ class Metrics:
     def attempt(self, attempt: Attempt) -> None:
         """A start upstream has ended."""
         where = attempt.endpoint.deployment
-        at = where.litellm_params.api_base, where.model
+        at = where.litellm_params.api_base, where.model or ""
         outcome = "" if attempt.error is None else str(attempt.error.status or "connection")
         self._lasted.labels(*at, outcome).observe(attempt.progress - attempt.started)
         if attempt.ttft is not None:

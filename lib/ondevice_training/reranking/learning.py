@@ -197,10 +197,11 @@ def _step(
 def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> Position:
     path = folder / "checkpoint.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
+    progress: dict[str, Any] | None = None
     if path.is_file():
         progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
-    else:  # an adapter alone goes on, too: AdamW's means of gradients begin anew
-        progress = low_rank.load(model, folder / "adapter") if recipe.rank else None
+    elif recipe.rank:  # an adapter alone goes on, too: AdamW's means of gradients begin anew
+        progress = low_rank.load(model, folder / "adapter")
     if progress is None:
         return Position()
     saved = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ondevice.meters import limit
-from ondevice_studies.grating import full_size
+from ondevice_studies.grating import full_size, record
 from ondevice_studies.grating.full_size import depths, driven
 
 
@@ -56,3 +57,20 @@ def test_a_limit_that_cannot_be_set_is_said_before_a_run(monkeypatch):
     monkeypatch.setattr(limit, "_mounted", lambda: (2, Path("/nowhere")))
     with pytest.raises(OSError, match="No control group can be made"):
         full_size.limited(full_size.Job("nowhere", full_size.OURS, 1, 1), 150)
+
+
+def test_seconds_under_a_limit_that_nobody_can_set_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The records behind it are made all the same."""
+
+    def refused(*_: object) -> None:
+        raise OSError("This system has no control groups that limit memory.")
+
+    behind: list[str] = []
+    monkeypatch.setattr(full_size, "limited", refused)
+    monkeypatch.setattr(record, "prepare", lambda *_: tmp_path)
+    monkeypatch.setattr(record, "recorder", lambda _: SimpleNamespace(done=set(), finish=lambda: behind.append("bad")))
+    monkeypatch.setitem(record.RECORDS, "larger", (lambda _: behind.append("larger"), ["larger"]))
+    record.main(["--only", "limits", "larger"])
+    assert behind == ["larger"] and "no control groups" in capsys.readouterr().err

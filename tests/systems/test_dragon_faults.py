@@ -201,7 +201,7 @@ def open_sockets() -> int:
 
 
 def test_the_checks_themselves_can_fail():
-    question = Asked(limit=LIMIT, mode="shared", seed=3)
+    question = Asked(limit=LIMIT, mode="shared", temperature=1.0, seed=3)
     tokens, times = right(question), [0.0] * LIMIT
     assert outcome(question, Answer(tokens=tokens, times=times, connections=1)) == "whole"
     with pytest.raises(AssertionError):

@@ -31,7 +31,7 @@ from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.wire import Connection, Refused, client_tls, server_tls
 
 QUICK = dict(beat=0.05, silence=0.5)
-ASKED = Asked(limit=12, mode="shared", seed=5)
+ASKED = Asked(limit=12, mode="shared", temperature=1.0, seed=5)
 RIGHT = exact(TableNode(2), TableNode(1, 0.3), ASKED).tokens
 
 

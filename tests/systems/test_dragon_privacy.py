@@ -39,11 +39,11 @@ PUBLIC_TEXT = (
     "Most tablets are taken with water, after a meal, at the same time of each day, for as long as is prescribed."
 )
 WAYS = [
-    Asked(mode=mode, aggregator=aggregator, scheduler=scheduler)
+    Asked(mode=mode, aggregator=aggregator, scheduler=scheduler, temperature=1.0)
     for mode, aggregator, scheduler in itertools.product(
         ["speculative", "shared", "token-wise"], ["device", "cloud"], ["stay", "lagging"]
     )
-] + [Asked(mode="sequence-wise"), Asked(mode="cloud-only")]
+] + [Asked(mode="sequence-wise", temperature=1.0), Asked(mode="cloud-only", temperature=1.0)]
 
 
 # The wire
@@ -257,7 +257,7 @@ def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: 
 def test_the_search_finds_text_and_runs_of_tokens():
     """The device's larger weight makes the answer quote its document."""
     device, cloud = copying(PRIVATE_TEXT, 12.0), copying(PUBLIC_TEXT, 0.0)
-    _, wire = talk(device, cloud, Asked(limit=40, seed=3, k=1), query=f"Why {PRIVATE_TEXT[30:70]}?")
+    _, wire = talk(device, cloud, Asked(limit=40, temperature=1.0, seed=3, k=1), query=f"Why {PRIVATE_TEXT[30:70]}?")
     assert texts_found(wire.raw("up"), PRIVATE_TEXT)[0] == PRIVATE_TEXT[30 : 30 + WINDOW]
     assert ("decided", 0) in runs_found(wire.raw("up"), wire.messages("up"), DOCUMENT_IDS)
     run = DOCUMENT_IDS[5 : 5 + RUN]

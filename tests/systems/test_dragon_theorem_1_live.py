@@ -26,7 +26,7 @@ N, TEXTS = 3, 30  # tokens of a text, texts of an answer
 AT_ONCE = 6
 CLOUD = dict(seed=1, log_weight=1.5, period=N)
 ALIKE = 1e-4  # a p-value above which the distribution is the expected one
-ASKED = Asked(limit=N * TEXTS, lookahead=6)
+ASKED = Asked(limit=N * TEXTS, temperature=1.0, lookahead=6)
 WAYS = {
     "the device aggregates": ASKED,
     "the cloud aggregates": replace(ASKED, aggregator="cloud"),

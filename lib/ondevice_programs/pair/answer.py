@@ -15,14 +15,17 @@ from ondevice_papers.dragon.messages import Begin, Cited, Draft, Mode, Moves, Si
 
 @dataclass(frozen=True)
 class Asked:
-    """How an answer is made; the names are those of `messages.Begin`. seed None: a new one for each answer."""
+    """How an answer is made; the names are those of `messages.Begin`. By default it is greedy: temperature 0.
+
+    seed None: a new one for each answer.
+    """
 
     k: int = 2
     limit: int = 64
     mode: Mode = "speculative"
     aggregator: Side = "device"
     scheduler: Moves = "stay"
-    temperature: float = 1.0
+    temperature: float = 0.0
     gamma_remote: float = 0.5
     lookahead: int = 16
     cap: int = codec.CAP

@@ -30,7 +30,7 @@ _SILENT = 2.0  # seconds, where standard error is no terminal
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments that all programs share."""
-    parser.add_argument("--model", default="pydocs-lm-base", metavar="NAME", help="the same on both sides")
+    parser.add_argument("--model", default=models.SMOLLM2, metavar="NAME", help="the same on both sides")
     parser.add_argument(
         "--documents",
         default=library.CORPUS,

@@ -20,7 +20,8 @@ from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.pools import judged, modules_of_all, search
 
 _DOCUMENTS = 16_000  # of the train split that are mined: what the embedder reads in about three minutes
-_FEWER = 5_000  # queries about them, beside questions of our own
+_FEWER_DOCUMENTS = 4_000  # beside questions of our own: a run of hours on two cores reads no more, and is resumed often
+_FEWER = 5_000  # queries about them
 _DEPTH = 40  # of either list
 _HARD = 10  # negatives kept of either list
 _REPEATS = 8  # of each question of our own
@@ -46,7 +47,7 @@ def for_training(with_questions: bool = False) -> list[Example]:
     module_of = modules_of_all()
     every = [d for d in corpus.documents("train") if not held_out(module_of[d.name])]
     natural = questions(every) if with_questions else []
-    documents = _sample(every, {query.name for query in natural})
+    documents = _sample(every, {query.name for query in natural}, _FEWER_DOCUMENTS if with_questions else _DOCUMENTS)
     collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = sorted(corpus.queries(documents), key=lambda query: pick(query.name, "example", 2**62))
     queries = [*natural * _REPEATS, *queries[: _FEWER if with_questions else None]]
@@ -134,8 +135,8 @@ def _negatives(
     return negatives
 
 
-def _sample(documents: Sequence[Document], named: frozenset[str] | set[str] = frozenset()) -> list[Document]:
-    """Documents by hash, those that are named first."""
+def _sample(documents: Sequence[Document], named: set[str], count: int) -> list[Document]:
+    """So many documents by hash, those that are named first."""
     chosen = sorted(documents, key=lambda document: (document.name not in named, pick(document.name, "mined", 2**62)))
-    chosen = chosen[:_DOCUMENTS]
+    chosen = chosen[:count]
     return sorted(chosen, key=lambda document: document.name)

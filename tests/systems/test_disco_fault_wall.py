@@ -246,6 +246,10 @@ def sends(body: bytes, kind: str = "application/json", length: int | None = None
     return play
 
 
+OLLAMA = b'{"message": {"role": "assistant", "content": "Hi"}, "done": false}\n{"done": true}\n'
+ANTHROPIC = b'{"type": "message", "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn"}'
+
+
 def ended(reason: str, **more: Any) -> bytes:
     message = {"role": "assistant", "content": WORDS[0]}
     return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": reason} | more]}).encode()
@@ -315,6 +319,7 @@ FAULTS = [
     Fault("S10 malformed chunk", is_malformed, (502, "malformed chunk"), 3, ANYWHERE),
     Fault("S10 malformed chunk after the answer", is_malformed_at_its_end, None, 1),
     Fault("S10 a line without an end", never_ends_its_line, (502, "MiB")),
+    Fault("another API's stream", sends(OLLAMA, "application/x-ndjson"), (502, "OpenAI-compatible")),
     Fault("S10 a web page", sends(b"<!doctype html>", "text/html"), (502, "text/html")),
     Fault("S11 no [DONE]", never_says_done, None, 1),
     Fault("S11 no [DONE], and the stream left open", never_says_done_nor_ends, None, 1),
@@ -339,6 +344,7 @@ WHOLE_FAULTS = [
     Fault("S08 body cut", sends(ended("stop"), length=5000), (502, "Payload")),
     Fault("S10 malformed body", sends(ended("stop")[:-9]), (502, "other than a completion")),
     Fault("an error in a 200", fails_in_json, (502, "overloaded")),
+    Fault("another API's answer", sends(ANTHROPIC), (502, "other than a completion")),
     Fault("an error in a choice", sends(ended("error", error=OVERLOADED)), (502, "overloaded")),
     Fault("the reason abort", sends(ended("abort")), (502, "abort")),
     Fault("no choice", sends(b'{"choices": [], "usage": null}'), (502, "other than a completion")),
@@ -420,21 +426,6 @@ def read(status: int, headers: Any, content: str) -> Reply:
 
 def assert_whole(reply: Reply, streamed: bool) -> None:
     assert (reply.status, reply.text, reply.errors, reply.done) == (200, WHOLE, [], int(streamed)), reply
-
-
-def sends(body: bytes, length: int | None = None) -> Play:
-    async def play(call: Call) -> None:
-        call.struck.set()
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length or len(body)}\r\n\r\n"
-        await call.write(head.encode() + body)
-        call.writer.close()
-
-    return play
-
-
-def ended(reason: str, **more: Any) -> bytes:
-    message = {"role": "assistant", "content": WORDS[0]}
-    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": reason} | more]}).encode()
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with another side", "alone"])

@@ -51,6 +51,11 @@ async def asking(folder: Path, upstream: Upstream, dispatcher: Any = "alone", **
                 async with http.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES} | body) as response:
                     return response.status, response.headers, await response.text()
 
+            async def metrics() -> str:
+                async with http.get(f"{url}/metrics") as response:
+                    return await response.text()
+
+            ask.metrics = metrics  # type: ignore[attr-defined]
             yield ask
 
 
@@ -252,10 +257,10 @@ def test_an_answer_over_the_budget_is_marked_and_counted(tmp_path: Path) -> None
     async def work() -> tuple[Any, str]:
         down, up = Upstream(lambda _: Response(status_code=503)), Upstream(lambda _: [*ANSWER, DONE])
         async with serving(up.app) as at, asking(tmp_path, down, None, server=at, **settings) as ask:
-            return await ask()
+            return await ask(), await ask.metrics()
 
-    status, headers, _ = asyncio.run(work())
-    assert status == 200 and "x-disco-over-budget" in headers
+    (status, headers, _), metrics = asyncio.run(work())
+    assert status == 200 and "x-disco-over-budget" in headers and "disco_over_budget_total 1.0" in metrics
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,15 @@ def test_logits_in_the_htps_arithmetic_are_near_the_models(folder):
     assert found["loss"] == pytest.approx(found["model_loss"], abs=0.05)
 
 
-def test_residuals_beyond_1500_are_right(loaded, tmp_path):
+@pytest.mark.parametrize("cache_bits", [16, 8])
+def test_residuals_beyond_1500_are_right(loaded, tmp_path, cache_bits):
     """Norms undo what is large in one place; in 16 bits a square of it would overflow."""
     model = models.load(SPEC).model
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 3] += 1600
-    facts = exporting.export(replace(loaded, source=model), tmp_path / "g", TEXTS, **SHAPE)
+    facts = exporting.export(replace(loaded, source=model), tmp_path / "g", TEXTS, cache_bits=cache_bits, **SHAPE)
     found = facts["compared"]
-    assert found["loss"] == pytest.approx(found["model_loss"], abs=0.1) and found["argmax_agreement"] >= 0.8
+    assert found["loss"] == pytest.approx(found["model_loss"], abs=0.1) and found["argmax_agreement"] >= 0.9
 
 
 def test_one_binary_has_both_graphs_and_the_weights_once(folder, tmp_path):

@@ -125,7 +125,7 @@ def test_an_embedding_reads_the_bytes_of_a_tied_head(loaded, bits, minima):
     assert len(stored[0] - stored[1]) == minima and stored[0] & stored[1]
 
 
-@pytest.mark.parametrize("weights", ["float32", "8bit"])
+@pytest.mark.parametrize("weights", ["float32", "8bit", "4bit"])
 def test_residuals_of_thousands_are_right(loaded, tmp_path, weights):
     """Beyond 1,500: a token's embedding is large in one place, and norms undo it."""
     model = models.load(SMALL).model
@@ -330,3 +330,25 @@ def test_the_pages_driver_needs_nothing_of_this_project(folder, loaded, tmp_path
     exec(driver, {})
     right = generate(CausalLM(loaded.model), Drafter(), [28, 30, 284, 260], 8, eos_token_ids=loaded.eos_token_ids)
     assert json.loads(capsys.readouterr().out) == list(right.tokens)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(htp.Refused("The compiler refuses block01"), 3), (ValueError("It needs the extra npu."), 2)]
+)
+def test_a_compilation_that_breaks_off_leaves_nothing_and_can_be_tried_again(
+    folder, tmp_path, monkeypatch, capsys, fault, code
+):
+    facts = static_graphs.facts_of(folder) | {"target": "htp"}
+    monkeypatch.setattr(static_graphs, "facts_of", lambda _: facts)
+
+    def broken(graphs, facts, new, soc):
+        (new / "block00").mkdir(parents=True)
+        yield "block00", (1e6, 2e6), (3e6, 4e6)
+        raise fault
+
+    monkeypatch.setattr(htp, "both_ways", broken)
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(commanded(["compile", str(folder), str(tmp_path / "new" / "binaries")]))
+        assert ended.value.code == code and str(fault) in capsys.readouterr().err
+    assert not list((tmp_path / "new").iterdir())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -66,7 +67,10 @@ def exported(options: argparse.Namespace) -> int:
 
 
 def compiled(options: argparse.Namespace) -> int:
-    """`ondevice-graphs compile`: both graphs of each block in one binary, and in one each; print what they take."""
+    """`ondevice-graphs compile`: both graphs of each block in one binary, and in one each; print what they take.
+
+    The folder is there once all are compiled, or not at all.
+    """
     facts = static_graphs.facts_of(options.graphs)
     if facts["target"] != "htp":
         raise ValueError(f"{options.graphs} was exported for {facts['target']}; the compiler takes --target htp.")
@@ -74,10 +78,14 @@ def compiled(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.folder} is there already; name a new folder.")
     sums = np.zeros((2, 2))  # shared or not; MB of binaries and of spill memory
     print(f"{'MB of':8}{'shared':>10}{'apart':>10}{'spill':>10}{'apart':>10}")
-    for part, *sizes in htp.both_ways(options.graphs, facts, options.folder, options.soc):
-        row = np.array(sizes) / 1e6
-        print(f"{part:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
-        sums += row
+    options.folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.folder.parent, prefix=f".{options.folder.name}-") as scratch:
+        new = Path(scratch) / "new"
+        for part, *sizes in htp.both_ways(options.graphs, facts, new, options.soc):
+            row = np.array(sizes) / 1e6
+            print(f"{part:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
+            sums += row
+        new.rename(options.folder)
     print(f"{'all':8}{sums[0, 0]:10.1f}{sums[1, 0]:10.1f}{sums[0, 1]:10.1f}{sums[1, 1]:10.1f}")
     print(f"{options.folder}: compiled for SoC {options.soc}, HTP v{htp.ARCHITECTURE}; no node is left to the CPU.")
     return 0

@@ -20,8 +20,7 @@ from ondevice.retrieval.collection import Collection
 from ondevice.retrieval.pools import judged, modules_of_all, search
 
 _DOCUMENTS = 16_000  # of the train split that are mined: what the embedder reads in about three minutes
-_FEWER_DOCUMENTS = 4_000  # beside questions of our own: a run of hours on two cores reads no more, and is resumed often
-_FEWER = 5_000  # queries about them
+_FEWER = 5_000  # queries about them, beside questions of our own
 _DEPTH = 40  # of either list
 _HARD = 10  # negatives kept of either list
 _REPEATS = 8  # of each question of our own
@@ -42,27 +41,30 @@ def for_training(with_questions: bool = False) -> list[Example]:
     """Examples from train-split documents in modules that are not held out, in an order set by hash.
 
     with_questions: with the questions of our own, each several times, as they are few, and with sentences of
-    WikiText-2's validation split, which ask for the paragraph that they were taken from (`clozes`).
+    WikiText-2's validation split, which ask for the paragraph that they were taken from (`clozes`). Their hard
+    negatives are those of keywords alone, so that a long run can be resumed at once.
     """
     module_of = modules_of_all()
     every = [d for d in corpus.documents("train") if not held_out(module_of[d.name])]
     natural = questions(every) if with_questions else []
-    documents = _sample(every, {query.name for query in natural}, _FEWER_DOCUMENTS if with_questions else _DOCUMENTS)
+    documents = _sample(every, {query.name for query in natural})
     collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = sorted(corpus.queries(documents), key=lambda query: pick(query.name, "example", 2**62))
     queries = [*natural * _REPEATS, *queries[: _FEWER if with_questions else None]]
+    if with_questions:
+        paragraphs = wikitext.paragraphs("validation")
+        return training_examples(collection, queries, None, module_of) + clozes(paragraphs)
     encoder = retrieval.embedder()
     # Three times as fast where it pays, and hard negatives need no exact cosine; cached apart from exact vectors.
     encoder = dataclasses.replace(encoder, key=f"{encoder.key}-mixed")
     with mixed_precision("cpu"):
-        examples = training_examples(collection, queries, encoder, module_of)
-        return examples + clozes(wikitext.paragraphs("validation"), encoder) if with_questions else examples
+        return training_examples(collection, queries, encoder, module_of)
 
 
-def clozes(paragraphs: Sequence[Paragraph], encoder: Embedder) -> list[Example]:
+def clozes(paragraphs: Sequence[Paragraph]) -> list[Example]:
     """A sentence of each paragraph as a query; the rest of the paragraph answers (Lee et al. 2019, inverse cloze).
 
-    Negatives are hard (high in either list), near (of the same article) and random.
+    Negatives are hard (by keywords), near (of the same article) and random.
     """
     queries = []
     answers = []
@@ -75,7 +77,7 @@ def clozes(paragraphs: Sequence[Paragraph], encoder: Embedder) -> list[Example]:
             queries.append(Query("cloze", sentences[chosen], str(index), ""))
             answers.append(f"{heading}\n{rest}")
     texts = [paragraph.text for paragraph in paragraphs]
-    sparse, dense = search(texts, queries, encoder, min(_DEPTH, len(texts)))
+    nearest = _by_keywords(texts, queries)
     articles: dict[str, list[int]] = {}
     for index, text in enumerate(texts):
         articles.setdefault(text.partition("\n")[0], []).append(index)
@@ -84,8 +86,7 @@ def clozes(paragraphs: Sequence[Paragraph], encoder: Embedder) -> list[Example]:
         own = int(query.name)
         rng = np.random.default_rng(pick(query.text, "negatives", 2**32))
         sources = {
-            "sparse": sparse[1][row].tolist(),
-            "dense": dense[1][row].tolist(),
+            "sparse": nearest[row].tolist(),
             "module": rng.permutation(articles[texts[own].partition("\n")[0]]).tolist(),
             "random": rng.integers(len(texts), size=4 * _EASY).tolist(),
         }
@@ -94,14 +95,19 @@ def clozes(paragraphs: Sequence[Paragraph], encoder: Embedder) -> list[Example]:
 
 
 def training_examples(
-    collection: Collection, queries: Sequence[Query], encoder: Embedder, module_of: Mapping[str, str]
+    collection: Collection, queries: Sequence[Query], encoder: Embedder | None, module_of: Mapping[str, str]
 ) -> list[Example]:
     """Positives and negatives of every query that has a passage to answer it and enough that do not.
 
-    module_of: by document. Negatives are hard (high in either list), near (of the same module) and random.
+    encoder: None is no list of its own. module_of: by document. Negatives are hard (high in either list), near (of the
+    same module) and random.
     """
     queries = [query for query in queries if collection.relevant(query)]
-    sparse, dense = search(collection.texts, queries, encoder, min(_DEPTH, len(collection.passages)))
+    if encoder is None:
+        lists = {"sparse": _by_keywords(collection.texts, queries)}
+    else:
+        both = search(collection.texts, queries, encoder, min(_DEPTH, len(collection.passages)))
+        lists = {name: positions for name, (_, positions) in zip(("sparse", "dense"), both, strict=True)}
     by_module: dict[str, list[int]] = {}
     for index, passage in enumerate(collection.passages):
         by_module.setdefault(module_of[passage.title], []).append(index)
@@ -111,14 +117,20 @@ def training_examples(
         near = by_module[module_of[query.name]]
         rng = np.random.default_rng(pick(query.name, "negatives", 2**32))
         sources = {
-            "sparse": sparse[1][row].tolist(),
-            "dense": dense[1][row].tolist(),
+            **{name: positions[row].tolist() for name, positions in lists.items()},
             "module": rng.permutation(near)[:_DEPTH].tolist(),
             "random": rng.integers(len(collection.passages), size=4 * _EASY).tolist(),
         }
         positives = tuple(collection.texts[i] for i in sorted(relevant))
         examples.append(Example(query, positives, _negatives(sources, relevant, fit, collection.texts)))
     return examples
+
+
+def _by_keywords(texts: Sequence[str], queries: Sequence[Query]) -> np.ndarray:
+    """[queries, depth] positions of the best by BM25."""
+    index = retrieval.sparse_index(texts)
+    positions: np.ndarray = index.search([query.text for query in queries], min(_DEPTH, len(texts)))[1]
+    return positions
 
 
 def _negatives(
@@ -135,8 +147,8 @@ def _negatives(
     return negatives
 
 
-def _sample(documents: Sequence[Document], named: set[str], count: int) -> list[Document]:
-    """So many documents by hash, those that are named first."""
+def _sample(documents: Sequence[Document], named: set[str]) -> list[Document]:
+    """Documents by hash, those that are named first."""
     chosen = sorted(documents, key=lambda document: (document.name not in named, pick(document.name, "mined", 2**62)))
-    chosen = chosen[:count]
+    chosen = chosen[:_DOCUMENTS]
     return sorted(chosen, key=lambda document: document.name)

@@ -66,7 +66,8 @@ FINDINGS = (
         "`pydocs-lm`, two sizes; documentation",
         "trend",
         "The gain is larger. How much, the wide interval leaves open. "
-        "One side that mixes the outputs of its own documents gains about as much.",
+        "One side that mixes the outputs of its own documents gains about as much. "
+        "Of 100 questions that need both sides it answers 1, and the larger side alone none.",
     ),
     Finding(
         "dragon-c11",

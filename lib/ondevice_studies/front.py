@@ -67,7 +67,7 @@ FINDINGS = (
         "trend",
         "The gain is larger. How much, the wide interval leaves open. "
         "One side that mixes the outputs of its own documents gains about as much. "
-        "Of 100 questions that need both sides it answers 1, and the larger side alone none.",
+        "Of 100 questions that need both sides SmolLM2 answers 1 with it, and none by the larger side alone.",
     ),
     Finding(
         "dragon-c11",

@@ -140,8 +140,8 @@ class EndpointClient:
         except (aiohttp.ClientError, OSError, TypeError, KeyError):
             return  # the answer's request says what is wrong
         if len(names) > 1:
-            said = f"{self._base}: it has {len(names)} models, such as {names[0]}; name the one to ask for"
-            raise EndpointError(said, reached=False)
+            message = f"{self._base}: it has {len(names)} models, such as {names[0]}; name the one to ask for"
+            raise EndpointError(message, reached=False)
         self._model, self._lists_models = next(iter(names), None), False
 
     async def alive(self) -> bool:
@@ -264,16 +264,16 @@ class _EventReader:
             chunk = _parsed(data)
             choices = chunk.get("choices") or [{}]
             error, usage = _error(chunk, choices), _usage(chunk)
-            told = [_told(choice) for choice in (choices if self._verbatim else choices[:1])]
+            deltas = [_delta(choice) for choice in (choices if self._verbatim else choices[:1])]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise EndpointError(f"sent a malformed chunk: {_short(data.decode('utf-8', 'replace'))}") from None
         if error:
             raise EndpointError(f"broke off with the error {_short(error)}")
-        self._begun |= {index for index, text, extra, reason in told if text or extra or reason}
-        reasons = {index: reason for index, _, _, reason in told if reason}
-        text = "".join(text for _, text, _, _ in told)
+        self._begun |= {index for index, text, extra, reason in deltas if text or extra or reason}
+        reasons = {index: reason for index, _, _, reason in deltas if reason}
+        text = "".join(text for _, text, _, _ in deltas)
         self._finish = Finish(next(iter(reasons.values()), self._finish.reason), usage or self._finish.usage)
-        if any(extra for _, _, extra, _ in told) or (self._verbatim and (text or reasons)):
+        if any(extra for _, _, extra, _ in deltas) or (self._verbatim and (text or reasons)):
             self._on_event(Piece(text, chunk))
         elif text:
             self._on_event(Piece(text))
@@ -306,7 +306,7 @@ def _whole(body: bytes, on_event: OnEvent) -> Finish:
     return Finish(reasons[0] or "stop", usage)
 
 
-def _told(choice: Json) -> tuple[int, str, bool, str | None]:
+def _delta(choice: Json) -> tuple[int, str, bool, str | None]:
     """(index, text, whether it holds more than text, reason to have ended) of a choice. TypeError on odd ones."""
     delta = choice.get("delta") or {}
     text, reason, index = delta.get("content") or "", choice.get("finish_reason"), choice.get("index") or 0

@@ -169,7 +169,8 @@ class EndpointClient:
         if prefix:
             messages = f"{messages[:-1]}, {_dumped({'role': 'assistant', 'content': prefix})}]"
             decided |= {"continue_final_message": True, "add_generation_prompt": False}
-        body = {name: text for name, text in own.items() if name not in ("stream_options", "model")}
+        unsent = {"stream_options"} if self._model else {"stream_options", "model"}
+        body = {name: text for name, text in own.items() if name not in unsent}
         return body | {name: _dumped(value) for name, value in decided.items()} | {"messages": messages}
 
     @cached_property

@@ -42,7 +42,8 @@ class Lists:
 
 def chosen(example: Example, rng: np.random.Generator) -> list[str]:
     """A positive, then seven different negatives; where a source has too few, others stand in."""
-    shuffled = {source: [texts[i] for i in rng.permutation(len(texts))] for source, texts in example.negatives.items()}
+    given = {source: example.negatives.get(source, ()) for source in NEGATIVES}  # a source that was not mined is empty
+    shuffled = {source: [texts[i] for i in rng.permutation(len(texts))] for source, texts in given.items()}
     picked = [text for source, count in NEGATIVES.items() for text in shuffled[source][:count]]
     rest = [text for source, count in NEGATIVES.items() for text in shuffled[source][count:]]
     positive = example.positives[rng.integers(len(example.positives))]

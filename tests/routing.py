@@ -238,20 +238,27 @@ def usage(**counts: Any) -> str:
 class Upstream:
     """A chat endpoint. reply: what a body gets, a Response or lines of a stream; a number there is a pause, in s.
 
-    models: the names that it lists; None is no such list.
+    models: the names that it lists; None is no such list. loading: how often it is not ready first when asked for them.
     """
 
     def __init__(
         self,
         reply: Callable[[dict[str, Any]], Sequence[str | float] | Response],
         models: Sequence[str] | None = None,
+        loading: int = 0,
     ) -> None:
         self.reply, self.bodies, self.headers = reply, [], []
+        self.loading = loading
         self.sent: list[bytes] = []  # the same bodies, as they came
         routes = [Route("/v1/chat/completions", self.handle, methods=["POST"])]
         if models is not None:
             listed = {"object": "list", "data": [{"id": name} for name in models]}
-            routes.append(Route("/v1/models", lambda _: JSONResponse(listed)))
+
+            def answer(_: starlette.requests.Request) -> Response:
+                self.loading -= 1
+                return Response(status_code=503) if self.loading >= 0 else JSONResponse(listed)
+
+            routes.append(Route("/v1/models", answer))
         self.app = Starlette(routes=routes)
 
     async def handle(self, request: starlette.requests.Request) -> Response:

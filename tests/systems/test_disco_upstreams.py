@@ -80,9 +80,15 @@ def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: str) -> N
     assert "[DONE]" in replies[1][2] and "error" not in replies[1][2]
 
 
-@pytest.mark.parametrize("models", [["phone"], [], None])
-def test_an_endpoint_without_a_name_is_asked_for_its_only_model(tmp_path: Path, models: list[str] | None) -> None:
-    upstream = Upstream(lambda _: [*ANSWER, DONE], models)
+@pytest.mark.parametrize(
+    ("models", "loading", "names"),
+    [(["phone"], 0, ["phone", "phone"]), (["phone"], 1, [None, "phone"]), ([], 0, [None, None]), (None, 0, [None, None])],
+)
+def test_an_endpoint_without_a_name_is_asked_for_its_only_model(
+    tmp_path: Path, models: list[str] | None, loading: int, names: list[str | None]
+) -> None:
+    """One that is still loading its model when it is asked for the first time counted as one without a list."""
+    upstream = Upstream(lambda _: [*ANSWER, DONE], models, loading)
 
     async def work() -> list[Any]:
         async with asking(tmp_path, upstream, on_device={"model": None}, named={"name": None}) as ask:
@@ -90,7 +96,7 @@ def test_an_endpoint_without_a_name_is_asked_for_its_only_model(tmp_path: Path, 
 
     replies = asyncio.run(work())
     assert [status for status, _, _ in replies] == [200, 200]
-    assert [body.get("model") for body in upstream.bodies] == 2 * [models[0] if models else None]
+    assert [body.get("model") for body in upstream.bodies] == names
 
 
 def test_of_several_models_one_has_to_be_named(tmp_path: Path) -> None:

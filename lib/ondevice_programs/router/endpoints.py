@@ -131,12 +131,17 @@ class EndpointClient:
             raise
 
     async def _look_up(self) -> None:
-        """Ask for the only model that it lists. One that lists none, or cannot, is asked for no model by name."""
+        """Ask for the only model that it lists. One that has no list, or an empty one, is asked for no model by name.
+
+        Any other answer, as of a server that still loads its model, settles nothing: the next request looks once more.
+        """
         url = f"{self._base}/models"
         try:
             async with asyncio.timeout(LISTING_S), self._http.get(url, headers=self._headers) as response:
-                listed = (_json(await response.content.read(LONGEST_LINE)) or {}).get("data") or []
-            names = [str(entry["id"]) for entry in listed]
+                listed = _json(await response.content.read(LONGEST_LINE))
+            if response.status != 404 and (response.status != 200 or listed is None):
+                return
+            names = [str(entry["id"]) for entry in (listed or {}).get("data") or []]
         except (aiohttp.ClientError, OSError, TypeError, KeyError):
             return  # the answer's request says what is wrong
         if len(names) > 1:

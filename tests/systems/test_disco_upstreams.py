@@ -82,7 +82,12 @@ def test_usage_without_counts_spoils_no_answer(tmp_path: Path, counts: str) -> N
 
 @pytest.mark.parametrize(
     ("models", "loading", "names"),
-    [(["phone"], 0, ["phone", "phone"]), (["phone"], 1, [None, "phone"]), ([], 0, [None, None]), (None, 0, [None, None])],
+    [
+        (["phone"], 0, ["phone", "phone"]),
+        (["phone"], 1, [None, "phone"]),
+        ([], 0, [None, None]),
+        (None, 0, [None, None]),
+    ],
 )
 def test_an_endpoint_without_a_name_is_asked_for_its_only_model(
     tmp_path: Path, models: list[str] | None, loading: int, names: list[str | None]

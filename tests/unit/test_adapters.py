@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from ondevice import adapters, assets, models, shapes
-from ondevice.corpus.pairs import CHAT_TEMPLATE, reading_pairs, rows
+from ondevice.corpus.pairs import CHAT_TEMPLATE, reader, reading_pairs, rows
 from ondevice_programs.reranker import Reranker
 from ondevice_training.reranking import learning, low_rank
 
@@ -63,6 +63,8 @@ def test_an_adapter_makes_of_its_base_the_model_that_was_trained(adapter):
     with torch.inference_mode():
         assert torch.allclose(loaded.model(ids).logits, trained(ids).logits, atol=1e-5)
     assert loaded.tokenizer.chat_template == CHAT_TEMPLATE and not loaded.model.training
+    pair = ("which?", ["A passage.\nWith a line."])  # records read it as it was trained
+    assert rows(reader(loaded.model, loaded.tokenizer), *pair) == rows(reading_pairs(chat_tokenizer(), True), *pair)
 
 
 def test_an_adapter_beside_its_base_is_applied_and_refused_beside_another(adapter, base):

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from ondevice import assets, corpus, models, shapes
+from ondevice.corpus import Query
 from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.pairs import Row, padded, reading_pairs, rows
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
@@ -35,7 +36,7 @@ from ondevice.retrieval.pools import evaluation_pools
 from ondevice_training.reranking import examples, learning, low_rank
 from ondevice_training.reranking.examples import clozes, training_examples
 from ondevice_training.reranking.learning import Recipe
-from ondevice_training.reranking.lists import CANDIDATES, QUERIES
+from ondevice_training.reranking.lists import CANDIDATES, QUERIES, chosen
 from ondevice_training.reranking.loss import listwise
 from ondevice_training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
 from ondevice_training.running import export
@@ -345,6 +346,14 @@ def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
     assert equal(resumed, trained(tmp_path / "unbroken", rank=4)[1])
     with pytest.raises(ValueError, match="another shape"):
         trained(tmp_path / "broken", rank=2)
+
+
+def test_lists_without_the_embedders_negatives_are_as_long():
+    """A run that mines by keywords alone broke off at its first step."""
+    negatives = {"sparse": tuple("abcdef"), "module": ("g", "h"), "random": ("i",)}
+    example = examples.Example(Query("parameter", "which?", "name", ""), ("yes",), negatives)
+    texts = chosen(example, np.random.default_rng(0))
+    assert texts[0] == "yes" and len(set(texts)) == CANDIDATES and {"i"} < set(texts)
 
 
 def test_an_adapter_alone_goes_on_where_its_training_stopped(tmp_path):

@@ -70,6 +70,11 @@ def reading_pairs(tokenizer: PreTrainedTokenizerBase, causal: bool) -> PreTraine
     return reader
 
 
+def reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer whose pairs a loaded reranker reads: its own, or one for an adapter's chat template."""
+    return tokenizer if tokenizer.chat_template is None else reading_pairs(tokenizer, is_causal(model))
+
+
 def rows(tokenizer: PreTrainedTokenizerBase, query: str, passages: Sequence[str]) -> list[Row]:
     """Pairs of a query with passages, each a title, a line break and a text; the longer one loses its end."""
     encoded = tokenizer([query] * len(passages), list(passages), truncation=True, verbose=False)

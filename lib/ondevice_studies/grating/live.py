@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,36 +13,47 @@ from numpy.typing import NDArray
 
 from ondevice.evidence import born, derived, mean
 from ondevice.retrieval.texts import digest
-from ondevice_papers.grating.architectures import Architecture
+from ondevice_papers.grating.architectures import Architecture, Row
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
 from ondevice_papers.grating.hidden_states import Resident
 from ondevice_papers.grating.pools import Pool
 from ondevice_papers.grating.pruning import Rule, select
-from ondevice_papers.grating.reading import TextPair, encode
+from ondevice_papers.grating.reading import Form, encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_papers.grating.window import Window
 from ondevice_programs.reranker import loading
-from ondevice_programs.reranker.folder import prepare
-from ondevice_studies.grating.questions import pools
+from ondevice_programs.reranker.folder import folders
+from ondevice_studies.grating.questions import Question, pools
 
 
 @contextlib.contextmanager
 def opened(
-    name: str,
+    spec: str,
     window: Callable[..., Window] = Window,
     cache: Callable[..., EmbeddingCache] = EmbeddingCache,
     states: States = Resident,
     run_layer: RunLayer = run_layer,
     select: Select = select,
-) -> Any:
-    """(engine, tokenizer) of a reranker with an own head."""
-    folder = prepare(name)
-    architecture = Architecture(loading.configuration(name, folder))
-    streamed = Streamed(folder, architecture.part_of, units=architecture.units, window=window, cache=cache)
+    **streaming: Any,
+) -> Iterator[tuple[Any, Form]]:
+    """The engine of any reranker that `Reranker` takes, and its form of pairs. streaming: of `Streamed`."""
+    there = folders(spec)
+    config, tokenizer = loading.configuration(spec, there.weights), loading.tokenizer(spec, there.tokenizer)
+    scoring = loading.scoring(spec, there.settings, config, tokenizer)
+    architecture = Architecture(config, scoring.answers)
+    most = min(architecture.longest, scoring.limit or int(tokenizer.model_max_length))
+    form = scoring.form(tokenizer, most, scoring.prompts.get(scoring.default or ""))
+    streamed = Streamed(
+        there.weights, architecture.part_of, units=architecture.units, window=window, cache=cache, **streaming
+    )
     with contextlib.closing(streamed) as weights:
-        engine = Engine(architecture, weights, states=states, run_layer=run_layer, select=select)
-        yield engine, loading.tokenizer(name, folder)
+        yield Engine(architecture, weights, states=states, run_layer=run_layer, select=select), form
+
+
+def pairs(form: Form, question: Question) -> list[Row]:
+    """A question's pairs with its candidates."""
+    return encode(form, [question.query] * len(question.documents), question.documents).rows
 
 
 def means(
@@ -61,20 +72,13 @@ def scored(spec: str, set_: str, numbers: Iterable[int]) -> list[Pool]:
 
     spec: of any reranker that `Reranker` takes.
     """
-    folder = prepare(spec)
-    config, tokenizer = loading.configuration(spec, folder), loading.tokenizer(spec, folder)
-    scoring = loading.scoring(spec, folder, config, tokenizer)
-    architecture = Architecture(config, scoring.answers)
-    most = min(architecture.longest, scoring.limit or int(tokenizer.model_max_length))
-    pair_form = scoring.form(tokenizer, most, scoring.prompts.get(scoring.default or ""))
-    scored_pools = []
-    with contextlib.closing(Streamed(folder, architecture.part_of, units=architecture.units)) as weights:
-        engine = Engine(architecture, weights)
-        for number in numbers:
-            question = pools(set_, "test")[number]
-            given = encode(pair_form, [question.query] * len(question.documents), question.documents).rows
-            scored_pools.append(Pool(question.name, "test", engine.score(given).outcome.history, question.relevant))
-    return scored_pools
+    questions = [pools(set_, "test")[number] for number in numbers]
+    with opened(spec) as (engine, form):
+        histories = [engine.score(pairs(form, question)).outcome.history for question in questions]
+    return [
+        Pool(question.name, "test", history, question.relevant)
+        for question, history in zip(questions, histories, strict=True)
+    ]
 
 
 def hits(cache: Callable[..., EmbeddingCache], name: str, set_: str, count: int, capacity: int) -> list[float]:
@@ -82,25 +86,16 @@ def hits(cache: Callable[..., EmbeddingCache], name: str, set_: str, count: int,
 
     capacity: rows that memory holds.
     """
-    folder = prepare(name)
-    architecture = Architecture(loading.configuration(name, folder))
-    tokenizer = loading.tokenizer(name, folder)
-    pair_form = TextPair(tokenizer, min(int(tokenizer.model_max_length), architecture.longest))
     shares = []
-    streamed = Streamed(folder, architecture.part_of, units=architecture.units, cache=cache, embedding_rows=capacity)
-    with contextlib.closing(streamed) as weights:
+    with opened(name, cache=cache, embedding_rows=capacity) as (engine, form):
+        embeddings = engine.weights.embeddings
         for question in pools(set_, "test")[:count]:
-            before = weights.embeddings.hits, weights.embeddings.misses
-            rows = encode(pair_form, [question.query] * len(question.documents), question.documents).rows
-            weights.rows(torch.tensor([token for row in rows for token in row.ids]))
-            new_hits, new_misses = weights.embeddings.hits - before[0], weights.embeddings.misses - before[1]
+            before = embeddings.hits, embeddings.misses
+            tokens = [token for row in pairs(form, question) for token in row.ids]
+            engine.weights.rows(torch.tensor(tokens))
+            new_hits, new_misses = embeddings.hits - before[0], embeddings.misses - before[1]
             shares.append(new_hits / (new_hits + new_misses))
     return shares
-
-
-def form(engine: Engine, tokenizer: Any) -> TextPair:
-    """How the bundled rerankers read pairs."""
-    return TextPair(tokenizer, min(int(tokenizer.model_max_length), engine.architecture.longest))
 
 
 def units(scores: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -128,9 +123,9 @@ def outcomes(name: str, runs: pd.DataFrame, rules: Sequence[Rule | None], **mech
     layers. hits, misses: of the cache of embedding rows, which lasts from pool to pool, up to this one. due: hits that
     it has at least, if it forgets no row (`due`).
     """
-    rows = []
+    ranked = []
     requests = list[set[int]]()
-    with opened(name, **mechanisms) as (engine, tokenizer):
+    with opened(name, **mechanisms) as (engine, form):
         embeddings = engine.weights.embeddings
         fetch = embeddings.fetch
 
@@ -141,14 +136,12 @@ def outcomes(name: str, runs: pd.DataFrame, rules: Sequence[Rule | None], **mech
         embeddings.fetch = noted
         run: Any
         for run, rule in zip(runs.itertuples(), rules, strict=True):
-            question = pools(run.set, "test")[run.pool]
-            given = encode(form(engine, tokenizer), [question.query] * len(question.documents), question.documents).rows
-            outcome = engine.score(given, run.k, rule).outcome
-            rows.append({"model": name, "set": run.set, "k": run.k, "rule": run.rule, "pool": run.pool,
-                         "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
-                         "hits": embeddings.hits, "misses": embeddings.misses,
-                         "due": due(requests, embeddings.capacity)})  # fmt: skip
-    return born(pd.DataFrame(rows), "measured")
+            outcome = engine.score(pairs(form, pools(run.set, "test")[run.pool]), run.k, rule).outcome
+            ranked.append({"model": name, "set": run.set, "k": run.k, "rule": run.rule, "pool": run.pool,
+                           "layer": outcome.layer, "kept": outcome.kept, "history": outcome.history,
+                           "hits": embeddings.hits, "misses": embeddings.misses,
+                           "due": due(requests, embeddings.capacity)})  # fmt: skip
+    return born(pd.DataFrame(ranked), "measured")
 
 
 def due(requests: Sequence[set[int]], capacity: int) -> int:

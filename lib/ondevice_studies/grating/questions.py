@@ -25,13 +25,14 @@ from ondevice.corpus.modules import held_out
 from ondevice.corpus.prompts import pick
 from ondevice.evidence import load
 from ondevice.retrieval.collection import Collection
-from ondevice.retrieval.pools import CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
+from ondevice.retrieval.pools import CALIBRATION, CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
 from ondevice.retrieval.texts import digest
 
 QUESTIONS = "documentation questions"
 CLOZE = "inverse cloze"
 RAG, CONTEXT = "RAG", "long context"
-SPLITS = {QUESTIONS: ("validation", "test"), CLOZE: ("validation", "test"), RAG: ("test",), CONTEXT: ("test",)}
+_SPLITS = (CALIBRATION, "validation", "test")
+SPLITS = {QUESTIONS: _SPLITS, CLOZE: _SPLITS, RAG: ("test",), CONTEXT: ("test",)}
 KEPT = 5  # segments of some fourteen that are kept of a long document; the paper keeps 10 of 20
 LONGER = 1024  # tokens; a long document has more
 LONGEST = 2400  # tokens of a long document, at most

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ondevice import evidence, models, retrieval
-from ondevice.corpus.pairs import is_causal, rows
+from ondevice import assets, evidence, models, retrieval
+from ondevice.corpus.pairs import is_causal, reader, rows
 from ondevice.evidence import Recorder
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
@@ -48,6 +48,7 @@ from ondevice_studies.grating.full_size import (
     WINDOW,
 )
 from ondevice_studies.grating.questions import (
+    CALIBRATION,
     CLOZE,
     QUESTIONS,
     SPLITS,
@@ -60,14 +61,14 @@ from ondevice_studies.grating.questions import (
 from ondevice_studies.grating.study import DECODERS, MODELS
 
 K = 5  # around whose boundary probes are to be right
-FITTED = [(QUESTIONS, "validation"), (CLOZE, "validation")]  # what probes are fitted on
+FITTED = list(product((QUESTIONS, CLOZE), (CALIBRATION, "validation")))  # what probes are fitted on
 
 
 @torch.inference_mode()
 def read(loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
     states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
-    pairs = rows(loaded.tokenizer, question.query, question.documents)
+    pairs = rows(reader(loaded.model, loaded.tokenizer), question.query, question.documents)
     order = sorted(range(len(pairs)), key=lambda index: len(pairs[index].ids))  # `scores_of` leaves such an order be
     back = np.argsort(order)
     kept = list[Tensor]()
@@ -82,6 +83,17 @@ def read(loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndar
     below = len(scores) - 1
     groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
     return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
+
+
+def kept_read(folder: Path, loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """`read`, from the folder where it is there: a deep model reads all pools for hours."""
+    path = folder / f"{digest([question.set, question.query, *question.documents])}.npz"
+    if not path.is_file():
+        scores, states = read(loaded, question)
+        with assets.writing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, scores=scores, states=states)
+    with np.load(path) as stored:
+        return stored["scores"], stored["states"]
 
 
 def score_row(name: str, number: int, question: Question, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
@@ -99,12 +111,14 @@ def asks(name: str, set_: str) -> bool:
     return set_ in (QUESTIONS, CLOZE) or name in DECODERS
 
 
-def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def model_rows(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """All rows of a model: of `scores`, and of `probes` where it has some.
 
-    Pools that probes are fitted on have scores of probes that were fitted on others of them.
+    Pools that probes are fitted on have scores of probes that were fitted on others of them. folder: keeps what was
+    read, to go on with.
     """
     loaded = models.load(name)
+    folder.mkdir(exist_ok=True)
     probed = name in DECODERS
     fitting = [(number, question) for split in FITTED for number, question in enumerate(pools(*split))]
     others = [
@@ -114,7 +128,7 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         if (set_, split) not in FITTED and asks(name, set_)
         for number, question in enumerate(pools(set_, split))
     ]
-    first = [read(loaded, question) for _, question in tqdm(fitting, f"{name}, validation")]
+    first = [kept_read(folder, loaded, question) for _, question in tqdm(fitting, f"{name}, validation")]
     empty, fitted, crossed = np.empty(0, np.float32), None, None
     if probed:
         states = [below for _, below in first]
@@ -127,7 +141,7 @@ def model_rows(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     ]
     del first
     for number, question in tqdm(others, f"{name}, other sets"):
-        scores, below = read(loaded, question)
+        scores, below = kept_read(folder, loaded, question)
         by_probes = probes.predicted(fitted, below) if fitted else empty
         score_rows.append(score_row(name, number, question, scores, by_probes))
     layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
@@ -390,7 +404,7 @@ def record_scores(kept: Recorder, fitted: Recorder) -> None:
     """scores and probes, a model at a time."""
     for name in MODELS:
         if name not in {unit[0] for unit in kept.done}:
-            scores, probed = model_rows(name)
+            scores, probed = model_rows(name, kept.parts / name)
             if probed:  # before the scores, whose presence says that a model is done
                 fitted.add(probed)
                 fitted.checkpoint()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from ondevice.evidence import derived
 from ondevice.evidence.resampling import DRAWS, Resampled, resample
+from ondevice.retrieval.pools import CALIBRATION
 from ondevice_papers.grating import margins
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import Pool, measured, replay, sweep, validation
@@ -81,8 +83,9 @@ def calibrated(
 
 
 def certifying(scores: pd.DataFrame, model: str, probed: bool) -> list[Pool]:
-    """Validation pools that margins are fitted and certified on: 125 questions alone could not promise 98 %."""
-    return [pool for name in (QUESTIONS, CLOZE) for pool in pools_of(scores, model, name, "validation", probed)]
+    """Pools of both sets that margins are fitted and certified on: 125 questions alone could not promise 98 %."""
+    sets = product((QUESTIONS, CLOZE), (CALIBRATION, "validation"))
+    return [pool for name, split in sets for pool in pools_of(scores, model, name, split, probed)]
 
 
 @dataclass(frozen=True)

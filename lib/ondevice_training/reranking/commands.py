@@ -14,7 +14,7 @@ import transformers
 
 from ondevice import assets, models, retrieval
 from ondevice.commands import count, positive, writable
-from ondevice.corpus.pairs import is_causal, reading_pairs, rows
+from ondevice.corpus.pairs import is_causal, reader, rows
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.pools import Pool, for_evaluation, paragraph_pools
@@ -87,18 +87,12 @@ def evaluate_reranker(arguments: argparse.Namespace) -> None:
     on_paragraphs = arguments.split == "wikitext"
     evaluation = paragraph_pools(retrieval.embedder()) if on_paragraphs else for_evaluation(arguments.split)
     with mixed_precision(loaded.model.device.type):
-        scores = pool_scores(loaded.model, _reader(loaded), evaluation.pools)
+        scores = pool_scores(loaded.model, reader(loaded.model, loaded.tokenizer), evaluation.pools)
     results = report(evaluation, scores)
     name = arguments.model if loaded.origin != "folder" else Path(arguments.model).name
     assets.write_text(arguments.out, json.dumps({"model": name, "split": arguments.split, **results}, indent=1) + "\n")
     means = {ranker: round(metrics["ndcg@10"]["mean"], 3) for ranker, metrics in results["metrics"].items()}
     print(f"nDCG@10 on {results['queries']} queries: {means}")
-
-
-def _reader(loaded: models.Loaded) -> PreTrainedTokenizerBase:
-    """The tokenizer whose pairs the model reads: a stored reranker's own, or what an adapter's chat template says."""
-    chat = loaded.tokenizer.chat_template is not None
-    return reading_pairs(loaded.tokenizer, is_causal(loaded.model)) if chat else loaded.tokenizer
 
 
 def _prepare(threads: int | None) -> None:

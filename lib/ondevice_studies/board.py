@@ -13,9 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ondevice import assets, plotting
+from ondevice.evidence.claims import Untested
 from ondevice.evidence.exhibits import write_exhibit, write_result
 from ondevice.evidence.paper_run import read_value, shown
-from ondevice.evidence.rules import Rule, Untested, parts_of
+from ondevice.evidence.rules import Rule, parts_of
 from ondevice_studies.claims import CLAIMS
 
 NAMES = {"diaa": "DIAA", "disco": "DiSCo", "dragon": "DRAGON", "grating": "GRATING", "sdnpu": "sd.npu"}

@@ -16,7 +16,6 @@ written upon the same commit.
 
 from __future__ import annotations
 
-import ast
 import datetime
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,8 @@ from typing import Any
 import pandas as pd
 
 from ondevice import assets, commands
-from ondevice.evidence import rules
-from ondevice.evidence.rules import Rule, Test, Untested
+from ondevice.evidence import Rule, Test, Untested
+from ondevice.evidence.rules import parsed
 from ondevice_studies import board
 from ondevice_studies.claims import CLAIMS
 
@@ -35,7 +34,6 @@ PROGRAM = "python -m ondevice_studies.rules_lock"
 FILE = "data/paper/rules.lock.csv"
 COLUMNS = ["claim", "version", "date", "commit", "after_result", "change", "why", "rule", "words"]
 CHANGES = ("first", "bound", "quantity", "untested", "null", "wording")
-_CONSTRUCTORS = frozenset(name for name in vars(rules) if hasattr(getattr(rules, name), "__wrapped__"))
 _TREND = " | trend "
 _UNTESTED = "untested: "
 _RESTORE = f"`git checkout -- {FILE}` restores it"
@@ -67,11 +65,11 @@ def words(rule: Rule | Untested) -> str:
 def tests(text: str) -> tuple[Test, Test | None]:
     """(reproduced, trend) of a form. Raises ValueError on anything but calls of the tests' constructors."""
     reproduced, _, trend = text.partition(_TREND)
-    return _test(reproduced), _test(trend) if trend else None
+    return parsed(reproduced), parsed(trend) if trend else None
 
 
 def check() -> pd.DataFrame:
-    """The lock's lines. Raises ValueError, which names file, claim and command, where they contradict the code."""
+    """The lock's lines. Raises ValueError, which names file, claim and command, where they contradict the claims."""
     lines = read()
     current = _rules()
     for claim, versions in _by_claim(lines):
@@ -210,26 +208,6 @@ def _verdicts(today: Rule | Untested, versions: pd.DataFrame, stored: str) -> li
         verdicts.insert(0, f"v{line.version} {verdict}")
         another = another or line.change in ("quantity", "untested")
     return verdicts
-
-
-def _test(text: str) -> Test:
-    try:
-        parsed = _evaluated(ast.parse(text, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError):
-        parsed = None
-    if not isinstance(parsed, Test):
-        raise ValueError(f"{text!r} is no form of a test.")
-    return parsed
-
-
-def _evaluated(node: ast.expr) -> Any:
-    """A node's test, number or text; nothing but the constructors is called."""
-    if not isinstance(node, ast.Call):
-        return ast.literal_eval(node)
-    if not isinstance(node.func, ast.Name) or node.func.id not in _CONSTRUCTORS:
-        raise ValueError(ast.dump(node.func))
-    named = {keyword.arg or "": _evaluated(keyword.value) for keyword in node.keywords}
-    return getattr(rules, node.func.id)(*map(_evaluated, node.args), **named)
 
 
 def _head() -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ondevice import assets
-from ondevice.evidence import VERDICTS, Estimate, Rule, Untested, quoted, read_value
+from ondevice.evidence import VERDICTS, Estimate, Rule, Untested, judged, quoted, read_claims, read_value
 from ondevice_studies.claims import CLAIMS
 
 PAPERS = sorted(CLAIMS)
@@ -24,16 +24,50 @@ RULES = [(claim, rule) for paper in PAPERS for claim, rule in rules_of(paper).it
 EACH_RULE = pytest.mark.parametrize(("claim", "rule"), RULES, ids=[claim for claim, _ in RULES])
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_claim_has_a_rule_or_a_reason_in_the_papers_order(paper):
-    assert list(rules_of(paper)) == list(assets.paper_list("claims", paper)["claim_id"])
-    assert all(isinstance(row.rule, Untested) == (row.value is None) for row in CLAIMS[paper].values())
+ROW = {
+    "paper": "tiny", "claim_id": "tiny-c01", "section": "1. Speed", "judged": "speed", "judged_unit": "x",
+    "reproduced": "AtLeast(2)", "trend": "Above(1)", "wrong": "0.9", "null": "plain", "null_value": "1.0",
+    "no_null": "", "note": "", "untested": "", "kind": "", "headline": "",
+}  # fmt: skip
+WRONG = {
+    "no rule and no reason": ({"reproduced": ""}, "has a rule, or why"),
+    "a rule and a reason": ({"untested": "no phone"}, "has a rule, or why"),
+    "a function of an untested claim": ({"reproduced": "", "untested": "no phone"}, "a function"),
+    "another id": ({"claim_id": "tiny-c02"}, "tiny-c01"),
+    "an unknown test": ({"reproduced": "Nearly(2)"}, "Nearly"),
+    "a call of anything else": ({"trend": "print(1)"}, "print"),
+    "a value that is no number": ({"wrong": "open('x')"}, "tiny-c01"),
+}
+
+
+def speed(seconds):
+    return float(seconds)
+
+
+def listed(folder, monkeypatch, **changed):
+    (folder / "paper").mkdir(exist_ok=True)
+    pd.DataFrame([ROW | changed]).to_csv(folder / "paper" / "claims.csv", index=False)
+    monkeypatch.setattr(assets, "data", lambda *parts: folder.joinpath(*parts))
+    return read_claims("tiny", {"tiny-c01": judged(speed)})
+
+
+def test_a_claim_is_a_row_and_a_function(tmp_path, monkeypatch):
+    claim = listed(tmp_path, monkeypatch)["tiny-c01"]
+    assert claim.values({"seconds": 3}) == (3.0, None) and claim.section == "1. Speed"
+    assert claim.rule.words == "speed: at least 2 x; trend: above 1 x; null: plain" and claim.rule.null_value == 1
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_row_that_cannot_be_judged_is_refused_by_its_claim(case, tmp_path, monkeypatch):
+    changed, words = WRONG[case]
+    with pytest.raises(ValueError, match=words):
+        listed(tmp_path, monkeypatch, **changed)
 
 
 @EACH_RULE
 def test_a_null_is_the_value_function_with_other_parameters(claim, rule):
     row = CLAIMS[claim.partition("-")[0]][claim]
-    assert [bool(line) for line in (rule.null, rule.no_null, rule.null_pending)].count(True) == 1
+    assert [bool(line) for line in (rule.null, rule.no_null)].count(True) == 1
     if row.null is None:
         assert not rule.null or rule.null_value is not None
     else:

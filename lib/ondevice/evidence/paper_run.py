@@ -18,9 +18,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ondevice import assets
+from ondevice.evidence.claims import Claim, Untested
 from ondevice.evidence.estimates import Estimate, Value, kind_of
 from ondevice.evidence.exhibits import write_exhibit, write_result
-from ondevice.evidence.rules import VERDICTS, Claim, Rule, Untested, parts_of
+from ondevice.evidence.rules import VERDICTS, Rule, parts_of
 
 _WIDTH = 110
 _MANY = 4  # values, above which their range is shown

@@ -6,11 +6,12 @@ whole interval lies in the test's region, or out of it.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -182,14 +183,40 @@ def Less(first: int, second: int, test: Test, times: float = 1.0) -> Test:
     return Test(holds, lambda unit: f"value {first + 1} {sign}value {second + 1} {test.words(unit)}")
 
 
+_CONSTRUCTORS = {name: function for name, function in globals().items() if hasattr(function, "__wrapped__")}
+
+
+def parsed(form: str) -> Test:
+    """The test that a form makes, as `Each(AtLeast(0.5), None)`.
+
+    Raises ValueError on anything but calls of the constructors above.
+    """
+    try:
+        test = _evaluated(ast.parse(form, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError):
+        test = None
+    if not isinstance(test, Test):
+        raise ValueError(f"{form!r} is no form of a test.")
+    return test
+
+
+def _evaluated(node: ast.expr) -> typing.Any:
+    """A node's test, number or text; nothing but the constructors is called."""
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    if not isinstance(node.func, ast.Name) or node.func.id not in _CONSTRUCTORS:
+        raise ValueError(ast.dump(node.func))
+    named = {keyword.arg or "": _evaluated(keyword.value) for keyword in node.keywords}
+    return _CONSTRUCTORS[node.func.id](*map(_evaluated, node.args), **named)
+
+
 @dataclass(frozen=True)
 class Rule:
     """When a value reproduces a claim, and when it shows the claim's trend.
 
     quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
     it gets, where that holds by definition, such as a saving of 0 over itself. no_null: why there is no trivial method;
-    null_pending: what will judge the claim anew, and with which one. The rule of a paper's claim has exactly one of
-    null, no_null and null_pending. note: what a reader has to know beside the numbers.
+    The rule of a paper's claim has one of null and no_null. note: what a reader has to know beside the numbers.
     """
 
     quantity: str
@@ -201,12 +228,11 @@ class Rule:
     null_value: Value | None = None
     note: str = ""
     no_null: str = ""
-    null_pending: str = ""
 
     @property
     def null_words(self) -> str:
-        """`null: the trivial method`, or why there is none, or what will bring one; empty where nothing is said."""
-        lines = {"null": self.null, "no null possible": self.no_null, "null pending": self.null_pending}
+        """`null: the trivial method`, or why there is none; empty where nothing is said."""
+        lines = {"null": self.null, "no null possible": self.no_null}
         return "; ".join(f"{name}: {words}" for name, words in lines.items() if words)
 
     @property
@@ -250,59 +276,6 @@ class Rule:
 
     def _decided(self, parts: _Parts, scale: float) -> bool:
         return self.verdict(tuple(x.scaled(scale) for x in parts)) != "undecided"
-
-
-@dataclass(frozen=True)
-class Untested:
-    """A claim that this repository cannot test, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A row of a paper's table of claims: the heading of the notebook's section that shows it, its rule, its value.
-
-    value: a function whose parameters are named tables and options; None where the claim is untested. null: the
-    parameters of that function that change for the trivial method; None where the rule has the null's value or there is
-    none. kind: of a value that is plain numbers. headline: README's words for a number of the paper's abstract.
-    Raises ValueError for a null of other parameters, and TypeError for one that is a function of its own.
-    """
-
-    section: str
-    rule: Rule | Untested
-    value: Callable[..., Value] | None = None
-    null: Mapping[str, typing.Any] | None = None
-    kind: str | None = None
-    headline: str = ""
-
-    def __post_init__(self) -> None:
-        if self.null is None or self.value is None:
-            return
-        if not isinstance(self.null, Mapping):
-            raise TypeError("A null is computed by its claim's own function: give the parameters that change.")
-        if unknown := set(self.null) - set(inspect.signature(self.value).parameters):
-            raise ValueError(f"A null changes {', '.join(sorted(unknown))}, which its claim's function does not take.")
-
-    def takes(self, tables: Mapping[str, typing.Any]) -> bool:
-        """Whether the value can be made of these."""
-        return self.value is not None and needed_by(self.value) <= set(tables)
-
-    def values(self, tables: Mapping[str, typing.Any]) -> tuple[Value, Value | None]:
-        """(ours, the trivial method's or None), from tables by name; those that nothing asks for are left out."""
-        assert self.value is not None
-        value = _call(self.value, tables)
-        return value, None if self.null is None else _call(self.value, {**tables, **self.null})
-
-
-def needed_by(function: Callable[..., Value]) -> set[str]:
-    """The names of a function's parameters that have no default."""
-    parameters = inspect.signature(function).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.default is parameter.empty}
-
-
-def _call(function: Callable[..., Value], tables: Mapping[str, typing.Any]) -> Value:
-    return function(**{name: tables[name] for name in inspect.signature(function).parameters if name in tables})
 
 
 def parts_of(value: Value) -> _Parts:

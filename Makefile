@@ -5,8 +5,7 @@
 #                     PyTorch's index of CPU builds answers within seconds; elsewhere the default package index, whose
 #                     build may be CUDA's, of gigabytes; the set-up says which)
 # JOBS=2              notebooks that run at a time (default 1)
-# PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder; it runs in a worktree of the files
-#                     as they are, so they can be edited meanwhile (ARGS="--commit REV": of that commit)
+# PAPER=diaa ARGS=...  the paper whose records are made, and arguments to its recorder
 # MACHINE=name        all that this machine decides is recorded, under that name; MACHINE= finds one (docs/machines.md)
 # IN_PLACE=1          JupyterLab on notebooks/ itself, where saving changes tracked files (default: on copies in runs/lab/)
 # FORCE=1             repeat what is up to date (notebook runs in reproduce, notebook checks in test, tests in test-long)

@@ -4,8 +4,8 @@
 Behind a paper and its arguments, `--executor local|dask|ADDRESS --shares n` has processes share the work: of this
 machine, of Dask workers started here, or of a Dask cluster at that address. They have the user's cache in common.
 
-All of it runs in a clean worktree of a commit (`ondevice_studies.worktree`), so that files can be edited meanwhile.
-`--commit` names the commit; without it, the checkout as it is now becomes one.
+A record is of a commit: a recorder refuses a checkout with uncommitted changes. To edit files meanwhile, call it from
+another worktree (`git worktree add ../recording`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import ondevice_studies
 from ondevice import assets, commands
 from ondevice.evidence.exhibits import MACHINE_VARIABLE, machine_name
 from ondevice.evidence.records import UNKNOWN, Recorder, load, machines
-from ondevice_studies import worktree
 
 _PARTS = {
     "disco --parts": "policy_times device cold_start",
@@ -194,18 +193,13 @@ def here(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`here`, in a worktree where something is recorded; exit code 2 on a paper without records."""
+    """`here`; exit code 2 on a paper without records."""
     first = arguments[0] if arguments else ""
     with commands.refusing(f"python -m ondevice_studies.record {first}".strip()):
         if first not in (*papers(), "machine") and not (first == "share" and arguments[1:]):
             print(f"Which paper? There are records of: {', '.join(papers()) or 'none'}.", file=sys.stderr)
             return commands.REFUSED
-        parser = commands.Parser(f"make record PAPER={first}", add_help=False, allow_abbrev=False)
-        parser.add_argument("--commit", default="")
-        options, rest = parser.parse_known_args(arguments)
-        if first == "share" or worktree.inside() or {"-h", "--help", "--plan"} & set(rest):
-            return here(rest)
-        return worktree.run(["-m", __spec__.name, *rest], options.commit)
+        return here(arguments)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ CANNOT_RUN = {  # how a command or a block begins, by why it is not run
     "rewrites a file of the repository, to which a test holds it": (
         "python -m ondevice_programs.bench.leaderboard", "python -m ondevice_studies.rules_lock",
         "python -m ondevice_studies.drawings", "python -m ondevice_studies.api",
-        "python -m ondevice_studies.provenance",
     ),
     "changes the reader's shell, files or checkout, or names a GPU": (
         "make clean && rm", "source .venv/", "git add", "python -c",

@@ -39,8 +39,6 @@ SITE = """
     from pathlib import Path
     import ondevice_studies
     from ondevice import assets
-    from ondevice_studies import worktree
-    worktree.inside = lambda: True
     ondevice_studies.__path__.insert(0, HOME)
     real = assets.data
     assets.data = lambda *parts: Path(HOME, *parts) if parts[0] == "records" else real(*parts)
@@ -54,7 +52,6 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "dragon" / "__init__.py").touch()
     (tmp_path / "dragon" / "record.py").write_text(textwrap.dedent(PAPER))
     (tmp_path / "sitecustomize.py").write_text(f"HOME = {str(tmp_path)!r}\n{textwrap.dedent(SITE)}")
-    monkeypatch.setattr(record.worktree, "inside", lambda: True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path / "cache"))
     real = assets.data
@@ -105,8 +102,7 @@ def test_what_a_failed_share_left_is_made_by_the_same_command_again(home):
         (["machine", "--only", "disco/nothing"], "'disco/nothing'"),
     ],
 )
-def test_what_cannot_be_is_refused(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(record.worktree, "inside", lambda: True)
+def test_what_cannot_be_is_refused(words, message, capsys):
     try:
         code = record.main(words)
     except SystemExit as stopped:

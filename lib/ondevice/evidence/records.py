@@ -71,8 +71,7 @@ def sidecar(paper: str, name: str) -> dict[str, Any]:
         raise RecordError(f"{label} or its sidecar has not the checksum of the manifest: git checkout restores it.")
     origin = json.loads(beside.read_text(encoding="utf-8"))
     if missing := [field for field in sidecars.FIELDS if field not in origin]:
-        cure = f"{command} makes it anew, python -m ondevice_studies.provenance completes that of an older version"
-        raise RecordError(f"data/records/{paper}/{beside.name} lacks {', '.join(missing)}: {cure}.")
+        raise RecordError(f"data/records/{paper}/{beside.name} lacks {', '.join(missing)}: {command} makes it anew.")
     if origin["seal"] != sidecars.seal(origin, path) or origin["rows"] != entry["rows"]:
         raise RecordError(f"{label} or its sidecar was edited since it was made, as its seal shows: git checkout.")
     return origin
@@ -182,8 +181,8 @@ class Recorder:
         self.every = every
         self.commit, self.dirty = sidecars.checkout()
         if self.dirty and folder().is_relative_to(assets.ROOT):
-            command = f"make record PAPER={paper} records from a worktree of them"
-            raise RecordError(f"data/records/{paper} cannot be of a checkout with uncommitted changes: {command}.")
+            cure = "commit them, or record from another worktree"
+            raise RecordError(f"data/records/{paper} cannot be of a checkout with uncommitted changes: {cure}.")
         self.sidecar = {
             "command": shlex.join(["python", *sys.orig_argv[1:]]),
             "parameters": dict(parameters),

@@ -34,6 +34,7 @@ PUBLIC: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "Drafters behind transformers' `generate`": {
         "ondevice.speculation.custom_generate.speculative": (),
+        "ondevice.speculation.drafters.create": (),
         "ondevice.speculation.bundled.mixture": (),
         "ondevice.speculation.mixture.Mixture": (),
         "ondevice.speculation.store.Store": ("from_sequences", "after", "save", "load"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Drafter
-from ondevice.speculation.bundled import weights_for_any_model
 from ondevice.speculation.cacheback import Cacheback
+from ondevice.speculation.drafters import DRAFTERS as TABLE
+from ondevice.speculation.drafters import create
 from ondevice.speculation.goose import Goose
 from ondevice.speculation.layer_skipping import LayerSkipping
-from ondevice.speculation.logit_spec import LogitSpec
 from ondevice.speculation.loop import Choice, greedy
 from ondevice.speculation.mixture import Mixture
 from ondevice.speculation.prompt_lookup import PromptLookup
@@ -26,7 +26,6 @@ from ondevice.speculation.sam_decoding import SamDecoding, automaton
 from ondevice.speculation.small_model import SmallModel
 from ondevice.speculation.store import Store
 from ondevice.speculation.suffix_decoding import SuffixDecoding
-from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice_papers.diaa.drafter import RECYCLING, Diaa
 from ondevice_papers.diaa.tables import Tables
 from ondevice_papers.diaa.warmup import warm_up
@@ -131,14 +130,16 @@ def warm_tables(of: CausalLM) -> Tables:
     return _warm(of).copy()
 
 
+def _named(name: str, of: CausalLM, corpus: Sequence[Sequence[int]]) -> Drafter:
+    return create(name, V)
+
+
 Make = Callable[[CausalLM, Sequence[Sequence[int]]], Drafter]  # from the target and a corpus
 DRAFTERS: dict[str, Make] = {
     "vanilla": lambda of, corpus: Drafter(),
+    **{name: partial(_named, name) for name in TABLE},
     "PLD": lambda of, corpus: PromptLookup.original(),
-    "PLD, transformers": lambda of, corpus: PromptLookup.transformers(),
-    "SAM": lambda of, corpus: SamDecoding(),
     "SAM, corpus": lambda of, corpus: SamDecoding(automaton(corpus)),
-    "TR": lambda of, corpus: TokenRecycling(V),
     "small model": lambda of, corpus: SmallModel(resembling(of)),
     "small model, heuristic": lambda of, corpus: SmallModel(resembling(of), 2, heuristic=True),
     "small model, short context": lambda of, corpus: SmallModel(again(resembling(of), SHORT)),
@@ -148,16 +149,11 @@ DRAFTERS: dict[str, Make] = {
     "DIAA, warm": lambda of, corpus: Diaa(warm_tables(of)),
     "DIAA, template": lambda of, corpus: Diaa(warm_tables(of), template=RECYCLING, stale=True),
     "DIAA, refresh": lambda of, corpus: Diaa(warm_tables(of), refresh=3, reads_prompt=True),
-    "SuffixDecoding": lambda of, corpus: SuffixDecoding(),
     "SuffixDecoding, corpus": lambda of, corpus: SuffixDecoding(automaton(corpus)),
-    "LogitSpec": lambda of, corpus: LogitSpec(),
     "Goose": lambda of, corpus: Goose(V, automaton(corpus)),
-    "RACER": lambda of, corpus: Racer(V),
     "RACER, few nodes": lambda of, corpus: Racer(V, nodes=24),
-    "Cacheback": lambda of, corpus: Cacheback(),
     "Cacheback, corpus": lambda of, corpus: Cacheback(corpus),
     "mixture": lambda of, corpus: Mixture(),
-    "mixture, logits read": lambda of, corpus: Mixture(weights_for_any_model()),
     "mixture, store, sized": lambda of, corpus: Mixture(stores=[Store.from_sequences(corpus)], seconds=SECONDS),
 }
 

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 from ondevice import models, prompts, shapes
 from ondevice.assets import ROOT
+from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice_programs.bench import formats, inputs, leaderboard, measuring, predictions
 from ondevice_programs.bench.__main__ import main
-from ondevice_programs.bench.drafters import DRAFTERS, create
 from ondevice_programs.bench.inputs import Request, in_turns, rounds
 from ondevice_programs.bench.measuring import Bench
 from ondevice_programs.bench.peer import LlamaCpp

@@ -165,7 +165,7 @@ def test_every_method_names_its_own_code_and_record():
     names = [spec_bench.name_of(models.SMOLLM2, name) for name in METHODS]
     assert len(set(names)) == len(names) and "smollm2-static-16-cold" in names
     codes = {sidecars.code(f"ondevice_studies.diaa.spec_bench+{method.module}") for method in METHODS.values()}
-    assert len(codes) == len({method.module for method in METHODS.values()}) == 3
+    assert len(codes) == len({method.module for method in METHODS.values()}) > 3
 
 
 def test_loops_are_cut_and_margins_are_those_before_them(bench):
@@ -214,7 +214,7 @@ def test_two_tokens_tell_apart_what_one_cannot():
 def test_a_record_that_is_there_counts_by_its_code(monkeypatch):
     assert not records.exists("diaa", "no-such-record")
     monkeypatch.setattr(records, "exists", lambda paper, name: True)
-    program = "ondevice_studies.diaa.spec_bench+ondevice_studies.diaa.peer_drafters"
+    program = "ondevice_studies.diaa.spec_bench+ondevice.speculation.goose"
     origin = {"program": program, "code": sidecars.code(program), "parameters": {"nodes": 8}}
     monkeypatch.setattr(records, "sidecar", lambda paper, name: origin)
     assert shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])

@@ -111,3 +111,8 @@ class Diaa(Learning):
         self._shape = tree.draft()
         self._age = 1
         return self._shape
+
+
+def diaa(vocabulary: int) -> Diaa:
+    """A drafter whose tables are empty, until the prompt's logits fill them. vocabulary: number of token ids."""
+    return Diaa(Tables.empty(vocabulary), reads_prompt=True)

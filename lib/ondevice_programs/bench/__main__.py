@@ -18,8 +18,8 @@ import torch
 
 from ondevice import commands, cores, models, prompts
 from ondevice.causal_lm import support
+from ondevice.speculation.drafters import DRAFTERS
 from ondevice_programs.bench import formats, inputs, picture
-from ondevice_programs.bench.drafters import DRAFTERS
 from ondevice_programs.bench.measuring import Bench
 from ondevice_programs.bench.peer import LlamaCpp
 from ondevice_programs.bench.report import report

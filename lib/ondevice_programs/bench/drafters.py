@@ -1,4 +1,4 @@
-"""The drafters that are compared, and one request answered with one of them, timed."""
+"""One request answered with one of the drafters that are compared, timed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -15,45 +15,6 @@ from ondevice.speculation import Drafter, generate, greedy
 
 # Nodes of a draft, in the order in which they are tried. With the root's, 16 and 32 rows fill the tiles of AMX.
 BUDGETS = (8, 4, 31, 15)
-
-
-class Row(NamedTuple):
-    """A drafter of the comparison, as Python: imports (behind `from`) and the call, where V is the number of token ids.
-
-    live: whether it reads logits, so that a model must run.
-    """
-
-    imports: str
-    call: str
-    live: bool
-
-
-_TABLES = "ondevice_papers.diaa.tables import Tables"
-DRAFTERS = {
-    "prompt-lookup": Row(
-        "ondevice.speculation.prompt_lookup import PromptLookup", "PromptLookup.transformers()", False
-    ),
-    "sam": Row("ondevice.speculation.sam_decoding import SamDecoding", "SamDecoding()", False),
-    "suffix-decoding": Row("ondevice.speculation.suffix_decoding import SuffixDecoding", "SuffixDecoding()", False),
-    "cacheback": Row("ondevice.speculation.cacheback import Cacheback", "Cacheback()", False),
-    "token-recycling": Row("ondevice.speculation.token_recycling import TokenRecycling", "TokenRecycling(V)", True),
-    "logit-spec": Row("ondevice.speculation.logit_spec import LogitSpec", "LogitSpec()", True),
-    "goose": Row("ondevice.speculation.goose import Goose", "Goose(V)", True),
-    "racer": Row("ondevice.speculation.racer import Racer", "Racer(V)", True),
-    "diaa": Row(
-        f"ondevice_papers.diaa.drafter import Diaa\nfrom {_TABLES}", "Diaa(Tables.empty(V), reads_prompt=True)", True
-    ),
-    "sdnpu": Row("ondevice_papers.sdnpu.drafter import sdnpu", "sdnpu(V)", True),
-    "mixture": Row("ondevice.speculation.bundled import mixture", "mixture()", True),
-}
-
-
-def create(name: str, vocabulary: int) -> Drafter:
-    """A new drafter by the very Python that a report gives to paste. vocabulary: number of token ids."""
-    scope: dict[str, Any] = {"V": vocabulary}
-    exec(f"from {DRAFTERS[name].imports}", scope)
-    drafter: Drafter = eval(DRAFTERS[name].call, scope)
-    return drafter
 
 
 class Timed(Drafter):

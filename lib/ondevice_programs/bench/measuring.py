@@ -18,9 +18,10 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.generation import loop_start
 from ondevice.models import Loaded
 from ondevice.speculation import Drafter
+from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice_programs.bench import formats, predictions
-from ondevice_programs.bench.drafters import BUDGETS, DRAFTERS, answered, create
+from ondevice_programs.bench.drafters import BUDGETS, answered
 from ondevice_programs.bench.inputs import ROUND, Request, in_turns, rounds
 from ondevice_programs.bench.predictions import ANY, CHAIN, DRAFTED, FASTEST, PLAIN, REPEATED, TREE
 from ondevice_programs.bench.state import save
@@ -99,7 +100,7 @@ class Bench:
         answers = {each: self.rest["answers"].get(each.id, {"tokens": []})["tokens"] for each in self.requests}
         requests = [replace(each, limit=len(tokens)) for each, tokens in answers.items() if len(tokens) > 1]
         replayed = ReplayedModel({each.ids: answers[each] for each in answers}, lm.vocabulary, lm.context)
-        arms = len(set(self.shapes.values())) * sum(DRAFTERS[drafter].live for drafter in self.names)
+        arms = len(set(self.shapes.values())) * sum(DRAFTERS[drafter].reads == "logits" for drafter in self.names)
         ms = formats.milliseconds(curves[name], 1 + BUDGETS[0]) / _PER_PASS
         shorter = self.limited("trials", requests[:ROUND], requests, arms, ms)
         with self.part("replays", "Drafters that read no logits, on these answers") as until:
@@ -162,7 +163,7 @@ class Bench:
 
         pairs = []
         for name in self.names:
-            if DRAFTERS[name].live == live:
+            if (DRAFTERS[name].reads == "logits") == live:
                 trees = create(name, self.vocabulary).drafts_trees
                 pairs += [(name, shape) for shape in (shapes if trees else [ANY])]
         groups = rounds(requests)

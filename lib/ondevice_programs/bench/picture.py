@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ondevice import assets, extras
-from ondevice_programs.bench.drafters import DRAFTERS
+from ondevice.speculation.drafters import DRAFTERS
 from ondevice_programs.bench.formats import ROWS
 from ondevice_programs.bench.predictions import ANY, CHAIN, TREE
 from ondevice_programs.bench.report import setting

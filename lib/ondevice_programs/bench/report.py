@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ondevice.speculation.drafters import DRAFTERS
 from ondevice_programs.bench import formats
-from ondevice_programs.bench.drafters import DRAFTERS, Row
 from ondevice_programs.bench.predictions import ANY, DRAFTED, FASTEST, PLAIN, advice
 
 _BEST = 5  # predictions that are printed
-_PLAIN = Row("ondevice.speculation import Drafter", "Drafter()", False)
-_SNIPPET = '''\
+_SNIPPET = """\
 from functools import partial
 
 import torch
 
 from ondevice import chat, models
 from ondevice.causal_lm.lean import engine
+from ondevice.speculation import Drafter
 from ondevice.speculation.custom_generate import speculative
-from {imports}
 
 loaded = models.load({spec!r})
-V = loaded.config.vocab_size
 ids = torch.tensor([chat.prompt_ids(loaded.tokenizer, "Why is the sky blue?")])
 logs = []
 fast = speculative(
-    {call}, budget={budget}, report=logs.append,
+    {drafter}, budget={budget}, report=logs.append,
     engine=partial(engine, threads={threads}, weights={weights!r}, arithmetic={arithmetic!r}, drafts={drafts}),
 )
 output = loaded.model.generate(
@@ -35,16 +33,18 @@ output = loaded.model.generate(
 )
 print(loaded.tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True))
 print(len(logs[0].tokens), "tokens,", len(logs[0].steps), "passes")
-'''
+"""
 
 
 def snippet(parts: Mapping[str, Any]) -> str:
     """Python that runs the model as advised."""
     best = advice(parts)
-    row = DRAFTERS[best["drafter"]] if best["drafter"] else _PLAIN
-    values = formats.FORMATS[best["format"]] | row._asdict()
     return _SNIPPET.format(
-        **values, spec=parts["model"]["spec"], budget=best["budget"], threads=parts["machine"]["threads"]
+        **formats.FORMATS[best["format"]],
+        drafter=repr(best["drafter"]) if best["drafter"] else "Drafter()",
+        spec=parts["model"]["spec"],
+        budget=best["budget"],
+        threads=parts["machine"]["threads"],
     )
 
 
@@ -105,7 +105,7 @@ def _drafters(parts: Mapping[str, Any]) -> Iterator[str]:
         own = " ".join(f"{rows[b]['own_ms']:.2f}" for b in budgets if b in rows)
         name = pair[0] if pair[1] == ANY else ", ".join(pair)
         yield f"{name:24}" + "".join(f"{cell:>11}" for cell in cells) + f"   {own}"
-    live = [row for row in arms if DRAFTERS[row["drafter"]].live]
+    live = [row for row in arms if DRAFTERS[row["drafter"]].reads == "logits"]
     same, total = sum(row["identical"] for row in live), sum(row["n"] for row in live)
     limit = parts["limits"]["trials"]
     yield f"{same} of {total} live answers are those of plain decoding; at most {limit} tokens each."

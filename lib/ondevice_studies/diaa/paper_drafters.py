@@ -9,25 +9,14 @@ from ondevice.speculation import Drafter
 from ondevice.speculation.layer_skipping import LayerSkipping
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.sam_decoding import SamDecoding, automaton
-from ondevice.speculation.token_recycling import TokenRecycling
 from ondevice_papers.diaa import ambiguities
 from ondevice_papers.diaa.drafter import RECYCLING, Diaa
 from ondevice_studies.diaa.workbench import Bench
 
 
-def token_recycling(bench: Bench) -> Drafter:
-    """Token Recycling; a budget below 80 takes its template's first nodes."""
-    return TokenRecycling(bench.lm.vocabulary)
-
-
 def prompt_lookup(bench: Bench) -> Drafter:
     """Prompt lookup by its author's rule."""
     return PromptLookup.original()
-
-
-def prompt_lookup_of_transformers(bench: Bench) -> Drafter:
-    """Prompt lookup as transformers has it."""
-    return PromptLookup.transformers()
 
 
 def sam_decoding(bench: Bench) -> Drafter:

@@ -17,32 +17,30 @@ from ondevice_studies.speculation.spec_bench import PART, Method, name_of, recor
 __all__ = ["METHODS", "PART", "Method", "load", "name_of", "record", "recorded_requests", "run"]
 
 _PAPER = "ondevice_studies.diaa.paper_drafters"
-_PEERS = "ondevice_studies.diaa.peer_drafters"
-_MIXTURES = "ondevice_studies.diaa.mixtures"
 
 # In the order of their importance, in which they are recorded.
 METHODS: dict[str, Method] = {
     "DIAA": Method(f"{_PAPER}:diaa", 16),
-    "TR": Method(f"{_PAPER}:token_recycling", 80),
+    "TR": Method("token-recycling", 80),
     "PLD": Method(f"{_PAPER}:prompt_lookup", 10, replayed=True),
-    "PLD, transformers' rules": Method(f"{_PAPER}:prompt_lookup_of_transformers", 10, replayed=True),
+    "PLD, transformers' rules": Method("prompt-lookup", 10, replayed=True),
     "SAM-D": Method(f"{_PAPER}:sam_decoding", 39, replayed=True),
-    "mixture 32": Method(f"{_MIXTURES}:mixture", 32),
-    "Goose 32": Method(f"{_PEERS}:goose", 32),
-    "RACER 32": Method(f"{_PEERS}:racer", 32),
+    "mixture 32": Method("mixture", 32),
+    "Goose 32": Method("goose", 32),
+    "RACER 32": Method("racer", 32),
     "DIAA 32": Method(f"{_PAPER}:diaa", 32),
-    "mixture 8": Method(f"{_MIXTURES}:mixture", 8),
-    "Goose 8": Method(f"{_PEERS}:goose", 8),
-    "RACER 8": Method(f"{_PEERS}:racer", 8),
-    "SuffixDecoding 32": Method(f"{_PEERS}:suffix_decoding", 32, replayed=True),
-    "SuffixDecoding 8": Method(f"{_PEERS}:suffix_decoding", 8, replayed=True),
-    "Cacheback 32": Method(f"{_PEERS}:cacheback", 32, replayed=True),
-    "Cacheback 8": Method(f"{_PEERS}:cacheback", 8, replayed=True),
-    "LogitSpec 32": Method(f"{_PEERS}:logit_spec", 32),
-    "TR 32": Method(f"{_PAPER}:token_recycling", 32),
+    "mixture 8": Method("mixture", 8),
+    "Goose 8": Method("goose", 8),
+    "RACER 8": Method("racer", 8),
+    "SuffixDecoding 32": Method("suffix-decoding", 32, replayed=True),
+    "SuffixDecoding 8": Method("suffix-decoding", 8, replayed=True),
+    "Cacheback 32": Method("cacheback", 32, replayed=True),
+    "Cacheback 8": Method("cacheback", 8, replayed=True),
+    "LogitSpec 32": Method("logit-spec", 32),
+    "TR 32": Method("token-recycling", 32),
     "DIAA, prompt read": Method(f"{_PAPER}:diaa_prompt_read", 16),
-    "LogitSpec 8": Method(f"{_PEERS}:logit_spec", 8),
-    "TR 8": Method(f"{_PAPER}:token_recycling", 8),
+    "LogitSpec 8": Method("logit-spec", 8),
+    "TR 8": Method("token-recycling", 8),
     "layer skipping": Method(f"{_PAPER}:layer_skipping", 64, "part"),
     # Table 3 and Figures 3, 4: without warmed tables, without a grown tree, without both, updates one step late
     "cold": Method(f"{_PAPER}:diaa_cold", 16, "part"),

@@ -20,6 +20,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import records, sidecars
 from ondevice.speculation import Drafter, generate
+from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.prompts import digest
@@ -53,10 +54,10 @@ class Bench:
 class Method:
     """A drafter that is recorded.
 
-    make: a drafter that takes no arguments, or a function of a `Bench`, as `module:name`, so that only its own module
-    counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, the first `PART` of each
-    task, or by task as many as `OF_CONTEXT` and `FEW` say. replayed: whether it reads no logits, so that known answers
-    can stand for the model.
+    make: a name in the library's table of drafters, or a function of a `Bench`, as `module:name`; either way only its
+    own module counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, the first `PART` of
+    each task, or by task as many as `OF_CONTEXT` and `FEW` say. replayed: whether it reads no logits, so that known
+    answers can stand for the model.
     """
 
     make: str
@@ -67,12 +68,14 @@ class Method:
     @property
     def module(self) -> str:
         """Where it is made."""
-        return self.make.partition(":")[0]
+        return DRAFTERS[self.make].module if self.make in DRAFTERS else self.make.partition(":")[0]
 
     def drafter(self, bench: Any) -> Drafter:
-        """A new one. bench: what `make` takes."""
-        make: type[Drafter] | Callable[[Any], Drafter] = resolve_name(self.make)
-        return make() if isinstance(make, type) else make(bench)
+        """A new one."""
+        if self.make in DRAFTERS:
+            return create(self.make, bench.lm.vocabulary)
+        make: Callable[[Any], Drafter] = resolve_name(self.make)
+        return make(bench)
 
     def most(self, task: str) -> int | None:
         """How many requests of a task; None is all."""

@@ -15,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ondevice.causal_lm import CausalLM, support
 from ondevice.gguf_file import weights_state
+from ondevice.speculation import drafters
 from ondevice.speculation.draft import EMPTY
 from ondevice.speculation.drafter import Drafter
 from ondevice.speculation.loop import BUDGET, Generation, generate
@@ -29,14 +30,16 @@ _CALLED = ("prefilled", "propose", "observe", "end")
 
 
 def speculative(
-    drafter: Drafter,
-    budget: int = BUDGET,
+    drafter: Drafter | str,
+    budget: int | None = None,
     report: Callable[[Generation], None] | None = None,
     streamer: BaseStreamer | None = None,
     engine: Callable[[Any], CausalLM] = CausalLM,
 ) -> Callable[..., torch.Tensor]:
     """A `custom_generate` for `model.generate`: the ids [1, n] that `generate` gives, in fewer forwards.
 
+    drafter: one, or a name in `drafters.DRAFTERS`, of which each model gets a new one. budget: most nodes of a draft;
+    None is what the authors of a named drafter take, else 64.
     That holds in float32; in bfloat16 a forward of several rows rounds otherwise than one of a single row.
     Logits processors and stopping criteria are `generate`'s own: each emitted token is chosen by them, behind its own
     prefix. With do_sample the draws are those of `generate`, too, in its order, from torch's global generator.
@@ -53,6 +56,11 @@ def speculative(
     dictionaries, limits beyond the model's context, models that are no decoders; and where processors forbid every
     token. An `assistant_model` never reaches a custom_generate: do not pass it.
     """
+    if isinstance(drafter, str):
+        drafters.require(drafter)
+        budget = budget or drafters.DRAFTERS[drafter].budget
+    made: dict[int, Drafter] = {}  # a named drafter's, by the number of token ids
+    nodes = BUDGET if budget is None else budget
     cut: set[str] = set()  # models of which it was said that they verify only chains
 
     def decode(
@@ -74,17 +82,20 @@ def speculative(
                 raise ValueError(
                     f"max_length {longest} is beyond the model's context of {lm.context} tokens and one more."
                 )
-            if drafter.drafts_trees and lm.tree_refusal and lm.tree_refusal not in cut:
+            if isinstance(drafter, str) and lm.vocabulary not in made:
+                made[lm.vocabulary] = drafters.create(drafter, lm.vocabulary)
+            used = made[lm.vocabulary] if isinstance(drafter, str) else drafter
+            if used.drafts_trees and lm.tree_refusal and lm.tree_refusal not in cut:
                 cut.add(lm.tree_refusal)
-                warnings.warn(f"{lm.tree_refusal} {drafter.name} drafts the first chain of each tree.", stacklevel=2)
+                warnings.warn(f"{lm.tree_refusal} {used.name} drafts the first chain of each tree.", stacklevel=2)
             rules = [rule for rule in stopping_criteria if rule not in limits]
             output = _Output(input_ids, logits_processor, rules, bool(generation_config.do_sample), streamers)
             generation = generate(
                 lm,
-                _Guarded(drafter),
+                _Guarded(used),
                 input_ids[0].tolist(),
                 max(1, longest - input_ids.shape[1]),
-                budget=budget,
+                budget=nodes,
                 choice=output,
                 eos_token_ids=output,
             )

@@ -104,6 +104,24 @@ def test_an_endpoint_without_a_name_is_asked_for_its_only_model(
     assert [body.get("model") for body in upstream.bodies] == names
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_a_chunk_says_beside_its_text_reaches_the_caller(tmp_path: Path, streamed: bool) -> None:
+    """A stream of text alone lost every member that the router does not know, such as system_fingerprint."""
+    beside = {"system_fingerprint": "fp_1", "provider": {"name": "x", "costs": [1, 2]}, "service_tier": None}
+
+    def marked(line: str) -> str:
+        return f"data: {json.dumps(json.loads(line.removeprefix('data: ')) | beside)}"
+
+    replies, _ = asked(tmp_path, lambda _: [*map(marked, ANSWER), DONE], {"stream": streamed})
+    lines = replies[0][2].splitlines() if streamed else [f"data: {replies[0][2]}"]
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    said = [chunk for chunk in chunks if not streamed or chunk["choices"][0]["delta"].get("content")]
+    assert said and all(
+        chunk.items() >= {"system_fingerprint": "fp_1", "provider": beside["provider"]}.items() for chunk in said
+    )
+    assert not any("service_tier" in chunk for chunk in chunks)
+
+
 def test_of_several_models_one_has_to_be_named(tmp_path: Path) -> None:
     upstream = Upstream(lambda _: [*ANSWER, DONE], ["small", "large"])
 

@@ -191,7 +191,11 @@ class _Answer(Response):
         try:
             async for part in self._session.out.read():
                 seam = f": {part.seam} to the {part.side}\n\n" if part.seam else ""
-                chunk = f"data: {json.dumps(part.raw)}" if part.raw else f"{head}{json.dumps(part.text)}}}}}]}}"
+                if part.raw:
+                    chunk = f"data: {json.dumps(part.raw)}"
+                else:
+                    others = f", {json.dumps(part.others)[1:-1]}" if part.others else ""
+                    chunk = f"{head}{json.dumps(part.text)}}}}}]{others}}}"
                 yield f"{opening}{seam}{chunk}\n\n"
                 opening = ""
         except StreamError as error:
@@ -222,7 +226,8 @@ class _Answer(Response):
             elif values and all(isinstance(value, list) for value in values):
                 message[name] = [*chain(*values)]
         choice = {"index": 0, "logprobs": None, "finish_reason": self._finish_reason, "message": message}
-        return self._head | {"choices": [choice], "usage": self._usage(), "disco": self._story()}
+        others = {name: value for part in parts for name, value in part.others.items()}
+        return self._head | {"choices": [choice], "usage": self._usage()} | others | {"disco": self._story()}
 
     @property
     def _finish_reason(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ondevice_papers.disco.policy import Side
 from ondevice_programs.router.request import Json, count_tokens
@@ -43,7 +43,7 @@ def spanning(text: str, seam: int, stops: Sequence[str]) -> int | None:
 class Part:
     """One packet of the answer as an endpoint sent it. time: of its arrival, s. seam: why `side` changed.
 
-    end: tokens of the answer up to here.
+    end: tokens of the answer up to here. raw, others: as of a `Piece`.
     """
 
     text: str
@@ -52,6 +52,7 @@ class Part:
     end: int
     raw: Json | None = None
     seam: str | None = None
+    others: Json = field(default_factory=dict)
 
 
 class Delivery:
@@ -102,9 +103,11 @@ class Delivery:
         """The answer so far: what an endpoint is given as a prefix."""
         return joined(part.text for part in self._parts)
 
-    def push(self, text: str, side: Side, raw: Json | None = None, seam: str | None = None) -> None:
+    def push(
+        self, text: str, side: Side, raw: Json | None = None, seam: str | None = None, others: Json | None = None
+    ) -> None:
         """Add a packet that came now."""
-        self._parts.append(Part(text, side, self._clock(), self.tokens + tokens_of(text), raw, seam))
+        self._parts.append(Part(text, side, self._clock(), self.tokens + tokens_of(text), raw, seam, others or {}))
         self._since_seam = len(text) + (0 if seam else self._since_seam)
         self._look_for_stops(self._tail + text)
         self._changed.set()

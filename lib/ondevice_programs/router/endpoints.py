@@ -23,6 +23,7 @@ from ondevice_programs.router.request import Json, Request
 LONGEST_LINE = 1 << 20  # bytes; a stream without line breaks is not an event stream
 USAGE_GRACE_S = 1.0  # after the finish reason, how long the usage and [DONE] may take
 LISTING_S = 2.0  # for the list of models
+MEMBERS = ("id", "object", "created", "model", "choices", "usage", "disco")  # of a chunk, that the router writes itself
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 CLOSE_GRACE_S = 0.25  # after [DONE], how long the body's end may take (reading it lets the connection be reused)
 GAVE_UP = ("abort", "error")  # reasons to have ended that are not the model's: the engine broke the answer off
@@ -30,10 +31,14 @@ GAVE_UP = ("abort", "error")  # reasons to have ended that are not the model's: 
 
 @dataclass(frozen=True)
 class Piece:
-    """One chunk of an answer. raw: the chunk itself where it holds more than text (tool calls, reasoning, ...)."""
+    """One chunk of an answer. raw: the chunk itself where it holds more than text (tool calls, reasoning, ...).
+
+    others: of a chunk of text alone, the members that the router neither knows nor writes itself (system_fingerprint).
+    """
 
     text: str
     raw: Json | None = None
+    others: Json = field(default_factory=dict)
 
 
 class Alive:
@@ -282,7 +287,8 @@ class _EventReader:
         if any(extra for _, _, extra, _ in deltas) or (self._verbatim and (text or reasons)):
             self._on_event(Piece(text, chunk))
         elif text:
-            self._on_event(Piece(text))
+            others = {name: value for name, value in chunk.items() if name not in MEMBERS and value is not None}
+            self._on_event(Piece(text, None, others))
         if reasons:
             self._running -= reasons.keys()
             if not (self._verbatim and self._running):  # of several choices, others may still be running

@@ -173,7 +173,7 @@ class Session:
         attempt.usage = Usage(attempt.usage.prompt_tokens, attempt.usage.output_tokens + tokens_of(piece.text))
         self._plain = self._plain and piece.raw is None
         seam = attempt.role if attempt.base and attempt.base == len(self.out) else None
-        self.out.push(piece.text, attempt.side, piece.raw, seam)
+        self.out.push(piece.text, attempt.side, piece.raw, seam, piece.others)
         self.heard = self.heard or time.perf_counter()
         if self.out.stopped:
             self._finished(attempt, Finish("stop"))

@@ -458,14 +458,14 @@ def first_wait_dropped(inject):
 def undivided_relevance(inject):
     """Relevance is not divided by its ceiling."""
 
-    def places(right):
+    def positions(right):
         def undivided(self, query, k):
             indices, shares = right(self, query, k)
             return indices, [share * (self.index.ceiling(query) or 1.0) for share in shares]
 
         return undivided
 
-    inject("ondevice_programs.pair.node:Documents.places", places)
+    inject("ondevice_programs.pair.node:Documents.positions", positions)
 
 
 # GRATING

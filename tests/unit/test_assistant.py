@@ -226,7 +226,7 @@ def test_a_reranker_picks_among_what_hybrid_search_finds_and_without_it_the_near
     assert ranker.asked[1][0] == "dogs bark loud"  # both lists' first
     assert texts == ["dogs and cats play", "cats sleep long"] and scores == [1.8, 1.5]
     many = [f"dogs number {i}" for i in range(14)] + ["no such word in here, but by far the longest of them all"]
-    places, _ = toy(ranker, many).places("dogs", 2)
+    places, _ = toy(ranker, many).positions("dogs", 2)
     assert len(ranker.asked[1]) == picking.CANDIDATES and 14 not in places
 
 

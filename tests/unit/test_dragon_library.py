@@ -33,7 +33,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
 def placed(folder: Path, **named) -> dict[str, tuple[str, int]]:
     """Texts with their sources."""
     found = library.documents(str(folder), **named)
-    return {text: (source.file, source.place) for text, source in zip(found.texts, found.sources, strict=True)}
+    return {text: (source.file, source.paragraph) for text, source in zip(found.texts, found.sources, strict=True)}
 
 
 def aged(folder: Path, seconds: float = 60) -> Path:
@@ -241,7 +241,7 @@ def test_passages_have_their_sources(tmp_path: Path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("rain falls\n\nsnow is white")
     found = library.documents(str(tmp_path))
-    (place,), scores = found.places("snow", 1)
+    (place,), scores = found.positions("snow", 1)
     assert ([found.texts[place]], scores) == found.best("snow", 1) == (["snow is white"], scores)
     assert found.sources[place] == Source("deep/a.txt", 2)
 

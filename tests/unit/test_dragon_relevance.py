@@ -156,7 +156,7 @@ def test_by_the_bundled_models_the_side_that_holds_the_answer_has_the_larger_wei
         scored = {side: Scored(each.texts, each.index, scorer=scorer) for side, each in plain.items()}
         for name, documents, temperature in (("models", scored, TEMPERATURE), ("BM25", plain, WEIGHT_TEMPERATURE)):
             for question in some:
-                scores = {side: each.places(question.text, 2)[1] for side, each in documents.items()}
+                scores = {side: each.positions(question.text, 2)[1] for side, each in documents.items()}
                 larger = max(scores, key=lambda side: log_weight(scores[side], temperature))
                 right[name] = right.get(name, 0) + (larger == question.holder)
     assert right["models"] >= len(some) - 1 > right["BM25"] + 2

@@ -27,7 +27,7 @@ class Embedded(Documents):
         """As of `Documents`."""
         return "the cosine of embeddings"
 
-    def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
+    def positions(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """As of `Documents`."""
         scores, indices = self.dense.search([query], min(k, len(self.texts)))
         return indices[0].tolist(), scores[0].tolist()
@@ -46,7 +46,7 @@ class Reranked(Documents):
         """As of `Documents`."""
         return f"{self.reranker.spec[-64:]} ({self.reranker.fingerprint})"
 
-    def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
+    def positions(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """As of `Documents`."""
         candidates = self.hybrid.search([query], min(CANDIDATES, len(self.texts)))[1][0]
         best = self.reranker.rank(query, [self.texts[index] for index in candidates], min(k, len(candidates)))

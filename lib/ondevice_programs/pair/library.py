@@ -54,8 +54,8 @@ class Account:
         parts = []
         for reason, names in sorted(self.skipped.items()):
             shown = names[: _NAMED if reason == UNREADABLE else 1]
-            more = len(names) - len(shown) if reason == UNREADABLE else 0
-            rest = f", and {more} more, which `ondevice-pair documents --json` names" if more else ""
+            unnamed = len(names) - len(shown) if reason == UNREADABLE else 0
+            rest = f", and {unnamed} more, which `ondevice-pair documents --json` names" if unnamed else ""
             parts.append(f"{len(names)} {reason} ({', '.join(shown)}{rest})")
         return f"skipped {'; '.join(parts)}" if self.skipped else ""
 

@@ -56,12 +56,12 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
 class Source:
     """Where a document was found, so that it can be cited.
 
-    file: its path, relative to the folder that was read; of the corpus, a qualified name. place: its paragraph from 1;
+    file: its path, relative to the folder that was read; of the corpus, a qualified name. paragraph: its number from 1;
     of notebooks the cell, of PDF the page, of JSON lines the line.
     """
 
     file: str
-    place: int
+    paragraph: int
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Documents:
         be compared, as a word's weight grows with the number of texts. Raises ValueError on k below 1 and on a query
         without text.
         """
-        indices, scores = self.places(query, k)
+        indices, scores = self.positions(query, k)
         return [self.texts[index] for index in indices], scores
 
-    def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
+    def positions(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """The same as indices into `texts`."""
         if k < 1:
             raise ValueError(f"A query retrieves at least one document, not {k}.")
@@ -155,7 +155,7 @@ class Node:
 
         temperature: of the next token; 0 is greedy: as with 1. Raises ValueError as `Documents.best` and `Decoder` do.
         """
-        indices, scores = self.documents.places(query, k)
+        indices, scores = self.documents.positions(query, k)
         prefixes = self.prefixes([self.documents.texts[index] for index in indices])
         bare = self.template.prefix(self.tokenizer, "")
         if not indices:  # it drafts what the model says without documents, and its part of the mixture is 0
@@ -166,7 +166,7 @@ class Node:
         weights = np.exp(document_weights(np.asarray(scores), self.weight_temperature))
         sources = [self.documents.sources[index] for index in indices]
         cited = [
-            Cited(source.file[-1024:], source.place, float(weight))
+            Cited(source.file[-1024:], source.paragraph, float(weight))
             for source, weight in zip(sources, weights, strict=True)
         ]
         return decoder, cited
@@ -200,7 +200,7 @@ class Node:
     def _common(self) -> int:
         """Ids that stand between any document and any query."""
         some, other = (self.template.suffix(self.tokenizer, query) for query in ("a", "1"))
-        alike = (one == another for one, another in zip(some, other, strict=False))
+        alike = (first == second for first, second in zip(some, other, strict=False))
         return sum(1 for _ in itertools.takewhile(bool, alike))
 
     def prefixes(self, texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -47,11 +47,11 @@ class Scorer:
         """[n] relevance of texts for a question."""
         logits = self._reranker.predict([(query, text) for text in texts], activation_fn=torch.nn.Identity())
         missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        asked, *vectors = self._embedder([query, *missing])
+        question, *vectors = self._embedder([query, *missing])
         self._vectors.update(zip(missing, vectors, strict=True))
         for text in texts:
             self._vectors.move_to_end(text)
-        cosines = np.array([self._vectors[text] @ asked for text in texts], float)
+        cosines = np.array([self._vectors[text] @ question for text in texts], float)
         while len(self._vectors) > _VECTORS:
             self._vectors.popitem(last=False)
         return np.asarray(logits, float) + COSINE * cosines
@@ -68,9 +68,9 @@ class Scored(Documents):
         """As of `Documents`."""
         return self.scorer.key
 
-    def places(self, query: str, k: int) -> tuple[list[int], list[float]]:
+    def positions(self, query: str, k: int) -> tuple[list[int], list[float]]:
         """As of `Documents`."""
-        candidates, _ = super().places(query, max(k + 1, CANDIDATES))
+        candidates, _ = super().positions(query, max(k + 1, CANDIDATES))
         if not candidates:
             return [], []
         scores = self.scorer(query, [self.texts[index] for index in candidates])

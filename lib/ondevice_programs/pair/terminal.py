@@ -92,10 +92,10 @@ def statements(answer: Answer, tokenizer: PreTrainedTokenizerBase) -> Iterator[t
 
 def texts_used(answer: Answer, documents: Documents) -> list[str]:
     """The device's texts that an answer was made from."""
-    places = {(document.file, document.paragraph) for side, document in answer.sources if side == "device"}
+    used = {(document.file, document.paragraph) for side, document in answer.sources if side == "device"}
     return [
         text for text, source in zip(documents.texts, documents.sources, strict=True)
-        if (source.file[-1024:], source.place) in places
+        if (source.file[-1024:], source.paragraph) in used
     ]  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def readable(answer: Answer, tokenizer: PreTrainedTokenizerBase, private: Sequen
     listed.
     """
     words = WORD.findall(str(tokenizer.decode(answer.tokens[: answer.readable], skip_special_tokens=True)))
-    known = {word.lower() for text in private for word in WORD.findall(text)}
-    listed = dict.fromkeys(word for word in words if word.lower() in known and word.lower() not in FUNCTION_WORDS)
+    marked = {word.lower() for text in private for word in WORD.findall(text)} - set(FUNCTION_WORDS)
+    listed = dict.fromkeys(word for word in words if word.lower() in marked)
     return len(words), list(listed)
 
 
@@ -134,11 +134,11 @@ def notes(answer: Answer, tokenizer: PreTrainedTokenizerBase, private: Sequence[
     if answer.connections:
         count, listed = readable(answer, tokenizer, private)
         whole = len(WORD.findall(answer.text))
-        which = "none stands in private text"
+        listing = "none stands in private text"
         if listed:
             verb = "stands" if len(listed) == 1 else "stand"
-            which = f"{len(listed)} {verb} in private text: {', '.join(listed)}"
-        lines.append(f"The cloud could read the question and {count} of the answer's {whole} words; {which}.")
+            listing = f"{len(listed)} {verb} in private text: {', '.join(listed)}"
+        lines.append(f"The cloud could read the question and {count} of the answer's {whole} words; {listing}.")
     sizes = ", ".join(f"{_KINDS.get(kind, kind)} {size}" for kind, size in answer.left.items())
     lines.append(
         f"Left this device: {answer.sent} bytes ({sizes}); came: {answer.received}."

@@ -148,8 +148,8 @@ def _score(spec: str, folder: Path) -> dict[str, Any]:
     return score
 
 
-def _require_keys(where: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:
+def _require_keys(where: str, settings: Mapping[str, Any], applied: Iterable[str]) -> None:
     """Raise ValueError, naming it, on a key that is set and not listed."""
-    odd = [name for name, value in settings.items() if name not in known and value not in (None, False, {}, [])]
+    odd = [name for name, value in settings.items() if name not in applied and value not in (None, False, {}, [])]
     if odd:
         raise ValueError(f"{where} sets {odd[0]}, which is not applied here.")

@@ -42,7 +42,7 @@ PINNING_FIELDS = (
 )  # fmt: skip
 # Of these, those that take no tokens.
 FREE_FIELDS = {"logprobs", "top_logprobs", "logit_bias", "prompt_logprobs", "echo", "continue_final_message"}
-_KNOWN = {*PLAIN_FIELDS, *TEMPLATE_FIELDS, *COUNTED_FIELDS, *PINNING_FIELDS}
+_FIELDS = {*PLAIN_FIELDS, *TEMPLATE_FIELDS, *COUNTED_FIELDS, *PINNING_FIELDS}
 LONGEST_NAME = 64  # characters of it in the log
 PLAIN_KEYS = {"role", "content", "name", "refusal", "tool_calls", "tool_call_id"}  # of a message
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -130,7 +130,7 @@ class Request:
     def pinned(self) -> str | None:
         """Why the answer must come from one endpoint, or None when another may continue it."""
         for name, value in self.options.items():
-            if (name in PINNING_FIELDS and value) or (name not in _KNOWN and value is not None):
+            if (name in PINNING_FIELDS and value) or (name not in _FIELDS and value is not None):
                 return name
         if self.answers > 1:
             return "n > 1"
@@ -227,7 +227,7 @@ def parse(payload: Any, texts: Mapping[str, str] | None = None) -> Request:
         raise BadRequest(f"'{name}': {message}." if name else "The body is not a JSON object.", name or None) from None
     limits = {name: payload[name] for name in LIMITS if payload.get(name) is not None}
     options = {name: value for name, value in payload.items() if name not in OWN_FIELDS}
-    left = {name for name in payload if payload[name] is None and (name in _KNOWN or name in OWN_FIELDS)}
+    left = {name for name in payload if payload[name] is None and (name in _FIELDS or name in OWN_FIELDS)}
     own = {name: text for name, text in (texts or {}).items() if name not in left}
     streamed = bool(body.stream)
     request = Request(tuple(payload["messages"]), limits, body.model, options, streamed=streamed, texts=own)

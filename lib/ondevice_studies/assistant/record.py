@@ -85,7 +85,7 @@ def weighed(by_kind: Nodes, question: Question) -> list[dict[str, Any]]:
         scores = list[float]()
         losses = []
         for node in sides.values():
-            indices, relevance = node.documents.places(question.query, K)
+            indices, relevance = node.documents.positions(question.query, K)
             suffix = node.template.suffix(node.tokenizer, question.query)
             answer = [*node.tokenizer(question.answer, add_special_tokens=False).input_ids, node.end]
             prompts = [[*prefix, *suffix] for prefix in node.prefixes([node.documents.texts[at] for at in indices])]
@@ -123,7 +123,7 @@ def answered(
                 decodes=partial(Ahead, drafter=makers[drafter], **hooks),
             )
             if (reranked, name) not in chosen:
-                indices, scores = node.documents.places(question.query, K)
+                indices, scores = node.documents.positions(question.query, K)
                 work = sum(node.documents.reranker.receipt.active) if reranked else 0  # type: ignore[attr-defined]
                 chosen[reranked, name] = [node.documents.texts[index] for index in indices], scores, work
             texts, scores, row[f"{name}_work"] = chosen[reranked, name]
@@ -181,7 +181,7 @@ def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], questions: S
 
         near = by_kind[False]["device"]
         ranked = by_kind[True]["device"]
-        yield row("embedding", 1, lambda: near.documents.places(question.query, K))  # noqa: B023
+        yield row("embedding", 1, lambda: near.documents.positions(question.query, K))  # noqa: B023
         hybrid = ranked.documents.hybrid  # type: ignore[attr-defined]
         ranker = ranked.documents.reranker  # type: ignore[attr-defined]
         yield row("hybrid", 1, lambda: hybrid.search([question.query], CANDIDATES))  # noqa: B023

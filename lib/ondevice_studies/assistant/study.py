@@ -60,8 +60,8 @@ class Costs:
 def ready(costs: Costs, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
     """Seconds until a side has its passages' rows: picking, the reranker's layers, prefill."""
     prefill = costs("prefill, logits read" if "S" in drafter else "prefill") * answer[f"{side}_prompt"]
-    found = costs("hybrid") + costs("layer of a candidate") * answer[f"{side}_work"] if picked else costs("embedding")
-    return float(found + prefill)
+    search = costs("hybrid") + costs("layer of a candidate") * answer[f"{side}_work"] if picked else costs("embedding")
+    return float(search + prefill)
 
 
 def paces(costs: Costs, widths: NDArray[np.int64], drafter: str) -> Floats:
@@ -171,13 +171,13 @@ def raced(
             for i in range(len(names))
         ]
     )
-    first, server = (np.array([one["ttft"] for one in side]) for side in (device, cloud))
+    first, server = (np.array([answer["ttft"] for answer in side]) for side in (device, cloud))
     lost = race(0.0 * way, 0.0 * way, first, server + way).device_won
     answers = [recorded.answer(name, "cloud", systems) for name in names]
     prompt, length, size = (
         np.array([answer[column] for answer in answers]) for column in ("cloud_prompt", "tokens", "cloud_bytes")
     )
-    gap = np.array([one["last"] - one["ttft"] for one in cloud]) / np.maximum(1, length - 1)
+    gap = np.array([answer["last"] - answer["ttft"] for answer in cloud]) / np.maximum(1, length - 1)
     prefill = slower * float(recorded.costs("prefill"))
     fetch = 2 * way.mean() + size.mean() / down.bandwidth
     rule = Migration(
@@ -187,18 +187,18 @@ def raced(
         lambda tokens: fetch + prefill * tokens,
     )
     given = Answers(prompt, length, server + way, gap, slower * gap, np.full(len(names), fetch), prefill)
-    told = stream(rule, given)
-    took = fetch + prefill * (prompt + told.handover_at)
-    last = given.ttft + (np.where(told.migrated, told.handover_at, length) - 1) * gap
-    last += np.where(told.migrated, took + (length - told.handover_at - 1) * given.target_gap, 0.0)
+    streamed = stream(rule, given)
+    handover = fetch + prefill * (prompt + streamed.handover_at)
+    last = given.ttft + (np.where(streamed.migrated, streamed.handover_at, length) - 1) * gap
+    last += np.where(streamed.migrated, handover + (length - streamed.handover_at - 1) * given.target_gap, 0.0)
     rows = []
-    for i, (mine, theirs) in enumerate(zip(device, cloud, strict=True)):
-        won = {"ttft": given.ttft[i], "last": last[i], "right": theirs["right"]}
-        sent = HEADER * (1 + told.source_tokens[i]) + size[i] * told.migrated[i]
+    for i, (on_device, on_cloud) in enumerate(zip(device, cloud, strict=True)):
+        won = {"ttft": given.ttft[i], "last": last[i], "right": on_cloud["right"]}
+        sent = HEADER * (1 + streamed.source_tokens[i]) + size[i] * streamed.migrated[i]
         rows.append(
-            {**mine, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]}
+            {**on_device, "wire": HEADER, "asked": True, "cloud_tokens": prompt[i]}
             if lost[i]
-            else {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + told.source_tokens[i]}
+            else {**won, "wire": sent, "asked": True, "cloud_tokens": prompt[i] + streamed.source_tokens[i]}
         )
     return rows
 
@@ -221,7 +221,7 @@ def play(
             else single(recorded, name, systems, slower)
         )
     if "D" not in systems and asks.any():
-        chosen = [name for name, asked in zip(recorded.names, asks, strict=True) if asked]
+        chosen = [name for name, asks_cloud in zip(recorded.names, asks, strict=True) if asks_cloud]
         rows |= dict(zip(chosen, raced(recorded, chosen, systems, delay, slower, seed), strict=True))
     table = pd.DataFrame([rows[name] for name in recorded.names], dtype=float).assign(question=recorded.names)
     table["holder"] = [recorded.answer(name, "device", "")["holder"] for name in recorded.names]

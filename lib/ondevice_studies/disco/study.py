@@ -38,8 +38,8 @@ STALL = 0.5  # seconds by which a gap exceeds the pace
 
 def of_machine(times: pd.DataFrame, machine: str) -> pd.DataFrame:
     """The rows of one machine in recorded times, or of the first that there is."""
-    known = times["machine"]
-    return evidence.derived(times[known == (machine if machine in set(known) else known.iloc[0])], times)
+    recorded = times["machine"]
+    return evidence.derived(times[recorded == (machine if machine in set(recorded) else recorded.iloc[0])], times)
 
 
 # Dispatch

@@ -94,7 +94,7 @@ def transcript(
         accepted.append(kept)
     p_device, p_cloud = np.array(mixtures, np.float32).swapaxes(0, 1)
     prior = np.array(list(priors.values()), np.float32)
-    indices = tuple(device.documents.places(query, k)[0])
+    indices = tuple(device.documents.positions(query, k)[0])
     return Transcript(np.array(tokens), p_device, p_cloud, prior, np.array(accepted), indices, seed)
 
 
@@ -248,7 +248,7 @@ def attack(
     from_tokens, from_noise, from_distributions: the functions above, or an experiment's.
     Raises ValueError where one of the device's passages is not among the candidates.
     """
-    members = {device.documents.texts[index] for index in device.documents.places(query, k)[0]}
+    members = {device.documents.texts[index] for index in device.documents.positions(query, k)[0]}
     if missing := members - set(candidates):
         raise ValueError(f"{len(missing)} of the device's {len(members)} passages are not among the candidates.")
     chosen = np.array([text in members for text in candidates])

@@ -356,9 +356,9 @@ def record_windows(share: int, shares: int) -> bool:
     recorded("found", {row[:2]: row for row in every}, found_rows, share, shares)
     loaded = {name: models.load(name) for name in (BASE, SMALL)}
 
-    def by_model(split: str, *more: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    def by_model(split: str, *settings: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         windows = product(loaded, enumerate(shown[split]))
-        return {(name, number): (loaded[name], name, number, window, *more) for name, (number, window) in windows}
+        return {(name, number): (loaded[name], name, number, window, *settings) for name, (number, window) in windows}
 
     def losses(model: models.Loaded, name: str, number: int, window: Retrieved) -> list[dict[str, Any]]:
         return window_rows(model, name, number, window, chosen[name], caps=language_modelling.CAPS)

@@ -55,13 +55,13 @@ def questions(split: Split) -> list[SideQuestion]:
 
 def texts(split: Split, public: int = PUBLIC) -> dict[str, list[str]]:
     """Each side's documents: all notes; the passages of all objects that are asked about and, by a hash, of others."""
-    asked = questions(split)
-    names = {question.source for question in asked if question.holder == "cloud"}
+    on_both = questions(split)
+    names = {question.source for question in on_both if question.holder == "cloud"}
     every = passages(corpus.documents(split), corpus.tokenizer())
     every.sort(key=lambda passage: (passage.title not in names, pick(passage.text, "sides", 2**62)))
     shown = dict.fromkeys(f"{passage.title}\n{passage.text}" for passage in every)
     return {
-        "device": [question.source for question in asked if question.holder == "device"],
+        "device": [question.source for question in on_both if question.holder == "device"],
         "cloud": list(shown)[:public],
     }
 

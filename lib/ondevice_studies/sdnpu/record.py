@@ -46,10 +46,10 @@ def rejections(bench: Bench) -> None:
     method = spec_bench.METHODS["SAM"]
     name = name_of(bench.model, "rejections")
     recorder = Recorder("sdnpu", name, KEYS, PARAMETERS | {"nodes": method.budget}, [bench.model])
-    asked = requests(bench)
+    given = requests(bench)
     rows = []
-    for task in dict.fromkeys(request.task for request in asked):
-        of_task = [request for request in asked if request.task == task]
+    for task in dict.fromkeys(request.task for request in given):
+        of_task = [request for request in given if request.task == task]
         watched = Watched(method.drafter(bench))
         for request, other in zip(of_task, [*of_task[1:], of_task[0]], strict=True):
             watched.steps.clear()
@@ -70,11 +70,11 @@ def rejections(bench: Bench) -> None:
 def likeness(bench: Bench) -> None:
     """Figure 3: cosines of answers' and contexts' embeddings, their overlaps, and what is copied."""
     model, tokenizer = bench.model, bench.loaded.tokenizer
-    asked = requests(bench)
+    given = requests(bench)
     for name, table in {
-        "cosines": similarity.of_answers(asked, model, tokenizer),
-        "contexts": similarity.of_contexts(asked, model, tokenizer, "summarization"),
-        "copied": similarity.copied(asked, model),
+        "cosines": similarity.of_answers(given, model, tokenizer),
+        "contexts": similarity.of_contexts(given, model, tokenizer, "summarization"),
+        "copied": similarity.copied(given, model),
     }.items():
         recorder = Recorder("sdnpu", name_of(model, name), ["model"], {}, [model])
         recorder.add(table)

@@ -106,7 +106,7 @@ def readable(answer: Answer, tokenizer: PreTrainedTokenizerBase, private: Sequen
     listed.
     """
     words = WORD.findall(str(tokenizer.decode(answer.tokens[: answer.readable], skip_special_tokens=True)))
-    marked = {word.lower() for text in private for word in WORD.findall(text)} - set(FUNCTION_WORDS)
+    marked = {word.lower() for text in private for word in WORD.findall(text)} - FUNCTION_WORDS
     listed = dict.fromkeys(word for word in words if word.lower() in marked)
     return len(words), list(listed)
 

@@ -328,6 +328,16 @@ def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
         trained(tmp_path / "broken", kind, supervision="last")
 
 
+def test_a_run_is_lengthened_before_its_rate_falls_and_not_later(tmp_path):
+    longer = 20 * QUERIES
+    _, unbroken = trained(tmp_path / "longer", "encoder", queries=longer)
+    trained(tmp_path / "run", "encoder", _StopAt(4))  # of 12 steps, the last five of which slow down
+    assert equal(trained(tmp_path / "run", "encoder", queries=longer)[1], unbroken)
+    trained(tmp_path / "late", "encoder", _StopAt(9))
+    with pytest.raises(ValueError, match="cannot become one of 160: its rate"):
+        trained(tmp_path / "late", "encoder", queries=longer)
+
+
 @pytest.mark.long  # trains
 def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
     start = learning.warm(decoder())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,8 +117,8 @@ def train(
     """Train, or go on training, until the recipe's queries are spent or a signal asks to stop.
 
     lists: the rows of a step. validate: nDCG@10 for the log. folder: gets checkpoint.safetensors, log.csv and model/,
-    which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed. Raises
-    ValueError on another run's or a damaged one.
+    which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed; before its rate
+    falls a run may be given another length. Raises ValueError on another run's or a damaged one.
     """
     optimizers = optimizers_of(model, recipe)
     schedule = recipe.schedule
@@ -204,8 +204,14 @@ def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: li
         progress = low_rank.load(model, folder / "adapter")
     if progress is None:
         return Position()
-    saved = (progress.get("supervision"), progress.get("queries"), progress.get("rank", 0))
-    if saved != (recipe.supervision, recipe.queries, recipe.rank):
-        message = f"{folder.name} holds a run of {saved[1]} queries with {saved[0]!r} supervision and rank {saved[2]}"
-        raise ValueError(f"{message}, not of {recipe.queries} with {recipe.supervision!r} and {recipe.rank}.")
+    queries, saved = progress.get("queries"), (progress.get("supervision"), progress.get("rank", 0))
+    if saved != (recipe.supervision, recipe.rank):
+        message = f"{folder.name} holds a run with {saved[0]!r} supervision and rank {saved[1]}"
+        raise ValueError(f"{message}, not with {recipe.supervision!r} and {recipe.rank}.")
+    begun = replace(recipe, queries=queries or recipe.queries).schedule.decay_start
+    if queries != recipe.queries and progress["step"] > min(begun, recipe.schedule.decay_start):
+        raise ValueError(
+            f"{folder.name} holds a run of {queries} queries, which cannot become one of {recipe.queries}: its rate has "
+            "begun to fall, or would have."
+        )
     return Position(progress["step"], progress["tokens"], progress["seconds"])

@@ -211,7 +211,7 @@ def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: li
     begun = replace(recipe, queries=queries or recipe.queries).schedule.decay_start
     if queries != recipe.queries and progress["step"] > min(begun, recipe.schedule.decay_start):
         raise ValueError(
-            f"{folder.name} holds a run of {queries} queries, which cannot become one of {recipe.queries}: its rate has "
-            "begun to fall, or would have."
+            f"{folder.name} holds a run of {queries} queries, which cannot become one of {recipe.queries}: its rate "
+            "has begun to fall, or would have."
         )
     return Position(progress["step"], progress["tokens"], progress["seconds"])

@@ -81,8 +81,7 @@ UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's paramet
     "diaa/smollm2-identity-4bit": lambda given: len(identity.RECORDS["identity-4bit"]) * len(identity.NAMES),
     "diaa/smollm2-quality": lambda given: len({(form.weights, form.arithmetic) for form in costs.FORMATS}),
     "disco/cold_start": lambda given: given["turns"],
-    # a record of before SmolLM2 was probed does not name its three models
-    "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(given.get("models", range(3))),
+    "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(given["models"]),
     "dragon/answers": lambda given: HOLDERS * given["questions of a holder"] * len(lockstep.METHODS),
     "dragon/both_sides": lambda given: given["questions"] * len(both_sides.METHODS),
     "dragon/lockstep": lambda given: HOLDERS * given["questions of a holder"],

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ondevice import assets, corpus, models
+from ondevice import corpus, models
 from ondevice.causal_lm.lean import engine
 from ondevice.corpus.prompts import Task
 from ondevice.evidence import Recorder, born, machine_name, sampled
@@ -29,7 +29,7 @@ KEYS = ["family", "document", "direction", "handover"]
 EXACT = ["prompt_sha", "answer_sha", "tokens", "right", "rouge_1"]  # what a sample that runs again is compared in
 PROMPTS = 300  # of a family, or as many as there are
 AT_ONCE = 50  # prompts between two checkpoints
-PROBED = (DEVICE, SERVER, models.SMOLLM2, "random:qwen2.5-0.5b")
+PROBED = (models.SMOLLM2, "random:qwen2.5-0.5b")
 TURNS = {"device": 5, "cold_start": 12}
 POLICY_SIZES = (1_000, 10_000, 100_000)
 POLICY_REPEATS = 15
@@ -135,11 +135,10 @@ def record_device() -> Path:
 
 
 def record_cold_start() -> Path:
-    """cold_start.<machine>.csv: a row a load, models and cache states in turn."""
+    """cold_start.<machine>.csv: a row a load, shapes and cache states in turn."""
     parameters = {"turns": TURNS["cold_start"], "threads": 1, "dtype": "bfloat16"}
-    kept = _of_this_machine("cold_start", ["turn"], parameters, [DEVICE, SERVER])
-    with cold_start.written(cold_start.SHAPES) as shapes:
-        paths = {name: str(assets.data("models", name)) for name in (DEVICE, SERVER)} | shapes
+    kept = _of_this_machine("cold_start", ["turn"], parameters)
+    with cold_start.written(cold_start.SHAPES) as paths:
         for turn in range(TURNS["cold_start"]):
             if (turn,) not in kept.done:
                 kept.add(cold_start.loads(paths, turn))

@@ -7,9 +7,10 @@ import pytest
 from ondevice import assets, corpus, retrieval
 from ondevice.corpus.modules import held_out
 from ondevice_studies.grating import questions
-from ondevice_studies.grating.questions import CLOZE, CONTEXT, QUESTIONS, RAG, SPLITS, Question, pools
+from ondevice_studies.grating.questions import CALIBRATION, CLOZE, CONTEXT, QUESTIONS, RAG, SPLITS, Question, pools
 
 MODULES = [name for name in (f"pack.part{n}" for n in range(80)) if held_out(name)][:24]
+CALIBRATING = [name for name in (f"pack.other{n}" for n in range(80)) if held_out(name)][:24]
 TRAINED = next(name for name in (f"pack.part{n}" for n in range(80)) if not held_out(name))
 WORDS = [f"{tens}{ones}" for tens in ("ven", "tor", "mal") for ones in ("ado", "ibra", "oke", "umi", "esta", "yrr")]
 
@@ -28,7 +29,7 @@ DOCUMENTS = {
     "test": (*(document(module, number) for number, module in enumerate(MODULES[:22])), document(TRAINED, 3),
              document(MODULES[22], 4, 60)),
     "validation": (*(document(f"{module}x", number) for number, module in enumerate(MODULES)),),
-    "train": (),
+    "train": (*(document(module, number) for number, module in enumerate(CALIBRATING)),),
 }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_splits_and_sets_that_there_are_not_are_refused():
 
 def test_evaluation_pools_are_of_one_kind_and_of_documents_of_their_split():
     for split in SPLITS[QUESTIONS]:
-        names = {one.name for one in DOCUMENTS[split]}
+        names = {one.name for one in DOCUMENTS["train" if split == CALIBRATION else split]}
         found = {set_: pools(set_, split) for set_ in (QUESTIONS, CLOZE)}
         assert found[QUESTIONS] and {one.name for of in found.values() for one in of} <= names
         for one in found[QUESTIONS]:

@@ -136,6 +136,21 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     return _from_hub(spec, dtype, device)
 
 
+def first_layers(loaded: Loaded, count: int) -> Loaded:
+    """A model of the same kind with the first layers of another one and its tokenizer, in memory of its own.
+
+    Its text means nothing. It stands for a small model of the same vocabulary, where only size and exactness count.
+    Raises ValueError on a count that the model has not.
+    """
+    model = loaded.model
+    if not 1 <= count <= model.config.num_hidden_layers:
+        raise ValueError(f"{loaded.spec} has {model.config.num_hidden_layers} layers, not {count}.")
+    config = type(model.config).from_dict({**model.config.to_dict(), "num_hidden_layers": count})
+    shorter: Any = type(model)(config)
+    shorter.load_state_dict(model.state_dict(), strict=False)
+    return Loaded(f"{loaded.spec}, {count} layers", "folder", shorter.to(model.dtype).eval(), loaded.tokenizer)
+
+
 def import_classes() -> None:
     """Import what `load` would on its first call, so that a measurement of memory can begin behind it."""
     import transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,19 @@ def sweep():
     return study.sweep(
         ["GPT", "LLaMA"], some, [0.0, 0.3, 0.6, 1.0], study.policies(lengths), play, lengths, (4, 300), 0
     )
+
+
+def test_a_policy_of_another_side_or_budget_is_not_compared():
+    """One that limited the device won with all of the server's tokens, at a budget of a fifth of them."""
+    lengths, some = traces.lengths(), list(DEVICES.values())[:1]
+    for wrong in ({"constrained": "device"}, {"budget": 0.9}):
+
+        def policies(side, server, device, b, wrong=wrong):
+            made = study.policies(lengths, names=["Stoch"])(side, server, device, b)["Stoch"]
+            return {"mine": replace(made, **wrong)}
+
+        with pytest.raises(ValueError, match="'mine' holds the .* is to be held to 0.2"):
+            study.sweep(["GPT"], some, [0.2], policies, play, lengths, (2, 50), 0)
 
 
 def test_the_sweeps_p99_is_a_ttft_that_occurred():

@@ -372,3 +372,14 @@ def test_the_packaged_minilm_is_refused_when_its_checksum_differs_or_it_is_not_i
     monkeypatch.setattr(models, "_MINILM_PACKAGE", "no-such-package")
     with pytest.raises(ModuleNotFoundError, match=r"ondevice\[pair\]"):
         models.load("all-minilm-l6-v2")
+
+
+def test_the_first_layers_of_a_model_are_a_model_of_their_own(tmp_path):
+    loaded = models.load(str(saved(tmp_path / "whole")))
+    shorter = models.first_layers(loaded, 1)
+    parts = dict(loaded.model.named_parameters())
+    assert shorter.config.num_hidden_layers == 1 < loaded.config.num_hidden_layers
+    for name, value in shorter.model.named_parameters():
+        assert torch.equal(value, parts[name]) and value.data_ptr() != parts[name].data_ptr(), name
+    with pytest.raises(ValueError, match=r"layers, not 9"):
+        models.first_layers(loaded, 9)

@@ -80,7 +80,8 @@ def sweep(
 ) -> pd.DataFrame:
     """Every policy over services, devices, constraints and budgets; shape: (runs, requests a run).
 
-    Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s.
+    Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s. Raises ValueError on a policy that
+    limits the other side, or has another budget: it would be compared with policies that may spend less.
     """
     rows = []
     for service in services:
@@ -100,6 +101,11 @@ def _played(
     for side in SIDES:
         for b in budgets:
             for name, policy in policies(side, server, device, b).items():
+                if (policy.constrained, policy.budget) != (side, b):
+                    raise ValueError(
+                        f"The policy {name!r} holds the {policy.constrained} to {policy.budget:g} of the tokens, where "
+                        f"the {side} is to be held to {b:g}."
+                    )
                 runs = _by_run(play(policy, drawn, device))
                 rows.append(runs.assign(constrained=side, budget=b, policy=name))
     return pd.concat(rows, ignore_index=True)

@@ -34,7 +34,7 @@ def test_a_policy_of_another_side_or_budget_is_not_compared():
             made = study.policies(lengths, names=["Stoch"])(side, server, device, b)["Stoch"]
             return {"mine": replace(made, **wrong)}
 
-        with pytest.raises(ValueError, match="'mine' holds the .* is to be held to 0.2"):
+        with pytest.raises(ValueError, match=r"'mine' holds the .* is to be held to 0\.2"):
             study.sweep(["GPT"], some, [0.2], policies, play, lengths, (2, 50), 0)
 
 

@@ -47,6 +47,12 @@ def test_any_door_takes_a_name_with_its_authors_budget(model, monkeypatch):
     assert budgets == [63, 3, 64]
 
 
+def test_a_budget_of_nothing_is_refused_with_a_name_as_with_a_drafter(model):
+    """It counted as none given, and the authors' took its place."""
+    with pytest.raises(ValueError, match="at least one node, not 0"):
+        model.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=speculative("racer", budget=0))
+
+
 def test_an_unknown_name_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match=r"'gose'.*goose"):
         speculative("gose")

@@ -215,7 +215,7 @@ class Rule:
     """When a value reproduces a claim, and when it shows the claim's trend.
 
     quantity, unit: what is judged. wrong: a value that must be contradicted. null: the trivial method; null_value: what
-    it gets, where that holds by definition, such as a saving of 0 over itself. no_null: why there is no trivial method;
+    it gets, where that holds by definition, such as a saving of 0 over itself. no_null: why there is no trivial method.
     The rule of a paper's claim has one of null and no_null. note: what a reader has to know beside the numbers.
     """
 

@@ -58,7 +58,7 @@ def speculative(
     """
     if isinstance(drafter, str):
         drafters.require(drafter)
-        budget = budget or drafters.DRAFTERS[drafter].budget
+        budget = drafters.DRAFTERS[drafter].budget if budget is None else budget
     made: dict[int, Drafter] = {}  # a named drafter's, by the number of token ids
     nodes = BUDGET if budget is None else budget
     cut: set[str] = set()  # models of which it was said that they verify only chains

@@ -1,9 +1,8 @@
-"""Checkpoints of a training run: weights, optimizer state and position in one safetensors file, written whole."""
+"""A training run's checkpoint: what is trained, optimizer state and position in a safetensors file, written whole."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,26 @@ from torch import nn
 from ondevice import assets
 
 
-def save(
-    path: Path,
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    progress: dict[str, Any],
-    trained: bool = False,
-) -> None:
-    """Write a checkpoint in one step. progress: anything JSON holds. trained: without the weights that are frozen."""
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
+    """Write a checkpoint in one step, without the weights that are frozen. progress: anything JSON holds."""
     tensors = {}
-    for name, parameter in _parameters(model, trained).items():
+    for name, parameter in _trained(model).items():
         tensors[f"model/{name}"] = parameter.detach().contiguous()
-        for index, optimizer in enumerate(optimizers):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{index}/{name}/{key}"] = value.detach().contiguous()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{name}/{key}"] = value.detach().contiguous()
     with assets.writing(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
-def load(
-    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], trained: bool = False
-) -> dict[str, Any]:
-    """Put a checkpoint into a model and its optimizers; returns the progress. Raises ValueError on a damaged file."""
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Put a checkpoint into a model and its optimizer; returns the progress. Raises ValueError on a damaged file."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            progress = json.loads((file.metadata() or {})["progress"])
+            progress: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path.name} is not a checkpoint of this program, or is damaged: {error}") from None
-    parameters = _parameters(model, trained)
+    parameters = _trained(model)
     shapes = {key.removeprefix("model/"): value.shape for key, value in tensors.items() if key.startswith("model/")}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
         raise ValueError(f"{path.name} belongs to a model of another shape.")
@@ -55,9 +45,9 @@ def load(
         else:
             name, slot = rest.rsplit("/", 1)
             parameter = parameters[name]
-            optimizers[int(owner)].state[parameter][slot] = value.to(parameter.device) if value.ndim else value
+            optimizer.state[parameter][slot] = value.to(parameter.device) if value.ndim else value
     return progress
 
 
-def _parameters(model: nn.Module, trained: bool) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in model.named_parameters() if value.requires_grad or not trained}
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 
 from ondevice import assets
@@ -49,30 +48,10 @@ class Log:
         self.seconds = seconds
 
 
-def facts(path: Path) -> dict[str, Any]:
-    """What a language model's log.csv says of its run. Raises ValueError when it is no such log."""
-    log = pd.read_csv(path)
-    missing = {"step", "tokens", "loss", "lr", "seconds", "perplexity"} - set(log.columns)
-    if missing or log.empty:
-        raise ValueError(f"{path.name} is no log of a training run: it lacks {', '.join(sorted(missing)) or 'rows'}.")
-    last = log.iloc[-1]
-    peak = float(log["lr"].max())
-    return {
-        "steps": int(last["step"]),
-        "tokens": int(last["tokens"]),
-        "tokens_a_step": int(last["tokens"]) // int(last["step"]),
-        "minutes": round(float(last["seconds"]) / 60, 1),
-        "peak_matrix_rate": peak,
-        "finished": bool(last["lr"] < 0.01 * peak),
-        "last_loss": round(float(log["loss"].tail(10).mean()), 4),
-    }
-
-
-def set_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set every group's learning rate to its peak (what it was made with) times the factor."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group.setdefault("peak", group["lr"])
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group.setdefault("peak", group["lr"])
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ ASSISTANT = "ondevice_programs.assistant"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 COMMANDS = {name: target.partition(".__main__:")[0] for name, target in PROJECT["scripts"].items()}
 URLS = ["serve", "--device", "http://127.0.0.1:1", "--server", "http://127.0.0.1:2", "--port", "0"]
-LM = ["lm", "--size", "tiny", "--tokens", "9", "--out", "{folder}/new"]
+TRAIN = ["reranker", "--parent", "all-minilm-l6-v2", "--queries", "8"]
 
 # Program, its words, and what the sentence names: a row per program and kind of mistake. {folder} is empty, {text}
 # holds no JSON, {busy} is a port in use.
@@ -40,7 +40,7 @@ WRONG = [
     (PAIR, ["device", "--documents", "{folder}", "--public", "{folder}"], "Private"),
     (PAIR, ["documents", "--documents", "{text}", "--index", "{text}/index"], "written"),
     (PAIR, ["cloud", "--certificate", "nowhere.pem"], "nowhere.pem"),
-    (TRAINING, [*LM, "--out", "{text}/model"], "written"),
+    (TRAINING, [*TRAIN, "--out", "{text}/model"], "written"),
     (RERANK, ["serve", "--memory-budget", "much"], "memory budget"),
     (GRAPHS, ["generate", "{folder}", "--prompt", "x"], "graphs"),
     (GRAPHS, ["export", "pydocs-lm-small", "{folder}/g", "--context", "99999"], "99999"),
@@ -85,7 +85,7 @@ WITH_COMMANDS = {  # whose commands have the examples
     RERANK: "rank serve",
     GRAPHS: "export compile generate",
 }
-HELP = [f"{RUN} publish", RUN, "ondevice_programs.bench", ASSISTANT, f"{TRAINING} lm", *WITH_COMMANDS]
+HELP = [f"{RUN} publish", RUN, "ondevice_programs.bench", ASSISTANT, f"{TRAINING} reranker", *WITH_COMMANDS]
 HELP += [f"{program} {command}" for program, commands in WITH_COMMANDS.items() for command in commands.split()]
 
 

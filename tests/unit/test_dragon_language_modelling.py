@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tiny import random_model
 
 from ondevice import corpus
 from ondevice.corpus import Document, Passage
@@ -17,7 +18,6 @@ from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec
 from ondevice_studies.dragon import language_modelling as lm
 from ondevice_studies.dragon.language_modelling import Retrieved, Window, retrieve, windows
-from ondevice_training import language_model
 
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
 CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 160, 6, 8, 80, 3.0
@@ -36,12 +36,7 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
     """Random, but with sharp distributions that depend on what was read."""
-    made = language_model.build("tiny", len(tokenizer), end=0, pad=1, context=CONTEXT, seed=3).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8)
-    return made
+    return random_model("llama", torch.float32, vocabulary=len(tokenizer), context=CONTEXT, seed=3).eval()
 
 
 @pytest.fixture(scope="module")

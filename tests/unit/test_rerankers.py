@@ -37,9 +37,9 @@ from ondevice_training.reranking import examples, learning, low_rank
 from ondevice_training.reranking.examples import clozes, training_examples
 from ondevice_training.reranking.learning import Recipe
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES, chosen
-from ondevice_training.reranking.loss import listwise
 from ondevice_training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
 from ondevice_training.running import export
+from ondevice_training.schedule import Schedule
 
 VOCABULARY, PAD = 40, 1
 SHAPE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
@@ -141,7 +141,7 @@ def trained(folder: Path, kind: str = "decoder", lists=toy_lists, **values):
     model = learning.warm(PARENTS[kind]())
     if rank := values.get("rank"):
         low_rank.adapt(model, rank)
-    recipe = Recipe("last", 12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
+    recipe = Recipe(12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
     recipe = dataclasses.replace(recipe, **values)
     return learning.train(recipe, model, lists, lambda _: 0.5, folder), model
 
@@ -260,13 +260,25 @@ def test_scores_are_the_models_own_whichever_side_is_padded(kind, side):
     assert torch.allclose(scores_of(model, group), every, atol=1e-5)
 
 
-def test_the_listwise_loss_by_hand_and_deep_supervision_weighs_by_depth():
-    even = torch.zeros(1, 2, 4)
-    assert listwise(even).item() == pytest.approx(np.log(4))
-    scores = torch.tensor([[[0.0, 0.0]], [[np.log(3.0), 0.0]]])  # the first layer knows nothing
-    shallow, deep = np.log(2), -np.log(3 / 4)
-    assert listwise(scores).item() == pytest.approx((shallow + 2 * deep) / 3)
-    assert listwise(scores[1:]).item() == pytest.approx(deep)
+def test_the_loss_is_a_lists_cross_entropy_and_the_positive_is_strictly_first(monkeypatch):
+    model = learning.warm(encoder())
+    scores = torch.zeros(1, 2 * CANDIDATES)
+    scores[0, 0] = np.log(3.0 * (CANDIDATES - 1))  # of the second list all are equal
+    monkeypatch.setattr(learning, "scores_of", lambda *_, **__: scores.clone().requires_grad_())
+    recipe = Recipe(QUERIES, 0.0, 0.0)
+    loss, first = learning._step(model, learning.optimizer_of(model, recipe), [Row((5,), 1)] * (2 * CANDIDATES))
+    assert loss == pytest.approx((np.log(4 / 3) + np.log(CANDIDATES)) / 2) and first == 0.5
+
+
+def test_the_rate_rises_stays_and_falls():
+    schedule = Schedule(total=100, warmup=10)
+    factors = [schedule(step) for step in range(100)]
+    assert schedule.decay_start == 60
+    assert factors[:2] == pytest.approx([0.1, 0.2])
+    assert set(factors[9:61]) == {1.0}
+    assert factors[99] == pytest.approx(1 / 40)
+    assert np.diff(factors[60:]) == pytest.approx(-1 / 40)
+    assert [Schedule(200, 10)(step) for step in range(60)] == factors[:60]
 
 
 def test_metrics_by_hand_with_ties_against_the_ranker():
@@ -295,13 +307,11 @@ def equal(model, other) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-@pytest.mark.parametrize("kind", ["encoder", pytest.param("decoder", marks=pytest.mark.long)])
-def test_a_reranker_learns_a_toy_task_and_its_embeddings_stay(kind, tmp_path):
-    _, model = trained(tmp_path, kind, queries=60 * QUERIES, matrix_rate=0.02 if kind == "decoder" else 1e-3)
+def test_a_reranker_learns_a_toy_task_and_its_embeddings_stay(tmp_path):
+    _, model = trained(tmp_path, "encoder", queries=60 * QUERIES, rate=1e-3)
     first, last = losses(tmp_path)
     assert first > 1.5 > 0.5 > last
-    before = PARENTS[kind]().get_input_embeddings().weight
-    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert torch.equal(model.get_input_embeddings().weight, encoder().get_input_embeddings().weight)
 
 
 class _StopAt:
@@ -316,16 +326,17 @@ class _StopAt:
         return toy_lists(step)
 
 
-@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.long)])
-def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(kind, tmp_path):
-    _, unbroken = trained(tmp_path / "unbroken", kind, supervision="deep")
-    stopped, _ = trained(tmp_path / "broken", kind, _StopAt(5), supervision="deep")
+def test_a_stopped_and_resumed_run_ends_as_an_unbroken_one(tmp_path):
+    _, unbroken = trained(tmp_path / "unbroken", "encoder")
+    stopped, _ = trained(tmp_path / "broken", "encoder", _StopAt(5))
     assert (stopped.step, stopped.stopped) == (6, True)
-    reached, resumed = trained(tmp_path / "broken", kind, supervision="deep")
+    reached, resumed = trained(tmp_path / "broken", "encoder")
     assert (reached.step, reached.stopped) == (12, False)
     assert equal(unbroken, resumed)
-    with pytest.raises(ValueError, match=r"'deep'.*'last'"):
-        trained(tmp_path / "broken", kind, supervision="last")
+    path = tmp_path / "broken" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
+        trained(tmp_path / "broken", "encoder")
 
 
 def test_a_run_is_lengthened_before_its_rate_falls_and_not_later(tmp_path):
@@ -341,7 +352,7 @@ def test_a_run_is_lengthened_before_its_rate_falls_and_not_later(tmp_path):
 @pytest.mark.long  # trains
 def test_an_adapter_learns_is_resumed_and_is_all_that_is_stored(tmp_path):
     start = learning.warm(decoder())
-    _, model = trained(tmp_path / "whole", queries=60 * QUERIES, matrix_rate=0.02, rank=4)
+    _, model = trained(tmp_path / "whole", queries=60 * QUERIES, rate=0.02, rank=4)
     first, last = losses(tmp_path / "whole")
     assert first > 1.5 > 0.8 > last
     kept = dict(model.named_parameters())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ondevice import evidence
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.generation import loop_start
+from ondevice.causal_lm.loops import loop_start
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.loop import PREFILL_CHUNK, Generation, generate, greedy

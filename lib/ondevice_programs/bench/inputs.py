@@ -18,10 +18,10 @@ from typing import Any
 
 from ondevice import assets, chat, cores, prompts
 from ondevice.causal_lm import support
-from ondevice.causal_lm.generation import LONGEST
 from ondevice.digests import tokenizer_digest, weights_digest
 from ondevice.models import Loaded
 
+LONGEST = 256  # new tokens of an answer
 ROUND = 6  # prompts that every drafter answers before any of them answers others, at least
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.generation import loop_start
+from ondevice.causal_lm.loops import loop_start
 from ondevice.models import Loaded
 from ondevice.speculation import Drafter
 from ondevice.speculation.drafters import DRAFTERS, create

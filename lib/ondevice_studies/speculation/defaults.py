@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from ondevice import chat, models, prompts
-from ondevice.causal_lm.generation import loop_start
 from ondevice.causal_lm.lean import engine
+from ondevice.causal_lm.loops import loop_start
 from ondevice.speculation import fitting, generate
 from ondevice.speculation.mixture import Mixture
 

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ondevice import evidence, models, prompts
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.generation import loop_start
 from ondevice.causal_lm.lean import Arithmetic, Weights, engine
+from ondevice.causal_lm.loops import loop_start
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.loop import Generation
 from ondevice_studies.speculation import plain

@@ -16,8 +16,8 @@ import pandas as pd
 
 from ondevice import assets, chat, evidence, models, prompts
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.generation import loop_start
 from ondevice.causal_lm.lean import engine
+from ondevice.causal_lm.loops import loop_start
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice_studies.speculation.prompts import digest, noting
 from ondevice_studies.speculation.request_set import Request, redundancy

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import transformers
 
 from ondevice import assets, models, retrieval
 from ondevice.commands import count, positive, writable
-from ondevice.corpus.pairs import is_causal, reader, rows
+from ondevice.corpus.pairs import reader, rows
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.pools import Pool, for_evaluation, paragraph_pools
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _VALIDATED = 48  # pools for the log's nDCG
-_ADAPTER_RATE = 1e-3
-_MATRIX_RATES = {True: 0.005, False: 1e-4}  # Muon's for a decoder, AdamW's for an encoder
+_RATES = {True: 1e-3, False: 1e-4}  # of an adapter, of an encoder's trunk
 
 
 def register(programs: Any) -> None:
     """Add the commands to a parser's subparsers; each sets `handler`."""
-    training = programs.add_parser("reranker", help="a reranker from the trunk of a language model or an encoder")
-    training.add_argument("--parent", required=True, help="pydocs-lm-base, all-minilm-l6-v2 or a folder")
-    training.add_argument("--supervision", choices=get_args(learning.Supervision), default="last", help="which layers")
+    training = programs.add_parser(
+        "reranker", help="a reranker from an encoder, or an adapter that makes one of a decoder"
+    )
+    training.add_argument("--parent", required=True, help="all-minilm-l6-v2, smollm2-135m-instruct or a folder")
     training.add_argument("--queries", type=count, required=True, help="length of the run, eight queries a step")
     training.add_argument("--out", type=writable, required=True, help="folder of checkpoint, log, model; resumed")
-    rates = "peak rate of the trunk: 0.005 (Llama), 0.0001 (BERT), 0.001 (an adapter)"
-    training.add_argument("--matrix-rate", type=positive, help=rates)
+    rates = "peak rate: 0.0001 of an encoder's trunk, 0.001 of an adapter by default"
+    training.add_argument("--rate", type=positive, help=rates)
     training.add_argument("--head-rate", type=positive, default=1e-3, help="peak rate of the head")
-    training.add_argument("--rank", type=count, help="of a low-rank adapter, trained in place of the trunk")
+    training.add_argument(
+        "--rank", type=count, help="of the adapter, which a decoder needs"
+    )
     training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 
@@ -62,9 +64,8 @@ def train_reranker(arguments: argparse.Namespace) -> None:
     _prepare(arguments.threads)
     rank = arguments.rank or 0
     model, tokenizer = learning.start(arguments.parent, rank)
-    usual = _ADAPTER_RATE if rank else _MATRIX_RATES[is_causal(model)]
-    rate = usual if arguments.matrix_rate is None else arguments.matrix_rate
-    recipe = learning.Recipe(arguments.supervision, arguments.queries, rate, arguments.head_rate, rank)
+    rate = arguments.rate or _RATES[bool(rank)]
+    recipe = learning.Recipe(arguments.queries, rate, arguments.head_rate, rank)
     lists = Lists(examples.for_training(with_questions=bool(rank)), tokenizer)
     pools = for_evaluation("validation").pools[:_VALIDATED]
 

@@ -6,27 +6,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from ondevice import adapters, models
 from ondevice.corpus.pairs import Row, is_causal, reading_pairs
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice_training import checkpoint
-from ondevice_training.muon import Muon
 from ondevice_training.reranking import low_rank
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES
-from ondevice_training.reranking.loss import listwise
-from ondevice_training.running import Log, export, set_rates, signals
+from ondevice_training.running import Log, export, set_rate, signals
 from ondevice_training.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Supervision = Literal["last", "deep"]
 LISTS_AT_ONCE = 2  # of a step's, whose activations are in memory together
 COLUMNS = ("step", "tokens", "loss", "first", "lr", "tokens_per_second", "seconds", "ndcg")
 
@@ -35,14 +33,12 @@ COLUMNS = ("step", "tokens", "loss", "first", "lr", "tokens_per_second", "second
 class Recipe:
     """How a run trains. Rates are peaks; `save_every` is in seconds, `validate_every` and `log_every` in steps.
 
-    supervision: the loss is on the last layer's scores, or on every layer's. matrix_rate: of the trunk's matrices, by
-    Muon in a decoder and AdamW in an encoder; head_rate: of the new head and, in a decoder, a tenth of it of the norms.
-    rank: of a low-rank adapter, which is trained in the trunk's place, by AdamW at the matrix rate; 0 is the trunk.
+    rate: of an encoder's trunk, or of the low-rank adapter of this `rank` that is trained in a decoder's trunk's place.
+    head_rate: of the new head.
     """
 
-    supervision: Supervision
     queries: int
-    matrix_rate: float
+    rate: float
     head_rate: float = 1e-3
     rank: int = 0
     warmup: int = 30
@@ -69,13 +65,15 @@ class Position:
 def start(parent: str, rank: int = 0, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model of one score with the parent's trunk and a fresh head; its embeddings are frozen.
 
-    They are most of the weights, and hardly move. rank: as of a `Recipe`. Raises ValueError when the parent is neither
-    a Llama nor a BERT, or an adapter is asked for on a BERT.
+    They are most of the weights, and hardly move. rank: of a decoder's adapter; 0 is for an encoder, whose trunk is
+    trained. Raises ValueError when the parent is neither a Llama nor a BERT, or the rank is not for it.
     """
     loaded = models.load(parent)
     model = warm(loaded.model, seed)
     if rank and not is_causal(model):
         raise ValueError(f"An adapter is for a decoder's attention; {parent} is an encoder.")
+    if is_causal(model) and not rank:
+        raise ValueError(f"{parent} is a decoder, of which an adapter is trained: give its rank.")
     if rank:
         low_rank.adapt(model, rank, seed)
     return model, reading_pairs(loaded.tokenizer, is_causal(model))
@@ -89,20 +87,13 @@ def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def optimizers_of(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon (decoder) or AdamW (encoder) for the trunk's matrices, AdamW for its norms and biases and for the head."""
+def optimizer_of(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW for what is trained of the trunk, and at another rate for the head."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     head = [parameter for name, parameter in trainable.items() if name.startswith(("score", "classifier"))]
     trunk = [parameter for name, parameter in trainable.items() if not name.startswith(("score", "classifier"))]
-    matrices = [parameter for parameter in trunk if parameter.ndim == 2]
-    vectors = [parameter for parameter in trunk if parameter.ndim != 2]
-    heads = {"params": head, "lr": recipe.head_rate}
-    if recipe.rank:
-        return [torch.optim.AdamW([{"params": trunk, "lr": recipe.matrix_rate}, heads], weight_decay=0.0)]
-    if is_causal(model):
-        groups = [{"params": vectors, "lr": recipe.head_rate / 10}, heads]
-        return [Muon(matrices, lr=recipe.matrix_rate, weight_decay=0.0), torch.optim.AdamW(groups, weight_decay=0.0)]
-    return [torch.optim.AdamW([{"params": trunk, "lr": recipe.matrix_rate}, heads], weight_decay=0.01)]
+    groups = [{"params": trunk, "lr": recipe.rate}, {"params": head, "lr": recipe.head_rate}]
+    return torch.optim.AdamW(groups, weight_decay=0.0 if recipe.rank else 0.01)
 
 
 def train(
@@ -120,15 +111,15 @@ def train(
     which transformers loads, or adapter/. One with a checkpoint, or with an adapter alone, is resumed; before its rate
     falls a run may be given another length. Raises ValueError on another run's or a damaged one.
     """
-    optimizers = optimizers_of(model, recipe)
+    optimizer = optimizer_of(model, recipe)
     schedule = recipe.schedule
-    position = _resume(folder, recipe, model, optimizers)
+    position = _resume(folder, recipe, model, optimizer)
     log = Log(folder / "log.csv", COLUMNS, position.step)
 
     def save() -> None:
-        run: dict[str, Any] = {"supervision": recipe.supervision, "queries": recipe.queries, "rank": recipe.rank}
+        run: dict[str, Any] = {"queries": recipe.queries, "rank": recipe.rank}
         here = {"step": position.step, "tokens": position.tokens, "seconds": position.seconds}
-        checkpoint.save(folder / "checkpoint.safetensors", model, optimizers, {**run, **here}, bool(recipe.rank))
+        checkpoint.save(folder / "checkpoint.safetensors", model, optimizer, {**run, **here})
         if recipe.rank:
             low_rank.save(model, recipe.rank, parent, folder / "adapter", {**run, **here})
 
@@ -138,9 +129,9 @@ def train(
         while position.step < schedule.total and not asked_to_stop():
             started = time.monotonic()
             factor = schedule(position.step)
-            set_rates(optimizers, factor)
+            set_rate(optimizer, factor)
             rows = lists(position.step)
-            losses.append(_step(model, optimizers, rows, recipe.supervision))
+            losses.append(_step(model, optimizer, rows))
             position.step += 1
             position.tokens += sum(len(row.ids) for row in rows)
             position.seconds += time.monotonic() - started
@@ -154,7 +145,7 @@ def train(
                     step=position.step,
                     loss=f"{loss:.4f}",
                     first=f"{first:.3f}",
-                    lr=f"{factor * recipe.matrix_rate:.6f}",
+                    lr=f"{factor * recipe.rate:.6f}",
                     ndcg=f"{validate(model):.4f}" if validates else "",
                 )
                 losses = []
@@ -168,46 +159,43 @@ def train(
     return position
 
 
-def _step(
-    model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], rows: list[Row], supervision: Supervision
-) -> tuple[float, float]:
-    """The loss, and the share of lists whose positive is strictly first by the last layer.
+def _step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: list[Row]) -> tuple[float, float]:
+    """The loss, and the share of lists whose positive is strictly first.
 
-    The lists go through the model some at a time: what backpropagation keeps of a deep model fills gigabytes.
+    The loss is a list's softmax cross-entropy, whose right answer is its first candidate. The lists go through the
+    model some at a time: what backpropagation keeps of a deep model fills gigabytes.
     """
     lists = len(rows) // CANDIDATES
     loss, first = 0.0, 0
     for start in range(0, lists, LISTS_AT_ONCE):
         part = rows[start * CANDIDATES : (start + LISTS_AT_ONCE) * CANDIDATES]
         with mixed_precision(model.device.type):
-            scores = scores_of(model, part, every=supervision == "deep")
-        scores = scores.view(len(scores), -1, CANDIDATES)
-        share = listwise(scores) * scores.shape[1] / lists
+            scores = scores_of(model, part, every=False)[-1].view(-1, CANDIDATES)
+        right = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        share = F.cross_entropy(scores, right, reduction="sum") / lists
         torch.autograd.backward(share)
         loss += share.item()
-        last = scores[-1].detach()
-        first += int((last[:, :1] > last[:, 1:]).all(1).sum())
+        scores = scores.detach()
+        first += int((scores[:, :1] > scores[:, 1:]).all(1).sum())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss, first / lists
 
 
-def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizers: list[torch.optim.Optimizer]) -> Position:
+def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Position:
     path = folder / "checkpoint.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     progress: dict[str, Any] | None = None
     if path.is_file():
-        progress = checkpoint.load(path, model, optimizers, bool(recipe.rank))
+        progress = checkpoint.load(path, model, optimizer)
     elif recipe.rank:  # an adapter alone goes on, too: AdamW's means of gradients begin anew
         progress = low_rank.load(model, folder / "adapter")
     if progress is None:
         return Position()
-    queries, saved = progress.get("queries"), (progress.get("supervision"), progress.get("rank", 0))
-    if saved != (recipe.supervision, recipe.rank):
-        message = f"{folder.name} holds a run with {saved[0]!r} supervision and rank {saved[1]}"
-        raise ValueError(f"{message}, not with {recipe.supervision!r} and {recipe.rank}.")
+    queries, rank = progress.get("queries"), progress.get("rank", 0)
+    if rank != recipe.rank:
+        raise ValueError(f"{folder.name} holds a run of rank {rank}, not {recipe.rank}.")
     begun = replace(recipe, queries=queries or recipe.queries).schedule.decay_start
     if queries != recipe.queries and progress["step"] > min(begun, recipe.schedule.decay_start):
         raise ValueError(

@@ -1,1 +1,0 @@
-"""Evaluation of the bundled language models on held-out documents."""

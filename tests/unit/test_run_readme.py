@@ -38,7 +38,7 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
     assert row == "| A: seconds | 2 s | 1.23 [1, 2] | 7 prompts | recorded | trend | trend |"
     assert re.findall(r"\d+ \w+", counts) == ["3 claims", "1 reproduced", "1 trend", "1 untested", "2 verdicts",
                                               "2 measurement"]  # fmt: skip
-    assert re.findall(r"\d", reproduced) == list("1100000")
+    assert re.findall(r"\d", reproduced) == list("110000000")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
         ("recorded", "null pending: the larger model", "", "null pending"),
         ("analytic", "1 x: contradicted", "", "formula"),
         ("simulated", "1 x: contradicted", "", "simulation"),
+        ("recorded+simulated", "1 x: contradicted", "", "simulation"),
+        ("recorded+predicted", "1 x: contradicted", "", "prediction"),
+        ("quoted+replayed", "1 x: contradicted", "", "replay"),
     ],
 )
 def test_what_is_reproduced_is_counted_by_what_it_is_worth(kind, null, remark, group):

@@ -67,9 +67,10 @@ ROW = {"claim": "a-c01", "printed": "2 x", "n": "7", "drawn": "prompts", "kind":
 
 def test_a_finding_by_hand(monkeypatch):
     monkeypatch.setattr(front, "FINDINGS", [FINDING])
+    monkeypatch.setattr(front, "null_of", lambda claim: "a coin")
     assert front.findings(pd.DataFrame([ROW])).splitlines()[2] == (
         "| A is faster | 2 x (a phone) | 1.23 [1, 2] to 3 x (a laptop, zen0-2c; 7 prompts) "
-        "| *trend*, null *undecided*. It is. |"
+        "| *trend* (null, a coin: 1 x, *undecided*). It is. |"
     )
     unmeasured = front.findings(pd.DataFrame([{**ROW, "kind": "simulated", "machine": "", "null": ""}]))
     assert unmeasured.endswith("(a laptop, ; 7 prompts; simulated) | *trend*. It is. |")

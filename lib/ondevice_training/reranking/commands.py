@@ -46,7 +46,11 @@ def register(programs: Any) -> None:
     training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 
-    evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
+    evaluating = programs.add_parser(
+        "evaluate-reranker",
+        help="metrics of a reranker and its baselines, as JSON",
+        example="python -m ondevice_training evaluate-reranker --model minilm-reranker --out reranking.json",
+    )
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
     evaluating.add_argument(
         "--split",

@@ -66,7 +66,7 @@ DISCO = [
     Edit("device-constrained", "left -= need", "left -= 2 * need",
          exhibits=TTFT | {"algorithm_2_waits", "beyond_00_optimum", "fig_07_cost", "beyond_01_mean_tail_plane",
                           "beyond_05_held_out"}),
-    Edit("server-constrained", "alone = (1 - b) * tokens[-1]", "alone = (1 - b) ** 2 * tokens[-1]",
+    Edit("server-constrained", "alone = (1 - b) * tokens[-1]", "alone = (1 - b**2) * tokens[-1]",
          exhibits=TTFT | MIGRATED | {"algorithm_3_threshold", "beyond_00_optimum"}),
     Edit("equations-4-5", "pace * seconds", "3 * pace * seconds", exhibits=MIGRATED | {"fig_04_migration"}),
     Edit("migration", "generated - shown >=", "generated >=", exhibits=MIGRATED | {"fig_04_migration"}),

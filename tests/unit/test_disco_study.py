@@ -38,6 +38,19 @@ def test_a_policy_of_another_side_or_budget_is_not_compared():
             study.sweep(["GPT"], some, [0.2], policies, play, lengths, (2, 50), 0)
 
 
+def test_a_policy_that_spends_more_than_its_budget_is_not_compared():
+    """What races on every request wins with all of the tokens; what tosses a coin of a fifth holds to a fifth."""
+    lengths, some = traces.lengths(), list(DEVICES.values())[:1]
+
+    def spendthrift(side, server, device, b):
+        return {"mine": replace(study.policies(lengths, names=["race"])(side, server, device, 1.0)["race"], budget=b)}
+
+    with pytest.raises(ValueError, match=r"'mine' has the device read 1\.00 of the tokens at a budget of 0\.2\."):
+        study.sweep(["GPT"], some, [0.2], spendthrift, play, lengths, (2, 50), 0)
+    for seed in range(20):
+        study.sweep(["GPT"], some, [0.05, 0.2], study.policies(lengths), play, lengths, (2, 50), seed)
+
+
 def test_the_sweeps_p99_is_a_ttft_that_occurred():
     drawn = Requests.draw((2, 500), traces.lengths(), traces.server("GPT"), np.random.default_rng(0))
     made = study.policies(traces.lengths())("device", traces.server("GPT"), DEVICES["Pixel 7 Pro, Bloom-560M"], 0.3)

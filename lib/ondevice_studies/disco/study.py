@@ -81,7 +81,8 @@ def sweep(
     """Every policy over services, devices, constraints and budgets; shape: (runs, requests a run).
 
     Columns: service, device, constrained, budget, policy, run, mean_s, p99_s, std_s. Raises ValueError on a policy that
-    limits the other side, or has another budget: it would be compared with policies that may spend less.
+    limits the other side, has another budget or spends more than its own: it would be compared with policies that may
+    spend less.
     """
     rows = []
     for service in services:
@@ -106,9 +107,23 @@ def _played(
                         f"The policy {name!r} holds the {policy.constrained} to {policy.budget:g} of the tokens, where "
                         f"the {side} is to be held to {b:g}."
                     )
-                runs = _by_run(play(policy, drawn, device))
-                rows.append(runs.assign(constrained=side, budget=b, policy=name))
+                raced = play(policy, drawn, device)
+                if _overspends(drawn.prompt, raced.ran(side), b):
+                    share = (drawn.prompt * raced.ran(side)).sum() / drawn.prompt.sum()
+                    raise ValueError(
+                        f"The policy {name!r} has the {side} read {share:.2f} of the tokens at a budget of {b:g}."
+                    )
+                rows.append(_by_run(raced).assign(constrained=side, budget=b, policy=name))
     return pd.concat(rows, ignore_index=True)
+
+
+def _overspends(prompt: NDArray[np.int64], ran: NDArray[np.bool_], b: float) -> bool:
+    """Whether the requests that a side ran hold more than a share b of the tokens, by over five standard errors.
+
+    Policies that toss a coin hold to b in expectation only.
+    """
+    over = prompt * (ran - b)
+    return bool(over.mean() > 5 * over.std() / np.sqrt(over.size) + 1e-9)
 
 
 def _by_run(raced: Raced) -> pd.DataFrame:

@@ -113,11 +113,11 @@ class Server(relay.Server):
         if faults is not None:
             self.faults, self.count = _built(faults), 0
 
-    def connection(self, number: int) -> relay.Connection:
+    def connection(self, number: int) -> relay.RelayedConnection:
         return Connection(self, number)
 
 
-class Connection(relay.Connection):
+class Connection(relay.RelayedConnection):
     def __init__(self, server: Server, number: int) -> None:
         super().__init__(server, number)
         faults = [fault for fault in server.faults if fault.connection == number]

@@ -25,11 +25,11 @@ from ondevice_papers.disco.policy import NEVER, SIDES, Side
 from ondevice_papers.disco.traffic import Traffic
 from ondevice_programs.router.app import create_app
 from ondevice_programs.router.config import Config
-from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
+from ondevice_programs.router.endpoints import AnswerChunk, EndpointError, Finish, OnEvent, Usage
 from ondevice_programs.router.replay import answer, plain_chat
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 from ondevice_programs.router.router import Router
-from ondevice_programs.router.session import Session, StreamError
+from ondevice_programs.router.session import RoutedRequest, StreamError
 
 T = TypeVar("T")
 INFO = ("can_continue", "max_output_tokens", "stream_options")
@@ -194,7 +194,7 @@ class Scripted(Source):
     limits: list[Mapping[str, int]] = field(default_factory=list)
     cancelled: int = 0
 
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         number = len(self.asked)
         self.asked.append(prefix)
         self.limits.append(limits)
@@ -206,7 +206,7 @@ class Scripted(Source):
                 if sent:
                     await asyncio.sleep(self.tbt)
                 await self._fail(number, sent)
-                on_event(Piece(token))
+                on_event(AnswerChunk(token))
             await self._fail(number, len(tokens))
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -285,7 +285,7 @@ class Seen:
 
     texts: list[str]
     times: list[float]
-    session: Session
+    session: RoutedRequest
     error: StreamError | None
 
     @property
@@ -297,7 +297,7 @@ class Seen:
         return [(entry.side, entry.role, entry.outcome) for entry in self.session.entries]
 
 
-async def read(router: Router, request: Request) -> Seen:
+async def read(router: Router, request: ChatRequest) -> Seen:
     """One stream to its end."""
     session = router.open(request)
     clock = asyncio.get_running_loop().time

@@ -12,8 +12,10 @@ import dis
 import math
 import os
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from ondevice import extras
 
 FAULT = 1  # exit code where the library itself is wrong
 REFUSED = 2  # exit code on bad input
-INTERRUPTED = 130  # exit code after an interrupt, as a shell has it
+INTERRUPTED, TERMINATED = 130, 143  # exit codes after SIGINT and SIGTERM, as a shell has them
 WIDTH = 100  # columns of help; whole, it fits a screen
 _LIBRARY = Path(__file__).resolve().parents[1]
 _MISUSE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)  # of objects, in code
@@ -63,8 +65,12 @@ class Parser(argparse.ArgumentParser):
 def refusing(program: str) -> Iterator[None]:
     """Ends the program with one sentence and code 2 on what it cannot use, by its own word or by another library's.
 
-    A fault of this library ends it with a traceback and code 1, an interrupt with code 130.
+    A fault of this library ends it with a traceback and code 1, an interrupt with code 130, SIGTERM with 143. What is
+    half-written is put away in each case.
     """
+    first = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if first:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     except KeyboardInterrupt:
@@ -76,6 +82,9 @@ def refusing(program: str) -> Iterator[None]:
             sys.exit(FAULT)
         print(f"{program}: {sentence(error)}", file=sys.stderr)
         sys.exit(REFUSED)
+    finally:
+        if first:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ _SVG = {"svg.hashsalt": "ondevice", "svg.fonttype": "none"}
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Diagram:
     """A system as boxes and arrows. boxes: text by name; at: the middle of each, in inches; arrows: (from, to, word).
 
     page: of docs/, which shows it. words: the same in a sentence or two, for those who cannot see it.
@@ -33,7 +33,7 @@ class Drawing:
 
 
 DRAWINGS = {
-    "disco": Drawing(
+    "disco": Diagram(
         "router.md",
         "A dispatcher starts the device, the server or both. The first token wins, and the answer may migrate.",
         11.0,
@@ -64,7 +64,7 @@ DRAWINGS = {
             ("device", "server", "migration, either way"),
         ),
     ),
-    "dragon": Drawing(
+    "dragon": Diagram(
         "pair.md",
         "A device with private documents and a cloud with public ones draft tokens. One mixes both and decides.",
         11.0,
@@ -91,7 +91,7 @@ DRAWINGS = {
             ("aggregator", "answer", "tokens"),
         ),
     ),
-    "grating": Drawing(
+    "grating": Diagram(
         "reranker.md",
         "All candidates pass one layer at a time. Weights come from disk, and after each layer candidates leave.",
         11.0,
@@ -127,7 +127,7 @@ DRAWINGS = {
             ("scores", "best", "accepted"),
         ),
     ),
-    "drafting": Drawing(
+    "drafting": Diagram(
         "drafters.md",
         "A drafter proposes a tree of tokens. One pass of the model verifies it, and the accepted tokens go back.",
         11.0,
@@ -154,7 +154,7 @@ DRAWINGS = {
             ("accepted", "text", "append"),
         ),
     ),
-    "sdnpu": Drawing(
+    "sdnpu": Diagram(
         "graphs.md",
         "A large graph reads the prompt and a small one decodes, over the same weights. Drafts fill the small one.",
         11.0,
@@ -189,7 +189,7 @@ DRAWINGS = {
 }
 
 
-def svg(drawing: Drawing) -> str:
+def svg(drawing: Diagram) -> str:
     """The drawing as the text of an SVG file, the same in every run, whatever style is set."""
     boxes = {text: drawing.at[name] for name, text in drawing.boxes.items()}
     arrows = [(drawing.boxes[start], drawing.boxes[end], word) for start, end, word in drawing.arrows]

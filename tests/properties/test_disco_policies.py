@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ondevice_papers.disco import dispatch, optimal
-from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.policy import NEVER, DispatchPolicy
 from ondevice_papers.disco.race import expected
 
@@ -22,9 +22,9 @@ EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 TRACES = st.lists(EIGHTHS, min_size=1, max_size=10).map(Latency.from_seconds)  # few values: many ties
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(Lengths.from_tokens)
 PREFILL_RATES = st.sampled_from([1.0, 2.0, 8.0])
-PROPORTIONAL = PREFILL_RATES.map(lambda rate: Device("d", rate, 10.0))
+PROPORTIONAL = PREFILL_RATES.map(lambda rate: DeviceSpeed("d", rate, 10.0))
 DEVICES = st.builds(
-    lambda rate, overhead: Device("d", rate, 10.0, overhead), PREFILL_RATES, st.sampled_from([0.0, 0.25, 2.0])
+    lambda rate, overhead: DeviceSpeed("d", rate, 10.0, overhead), PREFILL_RATES, st.sampled_from([0.0, 0.25, 2.0])
 )
 BUDGETS = st.floats(0, 1) | st.sampled_from([0.0, 0.05, 0.15000000000000002, 0.2, 0.5, 1.0])
 ALPHAS = st.sampled_from([0.01, 0.05, 0.15, 0.2, 0.5, 0.9])
@@ -42,7 +42,7 @@ class Used(NamedTuple):
         return self.use_device if side == "device" else self.use_server
 
 
-def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device) -> Used:
+def evaluate(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: DeviceSpeed) -> Used:
     """What `race.expected` says, with the use of either side."""
     one, other = (expected(replace(policy, constrained=side), lengths, server, device) for side in ("device", "server"))
     return Used(one.mean, one.p99, one.use, other.use)
@@ -58,7 +58,7 @@ def any_policy(draw: st.DrawFn, size: int = 10) -> DispatchPolicy:
     return DispatchPolicy("any", "device", 0.5, device, server, chance)
 
 
-def enumerate_outcomes(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device) -> np.ndarray:
+def enumerate_outcomes(policy: DispatchPolicy, lengths: Lengths, server: Latency, device: DeviceSpeed) -> np.ndarray:
     """[K, 5] weight, length, TTFT, device ran, server ran: every length, sample and coin, by the order of starts."""
     rows = []
     for (length, p), sample, coin in itertools.product(
@@ -95,7 +95,9 @@ def test_evaluate_equals_the_enumeration_of_every_case(policy, lengths, server, 
     assert found.p99 == pytest.approx(ttft[order][enough.argmax()], abs=1e-9)  # the least that 99 % stay within
 
 
-def spending(lengths: Lengths, server: Latency, device: Device, budget: float, alpha: float) -> list[DispatchPolicy]:
+def spending(
+    lengths: Lengths, server: Latency, device: DeviceSpeed, budget: float, alpha: float
+) -> list[DispatchPolicy]:
     """The policies that promise to spend their budget exactly."""
     return [
         dispatch.device_constrained(lengths, server, budget, alpha),
@@ -120,7 +122,7 @@ def test_every_corrected_policy_spends_exactly_its_budget(lengths, server, devic
 
 @given(st.lists(st.just(0.0) | EIGHTHS, min_size=1, max_size=8).map(Latency.from_seconds), LENGTHS, BUDGETS, ALPHAS)
 def test_the_budget_holds_when_first_tokens_come_at_0_s(server, lengths, budget, alpha):
-    device = Device("d", 2.0, 10.0)
+    device = DeviceSpeed("d", 2.0, 10.0)
     for policy in (
         dispatch.device_constrained(lengths, server, budget, alpha),
         optimal.mean_optimal(lengths, server, device, budget),
@@ -167,7 +169,7 @@ def test_more_budget_never_slows_the_mean_nor_lengthens_a_wait(lengths, server, 
         previous = found, waits
 
 
-def waits_by_linear_program(lengths: Lengths, server: Latency, device: Device, budget: float) -> float:
+def waits_by_linear_program(lengths: Lengths, server: Latency, device: DeviceSpeed, budget: float) -> float:
     """Least mean TTFT over all mixtures of the waits 0, every sample and never, by scipy."""
     cost, tokens, rows = [], [], []
     for u, (length, p, m) in enumerate(zip(lengths.support, lengths.probability, lengths.mass, strict=True)):
@@ -253,7 +255,7 @@ def test_the_clairvoyant_equals_a_linear_program_over_lengths_and_server_times(l
 
 @given(LENGTHS, TRACES, st.floats(0, 1), ALPHAS)
 def test_eq_1_spends_its_budget_up_to_one_step_of_the_ramp(lengths, server, budget, alpha):
-    use = evaluate(dispatch.ramp(lengths, server, budget, alpha), lengths, server, Device("d", 1.0, 1.0))
+    use = evaluate(dispatch.ramp(lengths, server, budget, alpha), lengths, server, DeviceSpeed("d", 1.0, 1.0))
     ratios = (server.samples[None, :] / lengths.support[:, None]).ravel()  # where the ramp's slope crosses a sample
     mass = np.repeat(lengths.mass, server.samples.size) / server.samples.size
     tail = float((server.samples == server.quantile(1 - min(alpha, budget))).mean()) if budget > 0 else 0.0

@@ -14,7 +14,7 @@ from routing import MESSAGES, Scripted, configured, deployment, read, virtually
 from ondevice_papers.disco.policy import SIDES
 from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent
 from ondevice_programs.router.replay import answer, plain_chat
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 from ondevice_programs.router.router import Router
 
 STREAMS, TOKENS = 150, 20
@@ -26,7 +26,7 @@ ERRORS = [EndpointError("cut"), EndpointError("oops", 500), EndpointError("refus
 @pytest.mark.parametrize("b", [None, 0.0, 0.3, 1.0])
 def test_an_answer_survives_what_one_side_does(tmp_path: Path, b: float | None, constrained: str) -> None:
     coins = random.Random(str((b, constrained)))
-    asked = Request(messages=tuple(MESSAGES), limits={"max_tokens": TOKENS})
+    asked = ChatRequest(messages=tuple(MESSAGES), limits={"max_tokens": TOKENS})
 
     async def work() -> None:
         sources: dict[str, Any] = {}
@@ -59,5 +59,5 @@ class Switched:
     def __init__(self, sources: Mapping[str, Scripted], side: str) -> None:
         self._sources, self._side = sources, side
 
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         return await self._sources[self._side].ask(request, prefix, limits, on_event)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from routing import DEVICE_FIRST, MESSAGES, Source, Told, configured, deployment, read, virtually
 
 from ondevice_programs.router.delivery import Delivery
-from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
-from ondevice_programs.router.request import BadRequest, Request, parse
+from ondevice_programs.router.endpoints import AnswerChunk, EndpointError, Finish, OnEvent, Usage
+from ondevice_programs.router.request import BadRequest, ChatRequest, parse
 from ondevice_programs.router.router import Router
 
 LETTERS = "ab\n"  # few, so that stop strings often begin and often come to nothing
@@ -83,12 +83,12 @@ class Spoken(Source):
     def __init__(self, *packets: str, fails: bool = False) -> None:
         self.packets, self.fails, self.asked, self.left = packets, fails, [], 0
 
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         self.asked.append(prefix)
         try:
             for packet in self.packets:
                 await asyncio.sleep(0.01)
-                on_event(Piece(packet))
+                on_event(AnswerChunk(packet))
             await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             self.left += 1
@@ -130,7 +130,7 @@ def test_an_answer_ends_at_its_seam(
     router = Router(config, lambda entry: device if entry.side == "device" else other, dispatcher)  # type: ignore[arg-type]
 
     async def work() -> Any:
-        seen = await read(router, Request(messages=tuple(MESSAGES), options={"stop": stop}))
+        seen = await read(router, ChatRequest(messages=tuple(MESSAGES), options={"stop": stop}))
         await asyncio.sleep(1.0)
         return seen
 

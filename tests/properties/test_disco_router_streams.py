@@ -15,7 +15,7 @@ from routing import MESSAGES, Scripted, Seen, Told, composed, configured, deploy
 from ondevice_papers.disco.policy import NEVER, SIDES, Side
 from ondevice_programs.router.endpoints import EndpointError
 from ondevice_programs.router.replay import answer, plain_chat
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 from ondevice_programs.router.router import Router
 
 STREAMS = 10 * settings().max_examples  # of the profile: 300 in the gate, 2,000 in make test-long
@@ -51,7 +51,7 @@ async def one(seed: int, folder: Path) -> None:
         waits, coins.choice([0, 50, NEVER]), config.router_settings.constrained, coins.choice([None, 1, 5])
     )
     router = Router(config, lambda it: made[it.model_info.side][0], dispatcher)
-    seen = await read(router, Request(messages=tuple(MESSAGES), limits={"max_tokens": TOKENS}))
+    seen = await read(router, ChatRequest(messages=tuple(MESSAGES), limits={"max_tokens": TOKENS}))
     await asyncio.sleep(30.0)  # whatever was cancelled ends
     check(seen, router, {side: scripted for side, (scripted, _) in made.items()})
 
@@ -90,7 +90,7 @@ def test_the_budget_holds_at_every_moment_over_faults_races_and_migrations(tmp_p
 
     async def ask(number: int) -> None:
         words = "word " * (coins.randrange(400) if number % 50 else 3000)
-        request = Request(messages=({"role": "user", "content": f"{number} {words}"},), limits={"max_tokens": 100})
+        request = ChatRequest(messages=({"role": "user", "content": f"{number} {words}"},), limits={"max_tokens": 100})
         for scripted in made.values():
             scripted.fault = (len(scripted.asked), coins.randrange(40)) if coins.random() < 0.3 else scripted.fault
         asked["all"] += request.tokens

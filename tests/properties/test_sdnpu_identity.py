@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ondevice.speculation import Drafter, Generation, generate
-from ondevice_papers.sdnpu.calibration import Calibration
+from ondevice_papers.sdnpu.calibration import PromptCalibration
 from ondevice_papers.sdnpu.drafter import LMAX, SdNpu
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.retrieval import Pld, Sam, Suffixes
@@ -33,11 +33,11 @@ bases = st.sampled_from([lambda: None, Pld, lambda: Sam(V), Suffixes])
 makes = st.builds(
     lambda base, table, again: lambda: SdNpu(base(), table(), again()),
     bases,
-    st.sampled_from([lambda: None, Calibration]),
+    st.sampled_from([lambda: None, PromptCalibration]),
     st.sampled_from([lambda: None, Reuse]),
 )
 Make = Callable[[], SdNpu]
-BOTH: Make = lambda: SdNpu(Sam(V), Calibration(), Reuse())  # noqa: E731
+BOTH: Make = lambda: SdNpu(Sam(V), PromptCalibration(), Reuse())  # noqa: E731
 
 
 def check(kind: str, drafter: Drafter, prompt: Sequence[int], limit: int, budget: int, end: int) -> Generation:
@@ -87,7 +87,7 @@ def test_the_history_grows_by_an_answer_when_it_is_finished_and_by_nothing_else(
             seen.append(list(history.responses))
             return super().propose(tokens, budget)
 
-    drafter = Looking(Sam(V, history), Calibration(), Reuse())
+    drafter = Looking(Sam(V, history), PromptCalibration(), Reuse())
     said = []
     for prompt in PROMPTS[2:5]:
         seen.clear()

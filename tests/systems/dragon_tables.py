@@ -26,7 +26,7 @@ from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.answer import Asked
 from ondevice_programs.pair.cloud import Cloud
 from ondevice_programs.pair.decoder import Interrupted, Piece
-from ondevice_programs.pair.engine import Engine
+from ondevice_programs.pair.engine import ModelThread
 
 
 @dataclass
@@ -133,7 +133,7 @@ class TableNode:
         self.lm = Table(seed, vocabulary, delay, failing_at, period)
         self.log_weight, self.tokenizer, self.ends = log_weight, Words(), frozenset[int]()
         self.hello = Hello(VERSION, "tables", model, "numbers", vocabulary)
-        self.engine = Engine()
+        self.engine = ModelThread()
         self.decoders: list[TableDecoder] = []
 
     def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[TableDecoder, list[Cited]]:

@@ -71,7 +71,7 @@ def test_a_node_that_the_compiler_refuses_is_named(tmp_path):
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
     graph = helper.make_graph(nodes, "refused", tensors[:1], tensors[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "r.onnx")
-    with pytest.raises(htp.Refused, match=r"refuses r\.onnx: 1 nodes would run on the CPU, .* Det determinant"):
+    with pytest.raises(htp.CompilerRefused, match=r"refuses r\.onnx: 1 nodes would run on the CPU, .* Det determinant"):
         htp.session(tmp_path / "r.onnx")
 
 

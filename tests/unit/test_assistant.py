@@ -26,8 +26,8 @@ from ondevice_programs.pair.decoder import Decoder, Interrupted
 from ondevice_programs.pair.node import Documents, Source
 from ondevice_studies.assistant import study
 from ondevice_studies.assistant.study import (
-    Costs,
     Recorded,
+    SystemCosts,
     admitted,
     play,
     raced,
@@ -233,7 +233,7 @@ def test_a_reranker_picks_among_what_hybrid_search_finds_and_without_it_the_near
 # The clock
 
 
-COSTS = Costs({
+COSTS = SystemCosts({
     "embedding": {1: 0.5}, "hybrid": {1: 0.25}, "layer of a candidate": {1: 0.125}, "prefill": {1: 0.01},
     "prefill, logits read": {1: 0.02}, "pass": {1: 1.0, 3: 2.0}, "drafting": {1: 0.0}, "drafting S": {1: 0.5},
     "mixture": {1: 0.0625},
@@ -243,7 +243,7 @@ ANSWER = {"device_prompt": 100, "device_work": 8, "cloud_prompt": 50, "cloud_wor
 
 def test_costs_are_medians_with_straight_lines_between_sizes():
     rows = [("a", 1, s) for s in (1.0, 2.0, 9.0)] + [("a", 3, 6.0), ("b", 1, 5.0)]
-    costs = Costs.of(pd.DataFrame(rows, columns=["name", "size", "seconds"]))
+    costs = SystemCosts.of(pd.DataFrame(rows, columns=["name", "size", "seconds"]))
     assert (costs("a"), costs("a", 2), costs("a", 7), costs("b")) == (2.0, 4.0, 6.0, 5.0)
 
 

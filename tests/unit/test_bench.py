@@ -22,8 +22,8 @@ from ondevice.assets import ROOT
 from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice_programs.bench import formats, inputs, leaderboard, measuring, predictions
 from ondevice_programs.bench.__main__ import main
-from ondevice_programs.bench.inputs import Request, in_turns, rounds
-from ondevice_programs.bench.measuring import Bench
+from ondevice_programs.bench.inputs import BenchRequest, in_turns, rounds
+from ondevice_programs.bench.measuring import Measurement
 from ondevice_programs.bench.peer import LlamaCpp
 from ondevice_programs.bench.report import snippet
 from ondevice_programs.bench.state import begun, read, save
@@ -70,8 +70,8 @@ def parts(folder):
 # Plan
 
 
-def request(task: str, number: int) -> Request:
-    return Request(f"{task}{number}", task, (1, 2), 9)
+def request(task: str, number: int) -> BenchRequest:
+    return BenchRequest(f"{task}{number}", task, (1, 2), 9)
 
 
 def test_rounds_hold_equally_many_of_every_task_and_leave_out_what_is_over():
@@ -164,7 +164,7 @@ def test_a_token_that_differs_is_a_near_tie_where_its_lead_is_small(monkeypatch,
         read_ids.append(ids)
         return torch.tensor([0.0, margin, -1.0])
 
-    bench = Bench.__new__(Bench)
+    bench = Measurement.__new__(Measurement)
     bench.engines = {"4bit": SimpleNamespace(start=lambda: SimpleNamespace(prefill=prefill))}
     assert bench._identity([5, 6, 7], [5, 9, 7], request("a", 0), "4bit") == kind
     assert read_ids == [[1, 2, 5]]
@@ -376,7 +376,7 @@ def test_answers_are_cut_where_they_begin_to_loop(monkeypatch):
     tokens = [1, 2, 3] + [7, 8, 9, 10, 11, 12, 13, 14] * 5
     log = {"tokens": tokens, "first": 0.0}
     monkeypatch.setattr(measuring, "answered", lambda *given: log)
-    bench = Bench.__new__(Bench)
+    bench = Measurement.__new__(Measurement)
     bench.requests, bench.engines, bench.ends = [request("a", 0)], {"4bit": None}, frozenset()
     bench.parts, bench.rest = {}, {}
     bench.answer("4bit", math.inf)

@@ -27,7 +27,9 @@ def answer(tokens, name="a"):
     for row, token in enumerate(tokens):
         logits[row, 0] = 5.0
         logits[row, token] = 9.0
-    return live.Answer(name, "qa", (1, 2), tuple(tokens), SimpleNamespace(prompt_logits=torch.zeros(2, V)), logits, 1.0)
+    return live.PlainAnswer(
+        name, "qa", (1, 2), tuple(tokens), SimpleNamespace(prompt_logits=torch.zeros(2, V)), logits, 1.0
+    )
 
 
 def tables(rows):

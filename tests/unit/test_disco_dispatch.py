@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from ondevice_papers.disco import dispatch
-from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.policy import NEVER
 from ondevice_papers.disco.race import Requests, expected, play
 
 TEN = Latency.from_seconds(np.arange(1.0, 11.0))  # 1 s .. 10 s
 EVEN = Lengths.from_tokens([1, 2, 3, 4])  # token mass .1 .2 .3 .4
-PHONE = Device("phone", 10.0, 10.0)
+PHONE = DeviceSpeed("phone", 10.0, 10.0)
 
 
 def test_disco_d_below_alpha_waits_for_the_tail_on_every_length():

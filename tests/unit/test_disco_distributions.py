@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.policy import check_budget, mixture, single
 
 S = Latency.from_seconds([4.0, 1.0, 2.0, 2.0])
@@ -50,9 +50,9 @@ ONE = np.ones(3)
         (lambda: Lengths.from_tokens([]), "prompt"),
         (lambda: Lengths.from_tokens([3, 0]), "0"),
         (lambda: Lengths.from_tokens([2.0, np.nan]), "whole"),
-        (lambda: Device("phone", 0.0, 1.0), "phone"),
-        (lambda: Device("phone", 1.0, np.nan), "phone"),
-        (lambda: Device("phone", 1.0, 1.0, -0.1), "phone"),
+        (lambda: DeviceSpeed("phone", 0.0, 1.0), "phone"),
+        (lambda: DeviceSpeed("phone", 1.0, np.nan), "phone"),
+        (lambda: DeviceSpeed("phone", 1.0, 1.0, -0.1), "phone"),
         (lambda: check_budget(1.0000001), "budget"),
         (lambda: check_budget(np.nan), "budget"),
         (lambda: single("bad", "device", 0.5, np.array([0.0, -1.0, 0.0]), ONE), "bad.*wait"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ondevice_papers.disco import dispatch
-from ondevice_papers.disco.distributions import DEVICES, Device
+from ondevice_papers.disco.distributions import DEVICES, DeviceSpeed
 from ondevice_papers.disco.policy import MOMENT, NEVER
 from ondevice_papers.disco.race import Requests, expected, in_time, play, race
 from ondevice_studies.disco import study, traces
@@ -60,7 +60,7 @@ def test_in_time_is_the_race_where_requests_do_not_meet():
 def test_a_phone_that_serves_one_at_a_time_is_waited_for_unless_it_lost():
     always = dispatch.random_race(traces.lengths(), "device", 1.0)
     ttft = {"device": np.full(3, 2.0), "server": np.array([9.0, 9.0, 1.0])}
-    prompts, phone = np.full(3, 10), Device("d", 5.0, 1.0)
+    prompts, phone = np.full(3, 10), DeviceSpeed("d", 5.0, 1.0)
     assert phone.ttft(10) == 2.0
     raced, _ = in_time(study.Fixed(always, 0), np.array([0.0, 1.0, 8.0]), prompts, ttft, decoding=np.full(3, 3.0))
     assert raced.ttft.tolist() == [2.0, 6.0, 1.0]  # the second waits until 5 s, then prefills for 2

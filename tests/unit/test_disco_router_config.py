@@ -18,7 +18,7 @@ from ondevice_programs.router import __main__ as program
 from ondevice_programs.router import state
 from ondevice_programs.router.config import load
 from ondevice_programs.router.endpoints import EndpointError
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 from ondevice_programs.router.router import Router
 from ondevice_programs.router.sides import Endpoint
 
@@ -193,7 +193,7 @@ def test_a_budget_of_money_begins_anew_after_its_duration(tmp_path: Path, monkey
     now = 1e9
     monkeypatch.setattr("time.time", lambda: now)
     daily = {"output_cost_per_token": 1.0, "max_budget": 10.0, "budget_duration": "1d"}
-    asked = Request(messages=({"role": "user", "content": "?"},), limits={"max_tokens": 6})
+    asked = ChatRequest(messages=({"role": "user", "content": "?"},), limits={"max_tokens": 6})
 
     def server() -> Endpoint:
         return Router(configured(tmp_path, deployment("device"), deployment("server", **daily))).endpoints["server"]

@@ -12,9 +12,9 @@ from routing import MESSAGES, Source, Told, configured, deployment, serving
 from waiting import until
 
 from ondevice_programs.router import probe
-from ondevice_programs.router.endpoints import EndpointError, Finish, OnEvent, Piece, Usage
+from ondevice_programs.router.endpoints import AnswerChunk, EndpointError, Finish, OnEvent, Usage
 from ondevice_programs.router.replay import create_replay
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 from ondevice_programs.router.router import Router
 
 
@@ -24,11 +24,11 @@ class Says(Source):
     def __init__(self, continued: str | EndpointError, fresh: str, counts: tuple[int, int] | None) -> None:
         self.continued, self.fresh, self.counts = continued, fresh, counts
 
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         text = self.continued if prefix else self.fresh
         if isinstance(text, EndpointError):
             raise text
-        on_event(Piece(text))
+        on_event(AnswerChunk(text))
         return Finish("length", Usage(self.counts[0 if prefix else 1], 1) if self.counts else None)
 
 
@@ -65,7 +65,7 @@ def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path:
             config = configured(tmp_path, deployment("device", url, can_continue="probe"), deployment("server"))
             router = Router(config, dispatcher=Told())
             assert router.endpoints["device"].can_continue is None  # nobody has started the router's own life
-            session = router.open(Request(messages=tuple(MESSAGES), limits={"max_tokens": 3}))
+            session = router.open(ChatRequest(messages=tuple(MESSAGES), limits={"max_tokens": 3}))
             session.start()
             assert len([part async for part in session.out.read()]) == 3
             assert await until(lambda: router.endpoints["device"].can_continue is True)

@@ -12,17 +12,17 @@ from routing import MESSAGES, deployment
 
 from ondevice_programs.router.config import Deployment
 from ondevice_programs.router.endpoints import EndpointClient
-from ondevice_programs.router.request import OWN_FIELDS, BadRequest, Request, parse, read
+from ondevice_programs.router.request import OWN_FIELDS, BadRequest, ChatRequest, parse, read
 
 CLIENT = EndpointClient(Deployment.model_validate(deployment("device")))
 ASKED = json.dumps(MESSAGES)
 
 
-def parsed(body: str) -> Request:
+def parsed(body: str) -> ChatRequest:
     return parse(*read(body.encode("utf-8", "surrogatepass")))
 
 
-def sent(request: Request, prefix: str = "") -> dict[str, str]:
+def sent(request: ChatRequest, prefix: str = "") -> dict[str, str]:
     """The members that an endpoint gets, as text."""
     return CLIENT._body(request, prefix, request.limits)
 

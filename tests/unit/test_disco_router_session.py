@@ -15,13 +15,13 @@ from ondevice_papers.disco.policy import NEVER
 from ondevice_programs.router.delivery import Delivery
 from ondevice_programs.router.endpoints import EndpointError, Finish, Usage
 from ondevice_programs.router.replay import answer, plain_chat
-from ondevice_programs.router.request import Request, message_text
+from ondevice_programs.router.request import ChatRequest, message_text
 from ondevice_programs.router.router import Router
 
 TOKENS = 30
 ASKED = plain_chat(MESSAGES)
 WHOLE = answer(ASKED, TOKENS)
-LENGTH = Request(messages=tuple(MESSAGES)).tokens
+LENGTH = ChatRequest(messages=tuple(MESSAGES)).tokens
 PRICED = {"input_cost_per_token": 1.0, "output_cost_per_token": 2.0}
 VOICES = {"device": "a", "server": "b"}
 
@@ -36,7 +36,7 @@ def see(tmp_path: Path) -> Any:
         config = configured(tmp_path, *entries, **{"num_retries": 0} | more)
         sources = {"device": device, "server": server}
         usual = {"messages": tuple(MESSAGES), "limits": {"max_tokens": TOKENS}}
-        asked = Request(**usual | (request or {}))
+        asked = ChatRequest(**usual | (request or {}))
 
         async def one() -> Seen:
             router = Router(config, lambda it: sources[it.model_info.side], dispatcher)
@@ -171,7 +171,7 @@ def test_a_device_that_serves_one_at_a_time_is_waited_for_and_its_queue_is_not_i
     router = Router(config, lambda it: device if it.model_info.side == "device" else Scripted(), dispatcher)
 
     async def work() -> None:
-        request = Request(messages=tuple(MESSAGES), limits={"max_tokens": 3})
+        request = ChatRequest(messages=tuple(MESSAGES), limits={"max_tokens": 3})
         await read(router, request)
         second = asyncio.create_task(read(router, request))
         await asyncio.sleep(0.25)
@@ -260,13 +260,13 @@ def test_a_device_may_take_the_time_that_a_long_prompt_is_known_to_take(see: Any
 class Counting(Scripted):
     """Counts a prompt's tokens in its own way: 1.3 of ours, with 1,100 for an image and 900 for tools."""
 
-    async def ask(self, request: Request, prefix: str, limits: Any, on_event: Any) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Any, on_event: Any) -> Finish:
         finish = await super().ask(request, prefix, limits, on_event)
         return Finish(finish.reason, Usage(true_tokens(request), finish.usage.output_tokens))
 
 
-def true_tokens(request: Request) -> int:
-    bare = Request(messages=tuple({**it, "content": message_text(it)} for it in request.messages))
+def true_tokens(request: ChatRequest) -> int:
+    bare = ChatRequest(messages=tuple({**it, "content": message_text(it)} for it in request.messages))
     images = sum(isinstance(it["content"], list) for it in request.messages)
     return round(1.3 * bare.tokens) + 1100 * images + 900 * bool(request.options.get("tools"))
 
@@ -278,11 +278,11 @@ def test_the_share_holds_by_the_endpoints_own_counts(tmp_path: Path, constrained
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     tool = {"type": "function", "function": {"name": "find", "description": "Finds what is looked for. " * 30}}
 
-    def request() -> Request:
+    def request() -> ChatRequest:
         text, kind = "word " * coins.randrange(5, 200), coins.random()
         content: Any = [{"type": "text", "text": text}, picture] if kind < 0.15 else text
         options = {"tools": [tool]} if kind > 0.85 else {}
-        return Request(messages=({"role": "user", "content": content},), limits={"max_tokens": 5}, options=options)
+        return ChatRequest(messages=({"role": "user", "content": content},), limits={"max_tokens": 5}, options=options)
 
     async def work() -> list[float]:
         config = configured(tmp_path, deployment("device"), deployment("server"), constrained=constrained, budget=b)

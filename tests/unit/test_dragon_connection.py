@@ -12,7 +12,7 @@ from waiting import PATIENCE, until
 
 from ondevice_papers.dragon.messages import VERSION, Draft, End, Hello, Message, Target
 from ondevice_programs.pair import link as link_module
-from ondevice_programs.pair.link import Link
+from ondevice_programs.pair.link import CloudLink
 from ondevice_programs.pair.wire import Connection, Lost, Refused, Unheard, connect, listening
 
 HELLO = Hello(VERSION, "base", "m", "t", 8)
@@ -167,10 +167,10 @@ class Cloud:
 
 
 @contextlib.asynccontextmanager
-async def linked(patience: float = 0.2) -> AsyncIterator[tuple[Cloud, Link]]:
+async def linked(patience: float = 0.2) -> AsyncIterator[tuple[Cloud, CloudLink]]:
     cloud = Cloud()
     async with listening(echo, HELLO) as cloud.port:
-        link = Link(cloud.open, patience)
+        link = CloudLink(cloud.open, patience)
         try:
             yield cloud, link
         finally:

@@ -15,7 +15,7 @@ from waiting import wait_for
 from ondevice_papers.dragon.side import Decode
 from ondevice_programs.pair import engine as module
 from ondevice_programs.pair.decoder import Interrupted, Piece
-from ondevice_programs.pair.engine import Drafted, Drafting, Engine
+from ondevice_programs.pair.engine import Drafted, Drafting, ModelThread
 
 V = 5
 clock = SimpleNamespace(now=0.0)  # seconds, of forwards alone: how long this machine takes decides nothing
@@ -102,7 +102,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
 class Session:
     """Drafts on and on, each draft from the one before, `count` of them."""
 
-    def __init__(self, engine: Engine, decoder: Decoder, count: int, client: object = None) -> None:
+    def __init__(self, engine: ModelThread, decoder: Decoder, count: int, client: object = None) -> None:
         self.count, self.found, self.error = count, list[Drafted](), list[Exception]()
         self.drafting = Drafting(engine, lambda: decoder, lambda position, p: int(p.argmax()), self.drew,  # type: ignore
                                  self.error.append, client=client)  # fmt: skip
@@ -128,7 +128,7 @@ def tokens(count: int) -> list[int]:
     return found
 
 
-def held(engine: Engine) -> threading.Event:
+def held(engine: ModelThread) -> threading.Event:
     """The engine waits for it, so that all are there before any has a turn."""
     hold = threading.Event()
 
@@ -142,7 +142,7 @@ def held(engine: Engine) -> threading.Event:
 
 def run(*sessions: tuple[str, dict[str, Any]], count: int = 6, rows: int = 96) -> tuple[Model, list[Session]]:
     """All of them at once, until they are done and the engine's thread is gone."""
-    model, engine = Model(), Engine(rows)
+    model, engine = Model(), ModelThread(rows)
     hold = held(engine)
     made = [Session(engine, Decoder(model, name, **options), count) for name, options in sessions]
     hold.set()
@@ -170,7 +170,7 @@ def test_a_forward_has_at_most_so_many_rows_and_all_have_their_turn():
 
 
 def test_drafts_that_may_be_void_fill_what_is_left_of_a_forward():
-    model, engine = Model(), Engine(rows=20, spare=4)
+    model, engine = Model(), ModelThread(rows=20, spare=4)
     hold = held(engine)
     needed, ahead = (Session(engine, Decoder(model, name, rows=2), 6) for name in "na")
     others = [Session(engine, Decoder(model, name, rows=2), 6) for name in "bc"]
@@ -203,7 +203,7 @@ def test_pieces_of_sessions_share_a_forward_up_to_a_size(monkeypatch: pytest.Mon
 
 
 def test_many_sessions_of_one_client_hold_up_nobody():
-    model, engine, client = Model(), Engine(), object()
+    model, engine, client = Model(), ModelThread(), object()
     hold = held(engine)
     many = [Session(engine, Decoder(model, f"many{n}", pieces=(100,) * 4), 1, client) for n in range(8)]
     other = Session(engine, Decoder(model, "other", pieces=(100, 100)), 1)
@@ -228,7 +228,7 @@ def test_a_session_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, bad: 
 
 
 def test_a_rollback_voids_what_runs():
-    model, engine, found = Model(), Engine(), list[Drafted]()
+    model, engine, found = Model(), ModelThread(), list[Drafted]()
     decoder = Decoder(model, "a")
     drafting = Drafting(engine, lambda: decoder, lambda position, p: int(p.argmax()), found.append, print)  # type: ignore
     for position, token in enumerate((None, 1, 2)):

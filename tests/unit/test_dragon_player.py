@@ -17,7 +17,7 @@ from ondevice_papers.dragon.messages import Begin, Draft, Message, Resume, Targe
 from ondevice_papers.dragon.side import Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.decoder import Decoder
-from ondevice_programs.pair.engine import Engine
+from ondevice_programs.pair.engine import ModelThread
 from ondevice_programs.pair.guard import Guard
 from ondevice_programs.pair.player import Player
 
@@ -83,7 +83,7 @@ def test_a_target_that_ends_a_run_does_not_leave():
 def test_an_answer_that_the_context_cannot_hold_is_refused_before_it_begins(limit: int, whole: bool):
     lm = CausalLM(random_model("llama", vocabulary=61, context=32))
     decoder = Decoder(lm, [[5, 17, 3, 44, 8, 29, 2, 7, 9, 1], [11, 4]], [9, 33, 14], [1.0, 2.5])  # 13 tokens at most
-    node: Any = SimpleNamespace(lm=lm, engine=Engine(), decoder=lambda *given: (decoder, []))
+    node: Any = SimpleNamespace(lm=lm, engine=ModelThread(), decoder=lambda *given: (decoder, []))
     begin = Begin("s", 7, "sequence-wise", 2, "Why?", limit, "cloud", temperature=0.0)
 
     async def run() -> Player:

@@ -31,7 +31,7 @@ class Terminal(io.StringIO):
 
 def test_text_comes_with_each_token_and_whole_characters():
     out = io.StringIO()
-    stream = terminal.Stream(Words(), out)  # type: ignore[arg-type]
+    stream = terminal.AnswerWriter(Words(), out)  # type: ignore[arg-type]
     seen = []
     for token in (0, 1, 7, 8):
         stream.token(token)
@@ -61,7 +61,7 @@ def screen(written: str, width: int = 80) -> list[str]:
 
 def test_drafts_are_shown_until_they_are_decided_or_replaced():
     out = Terminal()
-    stream = terminal.Stream(Words(), out)  # type: ignore[arg-type]
+    stream = terminal.AnswerWriter(Words(), out)  # type: ignore[arg-type]
     stream.token(0)
     stream.drafts([1, 2, 6, 3])
     assert screen(out.getvalue()) == ["It rains.  Snow "]

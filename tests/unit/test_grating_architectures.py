@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from ondevice.corpus import pairs
-from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice.corpus.pairs import Row
+from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.weights import BY_LAYER, InMemory
 

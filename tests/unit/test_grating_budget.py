@@ -11,12 +11,13 @@ import torch
 from tiny import random_reranker, reranker_config
 from torch.profiler import ProfilerActivity, profile
 
+from ondevice.corpus.pairs import Row
 from ondevice_papers.grating import memory_plan as planning
-from ondevice_papers.grating.architectures import Architecture, Batch, Row
+from ondevice_papers.grating.architectures import Architecture, PaddedRows
 from ondevice_papers.grating.checkpoint import Checkpoint
 from ondevice_papers.grating.memory_plan import MB, Model, activations, plan
 from ondevice_papers.grating.weights import BY_PART, units_of
-from ondevice_papers.grating.window import Window
+from ondevice_papers.grating.window import WeightWindow
 
 V, D, LAYERS = 3000, 128, 6
 NARROW, WIDE = 64, 1024  # feed-forwards: attention, or they, take the most
@@ -75,7 +76,7 @@ def test_the_estimate_is_at_least_what_is_allocated_and_not_far_above(
     layer = {key.partition(".0.")[2]: value for key, value in tensors.items() if ".0." in key and "layer" in key}
     run.hold(tensors)
     for lengths in ((128,) * 8, (700, 1024)):
-        batch = Batch([Row(range(2, 2 + n), n // 2) for n in lengths])
+        batch = PaddedRows([Row(range(2, 2 + n), n // 2) for n in lengths])
         hidden = torch.zeros(len(lengths), max(lengths), D, dtype=dtype)
         found = allocated(partial(run.embed, batch, torch.zeros(sum(lengths), D, dtype=dtype)))
         for part in (0, 1):
@@ -127,6 +128,6 @@ def test_without_a_budget_it_is_the_papers_setting(model: Model) -> None:
 def test_a_windows_part_is_the_memory_that_it_has(model: Model) -> None:
     units = units_of(model.checkpoint, model.architecture.part_of, BY_PART)
     for budget, slots in ((None, 2), (1000, 2 * LAYERS)):
-        window = Window(units, lambda unit, memory: None, slots)
+        window = WeightWindow(units, lambda unit, memory: None, slots)
         assert sum(map(len, window.memory)) == plan(model, [40] * 20, budget).parts["window"]
         window.close()

@@ -15,8 +15,9 @@ from tiny import random_reranker, reranker_config
 from torch import Tensor
 
 from ondevice import assets
+from ondevice.corpus.pairs import Row
 from ondevice_papers.grating import engine as engine_module
-from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.hidden_states import Offloaded
 from ondevice_papers.grating.margins import MarginRule

@@ -39,7 +39,7 @@ def test_each_candidate_runs_through_its_layers_whatever_it_scores():
 def of_a_run(monkeypatch, code: str) -> dict:
     monkeypatch.setattr(full_size, "hard_limit", lambda size: contextlib.nullcontext(Path(f"group-of-{size}")))
     monkeypatch.setattr(full_size, "_command", lambda job: [sys.executable, "-c", code, job.group])
-    return full_size.limited(full_size.Job("nowhere", full_size.OURS, 1, 1), 150, 5.0)
+    return full_size.limited(full_size.Trial("nowhere", full_size.OURS, 1, 1), 150, 5.0)
 
 
 def test_a_run_under_a_limit_says_how_it_ended(monkeypatch):
@@ -56,7 +56,7 @@ def test_a_run_under_a_limit_says_how_it_ended(monkeypatch):
 def test_a_limit_that_cannot_be_set_is_said_before_a_run(monkeypatch):
     monkeypatch.setattr(limit, "_mounted", lambda: (2, Path("/nowhere")))
     with pytest.raises(OSError, match="No control group can be made"):
-        full_size.limited(full_size.Job("nowhere", full_size.OURS, 1, 1), 150)
+        full_size.limited(full_size.Trial("nowhere", full_size.OURS, 1, 1), 150)
 
 
 def test_seconds_under_a_limit_that_nobody_can_set_are_left_out(

@@ -13,8 +13,9 @@ import torch
 from tiny import random_reranker, reranker_config, word_tokenizer
 
 from ondevice import assets, evidence
+from ondevice.corpus.pairs import Row
 from ondevice_papers.grating import probes
-from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted, scaled
 from ondevice_papers.grating.weights import InMemory

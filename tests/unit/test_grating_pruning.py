@@ -16,7 +16,7 @@ from ondevice_papers.grating.pruning import (
     ACCEPT,
     DEFER,
     DROP,
-    Outcome,
+    PoolOutcome,
     around_boundary,
     cluster_rule,
     dispersion,
@@ -107,7 +107,7 @@ def test_the_papers_example_is_decided_as_it_says():
 
 def test_an_outcome_by_hand():
     history = np.array([[4.0, 1, 3, 5], [2, np.nan, 6, np.nan], [np.nan] * 4])
-    found = Outcome(history, np.array([True, False, True, True]), np.array([2, 1, 2, 1]))
+    found = PoolOutcome(history, np.array([True, False, True, True]), np.array([2, 1, 2, 1]))
     assert found.active.tolist() == [4, 2]
     assert found.saved == 0.5
     assert found.score.tolist() == [2, 1, 6, 5]

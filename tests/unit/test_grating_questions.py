@@ -7,7 +7,16 @@ import pytest
 from ondevice import assets, corpus, retrieval
 from ondevice.corpus.modules import held_out
 from ondevice_studies.grating import questions
-from ondevice_studies.grating.questions import CALIBRATION, CLOZE, CONTEXT, QUESTIONS, RAG, SPLITS, Question, pools
+from ondevice_studies.grating.questions import (
+    CALIBRATION,
+    CLOZE,
+    CONTEXT,
+    QUESTIONS,
+    RAG,
+    SPLITS,
+    RankingQuestion,
+    pools,
+)
 
 MODULES = [name for name in (f"pack.part{n}" for n in range(80)) if held_out(name)][:24]
 CALIBRATING = [name for name in (f"pack.other{n}" for n in range(80)) if held_out(name)][:24]
@@ -55,7 +64,7 @@ def toy(tmp_path, monkeypatch):
     forget()
 
 
-def content(of: list[Question]) -> list[tuple[object, ...]]:
+def content(of: list[RankingQuestion]) -> list[tuple[object, ...]]:
     return [(one.name, one.query, one.documents, one.answer, one.relevant.tolist(), one.ranks.tolist()) for one in of]
 
 

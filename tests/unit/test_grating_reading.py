@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from ondevice import assets, shapes
 from ondevice_papers.grating import reading
-from ondevice_papers.grating.architectures import Batch
+from ondevice_papers.grating.architectures import PaddedRows
 from ondevice_papers.grating.reading import RECIPES, Prompted, TextPair, answer_ids, encode
 
 ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -91,7 +91,7 @@ def test_other_models_read_the_tokenizers_pair() -> None:
     found = encode(TextPair(tokenizer, 8), *texts)
     right = tokenizer(*texts, truncation="longest_first", max_length=8)
     assert [list(row.ids) for row in found.rows] == right["input_ids"] and found.truncated == 3
-    batch = Batch(found.rows)
+    batch = PaddedRows(found.rows)
     assert [types[: len(row.ids)] for types, row in zip(batch.segments.tolist(), found.rows, strict=True)] == (
         right["token_type_ids"]
     )

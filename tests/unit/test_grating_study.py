@@ -112,7 +112,7 @@ def test_an_encoder_has_no_probes_and_nothing_is_pruned_where_all_are_kept():
 
 # Seconds
 
-COST = study.Costs("m", 128, np.array([1.0, 2, 4]), np.array([1.0, 2, 3]), 0.5, {"HF": 7.0, "HF Offload": 9.0})
+COST = study.LayerCosts("m", 128, np.array([1.0, 2, 4]), np.array([1.0, 2, 3]), 0.5, {"HF": 7.0, "HF Offload": 9.0})
 
 
 def test_seconds_by_hand():

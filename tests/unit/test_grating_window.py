@@ -18,7 +18,7 @@ from ondevice import assets
 from ondevice_papers.grating.checkpoint import SINGLE, Checkpoint, Reader
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.weights import BY_LAYER, Streamed
-from ondevice_papers.grating.window import Unit, Window
+from ondevice_papers.grating.window import Unit, WeightWindow
 from ondevice_studies.grating import live
 
 LAYERS, WIDTH, V = 5, 64, 50
@@ -62,7 +62,7 @@ def right(weights: Any, layer: int) -> bool:
     return found == {"attn.weight": True, "mlp.weight": True}
 
 
-def settled(window: Window) -> None:
+def settled(window: WeightWindow) -> None:
     """Wait for all that is read ahead."""
     window.thread.submit(int).result()
 
@@ -115,7 +115,7 @@ def test_a_units_memory_is_not_written_to_until_the_next_one_is_asked_for(
 def test_time_that_is_waited_is_counted_and_a_unit_that_is_there_costs_none(folder: Path) -> None:
     go = threading.Event()
     units: list[Unit] = list(Checkpoint.open(folder).groups.layers)
-    window = Window(units, lambda unit, memory: go.wait(20))
+    window = WeightWindow(units, lambda unit, memory: go.wait(20))
     threading.Timer(0.05, go.set).start()
     window.unit(0)
     waited = window.stalled

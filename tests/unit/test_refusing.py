@@ -2,6 +2,9 @@
 
 import errno
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -90,3 +93,18 @@ def test_a_fault_has_its_traceback_and_asks_for_a_report(case, capsys):
 def test_an_interrupt_is_silent(capsys):
     assert ended(raised, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_is_half_written_is_put_away_where_a_command_is_stopped(tmp_path, number, code):
+    program = (
+        "import sys, tempfile, time\nfrom ondevice import commands\n"
+        "with commands.refusing('export'), tempfile.TemporaryDirectory(dir=sys.argv[1]):\n"
+        "    print('begun', flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        assert list(tmp_path.iterdir())
+        process.send_signal(number)
+        assert process.wait(30) == code
+    assert not list(tmp_path.iterdir())

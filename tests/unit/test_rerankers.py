@@ -35,9 +35,9 @@ from ondevice.retrieval.layer_scores import layer_scores, scores_of
 from ondevice.retrieval.pools import evaluation_pools
 from ondevice_training.reranking import examples, learning, low_rank
 from ondevice_training.reranking.examples import clozes, training_examples
-from ondevice_training.reranking.learning import Recipe
+from ondevice_training.reranking.learning import TrainingRecipe
 from ondevice_training.reranking.lists import CANDIDATES, QUERIES, chosen
-from ondevice_training.reranking.metrics import Estimate, correlations, ndcg, precision, ranked
+from ondevice_training.reranking.metrics import MeanAndError, correlations, ndcg, precision, ranked
 from ondevice_training.running import export
 from ondevice_training.schedule import Schedule
 
@@ -141,7 +141,7 @@ def trained(folder: Path, kind: str = "decoder", lists=toy_lists, **values):
     model = learning.warm(PARENTS[kind]())
     if rank := values.get("rank"):
         low_rank.adapt(model, rank)
-    recipe = Recipe(12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
+    recipe = TrainingRecipe(12 * QUERIES, 0.01, 1e-2, warmup=2, log_every=4, validate_every=100)
     recipe = dataclasses.replace(recipe, **values)
     return learning.train(recipe, model, lists, lambda _: 0.5, folder), model
 
@@ -265,7 +265,7 @@ def test_the_loss_is_a_lists_cross_entropy_and_the_positive_is_strictly_first(mo
     scores = torch.zeros(1, 2 * CANDIDATES)
     scores[0, 0] = np.log(3.0 * (CANDIDATES - 1))  # of the second list all are equal
     monkeypatch.setattr(learning, "scores_of", lambda *_, **__: scores.clone().requires_grad_())
-    recipe = Recipe(QUERIES, 0.0, 0.0)
+    recipe = TrainingRecipe(QUERIES, 0.0, 0.0)
     loss, first = learning._step(model, learning.optimizer_of(model, recipe), [Row((5,), 1)] * (2 * CANDIDATES))
     assert loss == pytest.approx((np.log(4 / 3) + np.log(CANDIDATES)) / 2) and first == 0.5
 
@@ -287,7 +287,7 @@ def test_metrics_by_hand_with_ties_against_the_ranker():
     assert order.tolist() == [False, True, False, True]
     assert ndcg(order) == pytest.approx((1 / np.log2(3) + 1 / np.log2(5)) / (1 + 1 / np.log2(3)))
     assert [precision(order, k) for k in (1, 2)] == [0, 0.5]
-    assert Estimate.from_values([0, 1, 1, 0]) == Estimate(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
+    assert MeanAndError.from_values([0, 1, 1, 0]) == MeanAndError(0.5, pytest.approx(np.sqrt(1 / 3) / 2))
     assert correlations(np.arange(4), np.array([0, 1, 3, 2])) == pytest.approx((0.8, 2 / 3))
     with pytest.raises(ValueError, match="finite"):
         ranked(np.array([1, np.nan]), relevant[:2])

@@ -14,7 +14,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Verified, generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.suffix_decoding import SuffixDecoding
-from ondevice_papers.sdnpu.calibration import Calibration, searched
+from ondevice_papers.sdnpu.calibration import PromptCalibration, searched
 from ondevice_papers.sdnpu.drafter import SdNpu, pooled
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.rejections import classify, rejected
@@ -57,7 +57,7 @@ def searched_naively(context, top, key, depth, floor, occurrences):
 
 @given(texts, token, st.integers(1, 4), st.sampled_from([0.0, 0.02, 0.2]), st.integers(1, 8), st.integers(1, 12))
 def test_the_calibrated_tree_is_that_of_a_plain_search(context, key, depth, floor, occurrences, nodes):
-    table = Calibration()
+    table = PromptCalibration()
     table.begin(context)
     table.prefilled(0, logits_of(3, len(context)))
     top = [list(zip(*row, strict=True)) for row in table.samples]
@@ -242,4 +242,6 @@ def test_retrieved_branches_come_first_after_a_match_of_three(monkeypatch):
 
 def test_a_history_of_another_vocabulary_is_refused():
     with pytest.raises(ValueError, match=r"41 .* 40"):
-        generate(CausalLM(random_model("llama", vocabulary=40, context=64)), SdNpu(Sam(41), Calibration()), [1], 5)
+        generate(
+            CausalLM(random_model("llama", vocabulary=40, context=64)), SdNpu(Sam(41), PromptCalibration()), [1], 5
+        )

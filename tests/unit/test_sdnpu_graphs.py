@@ -138,7 +138,7 @@ def test_residuals_of_thousands_are_right(loaded, tmp_path, weights):
 
 def test_channels_that_meet_large_values_have_larger_weights_before_both_are_rounded():
     ends = np.array([1.0, 16.0, 81.0], np.float32)
-    channels = drawn.Channels(-ends, 2 * ends, ends)
+    channels = drawn.ChannelRanges(-ends, 2 * ends, ends)
     np.testing.assert_allclose(channels.balance, np.array([1, 2, 3]) / 2, rtol=1e-6)
     assert (channels.balanced.low, channels.balanced.high) == pytest.approx((-54, 108))
 
@@ -333,7 +333,8 @@ def test_the_pages_driver_needs_nothing_of_this_project(folder, loaded, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [(htp.Refused("The compiler refuses block01"), 3), (ValueError("It needs the extra npu."), 2)]
+    ("fault", "code"),
+    [(htp.CompilerRefused("The compiler refuses block01"), 3), (ValueError("It needs the extra npu."), 2)],
 )
 def test_a_compilation_that_breaks_off_leaves_nothing_and_can_be_tried_again(
     folder, tmp_path, monkeypatch, capsys, fault, code

@@ -33,7 +33,7 @@ _TOGETHER = 32  # channels that are rotated together in each pass: more take lon
 _VERSION = 1  # of what is kept
 
 
-class Kept:
+class StoredMatrices:
     """A model's rotated matrices and vectors, read from a file of the cache when they are asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Kept:
         return self._file.get_tensor(name)
 
 
-def kept(model: PreTrainedModel | Loaded) -> Kept:
+def kept(model: PreTrainedModel | Loaded) -> StoredMatrices:
     """A model's rotated weights, from the cache or made for it: some seconds for 135 million weights.
 
     model: what `lean.Lean` takes. Raises OSError where the cache cannot be written.
@@ -65,11 +65,11 @@ def kept(model: PreTrainedModel | Loaded) -> Kept:
             whole = source.model() if isinstance(source, GGUF) else source
             with torch.inference_mode(), assets.writing(path) as temporary:
                 safetensors.numpy.save_file(_arrays(whole), temporary)
-    return Kept(path)
+    return StoredMatrices(path)
 
 
 def _arrays(model: Any) -> dict[str, NDArray[Any]]:
-    """All arrays of `Kept`, by their names in the file."""
+    """All arrays of `StoredMatrices`, by their names in the file."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, tensor in rotated(model).items():
         rows = np.ascontiguousarray(tensor.numpy())  # a file's array is written as it lies in memory

@@ -228,7 +228,7 @@ class _ByRows(_Drawing):
 
     attended: ClassVar = _Drawing.attended | {"centres": (_TYPES.UINT8, ["n"])}
 
-    def __init__(self, model: PreTrainedModel, rows: int, kept: channels.Kept) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, kept: channels.StoredMatrices) -> None:
         super().__init__(model, rows)
         self._kept = kept
         self._one = self.constant(np.float32(1))

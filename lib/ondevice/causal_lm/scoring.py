@@ -18,7 +18,7 @@ _BATCH_TOKENS = 4096  # padded
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """A continuation of n tokens as the model sees it.
 
     log_probs: [n] in nats. hits: [n] whether the token is the model's first choice.
@@ -36,7 +36,7 @@ class Scored:
 @torch.inference_mode()
 def score(
     model: PreTrainedModel, prefixes: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
-) -> list[Scored]:
+) -> list[ScoredText]:
     """Each continuation after its prefix, each pair read on its own; under autocast in its precision.
 
     Raises ValueError on an empty part and on a pair longer than the model's context.
@@ -48,7 +48,7 @@ def score(
             raise ValueError("A prefix and its continuation need at least one token each.")
         if len(row) > longest:
             raise ValueError(f"A text of {len(row)} tokens does not fit the model's context of {longest}.")
-    scores: dict[int, Scored] = {}
+    scores: dict[int, ScoredText] = {}
     for batch in by_length([len(row) for row in rows], _BATCH_TOKENS):
         ids = torch.zeros(len(batch), max(len(rows[index]) for index in batch), dtype=torch.long)
         for line, index in enumerate(batch):  # padded on the right, where a causal model does not look
@@ -62,7 +62,7 @@ def score(
     return [scores[index] for index in range(len(rows))]
 
 
-def _scored(logits: torch.Tensor, targets: torch.Tensor) -> Scored:
+def _scored(logits: torch.Tensor, targets: torch.Tensor) -> ScoredText:
     targets = targets.to(logits.device)
     log_probs = torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None])[:, 0]
-    return Scored(log_probs.double().cpu().numpy(), (logits.argmax(dim=-1) == targets).cpu().numpy())
+    return ScoredText(log_probs.double().cpu().numpy(), (logits.argmax(dim=-1) == targets).cpu().numpy())

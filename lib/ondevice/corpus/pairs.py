@@ -31,9 +31,9 @@ CHAT_TEMPLATE = _MESSAGE.format(role="query", before=_CHAT[0], behind=_CHAT[1]) 
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids of a pair. border: where an encoder's second segment begins."""
+    """Token ids of a query-document pair. border: where an encoder's second segment begins, else its length."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     border: int
 
 

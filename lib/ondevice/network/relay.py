@@ -130,7 +130,7 @@ class Server:
         self.wires: dict[Direction, Wire] = {"up": Wire(), "down": Wire()}
         self.loop = asyncio.get_running_loop()
         self.zero = self.loop.time()
-        self.connections: set[Connection] = set()
+        self.connections: set[RelayedConnection] = set()
         self.count = 0
         self.reached = True  # the target, the last time
 
@@ -146,8 +146,8 @@ class Server:
             for direction, flow in connection.flows.items():
                 flow.line.link = self.links[direction]
 
-    def connection(self, number: int) -> Connection:
-        return Connection(self, number)
+    def connection(self, number: int) -> RelayedConnection:
+        return RelayedConnection(self, number)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = self.connection(self.count)
@@ -157,7 +157,7 @@ class Server:
             await connection.serve(reader, writer)
 
 
-class Connection:
+class RelayedConnection:
     """A client's connection and the one to the target."""
 
     def __init__(self, server: Server, number: int) -> None:
@@ -222,7 +222,7 @@ class Flow:
 
     sink: asyncio.StreamWriter  # where that arrives
 
-    def __init__(self, connection: Connection, line: Line) -> None:
+    def __init__(self, connection: RelayedConnection, line: Line) -> None:
         self.connection, self.line, self.loop = connection, line, connection.loop
         self.zero = connection.server.zero
         self.queue: asyncio.Queue[tuple[float, bytes, Callable[[], None] | None]] = asyncio.Queue()

@@ -21,7 +21,7 @@ _CALIBRATING = 3_200  # of these documents, about as many as another split's who
 
 
 @dataclass(frozen=True)
-class Pool:
+class CandidatePool:
     """A query's candidates for evaluation, in an order that says nothing. Arrays are [candidates]."""
 
     query: Query
@@ -35,7 +35,7 @@ class Pool:
 class Evaluation:
     """Pools of a split. answerable: queries that some passage answers. dropped: of these, those not retrieved."""
 
-    pools: Sequence[Pool]
+    pools: Sequence[CandidatePool]
     answerable: int
 
     @property
@@ -44,7 +44,9 @@ class Evaluation:
         return self.answerable - len(self.pools)
 
 
-def evaluation_pools(collection: Collection, queries: Sequence[Query], encoder: Embedder, seed: int = 0) -> list[Pool]:
+def evaluation_pools(
+    collection: Collection, queries: Sequence[Query], encoder: Embedder, seed: int = 0
+) -> list[CandidatePool]:
     """Pools of 20: 10 by BM25, 10 by the embedder, filled from further down either list.
 
     A query is dropped when none of its candidates answers it.
@@ -68,7 +70,7 @@ def _pools(
     answers: Sequence[tuple[set[int], Callable[[int], bool]]],
     encoder: Embedder,
     seed: int,
-) -> list[Pool]:
+) -> list[CandidatePool]:
     """answers: of each query the positions that answer it, and whether another may be among its candidates."""
     sparse, dense = search(texts, queries, encoder, len(texts))
     pools = []
@@ -82,7 +84,7 @@ def _pools(
         np.random.default_rng([seed, pick(query.name, "pool", 2**32)]).shuffle(chosen)
         bm25s, cosines = (np.array([scores[i] for i in chosen.tolist()]) for scores in (bm25, cosine))
         passages = tuple(texts[i] for i in chosen)
-        pools.append(Pool(query, passages, np.isin(chosen, list(relevant)), bm25s, cosines))
+        pools.append(CandidatePool(query, passages, np.isin(chosen, list(relevant)), bm25s, cosines))
     return pools
 
 

@@ -82,7 +82,7 @@ class _Copied:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class PlainAnswer:
     """A plain answer. task: of its prompt, whose ids are `prompt`. tokens: [n], the end token included, before a loop.
 
     model: after the prompt. logits: [n, V]; row i chose token i. seconds: of decoding, behind the first token.
@@ -106,7 +106,7 @@ class Answer:
 
 def answered(
     lm: CausalLM, name: str, task: str, prompt: Sequence[int], limit: int, eos_token_ids: Container[int]
-) -> Answer:
+) -> PlainAnswer:
     """Decode an answer of at most `limit` tokens plainly; of two at least, where the model's context has room."""
     rows: list[Tensor] = []
     times: list[float] = []
@@ -132,16 +132,16 @@ def answered(
         remarks.append(REPEATS)
         kept = len(tokens)
     seconds = times[kept - 1] - times[0]
-    return Answer(name, task, prompt, tokens[:kept], model, torch.stack(rows[:kept]), seconds, remarks)
+    return PlainAnswer(name, task, prompt, tokens[:kept], model, torch.stack(rows[:kept]), seconds, remarks)
 
 
-def remarks(answers: Sequence[Answer]) -> list[str]:
+def remarks(answers: Sequence[PlainAnswer]) -> list[str]:
     """A line for each remark on the answers, and on how many of them; none where all could be watched as they are."""
     counts = Counter(remark for answer in answers for remark in answer.remarks)
     return [f"{count} of {len(answers)} answers: {remark}." for remark, count in counts.items()]
 
 
-def ends_of(answer: Answer, eos_token_ids: Container[int]) -> Container[int]:
+def ends_of(answer: PlainAnswer, eos_token_ids: Container[int]) -> Container[int]:
     """The tokens that end an answer: none where it was decoded past its end."""
     return () if ENDS in answer.remarks else eos_token_ids
 
@@ -149,7 +149,7 @@ def ends_of(answer: Answer, eos_token_ids: Container[int]) -> Container[int]:
 def answered_with(
     generate: Callable[..., Generation],
     drafter: Drafter,
-    answers: Sequence[Answer],
+    answers: Sequence[PlainAnswer],
     budget: int,
     eos_token_ids: Container[int],
 ) -> pd.DataFrame:
@@ -188,7 +188,7 @@ def followed(draft: Draft, coming: Sequence[int]) -> list[int]:
     return path
 
 
-def led(drafter: Drafter, answers: Sequence[Answer], budget: int) -> pd.DataFrame:
+def led(drafter: Drafter, answers: Sequence[PlainAnswer], budget: int) -> pd.DataFrame:
     """A drafter along the answers, in their order: name, task, position, drafted and accepted nodes of each draft.
 
     The drafter observes the logits behind every token of an answer, as if it had drafted nothing.
@@ -270,7 +270,7 @@ class Watched(Drafter):
         self.drafter.observe(step)
 
 
-def steps(drafter: Drafter, answers: Sequence[Answer]) -> Iterator[tuple[Answer, int, list[int]]]:
+def steps(drafter: Drafter, answers: Sequence[PlainAnswer]) -> Iterator[tuple[PlainAnswer, int, list[int]]]:
     """(answer, position, prompt and answer up to it) at every token; the drafter learns what came behind each."""
     for answer in answers:
         drafter.begin(answer.prompt)

@@ -51,7 +51,7 @@ class FromTables(Drafter):
         self.update(self.tables, [step.root], likeliest(step.logits[:1], self._find))
 
 
-def coverage(tables: Tables, answers: Sequence[live.Answer], update: Update | None = None) -> pd.DataFrame:
+def coverage(tables: Tables, answers: Sequence[live.PlainAnswer], update: Update | None = None) -> pd.DataFrame:
     """How far down the row of a token its next token stands: name and rank, 1 to K, or K + 1 where it is missing.
 
     update: what the model's fresh likeliest tokens do to the tables on the way; None leaves them as they are.
@@ -80,7 +80,7 @@ def warm_up_text(tokenizer: PreTrainedTokenizerBase, tokens: int) -> NDArray[np.
     return np.array(text[:tokens], np.int64)
 
 
-def by_source(drafter: Mixture, answers: Sequence[live.Answer]) -> tuple[pd.DataFrame, NDArray[np.float64]]:
+def by_source(drafter: Mixture, answers: Sequence[live.PlainAnswer]) -> tuple[pd.DataFrame, NDArray[np.float64]]:
     """A mixture along the answers: (name, source, rank of the next token) and the sources' chances of it, [n, sources].
 
     Of the ranks the last source is `mixture`; a token that a source does not have gets rank 99.

@@ -18,7 +18,7 @@ ENERGY_TO_MONEY = {"server": 0.3e-15, "device": 5e-15}  # $ per FLOP, by the con
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ModelShape:
     """Shape of a language model: layers, d_model, heads, FFN width, vocabulary; gated: three FFN matrices."""
 
     layers: int
@@ -31,19 +31,19 @@ class Architecture:
 
 # As printed in Appendix E.1; the vocabularies are those with which Table 7's shares come out.
 PRINTED = {
-    "BLOOM-1.1B": Architecture(24, 1024, 16, 4096, 250_880),
-    "BLOOM-560M": Architecture(24, 512, 8, 2048, 250_880),
-    "Qwen-0.5B": Architecture(24, 768, 12, 2048, 151_936),
+    "BLOOM-1.1B": ModelShape(24, 1024, 16, 4096, 250_880),
+    "BLOOM-560M": ModelShape(24, 512, 8, 2048, 250_880),
+    "Qwen-0.5B": ModelShape(24, 768, 12, 2048, 151_936),
 }
 # The published configurations of the models of those names.
 PUBLISHED = {
-    "BLOOM-1.1B": Architecture(24, 1536, 16, 6144, 250_880),
-    "BLOOM-560M": Architecture(24, 1024, 16, 4096, 250_880),
-    "Qwen-0.5B": Architecture(24, 1024, 16, 2816, 151_936, gated=True),
+    "BLOOM-1.1B": ModelShape(24, 1536, 16, 6144, 250_880),
+    "BLOOM-560M": ModelShape(24, 1024, 16, 4096, 250_880),
+    "Qwen-0.5B": ModelShape(24, 1024, 16, 2816, 151_936, gated=True),
 }
 
 
-def components(architecture: Architecture, length: int, phase: Phase, form: Form = "printed") -> dict[str, float]:
+def components(architecture: ModelShape, length: int, phase: Phase, form: Form = "printed") -> dict[str, float]:
     """Operations per token by component (Eq. 7); length: L tokens.
 
     printed: Eqs. 8 and 9 as they stand, multiply-adds counted once. fitted: the attention that reproduces Tables 6 and

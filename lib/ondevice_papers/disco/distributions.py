@@ -100,7 +100,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpeed:
     """A device's speed: TTFT is linear in the prompt, D(l) = l / prefill_rate + overhead.
 
     prefill_rate, decode_rate: tokens/s. overhead: seconds, e.g. a cold start.
@@ -122,7 +122,7 @@ class Device:
 
 # Section 5.1 of the paper.
 DEVICES = {
-    "Pixel 7 Pro, Bloom-1.1B": Device("Pixel 7 Pro, Bloom-1.1B", 31.32, 13.93),
-    "Pixel 7 Pro, Bloom-560M": Device("Pixel 7 Pro, Bloom-560M", 51.80, 20.14),
-    "Xiaomi 14, Qwen1.5-0.5B": Device("Xiaomi 14, Qwen1.5-0.5B", 79.90, 21.47),
+    "Pixel 7 Pro, Bloom-1.1B": DeviceSpeed("Pixel 7 Pro, Bloom-1.1B", 31.32, 13.93),
+    "Pixel 7 Pro, Bloom-560M": DeviceSpeed("Pixel 7 Pro, Bloom-560M", 51.80, 20.14),
+    "Xiaomi 14, Qwen1.5-0.5B": DeviceSpeed("Xiaomi 14, Qwen1.5-0.5B", 79.90, 21.47),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.policy import MOMENT, NEVER, DispatchPolicy, Side, mixture
 
 CANDIDATES = 1024  # waits considered at least, where there are as many samples
@@ -62,7 +62,7 @@ def prices(
 
 
 def mean_optimal(
-    lengths: Lengths, server: Latency, device: Device, b: float, constrained: Side = "device"
+    lengths: Lengths, server: Latency, device: DeviceSpeed, b: float, constrained: Side = "device"
 ) -> DispatchPolicy:
     """The policy of least mean TTFT among all that spend at most the budget b of the constrained side."""
     tokens = lengths.support
@@ -82,7 +82,7 @@ def mean_optimal(
 
 
 def deadline_optimal(
-    lengths: Lengths, server: Latency, device: Device, b: float, quantile: float = 0.99
+    lengths: Lengths, server: Latency, device: DeviceSpeed, b: float, quantile: float = 0.99
 ) -> tuple[DispatchPolicy, float]:
     """The policy of least P99 TTFT within a device budget, and that deadline t in seconds.
 
@@ -103,7 +103,7 @@ def deadline_optimal(
     return mixture("P99-optimal", "device", b, (never, always), soon, spread_over_lengths(lengths, covered)), high
 
 
-def clairvoyant_mean(lengths: Lengths, server: Latency, device: Device, b: float) -> float:
+def clairvoyant_mean(lengths: Lengths, server: Latency, device: DeviceSpeed, b: float) -> float:
     """Mean TTFT, seconds, of a device budget spent by one who knows every S: a bound that no policy reaches.
 
     The budget goes where the device saves most seconds a token: a fractional knapsack over (l, S).
@@ -126,7 +126,7 @@ def spread_over_lengths(lengths: Lengths, values: NDArray[np.float64]) -> NDArra
 
 
 def _cover(
-    t: float, lengths: Lengths, server: Latency, device: Device, quantile: float
+    t: float, lengths: Lengths, server: Latency, device: DeviceSpeed, quantile: float
 ) -> tuple[NDArray[np.float64], float]:
     """Cheapest coverage [U] in [0, 1] with P(TTFT > t) <= 1 - quantile, and its budget share (inf: impossible)."""
     late = 1.0 - float(server.cdf(t))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ondevice_papers.disco.budgeted import Order
-from ondevice_papers.disco.distributions import Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.policy import NEVER, SIDES, DispatchPolicy, Side
 
 
@@ -60,7 +60,7 @@ class Requests:
         return cls(lengths.sample(shape, rng), rng.choice(server.samples, shape), rng.random(shape))
 
 
-def play(policy: DispatchPolicy, requests: Requests, device: Device) -> Raced:
+def play(policy: DispatchPolicy, requests: Requests, device: DeviceSpeed) -> Raced:
     """Race requests under a policy, each by itself: nothing queues."""
     at = np.minimum(requests.prompt, len(policy.chance) - 1)
     coin = (requests.coin < policy.chance[at]).astype(int)
@@ -70,7 +70,7 @@ def play(policy: DispatchPolicy, requests: Requests, device: Device) -> Raced:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Expectations:
     """A policy's exact expectations.
 
     mean, p99: of TTFT, seconds. use: share of all input tokens that the constrained endpoint processes.
@@ -82,8 +82,8 @@ class Outcome:
 
 
 def expected(
-    policy: DispatchPolicy, lengths: Lengths, server: Latency, device: Device, race: Callable[..., Raced] = race
-) -> Outcome:
+    policy: DispatchPolicy, lengths: Lengths, server: Latency, device: DeviceSpeed, race: Callable[..., Raced] = race
+) -> Expectations:
     """What a policy gives without sampling error: every length against every sample of S, either side of the coin.
 
     race: what comes of waits and TTFTs.
@@ -98,7 +98,7 @@ def expected(
     order = np.argsort(ttft, kind="stable")
     p99 = ttft[order][np.searchsorted(np.cumsum(weight[order]), 0.99 - 1e-12)]
     tokens = np.repeat(lengths.support[length], server.samples.size)
-    return Outcome(float(weight @ ttft), float(p99), float((weight * tokens)[ran].sum() / lengths.mean))
+    return Expectations(float(weight @ ttft), float(p99), float((weight * tokens)[ran].sum() / lengths.mean))
 
 
 def in_time(

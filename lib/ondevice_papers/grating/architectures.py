@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ondevice.corpus.pairs import Row
 from ondevice_papers.grating.checkpoint import StoredTensor
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, Parts
 
@@ -37,15 +38,7 @@ Named = dict[str, Any]  # what a layer is given beside the hidden states, by the
 
 
 @dataclass(frozen=True)
-class Row:
-    """Token ids of a query-document pair. border: where an encoder's second segment begins, else its length."""
-
-    ids: Sequence[int]
-    border: int
-
-
-@dataclass(frozen=True)
-class Batch:
+class PaddedRows:
     """Rows of a chunk, padded on the right."""
 
     rows: Sequence[Row]
@@ -186,7 +179,7 @@ class Architecture:
             why = str(error).strip().partition("\n")[0][:150]
             raise ValueError(f"{self.name} cannot be run layer by layer ({why}).") from error
 
-    def embed(self, batch: Batch, rows: Tensor) -> Tensor:
+    def embed(self, batch: PaddedRows, rows: Tensor) -> Tensor:
         """[n, width, d] what the first layer reads. rows: [tokens, d] of `batch.ids`."""
         positions = torch.zeros(batch.real.shape, dtype=torch.int64)
         positions[batch.real] = torch.arange(1, len(rows) + 1)
@@ -204,7 +197,7 @@ class Architecture:
         finally:
             module.load_state_dict(empty, strict=False, assign=True)
 
-    def forward(self, layer: int, part: int, batch: Batch, hidden: Tensor) -> Tensor:
+    def forward(self, layer: int, part: int, batch: PaddedRows, hidden: Tensor) -> Tensor:
         """[n, width, d] a part's output, residual included; its parameters are held (`holding`).
 
         hidden: output of the part before. Where a layer is not cut, part 0 is all of it.
@@ -218,7 +211,7 @@ class Architecture:
         output = type(module).forward(module, hidden, **given)
         return output if isinstance(output, Tensor) else output[0]
 
-    def pooled(self, batch: Batch, hidden: Tensor) -> Tensor:
+    def pooled(self, batch: PaddedRows, hidden: Tensor) -> Tensor:
         """[n, d] a copy of the states that scores are made of: of each row's last token, or of an encoder's first.
 
         Where a model reads all tokens, as for their mean, [n, 1] the scores themselves.
@@ -283,7 +276,7 @@ class Architecture:
         takes = "token_type_ids" in inspect.signature(type(self._model).forward).parameters
         return takes and getattr(self.config, "type_vocab_size", 0) > 1
 
-    def _enter(self, batch: Batch, rows: Tensor, positions: Tensor) -> list[Named]:
+    def _enter(self, batch: PaddedRows, rows: Tensor, positions: Tensor) -> list[Named]:
         """What each layer is given of a batch; `_hidden` is what the first one reads."""
         ids = torch.full(batch.real.shape, int(self.config.pad_token_id))
         ids[batch.real] = batch.ids
@@ -303,7 +296,7 @@ class Architecture:
             for named in given
         ]
 
-    def _given(self, batch: Batch, dtype: torch.dtype) -> list[Named]:
+    def _given(self, batch: PaddedRows, dtype: torch.dtype) -> list[Named]:
         """What each layer is given, kept by the batch's shape while it is small.
 
         A decoder's depends on the width alone, as nothing reads the padding behind it.
@@ -312,7 +305,7 @@ class Architecture:
         key = max(lengths) if self.causal else lengths
         if key in self._kept:
             return self._kept[key]
-        like = Batch([Row([self._filler] * max(lengths), max(lengths))]) if self.causal else batch
+        like = PaddedRows([Row([self._filler] * max(lengths), max(lengths))]) if self.causal else batch
         given = self._enter(like, torch.zeros(1, self._row_width, dtype=dtype), torch.zeros(like.real.shape).long())
         if _bytes(given) <= _KEPT:
             if len(self._kept) >= _SHAPES:
@@ -344,7 +337,7 @@ class Architecture:
 
     def _learn(self, dtype: torch.dtype) -> None:
         """Find out whether layers give tuples, and which states are read: by the model's forward on made-up states."""
-        batch = Batch([Row([self._filler] * 3, 3)] * 2)
+        batch = PaddedRows([Row([self._filler] * 3, 3)] * 2)
         try:
             self._given(batch, dtype)
         except (_Changed, ValueError):

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ondevice.batching import by_length
-from ondevice_papers.grating.architectures import Architecture, Batch, Row
+from ondevice.corpus.pairs import Row
+from ondevice_papers.grating.architectures import Architecture, PaddedRows
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.hidden_states import HiddenStates, Resident
 from ondevice_papers.grating.probes import Probes
-from ondevice_papers.grating.pruning import Outcome, Rule, select
+from ondevice_papers.grating.pruning import PoolOutcome, Rule, select
 from ondevice_papers.grating.weights import Weights
 
 CHUNK = 512  # tokens: the fewest at which a core's products are efficient (the paper gives no number)
@@ -49,7 +50,8 @@ def run_layer(
     for layer_parts, parameters in weights.layer(layer):
         with architecture.holding(layer, parameters):
             for group, hidden in zip(groups, states.each(groups), strict=True):
-                batch = Batch([rows[candidate] for candidate in group])  # kept, its tensors would be holes in the heap
+                # kept from layer to layer, its tensors would be holes in the heap
+                batch = PaddedRows([rows[candidate] for candidate in group])
                 for part in layer_parts:
                     hidden = architecture.forward(layer, part, batch, hidden)
                 states.put(group, hidden)
@@ -61,7 +63,7 @@ def run_layer(
 
 
 RunLayer = Callable[..., Tensor]
-Select = Callable[..., Outcome]
+Select = Callable[..., PoolOutcome]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Pass:
     included. embedding: seconds before the first layer.
     """
 
-    outcome: Outcome
+    outcome: PoolOutcome
     seconds: Floats
     embedding: float
 
@@ -134,7 +136,7 @@ class Engine:
         states = None
         try:
             for group in chunks(rows, np.arange(len(rows)), self.chunk):
-                batch = Batch([rows[candidate] for candidate in group])
+                batch = PaddedRows([rows[candidate] for candidate in group])
                 embedded = self.architecture.embed(batch, self.weights.rows(batch.ids))
                 if states is None:
                     states = self.states([len(row.ids) for row in rows], embedded.shape[-1], embedded.dtype)

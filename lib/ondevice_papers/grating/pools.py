@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice_papers.grating.clustering import Floats
-from ondevice_papers.grating.pruning import Outcome, Rule, cluster_rule, ranking, select
+from ondevice_papers.grating.pruning import PoolOutcome, Rule, cluster_rule, ranking, select
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Measured:
 
 
 def replay(
-    pool: Pool, k: int, rule: Rule | None = None, exact_order: bool = False, select: Callable[..., Outcome] = select
-) -> Outcome:
+    pool: Pool, k: int, rule: Rule | None = None, exact_order: bool = False, select: Callable[..., PoolOutcome] = select
+) -> PoolOutcome:
     """Select the top K of a recorded pool, as the engine would."""
     layers, candidates = pool.scores.shape
     return select(lambda layer, active: pool.scores[layer - 1, active], candidates, layers, k, rule, exact_order)
@@ -55,8 +55,8 @@ def replay(
 
 def sweep(
     pool: Pool, k: int, rule: Callable[[float], Rule], thresholds: Sequence[float], exact_order: bool = False,
-    select: Callable[..., Outcome] = select,
-) -> list[Outcome]:  # fmt: skip
+    select: Callable[..., PoolOutcome] = select,
+) -> list[PoolOutcome]:  # fmt: skip
     """`replay` by a rule at each of falling thresholds.
 
     The paper's rule takes its threshold only to say when it decides. So where two thresholds have one outcome, all
@@ -64,7 +64,7 @@ def sweep(
     """
     if not _is_the_papers(rule):
         return [replay(pool, k, rule(threshold), exact_order, select) for threshold in thresholds]
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, PoolOutcome] = {}
 
     def fill(first: int, last: int) -> None:
         for index in (first, last):
@@ -89,12 +89,12 @@ def _is_the_papers(rule: Callable[[float], Rule]) -> bool:
         return False
 
 
-def same_decisions(first: Outcome, second: Outcome) -> bool:
+def same_decisions(first: PoolOutcome, second: PoolOutcome) -> bool:
     """Whether the same candidates were kept, each decided after the same layer."""
     return np.array_equal(first.layer, second.layer) and np.array_equal(first.kept, second.kept)
 
 
-def measured(pool: Pool, k: int, outcome: Outcome) -> Measured:
+def measured(pool: Pool, k: int, outcome: PoolOutcome) -> Measured:
     """Work saved, precision and overlap of an outcome, against the full model's."""
     full = ranking(pool.scores[-1])[:k]
     most = max(1, min(k, int(pool.relevant.sum())))

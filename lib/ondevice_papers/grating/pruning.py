@@ -69,7 +69,7 @@ def ranking(scores: ArrayLike) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PoolOutcome:
     """How a pool of N candidates was decided.
 
     history: [L, N] logits after each layer; NaN where a candidate was not run. kept: [N] whether chosen.
@@ -104,7 +104,7 @@ class Outcome:
 
 def select(
     scores_of: ScoresOf, candidates: int, layers: int, k: int, rule: Rule | None = None, exact_order: bool = False
-) -> Outcome:
+) -> PoolOutcome:
     """The top K of N candidates, decided layer by layer.
 
     scores_of: logits [n] of the active candidates [n] after the next layer, 1 to L. rule: None prunes nothing, nor is
@@ -133,4 +133,4 @@ def select(
         active = active[verdicts == DEFER]
         if not len(active):
             break
-    return Outcome(history, kept, decided)
+    return PoolOutcome(history, kept, decided)

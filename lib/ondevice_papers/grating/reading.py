@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ondevice_papers.grating.architectures import Row
+from ondevice.corpus.pairs import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from torch import Tensor
 from ondevice_papers.grating.checkpoint import Checkpoint, Reader, extents, grouped, pages
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.embedding_cache import EmbeddingCache, checked, read_rows
-from ondevice_papers.grating.window import Unit, Window, span, starts_in_memory, views
+from ondevice_papers.grating.window import Unit, WeightWindow, span, starts_in_memory, views
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,7 +70,7 @@ class Streamed:
         units: tuple[Parts, ...] = BY_PART,
         slots: int | None = 2,
         embedding_rows: int | None = None,
-        window: Callable[..., Window] = Window,
+        window: Callable[..., WeightWindow] = WeightWindow,
         cache: Callable[..., EmbeddingCache] = EmbeddingCache,
     ) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)

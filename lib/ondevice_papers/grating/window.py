@@ -21,7 +21,7 @@ Unit = Mapping[str, StoredTensor]
 Read = Callable[[Unit, mmap.mmap], None]
 
 
-class Window:
+class WeightWindow:
     """Units of weights, of which memory holds `slots`: two slide, as many as there are units stay.
 
     read: fills memory with a unit. stalled: seconds that the caller waited. read_bytes: of all units so far.

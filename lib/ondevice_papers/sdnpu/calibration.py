@@ -54,7 +54,7 @@ def searched(
     return tree
 
 
-class Calibration:
+class PromptCalibration:
     """The K likeliest tokens after every token of the prompt, and no others: nothing is learnt while decoding.
 
     positions: [token] where it stands in the prompt, rising. samples: [position] (tokens, probabilities). searched: the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ondevice.speculation import Draft, Drafter, Verified
 from ondevice.speculation.bundled import mixture
-from ondevice_papers.sdnpu.calibration import Calibration
+from ondevice_papers.sdnpu.calibration import PromptCalibration
 from ondevice_papers.sdnpu.history import History
 from ondevice_papers.sdnpu.retrieval import Base, Pld, Sam, Suffixes, branches
 from ondevice_papers.sdnpu.reuse import Reuse
@@ -49,7 +49,7 @@ class SdNpu(Drafter):
     def __init__(
         self,
         base: Base | None = None,
-        calibration: Calibration | None = None,
+        calibration: PromptCalibration | None = None,
         reuse: Reuse | None = None,
         *,
         name: str = "sd.npu",
@@ -108,7 +108,7 @@ def sdnpu(
 
     return SdNpu(
         base(on, vocabulary, history),
-        Calibration(**given("searched")) if part != "reuse" else None,
+        PromptCalibration(**given("searched")) if part != "reuse" else None,
         Reuse(**given("agreed_run")) if part != "calibration" else None,
         name=f"{on}+{part}",
         **given("pooled"),

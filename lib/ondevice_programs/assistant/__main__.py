@@ -103,7 +103,7 @@ def _answer(device: Device, account: Account, question: str, settings: Asked) ->
     number = account.arrive(tokens)
     held = account.start(number, tokens)
     account.forget(number + 1)
-    stream = terminal.Stream(tokenizer, sys.stdout)
+    stream = terminal.AnswerWriter(tokenizer, sys.stdout)
     if held:
         answer = device.answer(question, settings, stream.token, stream.drafts)
     else:

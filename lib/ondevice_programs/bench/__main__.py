@@ -20,7 +20,7 @@ from ondevice import commands, cores, models, prompts
 from ondevice.causal_lm import support
 from ondevice.speculation.drafters import DRAFTERS
 from ondevice_programs.bench import formats, inputs, picture
-from ondevice_programs.bench.measuring import Bench
+from ondevice_programs.bench.measuring import Measurement
 from ondevice_programs.bench.peer import LlamaCpp
 from ondevice_programs.bench.report import report
 from ondevice_programs.bench.state import begun, read
@@ -86,7 +86,7 @@ def _given(options: argparse.Namespace) -> tuple[models.Loaded, list[prompts.Pro
 
 def _bench(
     options: argparse.Namespace, loaded: models.Loaded, source: Sequence[prompts.Prompt], parts: dict[str, Any]
-) -> Bench:
+) -> Measurement:
     requests = inputs.requests(loaded, source, options.prompts is None, _say) if source else []
     engines, reasons = formats.engines(loaded, options.formats or formats.NAMES, options.threads)
     for reason in dict.fromkeys(reasons.values()):
@@ -96,7 +96,7 @@ def _bench(
         beside[_PEER] = LlamaCpp(loaded, options.threads, formats.PAST, formats.PEER_ROWS).turn
     names = options.drafters or list(DRAFTERS)
     minutes = options.minutes or (_LARGER if parts["model"]["parameters"] > _LARGE else _MINUTES)
-    return Bench(loaded, engines, requests, names, minutes, options.json, parts, _say, beside)
+    return Measurement(loaded, engines, requests, names, minutes, options.json, parts, _say, beside)
 
 
 def _print(parts: dict[str, Any], options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ ROUND = 6  # prompts that every drafter answers before any of them answers other
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """A prompt as the model reads it. limit: tokens of its answer, at most."""
 
     id: str
@@ -35,7 +35,9 @@ class Request:
     limit: int
 
 
-def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: Callable[[str], None]) -> list[Request]:
+def requests(
+    loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: Callable[[str], None]
+) -> list[BenchRequest]:
     """The prompts, rendered by the model's template, all tasks' first ones first.
 
     own: whether they are the repository's, of which those that are too long for the model are left out; of a user's
@@ -43,7 +45,7 @@ def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: C
     """
     if loaded.tokenizer.chat_template is None:
         say("This model has no chat template, so it reads the prompts as plain text.")
-    kept: list[Request] = []
+    kept: list[BenchRequest] = []
     without_weights: Any = SimpleNamespace(config=loaded.config)  # a GGUF's are not needed to know its context
     context = support.context_of(without_weights, None)
     for number, prompt in enumerate(source):
@@ -51,7 +53,7 @@ def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: C
             warnings.simplefilter("ignore")  # about the missing template
             ids = tuple(chat.prompt_ids(loaded.tokenizer, prompt.text))
         if len(ids) < context:
-            kept.append(Request(str(number), prompt.task, ids, min(LONGEST, context - len(ids))))
+            kept.append(BenchRequest(str(number), prompt.task, ids, min(LONGEST, context - len(ids))))
         elif not own:
             raise ValueError(f"The prompt {prompt.id} has {len(ids)} tokens; the model's context is {context}.")
     if not kept:
@@ -61,7 +63,7 @@ def requests(loaded: Loaded, source: Sequence[prompts.Prompt], own: bool, say: C
     return in_turns(kept)
 
 
-def in_turns(several: Sequence[Request]) -> list[Request]:
+def in_turns(several: Sequence[BenchRequest]) -> list[BenchRequest]:
     """The first request of every task, then the second of each, and so on."""
     seen: Counter[str] = Counter()
     turns = []
@@ -71,7 +73,7 @@ def in_turns(several: Sequence[Request]) -> list[Request]:
     return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
 
 
-def rounds(several: Sequence[Request]) -> list[list[Request]]:
+def rounds(several: Sequence[BenchRequest]) -> list[list[BenchRequest]]:
     """Parts of requests with equally many of every task, as long as all tasks have so many."""
     counts = Counter(request.task for request in several)
     fewest = min(counts.values(), default=0)

@@ -22,7 +22,7 @@ from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice.speculation.replayed_model import ReplayedModel
 from ondevice_programs.bench import formats, predictions
 from ondevice_programs.bench.drafters import BUDGETS, answered
-from ondevice_programs.bench.inputs import ROUND, Request, in_turns, rounds
+from ondevice_programs.bench.inputs import ROUND, BenchRequest, in_turns, rounds
 from ondevice_programs.bench.predictions import ANY, CHAIN, DRAFTED, FASTEST, PLAIN, REPEATED, TREE
 from ondevice_programs.bench.state import save
 
@@ -38,7 +38,7 @@ Key = tuple[str, int, str]  # drafter, budget, shape of its drafts
 
 
 @dataclass
-class Bench:
+class Measurement:
     """Shared by the parts. names: of the drafters. parts: as `state.begun` gives them, kept in the file `path`.
 
     beside: other programs' curves. say: gets a line of progress.
@@ -46,7 +46,7 @@ class Bench:
 
     loaded: Loaded
     engines: Mapping[str, CausalLM]
-    requests: Sequence[Request]
+    requests: Sequence[BenchRequest]
     names: Sequence[str]
     minutes: float
     path: Path | None
@@ -116,8 +116,8 @@ class Bench:
                 self.measure(self.limited("measured", requests[:FEWEST], requests, 4, ms), best, until)
 
     def limited(
-        self, part: str, least: Sequence[Request], requests: Sequence[Request], arms: int, ms: float
-    ) -> list[Request]:
+        self, part: str, least: Sequence[BenchRequest], requests: Sequence[BenchRequest], arms: int, ms: float
+    ) -> list[BenchRequest]:
         """The requests, with answers so short that `least` of them fit into a part for each arm, at ms per token."""
         reading = sum(self.rest["answers"][each.id]["first"] for each in least)
         room = 1e3 * ((self.end_of(part) - monotonic()) / max(arms, 1) - reading)
@@ -137,7 +137,7 @@ class Bench:
         lengths = [len(entry["tokens"]) for entry in kept.values()]
         self.parts["answers"] = {"format": name, "n": len(kept), "median": median(lengths), "tokens": sum(lengths)}
 
-    def trials(self, lm: Any, requests: Sequence[Request], live: bool, until: float) -> None:
+    def trials(self, lm: Any, requests: Sequence[BenchRequest], live: bool, until: float) -> None:
         """Every drafter, shape and budget, round by round; the first round at the first budget is never cut short.
 
         Behind it the drafters come in the order of their predicted speed. A drafter keeps what it has learnt from
@@ -150,7 +150,7 @@ class Bench:
         shapes = sorted(set(self.shapes.values()))
         drafters: dict[Key, Drafter] = {}
 
-        def trial(group: Sequence[Request], key: Key) -> None:
+        def trial(group: Sequence[BenchRequest], key: Key) -> None:
             name, budget, shape = key
             drafter = drafters.get(key) or drafters.setdefault(key, create(name, self.vocabulary))
             for request in group:
@@ -178,7 +178,7 @@ class Bench:
                         return
                     trial(group, (name, budget, shape))
 
-    def _run(self, log: Mapping[str, Any], request: Request, reads: bool) -> dict[str, Any]:
+    def _run(self, log: Mapping[str, Any], request: BenchRequest, reads: bool) -> dict[str, Any]:
         """A row of a trial. reads: whether the prompt's logits cost the model time, which is the drafter's then."""
         plain_answer = self.rest["answers"][request.id]
         longer = max(0.0, log["first"] - log["opening"] - plain_answer["first"]) if reads else 0.0
@@ -193,7 +193,7 @@ class Bench:
             "identical": log["tokens"] == list(plain_answer["tokens"][: request.limit]),
         }
 
-    def arms(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    def arms(self, requests: Sequence[BenchRequest]) -> list[dict[str, Any]]:
         """An `arm` of every drafter, budget and shape, over its whole rounds."""
         runs: dict[Key, dict[str, dict[str, Any]]] = {}
         for run in self.rest["runs"]:
@@ -205,7 +205,7 @@ class Bench:
             table += [predictions.arm(whole)] if whole else []
         return sorted(table, key=lambda row: (self.names.index(row["drafter"]), row["shape"], row["budget"]))
 
-    def measure(self, requests: Sequence[Request], best: Mapping[str, Any], until: float) -> None:
+    def measure(self, requests: Sequence[BenchRequest], best: Mapping[str, Any], until: float) -> None:
         """The best prediction, and plain decoding in its format and in the fastest one, prompt by prompt."""
         fastest = predictions.plain(self.parts["curves"])[0]
         arms = dict.fromkeys((PLAIN, REPEATED, DRAFTED), best["format"])
@@ -230,7 +230,7 @@ class Bench:
         setting = {name: best[name] for name in ("format", "drafter", "budget")}
         self.parts["measured"] = {**setting, "fastest": fastest, **predictions.summary(rows)}
 
-    def _identity(self, drafted: list[int], expected: list[int], request: Request, name: str) -> str:
+    def _identity(self, drafted: list[int], expected: list[int], request: BenchRequest, name: str) -> str:
         """Whether a drafted answer is the plain one: `identical`, `near-tie` or `different`."""
         if drafted == expected:
             return "identical"

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)
         try:
             return {"export": exported, "compile": compiled, "generate": generated}[options.command](options)
-        except htp.Refused as error:
+        except htp.CompilerRefused as error:
             print(f"ondevice-graphs {options.command}: {error}", file=sys.stderr)
             return FAILED
     return 2

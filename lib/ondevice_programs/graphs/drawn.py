@@ -46,7 +46,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Channels:
+class ChannelRanges:
     """Of each channel of a tensor the least and greatest value and the root mean square: [channels] each."""
 
     low: NDArray[np.float32]
@@ -75,7 +75,7 @@ class Noted:
     ranges: of each linear layer's output without its bias, by its name, and of keys and values, as `keys.0`.
     """
 
-    inputs: Mapping[str, Channels]
+    inputs: Mapping[str, ChannelRanges]
     ranges: Mapping[str, Range]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ondevice import extras
 from ondevice.causal_lm import drawing
-from ondevice_programs.graphs.drawn import Channels, Noted, Range
+from ondevice_programs.graphs.drawn import ChannelRanges, Noted, Range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ ARCHITECTURE = "75"  # its HTP's version
 WINDOW = 512  # tokens that the model reads at once while ranges are noted
 
 
-class Refused(ValueError):
+class CompilerRefused(ValueError):
     """The compiler took a graph in part only, or not at all."""
 
 
@@ -56,7 +56,7 @@ def noted(model: PreTrainedModel, texts: Sequence[Sequence[int]], cache_bits: in
                     note(f"values.{number}", layer.values)
     tokens = sum(map(len, texts))
     channels = {
-        name: Channels(low.numpy(), high.numpy(), (squares / tokens).sqrt().numpy())
+        name: ChannelRanges(low.numpy(), high.numpy(), (squares / tokens).sqrt().numpy())
         for name, (low, high, squares) in inputs.items()
     }
     cached = ("keys.", "values.")
@@ -96,7 +96,7 @@ def session(path: Path, soc: str = SOC, entries: Mapping[str, str] | None = None
     try:
         return _session(path, whole | dict(entries or {}), soc_model=soc, **provided)
     except Exception as error:  # the runtime's errors have no common class of their own
-        raise Refused(f"The HTP's compiler refuses {path.name}: {_reason(path, str(error))}") from None
+        raise CompilerRefused(f"The HTP's compiler refuses {path.name}: {_reason(path, str(error))}") from None
 
 
 def _session(path: Path, entries: Mapping[str, str], **provided: str) -> Any:

@@ -15,7 +15,7 @@ from ondevice.causal_lm import TokenTree
 from ondevice_papers.sdnpu.scheduling import Load, Prefill, Timeline
 from ondevice_programs.graphs import static_graphs, switching
 from ondevice_programs.graphs.static_graphs import Graph, Graphs, Rows
-from ondevice_programs.graphs.switching import Profile, Switch
+from ondevice_programs.graphs.switching import GraphSwitch, Profile
 
 Rule = Callable[[Prefill], list[Load]]
 
@@ -90,7 +90,7 @@ class StaticSession:
         prefill, plan = lm.plan([len(part) for part in parts])
         first = lm.large
         lm.large = lm.large if not plan else []
-        switch = Switch(self.built, first, prefill, plan, lm.forward)
+        switch = GraphSwitch(self.built, first, prefill, plan, lm.forward)
         del first
         with switch:
             for number, part in enumerate(parts):

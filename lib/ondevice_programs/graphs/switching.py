@@ -77,7 +77,7 @@ def seconds(run: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - start
 
 
-class Switch:
+class GraphSwitch:
     """The blocks' graphs of one request, and two threads on them: the caller's computes, its own loads.
 
     plan: the loads, as `scheduling.execute` takes them. A block's G1 is let go when its last compute on it is over, and
@@ -108,7 +108,7 @@ class Switch:
             if chunk == 0:
                 self._release(block)
 
-    def __enter__(self) -> Switch:
+    def __enter__(self) -> GraphSwitch:
         self._zero = time.perf_counter()
         self._loader.start()
         return self

@@ -141,7 +141,7 @@ def _answer(device: Device, query: str, settings: Asked, as_json: bool) -> None:
         private = terminal.texts_used(answer, device.node.documents)
         print(terminal.as_json(query, answer, tokenizer, private), flush=True)
         return
-    stream = terminal.Stream(tokenizer, sys.stdout)
+    stream = terminal.AnswerWriter(tokenizer, sys.stdout)
     answer = device.answer(query, settings, stream.token, stream.drafts)
     stream.end()
     for note in terminal.notes(answer, tokenizer, terminal.texts_used(answer, device.node.documents)):

@@ -17,7 +17,7 @@ from ondevice_papers.dragon.side import Decide, Rules, Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.answer import Answer
 from ondevice_programs.pair.guard import Guard
-from ondevice_programs.pair.link import Link
+from ondevice_programs.pair.link import CloudLink
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.player import Player
 from ondevice_programs.pair.wire import Connection, Lost, Refused
@@ -33,7 +33,7 @@ class Asker(Protocol):
     """What of a `device.Device` an answer needs."""
 
     node: Node
-    link: Link | None
+    link: CloudLink | None
     guard: Guard | None
     patience: float
     pace: float
@@ -87,7 +87,7 @@ class Asking:
 
     # Aggregation, token by token
 
-    async def _aggregate(self, link: Link) -> None:
+    async def _aggregate(self, link: CloudLink) -> None:
         begin = self.begin
         priors = dict[int, Floats]()
         machine = Side(
@@ -113,7 +113,7 @@ class Asking:
             player.go_alone()
             await self._until_its_end(player)
 
-    async def _with_cloud(self, link: Link, player: Player) -> str:
+    async def _with_cloud(self, link: CloudLink, player: Player) -> str:
         """Until the output has ended, or the cloud is given up: then why."""
         reason = ""
         while not player.ended.is_set():
@@ -136,7 +136,7 @@ class Asking:
         link.went_well()
         return ""
 
-    async def _joined(self, link: Link, player: Player, by: float) -> None:
+    async def _joined(self, link: CloudLink, player: Player, by: float) -> None:
         """Begin the session over the link's connection, or go on with it."""
         begin, queue = self.begin, link.join(self.begin.session)
         try:
@@ -154,13 +154,13 @@ class Asking:
             player.machine.scheduler.rtt = rtt
         player.resume(self.send, Resume(begin.session, 0, 0, begin.aggregator == "cloud"))
 
-    async def _connected(self, link: Link, by: float | None = None) -> Connection:
+    async def _connected(self, link: CloudLink, by: float | None = None) -> Connection:
         connection = self.connection = await link.connected(by)
         self.answer.connections += 1
         self._known = self._loop.time()
         return connection
 
-    async def _follow(self, link: Link, player: Player) -> None:
+    async def _follow(self, link: CloudLink, player: Player) -> None:
         """Pass the cloud's messages on until the output has ended. Raises Lost and GivenUp."""
         while not player.ended.is_set():
             waits = self._known if player.send is None else player.progress if player.machine.own else None
@@ -177,7 +177,7 @@ class Asking:
                 self.connection.drop(str(error))
                 raise Lost(str(error)) from None
 
-    async def _next(self, link: Link, since: float | None) -> Message | None:
+    async def _next(self, link: CloudLink, since: float | None) -> Message | None:
         """The session's next message; None where it is worth looking again.
 
         since: when the waiting for it began; None: this side works itself. Raises Lost, and GivenUp where the
@@ -208,7 +208,7 @@ class Asking:
             return None
         return message
 
-    async def _tell(self, link: Link, player: Player) -> None:
+    async def _tell(self, link: CloudLink, player: Player) -> None:
         """Wake who waits for messages, when the output has ended."""
         await player.ended.wait()
         link.join(self.begin.session).put_nowait((_ENDED, 0))
@@ -270,7 +270,7 @@ class Asking:
 
     # Baselines in which the cloud generates alone
 
-    async def _listen(self, link: Link) -> None:
+    async def _listen(self, link: CloudLink) -> None:
         """CRCG on the cloud: take its tokens as they come."""
         try:
             await self._begun(link)
@@ -279,7 +279,7 @@ class Asking:
         except (Lost, GivenUp) as error:
             await self.by_itself(str(error))
 
-    async def _sequence_wise(self, link: Link) -> None:
+    async def _sequence_wise(self, link: CloudLink) -> None:
         """DRDG/SW: both sides generate alone, then the distributions of each position are mixed."""
         begin = self.begin
         priors = dict[int, Floats]()
@@ -312,13 +312,13 @@ class Asking:
             if token in self.node.ends:
                 return
 
-    async def _begun(self, link: Link) -> None:
+    async def _begun(self, link: CloudLink) -> None:
         """Send the session's first message. Raises Lost."""
         link.join(self.begin.session)
         await self._connected(link)
         self.send(self.begin)
 
-    async def _received(self, link: Link, beside: Player | None = None) -> Message:
+    async def _received(self, link: CloudLink, beside: Player | None = None) -> Message:
         """The session's next message. beside: who works meanwhile: nothing is waited for. Raises Lost and GivenUp."""
         message = None
         while message is None:
@@ -327,7 +327,7 @@ class Asking:
             message = await self._next(link, self._known)
         return message
 
-    async def _draft(self, link: Link, expected: int, beside: Player | None = None) -> Draft | None:
+    async def _draft(self, link: CloudLink, expected: int, beside: Player | None = None) -> Draft | None:
         """The cloud's next draft; None where there are no more."""
         message = await self._received(link, beside)
         if isinstance(message, End):

@@ -55,7 +55,7 @@ class Template:
         return list(tokenizer(before + query + after, add_special_tokens=False, verbose=False).input_ids)
 
 
-class Store(Protocol):
+class RowStore(Protocol):
     """Where rows of documents are, as in `kv_store.KVStore`."""
 
     def fill(self, session: Member, prefix: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class Decoder:
         *,
         temperature: float = 1.0,
         sampling_temperature: float = 1.0,
-        store: Store | None = None,
+        store: RowStore | None = None,
         ends: Container[int] = (),
         bare: Sequence[int] | None = None,
         memory: Prefixes | None = None,

@@ -17,7 +17,7 @@ from ondevice_programs.pair import wire
 from ondevice_programs.pair.answer import Answer, Asked, request
 from ondevice_programs.pair.asking import Asking, OnDrafts, OnToken
 from ondevice_programs.pair.guard import Guard
-from ondevice_programs.pair.link import Link
+from ondevice_programs.pair.link import CloudLink
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.wire import Connection
 
@@ -45,7 +45,7 @@ class Device:
         self.patience, self.beat, self.silence, self.guard = patience, beat, silence, guard
         self.decision = decision or decisions.decision
         self.rules = rules
-        self.link = Link(self._open, patience) if port else None
+        self.link = CloudLink(self._open, patience) if port else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 

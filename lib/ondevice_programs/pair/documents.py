@@ -18,7 +18,7 @@ from ondevice import models
 from ondevice.commands import Parser, count, writable
 from ondevice_programs.pair import library
 from ondevice_programs.pair.decoder import Template
-from ondevice_programs.pair.library import Account, Progress
+from ondevice_programs.pair.library import Inventory, Progress
 from ondevice_programs.pair.node import Documents, template_of
 from ondevice_programs.pair.passages import Splitter
 
@@ -93,7 +93,7 @@ def check(options: argparse.Namespace) -> None:
 
 def read(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, template: Template
-) -> tuple[Documents, Account]:
+) -> tuple[Documents, Inventory]:
     """The side's documents, as `library.read` reads them; what was skipped is said in a line."""
     if options.documents == library.CORPUS:
         print("Reading the documentation corpus, which takes a minute or two ...", file=sys.stderr, flush=True)

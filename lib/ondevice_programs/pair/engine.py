@@ -43,7 +43,7 @@ class Drafted(NamedTuple):
     prior: Floats | None
 
 
-class Engine:
+class ModelThread:
     """Runs all that needs a node's model, in a thread that lives as long as there is work.
 
     rows, spare: sequences of a forward, at most.
@@ -176,7 +176,7 @@ class Drafting:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ModelThread,
         build: Callable[[], Decoder],
         choose: Choose,
         drafted: Callable[[Drafted], None],

@@ -41,7 +41,7 @@ _NONE: _Stamp = (-1, 0, 0)  # which no file has
 
 
 @dataclass
-class Account:
+class Inventory:
     """What was read. files: those that gave passages. passages: documents of the side. skipped: files by reason."""
 
     files: int = 0
@@ -72,7 +72,7 @@ def documents(source: str, *arguments: Any, **options: Any) -> Documents:
 def read(
     source: str, part: str = "1/1", most: int | None = None, length: int = 64, *, splitter: Splitter | None = None,
     index: Path | None = None, private: bool = False, progress: Progress | None = None, empty: bool = False,
-) -> tuple[Documents, Account]:  # fmt: skip
+) -> tuple[Documents, Inventory]:  # fmt: skip
     """Documents with their sources and a BM25 index, and an account of what was read and skipped.
 
     source: a file of FORMATS or a folder of such, whose paragraphs, pages or lines are the documents; or `corpus`, the
@@ -87,7 +87,7 @@ def read(
     """
     require(source, part)
     shard, shards = _part(part)
-    account = Account()
+    account = Inventory()
     private = private and source != CORPUS
     mode = 0o600 if private else 0o666
     folder = _kept_folder(source, index, private)
@@ -145,7 +145,12 @@ def require_apart(private: Path, public: Path) -> None:
 
 
 def _files(
-    source: str, splitter: Splitter | None, folder: Path | None, mode: int, account: Account, progress: Progress | None
+    source: str,
+    splitter: Splitter | None,
+    folder: Path | None,
+    mode: int,
+    account: Inventory,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, int, str]]:
     """(name, place, text) of each passage; the names are relative to the folder."""
     root = Path(source).expanduser()
@@ -167,7 +172,7 @@ def _files(
         _keep(kept, new, mode)
 
 
-def _walk(root: Path, account: Account) -> Iterator[Path]:
+def _walk(root: Path, account: Inventory) -> Iterator[Path]:
     """Files of known formats in order; no hidden ones, as those of .git are, and none through links out of the root."""
 
     def refused(error: OSError) -> None:

@@ -14,7 +14,7 @@ _LEAST = 1.0
 _MOST = 60.0  # seconds between attempts while nobody does
 
 
-class Link:
+class CloudLink:
     """open: makes a connection; raises Lost, and Refused where no second try helps. patience: seconds to wait for one.
 
     A cloud that could not be reached, or was too slow, is left alone: answers begin without it at once, and it is tried

@@ -19,8 +19,8 @@ from ondevice.digests import tokenizer_digest, weights_digest
 from ondevice_papers.dragon.aggregation import document_weights
 from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import VERSION, Cited, Hello
-from ondevice_programs.pair.decoder import Decoder, Store, Template
-from ondevice_programs.pair.engine import Engine
+from ondevice_programs.pair.decoder import Decoder, RowStore, Template
+from ondevice_programs.pair.engine import ModelThread
 from ondevice_programs.pair.prefixes import Prefixes
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Node:
     store: KVStore | None = None
     longest: int = 512
     name: str = "unnamed"
-    engine: Engine = field(default_factory=Engine, repr=False)
+    engine: ModelThread = field(default_factory=ModelThread, repr=False)
     memory: Prefixes = field(default_factory=Prefixes, repr=False)
     cache: PaddedCache = field(default_factory=PaddedCache, repr=False)
     decodes: Callable[..., Decoder] = Decoder
@@ -177,7 +177,7 @@ class Node:
         scores: Sequence[float],
         query: str,
         temperature: float,
-        store: Store | None = None,
+        store: RowStore | None = None,
         bare: Sequence[int] | None = None,
     ) -> Decoder:
         """The same of documents that are given, as `prefixes`; store, bare: as of `Decoder`."""

@@ -33,7 +33,7 @@ _KINDS = {  # of messages, in words
 LEANS = 0.75  # a statement's mean share of the device's documents from which it is marked
 
 
-class Stream:
+class AnswerWriter:
     """Writes an answer's text as it comes. On a terminal the device's undecided drafts follow it, dim, until they are
     decided or replaced; they never wrap, so that they can be erased.
     """

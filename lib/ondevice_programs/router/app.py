@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ondevice_papers.disco.policy import NEVER, SIDES
 from ondevice_programs.router.delivery import Part, joined
 from ondevice_programs.router.endpoints import EndpointError
-from ondevice_programs.router.request import BadRequest, Json, Request, parse, read
+from ondevice_programs.router.request import BadRequest, ChatRequest, Json, parse, read
 from ondevice_programs.router.router import Router
 from ondevice_programs.router.session import StreamError
 
@@ -133,7 +133,7 @@ class _Answer(Response):
 
     background = None
 
-    def __init__(self, router: Router, request: Request, arrived: float) -> None:
+    def __init__(self, router: Router, request: ChatRequest, arrived: float) -> None:
         self._router, self._request, self._arrived = router, request, arrived
         self._session = router.open(request)
         self._call = request.headers["x-request-id"]

@@ -43,7 +43,7 @@ def spanning(text: str, seam: int, stops: Sequence[str]) -> int | None:
 class Part:
     """One packet of the answer as an endpoint sent it. time: of its arrival, s. seam: why `side` changed.
 
-    end: tokens of the answer up to here. raw, others: as of a `Piece`.
+    end: tokens of the answer up to here. raw, others: as of an `AnswerChunk`.
     """
 
     text: str

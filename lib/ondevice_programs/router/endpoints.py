@@ -18,7 +18,7 @@ import aiohttp
 
 from ondevice.network.listening import is_loopback
 from ondevice_programs.router.config import Deployment
-from ondevice_programs.router.request import Json, Request
+from ondevice_programs.router.request import ChatRequest, Json
 
 LONGEST_LINE = 1 << 20  # bytes; a stream without line breaks is not an event stream
 USAGE_GRACE_S = 1.0  # after the finish reason, how long the usage and [DONE] may take
@@ -30,7 +30,7 @@ GAVE_UP = ("abort", "error")  # reasons to have ended that are not the model's: 
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerChunk:
     """One chunk of an answer. raw: the chunk itself where it holds more than text (tool calls, reasoning, ...).
 
     others: of a chunk of text alone, the members that the router neither knows nor writes itself (system_fingerprint).
@@ -76,7 +76,7 @@ class EndpointError(Exception):
         return self.message
 
 
-OnEvent = Callable[[Piece | Finish | Alive], None]
+OnEvent = Callable[[AnswerChunk | Finish | Alive], None]
 
 
 class EndpointClient:
@@ -94,7 +94,7 @@ class EndpointClient:
         self._tells_usage = deployment.model_info.stream_options  # until it refuses the question
         self._lists_models = self._model is None  # until it has been asked for them
 
-    async def ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
 
         on_event gets each Piece as it comes, then a Finish once the answer is complete; the Finish that is returned
@@ -112,7 +112,7 @@ class EndpointClient:
             self._tells_usage = False
             return await self._ask(request, prefix, limits, on_event)
 
-    async def _ask(self, request: Request, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
+    async def _ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         members = self._body(request, prefix, limits).items()
         body = f"{{{', '.join(f'{_dumped(name)}: {text}' for name, text in members)}}}".encode("utf-8", "surrogatepass")
         post = self._http.post(
@@ -166,7 +166,7 @@ class EndpointClient:
         """Close its connections."""
         await self._http.close()
 
-    def _body(self, request: Request, prefix: str, limits: Mapping[str, int]) -> dict[str, str]:
+    def _body(self, request: ChatRequest, prefix: str, limits: Mapping[str, int]) -> dict[str, str]:
         """The JSON that asks to continue the request's answer after `prefix` ("" for a fresh start), by its members.
 
         The caller's are as they came, but for those that the router decides on.
@@ -285,10 +285,10 @@ class _EventReader:
         text = "".join(text for _, text, _, _ in deltas)
         self._finish = Finish(next(iter(reasons.values()), self._finish.reason), usage or self._finish.usage)
         if any(extra for _, _, extra, _ in deltas) or (self._verbatim and (text or reasons)):
-            self._on_event(Piece(text, chunk))
+            self._on_event(AnswerChunk(text, chunk))
         elif text:
             others = {name: value for name, value in chunk.items() if name not in MEMBERS and value is not None}
-            self._on_event(Piece(text, None, others))
+            self._on_event(AnswerChunk(text, None, others))
         if reasons:
             self._running -= reasons.keys()
             if not (self._verbatim and self._running):  # of several choices, others may still be running
@@ -314,7 +314,7 @@ def _whole(body: bytes, on_event: OnEvent) -> Finish:
         raise EndpointError(f"broke off with the error {_short(error)}")
     if any(reasons) and not all(reasons):  # some endpoints give no reason to have ended, but then for no choice
         raise EndpointError("ended the answer before all choices were finished")
-    on_event(Piece("", reply))
+    on_event(AnswerChunk("", reply))
     return Finish(reasons[0] or "stop", usage)
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ondevice_papers.disco.budgeted import Dispatcher
-from ondevice_programs.router.request import Request
-from ondevice_programs.router.session import Attempt, Session
+from ondevice_programs.router.request import ChatRequest
+from ondevice_programs.router.session import Attempt, RoutedRequest
 
 # OpenTelemetry's own bounds: seconds to a first token, seconds a token, seconds an operation, tokens.
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -53,7 +53,9 @@ class Metrics:
         self._tokens.labels(*at, "input").observe(attempt.usage.prompt_tokens)
         self._tokens.labels(*at, "output").observe(attempt.usage.output_tokens)
 
-    def request(self, request: Request, session: Session, status: int, ttft: float | None, seconds: float) -> None:
+    def request(
+        self, request: ChatRequest, session: RoutedRequest, status: int, ttft: float | None, seconds: float
+    ) -> None:
         """A request has ended, `seconds` after it came; its first token came after `ttft`, if one did."""
         self._requests.labels(status).inc()
         self._over.inc(session.over_budget)

@@ -7,15 +7,15 @@ answers with the rest of the word, and who would say the same without the prefix
 
 from __future__ import annotations
 
-from ondevice_programs.router.endpoints import Alive, EndpointError, Finish, Piece
-from ondevice_programs.router.request import Request, count_tokens
+from ondevice_programs.router.endpoints import Alive, AnswerChunk, EndpointError, Finish
+from ondevice_programs.router.request import ChatRequest, count_tokens
 from ondevice_programs.router.sides import Endpoint
 
 WORD = "quartzmarmalade"
 CUT = 6
 PREFIX = f"{WORD}, {WORD}, {WORD}, {WORD[:CUT]}"
 LIMITS = {"max_tokens": 4}
-REQUEST = Request(
+REQUEST = ChatRequest(
     messages=({"role": "user", "content": f"Write the word {WORD} five times, with commas between them."},),
     limits=LIMITS,
     options={"temperature": 0},
@@ -39,8 +39,8 @@ async def _answer(endpoint: Endpoint, prefix: str) -> tuple[str, int | None]:
     """(the answer's first tokens, tokens of the prompt as the endpoint counted them)."""
     texts: list[str] = []
 
-    def hear(event: Piece | Finish | Alive) -> None:
-        if isinstance(event, Piece):
+    def hear(event: AnswerChunk | Finish | Alive) -> None:
+        if isinstance(event, AnswerChunk):
             texts.append(event.text)
 
     finish = await endpoint.source.ask(REQUEST, prefix, LIMITS, hear)

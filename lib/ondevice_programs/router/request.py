@@ -57,7 +57,7 @@ class BadRequest(HTTPException):
 
 
 @dataclass(frozen=True)
-class Request:
+class ChatRequest:
     """One request. messages: the conversation. options: all that goes to the endpoint as it came.
 
     limits: what bounds the answer's tokens, under the caller's own names. headers: for the endpoint.
@@ -215,7 +215,7 @@ def _next(text: str, at: int) -> int:
     return match.end()
 
 
-def parse(payload: Any, texts: Mapping[str, str] | None = None) -> Request:
+def parse(payload: Any, texts: Mapping[str, str] | None = None) -> ChatRequest:
     """A request from the JSON body of POST /v1/chat/completions; BadRequest says what is wrong.
 
     texts: of `read`. Of the fields that are known here, those that are null are left out.
@@ -230,7 +230,7 @@ def parse(payload: Any, texts: Mapping[str, str] | None = None) -> Request:
     left = {name for name in payload if payload[name] is None and (name in _FIELDS or name in OWN_FIELDS)}
     own = {name: text for name, text in (texts or {}).items() if name not in left}
     streamed = bool(body.stream)
-    request = Request(tuple(payload["messages"]), limits, body.model, options, streamed=streamed, texts=own)
+    request = ChatRequest(tuple(payload["messages"]), limits, body.model, options, streamed=streamed, texts=own)
     if not any(map(message_text, request.messages)) and not request.pinned:
         raise BadRequest("The prompt is empty.", "messages")
     return request

@@ -15,8 +15,8 @@ from ondevice_programs.router import probe, state
 from ondevice_programs.router.config import Config, Deployment, Settings
 from ondevice_programs.router.endpoints import EndpointClient
 from ondevice_programs.router.metrics import Metrics
-from ondevice_programs.router.request import Request
-from ondevice_programs.router.session import Attempt, Session, Setup
+from ondevice_programs.router.request import ChatRequest
+from ondevice_programs.router.session import Attempt, RoutedRequest, Setup
 from ondevice_programs.router.sides import Endpoint
 
 SAVED_EVERY_S = 60.0
@@ -79,9 +79,9 @@ class Router:
         """Keep other routers from the state while the file is open. Raises ValueError where another one has it."""
         return state.lock(self._path) if self._path else None
 
-    def open(self, request: Request) -> Session:
+    def open(self, request: ChatRequest) -> RoutedRequest:
         """One answer: `start()` it, read `out`, `abandon()` it at last."""
-        return Session(self._setup, request)
+        return RoutedRequest(self._setup, request)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

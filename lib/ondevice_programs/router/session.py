@@ -20,8 +20,8 @@ from ondevice_papers.disco.migration import Migration
 from ondevice_papers.disco.policy import NEVER, SIDES, Side
 from ondevice_programs.router.config import Settings
 from ondevice_programs.router.delivery import Delivery, tokens_of
-from ondevice_programs.router.endpoints import Alive, EndpointError, Finish, Piece, Usage
-from ondevice_programs.router.request import Json, Request
+from ondevice_programs.router.endpoints import Alive, AnswerChunk, EndpointError, Finish, Usage
+from ondevice_programs.router.request import ChatRequest, Json
 from ondevice_programs.router.sides import AT_FAULT, Endpoint
 
 Role = Literal["race", "fallback", "retry", "migration"]
@@ -98,10 +98,10 @@ class Setup:
         return self.endpoints["device"].free_in(now) if self.settings.device_serves_one else 0.0
 
 
-class Session:
+class RoutedRequest:
     """One request. `out` carries its packets; all else is complete once `out` is closed."""
 
-    def __init__(self, setup: Setup, request: Request) -> None:
+    def __init__(self, setup: Setup, request: ChatRequest) -> None:
         self.out = Delivery(setup.settings.pace if request.streamed else None, request.stops)
         self.entries: list[Attempt] = []  # those that ended
         self.switches: list[Attempt] = []  # from packet `base` of each on, the answer comes from it
@@ -155,16 +155,16 @@ class Session:
         if not self._launch(side, "race"):
             self._recover()
 
-    def _event(self, attempt: Attempt, event: Piece | Finish | Alive) -> None:
+    def _event(self, attempt: Attempt, event: AnswerChunk | Finish | Alive) -> None:
         if attempt.outcome:
             return
         attempt.progress = self._loop.time()
-        if isinstance(event, Piece):
+        if isinstance(event, AnswerChunk):
             self._piece(attempt, event)
         if attempt.outcome is None:  # once the answer is complete, silence is no failure any more
             attempt.silence.reschedule(None if isinstance(event, Finish) else self._silent_until(attempt))
 
-    def _piece(self, attempt: Attempt, piece: Piece) -> None:
+    def _piece(self, attempt: Attempt, piece: AnswerChunk) -> None:
         if attempt.ttft is None:
             attempt.ttft = attempt.progress - attempt.started
             if not attempt.prefix and not self._request.whole:

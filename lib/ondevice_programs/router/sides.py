@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ondevice_programs.router.config import Deployment, Settings
 from ondevice_programs.router.endpoints import EndpointClient, EndpointError
-from ondevice_programs.router.request import Request
+from ondevice_programs.router.request import ChatRequest
 
 AT_FAULT = {400, 404, 413, 415, 422}  # of these statuses the request is the cause, not the endpoint
 FINAL = AT_FAULT | {401, 403, 501}  # asking the same endpoint again cannot help
@@ -45,12 +45,12 @@ class Endpoint:
         prices = self.deployment.prices
         return prompt * prices.prefill + output * prices.decode
 
-    def worst(self, request: Request, tokens: int) -> float:
+    def worst(self, request: ChatRequest, tokens: int) -> float:
         """The most that an answer to `tokens` of prompt and prefix can cost."""
         longest = request.max_tokens or self.deployment.model_info.max_output_tokens
         return self.cost(tokens, request.answers * longest)
 
-    def limits(self, request: Request) -> Mapping[str, int]:
+    def limits(self, request: ChatRequest) -> Mapping[str, int]:
         """What bounds the answer's tokens: the request's own limits, else what `max_budget` counts on."""
         if request.limits or self.deployment.litellm_params.max_budget is None:
             return request.limits
@@ -90,7 +90,7 @@ class Endpoint:
         self.resting_until = asyncio.get_running_loop().time() + rest
 
     def refusal(
-        self, request: Request, tokens: int, continuing: bool, failure: EndpointError | None, retrying: bool
+        self, request: ChatRequest, tokens: int, continuing: bool, failure: EndpointError | None, retrying: bool
     ) -> EndpointError | None:
         """Why it is not asked for this, or None. failure: how it failed. retrying: though it did, or rests."""
         most = self.deployment.litellm_params.max_budget

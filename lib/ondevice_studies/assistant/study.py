@@ -37,13 +37,13 @@ def named(systems: str) -> str:
 
 
 @dataclass(frozen=True)
-class Costs:
+class SystemCosts:
     """Seconds on one core of a machine, by name and size (record `costs`)."""
 
     table: Mapping[str, Mapping[int, float]]
 
     @classmethod
-    def of(cls, table: pd.DataFrame) -> Costs:
+    def of(cls, table: pd.DataFrame) -> SystemCosts:
         """Medians of a machine's rows."""
         medians: dict[str, dict[int, float]] = {}
         middle: Any = table.groupby(["name", "size"])["seconds"].median()
@@ -57,14 +57,14 @@ class Costs:
         return np.interp(size, sizes, [self.table[name][measured] for measured in sizes])
 
 
-def ready(costs: Costs, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
+def ready(costs: SystemCosts, answer: Mapping[str, Any], side: str, picked: bool, drafter: str) -> float:
     """Seconds until a side has its passages' rows: picking, the reranker's layers, prefill."""
     prefill = costs("prefill, logits read" if "S" in drafter else "prefill") * answer[f"{side}_prompt"]
     search = costs("hybrid") + costs("layer of a candidate") * answer[f"{side}_work"] if picked else costs("embedding")
     return float(search + prefill)
 
 
-def paces(costs: Costs, widths: NDArray[np.int64], drafter: str) -> Floats:
+def paces(costs: SystemCosts, widths: NDArray[np.int64], drafter: str) -> Floats:
     """[n] seconds of each position: a pass of so many tokens with its drafting, or a mixture where it is known."""
     passes = costs("pass", widths) + costs(f"drafting {drafter}".strip())
     return np.where(widths > 0, passes, 0.0) + costs("mixture")
@@ -81,7 +81,7 @@ class Recorded:
         self,
         answers: pd.DataFrame,
         steps: pd.DataFrame,
-        costs: Costs,
+        costs: SystemCosts,
         ready: Callable[..., float] = ready,
         paces: Callable[..., Floats] = paces,
     ) -> None:

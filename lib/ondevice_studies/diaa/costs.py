@@ -31,7 +31,7 @@ KEYS = ["model", "threads", "weights", "arithmetic", "rows_alone", "run", "cache
 
 
 @dataclass(frozen=True)
-class Format:
+class EngineForm:
     """An engine's form. padded: whether a lone row is run as two, which drafts in int8 need. run: 2 is a repetition."""
 
     weights: Weights
@@ -47,13 +47,13 @@ class Format:
 
 
 FORMATS = (
-    Format("float32", "float32"),
-    Format("4bit", "float32"),
-    Format("4bit", "int8"),
-    Format("4bit", "int8", padded=False),
-    Format("8bit", "int8"),
-    Format("8bit-rows", "int8"),
-    Format("4bit", "float32", run=2),
+    EngineForm("float32", "float32"),
+    EngineForm("4bit", "float32"),
+    EngineForm("4bit", "int8"),
+    EngineForm("4bit", "int8", padded=False),
+    EngineForm("8bit", "int8"),
+    EngineForm("8bit-rows", "int8"),
+    EngineForm("4bit", "float32", run=2),
 )
 
 
@@ -93,7 +93,7 @@ def curves(model: str, threads: int, until: float) -> pd.DataFrame:
     return medians(measured, until)
 
 
-def rows_of(form: Format) -> tuple[int, ...]:
+def rows_of(form: EngineForm) -> tuple[int, ...]:
     """The rows that a format is measured at; a lone row that is not padded is for plain decoding alone."""
     return ROWS if form.padded else ROWS[:1]
 

@@ -14,7 +14,7 @@ import pandas as pd
 from ondevice import evidence, prompts
 from ondevice.evidence import records
 from ondevice_studies.diaa import spec_bench
-from ondevice_studies.diaa.workbench import Bench
+from ondevice_studies.diaa.workbench import Workbench
 from ondevice_studies.speculation import own_prompts, plain
 
 # By record, its formats. Each takes an hour of a core.
@@ -48,8 +48,8 @@ def record(model: str) -> None:
     methods = {name: spec_bench.METHODS[name] for name in NAMES}
     for name, formats in RECORDS.items():
         if not records.exists("diaa", f"{plain.LABELS[model]}-{name}"):
-            own_prompts.record("diaa", f"{plain.LABELS[model]}-{name}", Bench(model), methods, formats)
+            own_prompts.record("diaa", f"{plain.LABELS[model]}-{name}", Workbench(model), methods, formats)
     if not records.exists("diaa", name := f"{plain.LABELS[model]}-{SPEC_BENCH}"):
         mixture = {"mixture 32": methods["mixture 32"]}
         questions = prompts.spec_bench()
-        own_prompts.record("diaa", name, Bench(model), mixture, RECORDS["identity-8bit-rows"], asked=questions)
+        own_prompts.record("diaa", name, Workbench(model), mixture, RECORDS["identity-8bit-rows"], asked=questions)

@@ -26,12 +26,12 @@ from ondevice.causal_lm import drawing
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import Recorder, machine_name
 from ondevice.speculation.verify_cost import SETTLED_S, verifications
-from ondevice_studies.diaa.costs import Curve, Format, medians
+from ondevice_studies.diaa.costs import Curve, EngineForm, medians
 
 ROWS = (1, 2, 4, 8, 16, 17, 33, 64)
 CACHED = 256  # tokens that a pass is behind
 SIDE = 1024  # of the kernel's matrices, of which one has 1 MB
-FORMS = (Format("8bit-rows", "int8"), Format("4bit", "int8"), Format("float32", "float32"))
+FORMS = (EngineForm("8bit-rows", "int8"), EngineForm("4bit", "int8"), EngineForm("float32", "float32"))
 BYTES, PRODUCTS = "bytes", "multiply-adds"
 KEYS = ["model", "threads", "what", "rows"]
 

@@ -18,7 +18,7 @@ from ondevice.causal_lm import Session
 from ondevice.evidence import Recorder, machine_name
 from ondevice.speculation import Drafter, generate
 from ondevice_studies.diaa.spec_bench import METHODS
-from ondevice_studies.diaa.workbench import Bench
+from ondevice_studies.diaa.workbench import Workbench
 from ondevice_studies.speculation import plain
 from ondevice_studies.speculation.part_timer import PartTimer
 from ondevice_studies.speculation.request_set import Request
@@ -30,7 +30,7 @@ PARTS = ("verify", "keep", "drafting", "draft", "observe", "choose")
 KEYS = ["model", "request", "method"]
 
 
-def answer(bench: Bench, drafter: Drafter, budget: int, request: Request) -> dict[str, float]:
+def answer(bench: Workbench, drafter: Drafter, budget: int, request: Request) -> dict[str, float]:
     """decode_s, behind the first token, and of it each of PARTS, of which `choose` is the rest; tokens, passes."""
     timer = PartTimer()
     model = timer.on(Session, verify="verify", extend="extend", keep="keep")
@@ -44,7 +44,7 @@ def answer(bench: Bench, drafter: Drafter, budget: int, request: Request) -> dic
     return {**parts, **rest, "tokens": len(log.tokens), "passes": len(log.steps)}
 
 
-def record(bench: Bench, recorder: Recorder) -> None:
+def record(bench: Workbench, recorder: Recorder) -> None:
     """Every prompt by every method, in an order that rotates. A drafter keeps its state from prompt to prompt."""
     drafters = {name: (METHODS[name].drafter(bench), METHODS[name].budget) for name in DRIVEN[1:]}
     drafters["vanilla"] = (Drafter(), 1)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         began=time.monotonic(),
     )
     for model in options.models:
-        record(Bench(model), recorder)
+        record(Workbench(model), recorder)
         print(f"{model}: {len(recorder.rows())} rows", flush=True)
     print(recorder.finish())
 

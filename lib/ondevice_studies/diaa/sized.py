@@ -17,7 +17,7 @@ from ondevice.speculation import Drafter
 from ondevice.speculation.bundled import mixture
 from ondevice_studies.diaa import regimes
 from ondevice_studies.diaa.spec_bench import PART, Method, name_of, recorded_requests, run
-from ondevice_studies.diaa.workbench import Bench
+from ondevice_studies.diaa.workbench import Workbench
 from ondevice_studies.speculation.spec_bench import KEYS, PARAMETERS, recordable
 
 BUDGET = 32  # the most nodes of a draft
@@ -29,7 +29,7 @@ class Sized(Method):
 
     seconds: tuple[float, ...] = ()
 
-    def drafter(self, bench: Bench) -> Drafter:
+    def drafter(self, bench: Workbench) -> Drafter:
         """A new one."""
         return mixture(seconds=np.array(self.seconds))
 
@@ -56,7 +56,7 @@ def load(model: str, answered: pd.DataFrame, regime: regimes.Regime) -> tuple[pd
 
 def record(model: str, curves: str = "") -> None:
     """Record what is missing, a curve after the other. curves: text in the names of those that are recorded."""
-    bench = Bench(model)
+    bench = Workbench(model)
     answers = recordable(model)
     requests = recorded_requests(bench, answers, lambda task: PART)
     for regime in regimes.all_measured(model).values():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ondevice_studies.diaa.workbench import Bench
+from ondevice_studies.diaa.workbench import Workbench
 from ondevice_studies.speculation import spec_bench
 from ondevice_studies.speculation.request_set import Request
 from ondevice_studies.speculation.spec_bench import PART, Method, name_of, recorded_requests
@@ -64,14 +64,14 @@ METHODS: dict[str, Method] = {
 }
 
 
-def run(bench: Bench, method: Method, requests: Sequence[Request]) -> pd.DataFrame:
+def run(bench: Workbench, method: Method, requests: Sequence[Request]) -> pd.DataFrame:
     """The passes of a new drafter on requests of one task (`drafted`)."""
     return spec_bench.drafted(bench, method.drafter(bench), requests, method.budget, method.replayed)
 
 
 def record(model: str, names: Sequence[str]) -> None:
     """Record the named methods that have no record of today's code yet."""
-    spec_bench.record("diaa", METHODS, Bench(model), names)
+    spec_bench.record("diaa", METHODS, Workbench(model), names)
 
 
 def load(model: str) -> tuple[pd.DataFrame, pd.DataFrame]:

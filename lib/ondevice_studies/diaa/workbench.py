@@ -20,7 +20,7 @@ LONGEST = 512  # tokens of one conversation or document in it
 Source = Literal["tasks", "documents"]
 
 
-class Bench(spec_bench.Bench):
+class Workbench(spec_bench.Bench):
     """A model in float32 on one thread, with tables of a warm-up text."""
 
     def text(self, source: Source) -> list[NDArray[np.int64]]:

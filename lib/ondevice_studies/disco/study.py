@@ -21,14 +21,14 @@ from ondevice import assets, evidence
 from ondevice.evidence import Estimate, born
 from ondevice_papers.disco import costs, dispatch, optimal
 from ondevice_papers.disco.budgeted import Dispatcher, Order
-from ondevice_papers.disco.distributions import DEVICES, Device, Latency, Lengths
+from ondevice_papers.disco.distributions import DEVICES, DeviceSpeed, Latency, Lengths
 from ondevice_papers.disco.migration import Answers, Migration, Streams, expected_remaining, stream
 from ondevice_papers.disco.policy import SIDES, DispatchPolicy, Side
 from ondevice_papers.disco.race import Raced, Requests, in_time
 from ondevice_studies.disco import traces
 
-Policies = Callable[[Side, Latency, Device, float], Mapping[str, DispatchPolicy]]
-Play = Callable[[DispatchPolicy, Requests, Device], Raced]
+Policies = Callable[[Side, Latency, DeviceSpeed, float], Mapping[str, DispatchPolicy]]
+Play = Callable[[DispatchPolicy, Requests, DeviceSpeed], Raced]
 Pairs = Callable[[int, np.random.Generator], pd.DataFrame]
 MODEL_OF_DEVICE = dict(zip(DEVICES, costs.PRINTED, strict=True))
 CELL = ["service", "constrained", "device"]
@@ -59,7 +59,7 @@ def policies(
         "device": lambda server, b: device_constrained(lengths, server, b, alpha),
         "server": lambda server, b: server_constrained(lengths, b),
     }
-    makers: dict[str, Callable[[Side, Latency, Device, float], DispatchPolicy]] = {
+    makers: dict[str, Callable[[Side, Latency, DeviceSpeed, float], DispatchPolicy]] = {
         "DiSCo": lambda side, server, device, b: disco[side](server, b),
         "Stoch": lambda side, server, device, b: dispatch.stochastic(lengths, side, b),
         "race": lambda side, server, device, b: dispatch.random_race(lengths, side, b),
@@ -70,7 +70,7 @@ def policies(
 
 def sweep(
     services: Iterable[str],
-    devices: Iterable[Device],
+    devices: Iterable[DeviceSpeed],
     budgets: Iterable[float],
     policies: Policies,
     play: Play,
@@ -94,7 +94,7 @@ def sweep(
 
 
 def _played(
-    drawn: Requests, server: Latency, device: Device, budgets: Iterable[float], policies: Policies, play: Play
+    drawn: Requests, server: Latency, device: DeviceSpeed, budgets: Iterable[float], policies: Policies, play: Play
 ) -> pd.DataFrame:
     """The same requests under every policy, constraint and budget, a row a run."""
     rows = []
@@ -197,7 +197,7 @@ def beyond_the_tail(
     services: Iterable[str],
     lengths: Lengths,
     budgets: Iterable[float],
-    device: Device,
+    device: DeviceSpeed,
     policies: Policies,
     play: Play,
     requests: int,
@@ -245,8 +245,8 @@ class Fixed:
 
 
 def users(
-    series: Sequence[str], device: Device, lengths: Lengths, budgets: Sequence[float], policies: Policies, play: Play,
-    gaps: Sequence[float], shape: tuple[int, int], seed: int,
+    series: Sequence[str], device: DeviceSpeed, lengths: Lengths, budgets: Sequence[float], policies: Policies,
+    play: Play, gaps: Sequence[float], shape: tuple[int, int], seed: int,
 ) -> pd.DataFrame:  # fmt: skip
     """Figure 5: users who ask in bursts meet a server whose slow spells last, a TTFT each 30 s like the series'.
 
@@ -455,7 +455,7 @@ def bill(
 
 
 def _taken_over(
-    all_of: Workload, raced: Raced, device: Device, side: Side, rows: NDArray[np.intp], slower: NDArray[np.float64]
+    all_of: Workload, raced: Raced, device: DeviceSpeed, side: Side, rows: NDArray[np.intp], slower: NDArray[np.float64]
 ) -> Answers:
     """The answers that the constrained side won, and what the other one would do with them."""
     on_device = np.full(len(rows), 1 / device.decode_rate)
@@ -535,8 +535,8 @@ def _from_lists(make: Callable[..., DispatchPolicy], tokens: Any, seconds: Any =
 
 
 def learned(
-    services: Iterable[str], device: Device, lengths: Lengths, budgets: Sequence[float], informed: Policies, play: Play,
-    requests: int, runs: int, seed: int, make: Callable[[Side, float], Dispatcher] = Dispatcher,
+    services: Iterable[str], device: DeviceSpeed, lengths: Lengths, budgets: Sequence[float], informed: Policies,
+    play: Play, requests: int, runs: int, seed: int, make: Callable[[Side, float], Dispatcher] = Dispatcher,
     in_time: Callable[..., tuple[Raced, NDArray[np.float64]]] = in_time,
 ) -> pd.DataFrame:  # fmt: skip
     """A dispatcher that starts knowing nothing beside policies that know the workload, on the same requests in a row.

@@ -27,12 +27,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ondevice import commands
+from ondevice.corpus.pairs import Row
 from ondevice.meters import cached_bytes, evict, mark, sample, trim
 from ondevice.meters.limit import hard_limit, join
 from ondevice.precision import bfloat16_pays
-from ondevice_papers.grating.architectures import Architecture, Batch, Row
+from ondevice_papers.grating.architectures import Architecture, PaddedRows
 from ondevice_papers.grating.engine import CHUNK, Engine, Pass
-from ondevice_papers.grating.pruning import Outcome, Rule, ScoresOf
+from ondevice_papers.grating.pruning import PoolOutcome, Rule, ScoresOf
 from ondevice_papers.grating.weights import BY_LAYER, BY_PART, InMemory, Streamed
 
 HF, OFFLOAD, OURS = "HF", "HF Offload", "GRATING"
@@ -72,17 +73,17 @@ def depths(outcome: ArrayLike, small: int, large: int) -> NDArray[np.int64]:
     return np.ceil(np.asarray(outcome) * large / small).astype(np.int64)
 
 
-def driven(runs: NDArray[np.int64]) -> Callable[..., Outcome]:
+def driven(runs: NDArray[np.int64]) -> Callable[..., PoolOutcome]:
     """A `pruning.select` that has each candidate run through so many layers, whatever its scores."""
 
     def select(
         scores_of: ScoresOf, candidates: int, layers: int, k: int, rule: Rule | None, exact_order: bool
-    ) -> Outcome:
+    ) -> PoolOutcome:
         history = np.full((layers, candidates), np.nan)
         for layer in range(1, int(runs.max()) + 1):
             active = np.flatnonzero(runs >= layer)
             history[layer - 1, active] = scores_of(layer, active)
-        return Outcome(history, runs == runs.max(), runs)
+        return PoolOutcome(history, runs == runs.max(), runs)
 
     return select
 
@@ -126,7 +127,7 @@ def by_transformers(folder: Path, model: Any, batches: int | None = None) -> Sco
         for row in given:  # the rows of the table that all batches touch
             model.model.embed_tokens(torch.tensor(row.ids))
         for start in range(0, len(given) if batches is None else batches * BATCH, BATCH):
-            batch = Batch(given[start : start + BATCH])
+            batch = PaddedRows(given[start : start + BATCH])
             ids = torch.zeros(batch.real.shape, dtype=torch.int64)
             ids[batch.real] = batch.ids
             hidden = model.model(input_ids=ids, attention_mask=batch.real.long(), use_cache=False).last_hidden_state
@@ -174,7 +175,7 @@ def timed(score: Score, given: Sequence[Row]) -> tuple[float, Pass | None]:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """What to measure. first: end after so many layers of ours, or batches of transformers; 0 is a whole run.
 
     group: that limits the process from the moment when everything is imported; "" is none.
@@ -189,7 +190,7 @@ class Job:
     group: str = ""
 
 
-def memory(job: Job) -> dict[str, float]:
+def memory(job: Trial) -> dict[str, float]:
     """MB over the imports: rss, anon (with shared), their mean, cached (in the page cache afterwards); seconds.
 
     Raises ValueError where memory cannot be measured; RuntimeError, with its last words, where the process fails.
@@ -206,7 +207,7 @@ def memory(job: Job) -> dict[str, float]:
     }
 
 
-def limited(job: Job, megabytes: int, patience: float = 600.0) -> dict[str, Any]:
+def limited(job: Trial, megabytes: int, patience: float = 600.0) -> dict[str, Any]:
     """Seconds of a run that may have so many MB over the imports, the page cache of its weights counted; how it ended.
 
     ended: "done", "killed" by the kernel, or "too long", after `patience` seconds; seconds are NaN but for the first.
@@ -233,16 +234,16 @@ def limited(job: Job, megabytes: int, patience: float = 600.0) -> dict[str, Any]
     return {"ended": "done", "seconds": float(done.stdout.split()[-1])}
 
 
-def _command(job: Job) -> list[str]:
+def _command(job: Trial) -> list[str]:
     return [sys.executable, "-m", "ondevice_studies.grating.full_size", "measure", json.dumps(asdict(job))]
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: Trial) -> dict[str, str]:
     environment = {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return environment | ({"MALLOC_MMAP_THRESHOLD_": str(MMAP)} if job.method == OFFLOAD else {})
 
 
-def _measure(job: Job) -> None:
+def _measure(job: Trial) -> None:
     torch.set_num_threads(job.threads)
     folder = Path(job.folder)
     if job.method in (HF, BASELINE, OFFLOAD):
@@ -262,4 +263,4 @@ def _measure(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    _measure(Job(**json.loads(commands.child("measure")[1])))
+    _measure(Trial(**json.loads(commands.child("measure")[1])))

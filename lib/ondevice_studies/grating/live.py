@@ -11,9 +11,10 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from ondevice.corpus.pairs import Row
 from ondevice.evidence import born, derived, mean
 from ondevice.retrieval.texts import digest
-from ondevice_papers.grating.architectures import Architecture, Row
+from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
 from ondevice_papers.grating.hidden_states import Resident
@@ -21,16 +22,16 @@ from ondevice_papers.grating.pools import Pool
 from ondevice_papers.grating.pruning import Rule, select
 from ondevice_papers.grating.reading import Form, encode
 from ondevice_papers.grating.weights import Streamed
-from ondevice_papers.grating.window import Window
+from ondevice_papers.grating.window import WeightWindow
 from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import folders
-from ondevice_studies.grating.questions import Question, pools
+from ondevice_studies.grating.questions import RankingQuestion, pools
 
 
 @contextlib.contextmanager
 def opened(
     spec: str,
-    window: Callable[..., Window] = Window,
+    window: Callable[..., WeightWindow] = WeightWindow,
     cache: Callable[..., EmbeddingCache] = EmbeddingCache,
     states: States = Resident,
     run_layer: RunLayer = run_layer,
@@ -51,7 +52,7 @@ def opened(
         yield Engine(architecture, weights, states=states, run_layer=run_layer, select=select), form
 
 
-def pairs(form: Form, question: Question) -> list[Row]:
+def pairs(form: Form, question: RankingQuestion) -> list[Row]:
     """A question's pairs with its candidates."""
     return encode(form, [question.query] * len(question.documents), question.documents).rows
 

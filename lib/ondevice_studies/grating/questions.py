@@ -25,7 +25,7 @@ from ondevice.corpus.modules import held_out
 from ondevice.corpus.prompts import pick
 from ondevice.evidence import load
 from ondevice.retrieval.collection import Collection
-from ondevice.retrieval.pools import CALIBRATION, CANDIDATES, Evaluation, Pool, for_evaluation, modules_of_all
+from ondevice.retrieval.pools import CALIBRATION, CANDIDATES, CandidatePool, Evaluation, for_evaluation, modules_of_all
 from ondevice.retrieval.texts import digest
 
 QUESTIONS = "documentation questions"
@@ -42,7 +42,7 @@ _RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class RankingQuestion:
     """A query with its N candidates.
 
     name: the document that it is about; pools with the same one are not independent. documents: as
@@ -61,14 +61,14 @@ class Question:
 
 
 @cache
-def pools(set_: str, split: str) -> list[Question]:
+def pools(set_: str, split: str) -> list[RankingQuestion]:
     """All pools of a set. Raises ValueError on a set or a split that there is not."""
     if split not in SPLITS.get(set_, ()):
         there = "; ".join(f"{name} ({', '.join(splits)})" for name, splits in SPLITS.items())
         raise ValueError(f"There are no pools of {set_!r} on the {split} split; there are {there}.")
     if set_ in _KINDS and split == "test" and (recorded := as_recorded(set_)):
         return recorded
-    makers: dict[str, Callable[[str, str], Iterator[Question]]] = {
+    makers: dict[str, Callable[[str, str], Iterator[RankingQuestion]]] = {
         QUESTIONS: evaluated,
         CLOZE: evaluated,
         RAG: answerable,
@@ -77,7 +77,7 @@ def pools(set_: str, split: str) -> list[Question]:
     return list(makers[set_](set_, split))
 
 
-def as_recorded(set_: str) -> list[Question]:
+def as_recorded(set_: str) -> list[RankingQuestion]:
     """`evaluated` of the test split without a search, which would embed all of its passages for minutes.
 
     Empty where the passages are others than the record's, as with other versions of the corpus's packages.
@@ -91,7 +91,7 @@ def as_recorded(set_: str) -> list[Question]:
         if digest(documents)[:12] != row.candidates_sha:
             return []
         relevant = np.asarray(row.relevant, bool)
-        questions.append(Question(set_, "test", row.name, row.query, documents, relevant, row.ranks, row.answer))
+        questions.append(RankingQuestion(set_, "test", row.name, row.query, documents, relevant, row.ranks, row.answer))
     return questions
 
 
@@ -101,20 +101,20 @@ def passages(split: str) -> Sequence[str]:
     return Collection.from_documents(corpus.documents(split), corpus.tokenizer()).texts
 
 
-def evaluated(set_: str, split: str) -> Iterator[Question]:
+def evaluated(set_: str, split: str) -> Iterator[RankingQuestion]:
     """The evaluation pools of one kind, candidates in an order that says nothing."""
     for pool in of_kind(set_, split):
         query = pool.query
         ranks = fused(pool.bm25, pool.cosine)
-        yield Question(set_, split, query.name, query.text, pool.passages, pool.relevant, ranks, query.answer)
+        yield RankingQuestion(set_, split, query.name, query.text, pool.passages, pool.relevant, ranks, query.answer)
 
 
-def of_kind(set_: str, split: str) -> list[Pool]:
+def of_kind(set_: str, split: str) -> list[CandidatePool]:
     """The evaluation pools of one of the two sets, with what the searches said of their candidates."""
     return [pool for pool in _evaluation(split).pools if pool.query.kind == _KINDS[set_]]
 
 
-def answerable(set_: str, split: str) -> Iterator[Question]:
+def answerable(set_: str, split: str) -> Iterator[RankingQuestion]:
     """Questions that one passage answers whole, on modules that no reranker was trained on, in an order set by hash.
 
     Relevant are the passages of the question's document that hold the answer; search may have found none of them.
@@ -133,12 +133,12 @@ def answerable(set_: str, split: str) -> Iterator[Question]:
         texts = tuple(collection.texts[position] for position in positions)
         relevant = collection.relevant(query)
         ranks = np.arange(len(positions))
-        yield Question(
+        yield RankingQuestion(
             set_, split, query.name, query.text, texts, np.isin(positions, relevant), ranks, query.answer
         )
 
 
-def held(set_: str, split: str) -> Iterator[Question]:
+def held(set_: str, split: str) -> Iterator[RankingQuestion]:
     """Questions on parameters and return values of long documents, in an order set by hash, among all their segments.
 
     A segment is relevant that holds the answer, the first sentence of the description, whole.
@@ -158,7 +158,7 @@ def held(set_: str, split: str) -> Iterator[Question]:
         segments = tuple(collection.texts[position] for position in positions)
         relevant = collection.relevant(query)
         ranks = np.arange(len(positions))
-        yield Question(
+        yield RankingQuestion(
             set_, split, query.name, query.text, segments, np.isin(positions, relevant), ranks, query.answer
         )
 

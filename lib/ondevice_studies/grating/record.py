@@ -28,12 +28,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ondevice import assets, evidence, models, retrieval
-from ondevice.corpus.pairs import is_causal, reader, rows
+from ondevice.corpus.pairs import Row, is_causal, reader, rows
 from ondevice.evidence import Recorder
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 from ondevice_papers.grating import probes, thresholds
-from ondevice_papers.grating.architectures import Row
 from ondevice_programs.reranker.folder import prepare
 from ondevice_studies.grating import full_size, study
 from ondevice_studies.grating.full_size import (
@@ -52,7 +51,7 @@ from ondevice_studies.grating.questions import (
     CLOZE,
     QUESTIONS,
     SPLITS,
-    Question,
+    RankingQuestion,
     evaluated,
     of_kind,
     passages,
@@ -65,7 +64,7 @@ FITTED = list(product((QUESTIONS, CLOZE), (CALIBRATION, "validation")))  # what 
 
 
 @torch.inference_mode()
-def read(loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndarray]:
+def read(loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
     """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
     states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
     pairs = rows(reader(loaded.model, loaded.tokenizer), question.query, question.documents)
@@ -85,7 +84,7 @@ def read(loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndar
     return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
 
 
-def kept_read(folder: Path, loaded: models.Loaded, question: Question) -> tuple[np.ndarray, np.ndarray]:
+def kept_read(folder: Path, loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
     """`read`, from the folder where it is there: a deep model reads all pools for hours."""
     path = folder / f"{digest([question.set, question.query, *question.documents])}.npz"
     if not path.is_file():
@@ -96,7 +95,9 @@ def kept_read(folder: Path, loaded: models.Loaded, question: Question) -> tuple[
         return stored["scores"], stored["states"]
 
 
-def score_row(name: str, number: int, question: Question, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
+def score_row(
+    name: str, number: int, question: RankingQuestion, scores: np.ndarray, probed: np.ndarray
+) -> dict[str, Any]:
     """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
     return {
         "model": name, "set": question.set, "split": question.split, "pool": number, "name": question.name,
@@ -356,7 +357,7 @@ def record_limits(kept: Recorder) -> None:
     folder = prepare(f"random:{full_size.SHAPE}", torch.bfloat16)
     for turn, megabytes, method in product(range(3), LIMITS, (HF, OFFLOAD, OURS)):
         if (method, megabytes, turn) not in kept.done:
-            job = full_size.Job(str(folder), method, 20, SHORT, 0, torch.get_num_threads())
+            job = full_size.Trial(str(folder), method, 20, SHORT, 0, torch.get_num_threads())
             try:
                 limited = full_size.limited(job, megabytes)
             except OSError as error:
@@ -370,7 +371,7 @@ def record_limits(kept: Recorder) -> None:
 
 def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> dict[str, float]:
     """Memory and seconds of one run. cut: after what fills the memory."""
-    job = full_size.Job(str(folder), method, documents, tokens, FILLED if cut else 0, torch.get_num_threads())
+    job = full_size.Trial(str(folder), method, documents, tokens, FILLED if cut else 0, torch.get_num_threads())
     return full_size.memory(job)
 
 

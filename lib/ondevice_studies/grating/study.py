@@ -23,7 +23,7 @@ from ondevice.retrieval.pools import CALIBRATION
 from ondevice_papers.grating import margins
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import Pool, measured, replay, sweep, validation
-from ondevice_papers.grating.pruning import Outcome, Rule, cluster_rule, select
+from ondevice_papers.grating.pruning import PoolOutcome, Rule, cluster_rule, select
 from ondevice_papers.grating.thresholds import THRESHOLDS, curve, lowest
 from ondevice_studies.grating.full_size import depths
 from ondevice_studies.grating.questions import CLOZE, QUESTIONS
@@ -95,7 +95,7 @@ class Mechanism:
     cluster_rule: Callable[[float], Rule] = cluster_rule
     gaps: Callable[[Floats, int], Floats] = margins.gaps
     fit: Callable[[Sequence[Pool], int], margins.ErrorModel] = margins.fit
-    select: Callable[..., Outcome] = select
+    select: Callable[..., PoolOutcome] = select
     lowest: Callable[[Sequence[float], Sequence[float], float], float] = lowest
 
 
@@ -200,7 +200,7 @@ def _decided(pool: Pool, k: int, how: Mechanism, thresholds: Sequence[float]) ->
 
 
 @dataclass(frozen=True)
-class Costs:
+class LayerCosts:
     """Seconds of one machine in one round, with rows of so many tokens: of a layer by active candidates, of all before
     the first layer and of transformers' methods a candidate. active, layer: [m]."""
 
@@ -217,7 +217,7 @@ class Costs:
         return self.embedding * len(runs) + float(np.interp(active, self.active, self.layer).sum())
 
 
-def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int) -> list[Costs]:
+def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int) -> list[LayerCosts]:
     """From the records of one machine, one a round of `layers`; whole runs are of their own rounds, in turn."""
     own = layers[(layers["machine"] == machine) & (layers["tokens"] == tokens)]
     runs = latency[(latency["machine"] == machine) & (latency["tokens"] == tokens)]
@@ -229,11 +229,11 @@ def costs(latency: pd.DataFrame, layers: pd.DataFrame, machine: str, tokens: int
         turn = runs["round"] == turns[number % len(turns)]
         whole = {str(name): float(value) for name, value in runs[turn].groupby("method")["each"].median().items()}
         active, layer = (layer_times[name].to_numpy(float) for name in ("active", "seconds"))
-        rounds.append(Costs(machine, tokens, active, layer, float(before[turn].median()), whole))
+        rounds.append(LayerCosts(machine, tokens, active, layer, float(before[turn].median()), whole))
     return rounds
 
 
-def median_cost(rounds: Sequence[Costs]) -> Costs:
+def median_cost(rounds: Sequence[LayerCosts]) -> LayerCosts:
     """The medians over rounds."""
     first = rounds[0]
     layer = np.median([cost.layer for cost in rounds], axis=0)
@@ -241,7 +241,7 @@ def median_cost(rounds: Sequence[Costs]) -> Costs:
     return replace(first, layer=layer, whole=whole, embedding=float(np.median([cost.embedding for cost in rounds])))
 
 
-def timed(outcomes: pd.DataFrame, rounds: Sequence[Costs]) -> pd.DataFrame:
+def timed(outcomes: pd.DataFrame, rounds: Sequence[LayerCosts]) -> pd.DataFrame:
     """`outcomes` with seconds at full size, an array of the rounds, in columns: GRATING, the same without pruning, HF
     and HF Offload."""
     taken: dict[str, list[Floats]] = {method: [] for method in (OURS_NAME, UNPRUNED, "HF", "HF Offload")}

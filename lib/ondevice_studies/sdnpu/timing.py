@@ -31,7 +31,7 @@ from ondevice.evidence import Recorder, machine_name
 from ondevice.evidence.records import model_checksums
 from ondevice.evidence.resampling import median_interval
 from ondevice.speculation import Drafter, generate
-from ondevice_papers.sdnpu.calibration import Calibration
+from ondevice_papers.sdnpu.calibration import PromptCalibration
 from ondevice_papers.sdnpu.drafter import LMAX, methods
 from ondevice_papers.sdnpu.scheduling import RULES
 from ondevice_programs.graphs import exporting, static_graphs, switching
@@ -310,7 +310,7 @@ def costs(spec: str, chunk: int = 256, repeats: int = 15) -> None:
         prompt = torch.randint(0, vocabulary, (chunk,), generator=random).tolist()
         spent = []
         for _ in range(repeats + 1):
-            table = Calibration()
+            table = PromptCalibration()
             table.begin(prompt)
             spent.append(1e3 * switching.seconds(table.prefilled, 0, logits) / chunk)
         kept.add([{"rule": "sd.npu", "vocabulary": vocabulary, **summary(spent[1:])}])

@@ -17,7 +17,7 @@ from ondevice.commands import count, positive, writable
 from ondevice.corpus.pairs import reader, rows
 from ondevice.precision import mixed_precision
 from ondevice.retrieval.layer_scores import scores_of
-from ondevice.retrieval.pools import Pool, for_evaluation, paragraph_pools
+from ondevice.retrieval.pools import CandidatePool, for_evaluation, paragraph_pools
 from ondevice_training.reranking import examples, learning
 from ondevice_training.reranking.evaluation import mean_ndcg, report
 from ondevice_training.reranking.lists import Lists
@@ -65,7 +65,7 @@ def train_reranker(arguments: argparse.Namespace) -> None:
     rank = arguments.rank or 0
     model, tokenizer = learning.start(arguments.parent, rank)
     rate = arguments.rate or _RATES[bool(rank)]
-    recipe = learning.Recipe(arguments.queries, rate, arguments.head_rate, rank)
+    recipe = learning.TrainingRecipe(arguments.queries, rate, arguments.head_rate, rank)
     lists = Lists(examples.for_training(with_questions=bool(rank)), tokenizer)
     pools = for_evaluation("validation").pools[:_VALIDATED]
 
@@ -104,7 +104,7 @@ def _prepare(threads: int | None) -> None:
 
 @torch.inference_mode()
 def pool_scores(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[Pool], every: bool = True
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pools: Sequence[CandidatePool], every: bool = True
 ) -> list[np.ndarray]:
     """[layers, candidates] scores of each pool ([1, candidates] for the last layer only)."""
     scores = []

@@ -30,7 +30,7 @@ COLUMNS = ("step", "tokens", "loss", "first", "lr", "tokens_per_second", "second
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How a run trains. Rates are peaks; `save_every` is in seconds, `validate_every` and `log_every` in steps.
 
     rate: of an encoder's trunk, or of the low-rank adapter of this `rank` that is trained in a decoder's trunk's place.
@@ -87,7 +87,7 @@ def warm(parent: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def optimizer_of(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimizer:
+def optimizer_of(model: PreTrainedModel, recipe: TrainingRecipe) -> torch.optim.Optimizer:
     """AdamW for what is trained of the trunk, and at another rate for the head."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     head = [parameter for name, parameter in trainable.items() if name.startswith(("score", "classifier"))]
@@ -97,7 +97,7 @@ def optimizer_of(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimize
 
 
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     model: PreTrainedModel,
     lists: Callable[[int], list[Row]],
     validate: Callable[[PreTrainedModel], float],
@@ -183,7 +183,7 @@ def _step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: list[R
     return loss, first / lists
 
 
-def _resume(folder: Path, recipe: Recipe, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Position:
+def _resume(folder: Path, recipe: TrainingRecipe, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Position:
     path = folder / "checkpoint.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     progress: dict[str, Any] | None = None

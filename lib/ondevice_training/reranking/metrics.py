@@ -10,14 +10,14 @@ from scipy import stats
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanAndError:
     """A mean over queries and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
-    def from_values(cls, values: Sequence[float] | np.ndarray) -> Estimate:
+    def from_values(cls, values: Sequence[float] | np.ndarray) -> MeanAndError:
         """From one value a query; the error is the sample's standard deviation over sqrt(n)."""
         sample = np.asarray(values, dtype=float)
         if not len(sample):

@@ -11,7 +11,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.lean import engine
 from ondevice.evidence import agreement, born, load
 from ondevice_papers.disco import quality
-from ondevice_papers.disco.quality import Question, Speaker
+from ondevice_papers.disco.quality import GradedQuestion, Speaker
 from ondevice_studies.disco import cold_start, device_probe, record
 
 EOS = 1
@@ -162,7 +162,7 @@ def test_an_answer_is_right_if_a_text_of_each_part_stands_in_it():
 
 
 def test_a_question_has_its_metrics():
-    asked = [Question("a", "note", "?", (("2",),)), Question("b", "translation", "?", reference="a small cat")]
+    asked = [GradedQuestion("a", "note", "?", (("2",),)), GradedQuestion("b", "translation", "?", reference="a small cat")]
     scored = quality.scores(asked, ["it is 2", "a small dog"])
     assert scored["right"].tolist() == pytest.approx([1.0, np.nan], nan_ok=True)
     assert scored["rouge_1"].tolist() == pytest.approx([np.nan, 2 / 3], nan_ok=True)

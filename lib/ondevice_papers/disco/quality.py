@@ -28,7 +28,7 @@ _DIFFERENCES = ("over_device", "over_server", "over_weaker", "outside")
 
 
 @dataclass(frozen=True)
-class Question:
+class GradedQuestion:
     """A prompt with what a right answer has: of each part, texts of which one must stand in it.
 
     reference: a text that the answer is compared with instead, where no answer is right or wrong.
@@ -58,7 +58,7 @@ class Speaker:
 
 
 @dataclass(frozen=True)
-class Answer:
+class MigratedAnswer:
     """begun: tokens of the first model. ended: of the second. margin: by how much the logit of each led, at least."""
 
     begun: tuple[int, ...]
@@ -91,7 +91,7 @@ def continued(speaker: Speaker, prompt: str, begun: str, limit: int) -> Decoded:
 
 def migrated(
     first: Speaker, second: Speaker, prompt: str, handovers: Sequence[int], limit: int
-) -> dict[int, Answer]:
+) -> dict[int, MigratedAnswer]:
     """Answers of at most `limit` tokens, of which the first model gives at most the hand-over's (appendix D.2).
 
     Where the first has not ended, the second goes on from its text, as the router does: the models' vocabularies
@@ -108,7 +108,7 @@ def migrated(
             ended = continued(second, prompt, text, limit - len(begun))
         rest = [token for token, _ in ended]
         margin = min(lead for _, lead in begun + ended)
-        answers[handover] = Answer(tuple(tokens), tuple(rest), text + second.text(rest), margin)
+        answers[handover] = MigratedAnswer(tuple(tokens), tuple(rest), text + second.text(rest), margin)
     return answers
 
 
@@ -129,7 +129,7 @@ def right(answer: str, parts: Sequence[Sequence[str]]) -> bool:
     return all(any(f" {' '.join(words(text))} " in said for text in part) for part in parts)
 
 
-def scores(asked: Sequence[Question], answers: Sequence[str]) -> pd.DataFrame:
+def scores(asked: Sequence[GradedQuestion], answers: Sequence[str]) -> pd.DataFrame:
     """METRICS, a row an answer; NaN where a question has not what the metric needs."""
     texts = list(dict.fromkeys([*answers, *(question.reference for question in asked)]))
     vectors = dict(zip(texts, embedder()(texts), strict=True))

@@ -19,7 +19,7 @@ from ondevice import models, prompts
 from ondevice.causal_lm.lean import Arithmetic, Weights, engine
 from ondevice.evidence import Recorder, born, machine_name, sampled
 from ondevice_papers.disco import quality
-from ondevice_papers.disco.quality import HANDOVERS, LIMIT, Answer, Question, Speaker, migrated
+from ondevice_papers.disco.quality import HANDOVERS, LIMIT, GradedQuestion, MigratedAnswer, Speaker, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
 from ondevice_studies.dragon import both_sides, sides
 from ondevice_studies.speculation.prompts import digest
@@ -38,28 +38,28 @@ POLICY_REPEATS = 15
 # Quality
 
 
-def questions(fetched: bool = True) -> list[Question]:
+def questions(fetched: bool = True) -> list[GradedQuestion]:
     """What is asked: of a note, of a note and a page, and with `fetched` of Spec-Bench.
 
     Raises FileNotFoundError where Spec-Bench is asked for and is not on this machine.
     """
     wanted = "Answer in a few words."
     notes = [
-        Question(f"note-{number}", "note", f"{asked.source}\n\n{asked.text} {wanted}", (asked.answers,))
+        GradedQuestion(f"note-{number}", "note", f"{asked.source}\n\n{asked.text} {wanted}", (asked.answers,))
         for number, asked in enumerate(sides.questions("test")) if asked.holder == "device"
     ]
     pages = [
-        Question(asked.name, "note and page", f"{asked.note}\n\n{asked.page}\n\n{asked.text}", asked.answers)
+        GradedQuestion(asked.name, "note and page", f"{asked.note}\n\n{asked.page}\n\n{asked.text}", asked.answers)
         for asked in both_sides.questions()
     ]  # fmt: skip
     of_others = []
     for task, count in OF_SPEC_BENCH.items() if fetched else ():
         of_task = [prompt for prompt in prompts.spec_bench() if prompt.task == task][:count]
-        of_others += [Question(each.id, task, each.text, reference=each.references[0]) for each in of_task]
+        of_others += [GradedQuestion(each.id, task, each.text, reference=each.references[0]) for each in of_task]
     return [*notes, *pages, *of_others]
 
 
-def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[Question]:
+def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[GradedQuestion]:
     """The recorded questions of notes and pages that the seed draws, by the length of the longest answer."""
     there = {question.id: question for question in questions(fetched=False)}
     units = recorded[recorded["request"].isin(there)].groupby(["task", "request"])["tokens"].max().reset_index()
@@ -81,15 +81,15 @@ def speakers() -> dict[str, Speaker]:
 
 def again(
     pair: Mapping[str, Speaker],
-    asked: Sequence[Question],
-    hand_over: Callable[..., dict[int, Answer]] = migrated,
+    asked: Sequence[GradedQuestion],
+    hand_over: Callable[..., dict[int, MigratedAnswer]] = migrated,
 ) -> pd.DataFrame:
     """A row a question, direction and hand-over, in the record's columns. pair: of `speakers`.
 
     hand_over: as `quality.migrated`.
     """
     rows = []
-    each: list[Question] = []
+    each: list[GradedQuestion] = []
     texts = []
     for question in asked:
         for first, second in permutations(pair):

@@ -162,7 +162,8 @@ def test_an_answer_is_right_if_a_text_of_each_part_stands_in_it():
 
 
 def test_a_question_has_its_metrics():
-    asked = [GradedQuestion("a", "note", "?", (("2",),)), GradedQuestion("b", "translation", "?", reference="a small cat")]
+    asked = [GradedQuestion("a", "note", "?", (("2",),)),
+             GradedQuestion("b", "translation", "?", reference="a small cat")]  # fmt: skip
     scored = quality.scores(asked, ["it is 2", "a small dog"])
     assert scored["right"].tolist() == pytest.approx([1.0, np.nan], nan_ok=True)
     assert scored["rouge_1"].tolist() == pytest.approx([np.nan, 2 / 3], nan_ok=True)

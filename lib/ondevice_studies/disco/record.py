@@ -21,7 +21,7 @@ from ondevice.evidence import Recorder, born, machine_name, sampled
 from ondevice_papers.disco import quality
 from ondevice_papers.disco.quality import HANDOVERS, LIMIT, GradedQuestion, MigratedAnswer, Speaker, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
-from ondevice_studies.dragon import both_sides, sides
+from ondevice_studies.dragon import questions as two_sided
 from ondevice_studies.speculation.prompts import digest
 
 DEVICE, SERVER = models.SMOLLM2, models.QWEN
@@ -43,20 +43,19 @@ def questions(fetched: bool = True) -> list[GradedQuestion]:
 
     Raises FileNotFoundError where Spec-Bench is asked for and is not on this machine.
     """
-    wanted = "Answer in a few words."
-    notes = [
-        GradedQuestion(f"note-{number}", "note", f"{asked.source}\n\n{asked.text} {wanted}", (asked.answers,))
-        for number, asked in enumerate(sides.questions("test")) if asked.holder == "device"
-    ]
-    pages = [
-        GradedQuestion(asked.name, "note and page", f"{asked.note}\n\n{asked.page}\n\n{asked.text}", asked.answers)
-        for asked in both_sides.questions()
-    ]  # fmt: skip
+    of_documents = []
+    for asked in two_sided.questions():
+        if asked.holder == "device":
+            text = f"{asked.note}\n\n{asked.text} Answer in a few words."
+            of_documents.append(GradedQuestion(asked.name, "note", text, (asked.private,)))
+        elif asked.holder == "both":
+            text = f"{asked.note}\n\n{asked.page}\n\n{asked.text}"
+            of_documents.append(GradedQuestion(asked.name, "note and page", text, (asked.private, asked.public)))
     of_others = []
     for task, count in OF_SPEC_BENCH.items() if fetched else ():
         of_task = [prompt for prompt in prompts.spec_bench() if prompt.task == task][:count]
         of_others += [GradedQuestion(each.id, task, each.text, reference=each.references[0]) for each in of_task]
-    return [*notes, *pages, *of_others]
+    return [*of_documents, *of_others]
 
 
 def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[GradedQuestion]:

@@ -68,8 +68,9 @@ def refusing(program: str) -> Iterator[None]:
     A fault of this library ends it with a traceback and code 1, an interrupt with code 130, SIGTERM with 143. What is
     half-written is put away in each case.
     """
-    first = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if first:
+    in_main = threading.current_thread() is threading.main_thread()  # the only one that may set a handler
+    unhandled = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if unhandled:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
@@ -83,7 +84,7 @@ def refusing(program: str) -> Iterator[None]:
         print(f"{program}: {sentence(error)}", file=sys.stderr)
         sys.exit(REFUSED)
     finally:
-        if first:
+        if unhandled:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -424,12 +424,18 @@ def quoted(axis: Axes, x: Any = None, y: Any = None, label: str = "quoted", **st
         mark_kind(figure, mark.get_text())
 
 
+# The thing itself was timed or counted; recorded steps were put through a rule; measured parts were multiplied; a model
+# of time with stated parameters; no run at all.
+BASES = ("measurement", "replay", "prediction", "simulation", "formula")
+
+
 def basis_of(kind: str) -> str:
-    """What a kind of numbers rests on: measurement, simulation or formula; without one it is untested."""
+    """What a kind of numbers rests on, one of `BASES`, the weakest of its parts; without a kind it is untested."""
+    for word, basis in (("simulated", "simulation"), ("predicted", "prediction"), ("replayed", "replay")):
+        if word in kind:
+            return basis
     if "measured" in kind or "recorded" in kind:
         return "measurement"
-    if "simulated" in kind or "replayed" in kind:
-        return "simulation"
     return "formula" if kind else "untested"
 
 

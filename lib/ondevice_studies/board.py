@@ -58,6 +58,8 @@ GROUPS = {  # of reproduced claims: what the verdict is worth, the strongest fir
     "against a null": "by a measurement against a null",
     "without a possible null": "by a measurement without a possible null",
     "formula": "by a formula",
+    "replay": "by a replay",
+    "prediction": "by a prediction",
     "simulation": "by a simulation",
     "as its null is": "by a measurement in which the null gets the same verdict",
     "null pending": "by a measurement whose null is pending",
@@ -152,11 +154,11 @@ def verdict_bars(counts: pd.DataFrame) -> Figure:
     """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
     papers = sorted(set(counts["paper"]))
     names = [NAMES.get(paper, paper) for paper in papers]
-    ranks = ["measurement", "simulation", "formula", "untested"]
+    ranks = [*plotting.BASES, "untested"]
     basis = counts.assign(basis=counts["kind"].map(plotting.basis_of))
     basis = basis.sort_values("basis", key=lambda b: b.map(ranks.index))
     height = 0.7 + 0.27 * len(papers)
-    figure, axes = plotting.panels(2, 2, width=3.6, height=height, sharex=True, sharey=True)
+    figure, axes = plotting.panels(3, 2, width=3.6, height=height, sharex=True, sharey=True)
     shown = list(plotting.groups(basis, "basis"))
     for axis in axes.ravel()[len(shown) :]:
         axis.remove()

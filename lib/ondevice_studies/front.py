@@ -211,9 +211,17 @@ def _cells(finding: Finding, row: Mapping[str, str]) -> list[str]:
         setup = [finding.here.format(machine=row["machine"]), units, *basis]
         parts = [f"{part}" for part in parts_of(read_value(row["value"]))]
         ours = f"{finding.shown.format(*parts)} ({'; '.join(filter(None, setup))})"
-    null = row["null"].rpartition(": ")[2]
-    verdict = f"*{row['verdict']}*" + (f", null *{null}*" if null else "")
+    verdict = f"*{row['verdict']}*"
+    number, _, of_null = row["null"].rpartition(": ")
+    if number:
+        verdict += f" (null, {null_of(finding.claim)}: {number}, *{of_null}*)"
     return [finding.words, f"{row['printed']} ({finding.setup})", ours, f"{verdict}. {finding.meaning}"]
+
+
+def null_of(claim: str) -> str:
+    """The trivial method that a claim's rule puts in the paper's place."""
+    rows = assets.paper_list("claims", claim.partition("-")[0]).set_index("claim_id")
+    return str(rows.loc[claim, "null"])
 
 
 def notebooks() -> str:

@@ -52,7 +52,7 @@ def summary(board: pd.DataFrame) -> str:
         lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
     judged = board[board["verdict"] != "untested"]
     verdicts = counted(board["verdict"], evidence.VERDICTS)
-    bases = counted(judged["kind"].map(plotting.basis_of), ("measurement", "simulation", "formula"))
+    bases = counted(judged["kind"].map(plotting.basis_of), plotting.BASES)
     reproduced = board[board["verdict"] == "reproduced"]
     groups = reproduced.apply(lambda row: group(row["kind"], row["null"], row["remark"]), axis=1)
     worth = ", ".join(f"{(groups == name).sum()} {words}" for name, words in GROUPS.items())

@@ -368,3 +368,41 @@ def test_a_router_without_a_budget_races_whatever_was_spent() -> None:
         dispatcher.close(order, 10)
     assert dispatcher.account.spent == 90_000
     assert isinstance(dispatcher, Dispatcher) and json.dumps(dispatcher.state())
+
+
+def test_a_server_that_closes_its_connection_behind_an_error_is_asked_on_a_new_one(tmp_path: Path) -> None:
+    """As `transformers serve` does where it has no list of models; the request met the closed connection."""
+    asked = list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            asked.append(head.partition(b" HTTP")[0])
+            if head.startswith(b"GET"):
+                writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\nno")
+                await writer.drain()
+                await asyncio.sleep(0.2)  # closed once the client has taken it back among its connections
+            else:
+                body = "\n\n".join([*ANSWER, DONE, ""]).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + body)
+                await writer.drain()
+        writer.transport.abort() if asked[-1].startswith(b"GET") else writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        sides = deployment("device", url, model=None), deployment("server", NOBODY)
+        dispatcher = Told(DEVICE_FIRST, tokens=0, constrained="server")
+        router = Router(configured(tmp_path, *sides, num_retries=0), dispatcher=dispatcher)
+        body = {"messages": MESSAGES, "stream": True}
+        async with (
+            server,
+            serving(create_app(router)) as at,
+            aiohttp.ClientSession() as http,
+            http.post(f"{at}/v1/chat/completions", json=body) as reply,
+        ):
+            text = await reply.text()
+        assert "answer" in text and "finish_reason" in text and "error" not in text, (text, asked)
+        assert b"GET /v1/models" in asked
+
+    asyncio.run(work())

@@ -98,7 +98,7 @@ alone = AutoModelForCausalLM.from_pretrained(folder).generate(**ids, **asked)
 with Reranker("minilm-reranker", memory_budget=150) as reranker:
     ranked = [row["corpus_id"] for row in reranker.rank("How do I open a file?", {DOCUMENTS!r})]
 assert plain.tolist() == drafted.tolist() == alone.tolist()  # ours, and transformers on the folder by itself
-assert ranked[0] == 1 and len(models.bundled()) == 5
+assert ranked[0] == 1 and len(models.bundled()) == 6
 assert len(assets.paper_list("claims", "disco")) and len(assets.derived_trace("arrivals"))
 print(json.dumps([ondevice.__file__, str(folder)]))
 """

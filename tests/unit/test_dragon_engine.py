@@ -129,14 +129,16 @@ def tokens(count: int) -> list[int]:
 
 
 def held(engine: ModelThread) -> threading.Event:
-    """The engine waits for it, so that all are there before any has a turn."""
-    hold = threading.Event()
+    """The engine waits for it, in a turn of its own, so that all are there before any has a turn."""
+    hold, waiting = threading.Event(), threading.Event()
 
     def build() -> Any:
+        waiting.set()
         hold.wait(60)
         raise ValueError("It was held long enough.")
 
     Drafting(engine, build, lambda position, p: 0, lambda drafted: None, lambda error: None)
+    assert waiting.wait(60)  # else the first ones that come may share its turn
     return hold
 
 

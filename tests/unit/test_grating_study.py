@@ -127,7 +127,7 @@ def test_seconds_of_every_round_stand_beside_each_other():
     full = study.FULL_LAYERS
     expected = [COST.seconds(np.array([full, full // 2])), slow.seconds(np.array([full, full // 2]))]
     assert table["GRATING"].iloc[0].tolist() == pytest.approx(expected)
-    assert table["HF"].iloc[0].tolist() == [14, 16] and kind_of(table) == "recorded+replayed"
+    assert table["HF"].iloc[0].tolist() == [14, 16] and kind_of(table) == "recorded+predicted+replayed"
     middle = study.median_cost([COST, slow])
     assert middle.layer.tolist() == [1.5, 3, 4.5] and middle.whole["HF"] == 7.5
     read = study.end_to_end(table, 1.0, lambda count: 10.0 * count)

@@ -38,7 +38,7 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
     assert row == "| A: seconds | 2 s | 1.23 [1, 2] | 7 prompts | recorded | trend | trend |"
     assert re.findall(r"\d+ \w+", counts) == ["3 claims", "1 reproduced", "1 trend", "1 untested", "2 verdicts",
                                               "2 measurement"]  # fmt: skip
-    assert re.findall(r"\d", reproduced) == list("1100000")
+    assert re.findall(r"\d", reproduced) == list("110000000")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ def test_a_summary_of_two_claims_by_hand(monkeypatch):
         ("recorded", "null pending: the larger model", "", "null pending"),
         ("analytic", "1 x: contradicted", "", "formula"),
         ("simulated", "1 x: contradicted", "", "simulation"),
+        ("recorded+simulated", "1 x: contradicted", "", "simulation"),
+        ("recorded+predicted", "1 x: contradicted", "", "prediction"),
+        ("quoted+replayed", "1 x: contradicted", "", "replay"),
     ],
 )
 def test_what_is_reproduced_is_counted_by_what_it_is_worth(kind, null, remark, group):
@@ -64,9 +67,10 @@ ROW = {"claim": "a-c01", "printed": "2 x", "n": "7", "drawn": "prompts", "kind":
 
 def test_a_finding_by_hand(monkeypatch):
     monkeypatch.setattr(front, "FINDINGS", [FINDING])
+    monkeypatch.setattr(front, "null_of", lambda claim: "a coin")
     assert front.findings(pd.DataFrame([ROW])).splitlines()[2] == (
         "| A is faster | 2 x (a phone) | 1.23 [1, 2] to 3 x (a laptop, zen0-2c; 7 prompts) "
-        "| *trend*, null *undecided*. It is. |"
+        "| *trend* (null, a coin: 1 x, *undecided*). It is. |"
     )
     unmeasured = front.findings(pd.DataFrame([{**ROW, "kind": "simulated", "machine": "", "null": ""}]))
     assert unmeasured.endswith("(a laptop, ; 7 prompts; simulated) | *trend*. It is. |")

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-KINDS = ("measured", "recorded", "simulated", "replayed", "analytic", "quoted")
+KINDS = ("measured", "recorded", "predicted", "simulated", "replayed", "analytic", "quoted")
 DRAWS = 2000
 LEVEL = 0.95
 

@@ -97,7 +97,7 @@ class EndpointClient:
     async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
 
-        on_event gets each Piece as it comes, then a Finish once the answer is complete; the Finish that is returned
+        on_event gets each chunk as it comes, then a Finish once the answer is complete; the Finish that is returned
         a little later also holds the usage. An endpoint that refuses `stream_options` is asked without, then and later.
         """
         if self._lists_models:
@@ -142,7 +142,7 @@ class EndpointClient:
         """
         url = f"{self._base}/models"
         try:
-            async with asyncio.timeout(LISTING_S), self._http.get(url, headers=self._headers) as response:
+            async with asyncio.timeout(LISTING_S), self._once.get(url, headers=self._headers) as response:
                 listed = _json(await response.content.read(LONGEST_LINE))
             if response.status != 404 and (response.status != 200 or listed is None):
                 return
@@ -157,7 +157,7 @@ class EndpointClient:
     async def alive(self) -> bool:
         """Whether it answers GET /models."""
         try:
-            async with asyncio.timeout(2.0), self._http.get(f"{self._base}/models", headers=self._headers) as response:
+            async with asyncio.timeout(2.0), self._once.get(f"{self._base}/models", headers=self._headers) as response:
                 return response.status < 500
         except (aiohttp.ClientError, OSError):
             return False
@@ -165,6 +165,7 @@ class EndpointClient:
     async def aclose(self) -> None:
         """Close its connections."""
         await self._http.close()
+        await self._once.close()
 
     def _body(self, request: ChatRequest, prefix: str, limits: Mapping[str, int]) -> dict[str, str]:
         """The JSON that asks to continue the request's answer after `prefix` ("" for a fresh start), by its members.
@@ -186,8 +187,16 @@ class EndpointClient:
     @cached_property
     def _http(self) -> aiohttp.ClientSession:
         """The connections, made on first use: they belong to the event loop that runs then."""
+        return self._session(keepalive_timeout=60.0)
+
+    @cached_property
+    def _once(self) -> aiohttp.ClientSession:
+        """For lists of models. Some servers close the connection behind an error there, and an answer would meet it."""
+        return self._session(force_close=True)
+
+    def _session(self, **connections: Any) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+            connector=aiohttp.TCPConnector(limit=0, **connections),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the session's timers cover every stage
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=not is_loopback(urlsplit(self._base).hostname or ""),  # a proxy is for the outside world only

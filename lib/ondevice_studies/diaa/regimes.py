@@ -94,4 +94,4 @@ def timed(answers: pd.DataFrame, passes: pd.DataFrame, regime: Regime, skipped: 
     table = table.assign(speed=table["decoded"] / table["spent"], latency=table["spent"] / table["decoded"])
     if regime.kind == "simulated":
         return evidence.born(table, "simulated")
-    return evidence.derived(table, answers, passes)
+    return evidence.derived(table, answers, passes, "predicted")

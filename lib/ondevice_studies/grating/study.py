@@ -254,7 +254,7 @@ def timed(outcomes: pd.DataFrame, rounds: Sequence[LayerCosts]) -> pd.DataFrame:
     table = outcomes.copy()
     for method, seconds in taken.items():
         table[method] = pd.Series(seconds, index=table.index)
-    return derived(table, outcomes, "recorded")
+    return derived(table, outcomes, "recorded", "predicted")
 
 
 @cache

@@ -32,7 +32,9 @@ _RATES = {True: 1e-3, False: 1e-4}  # of an adapter, of an encoder's trunk
 def register(programs: Any) -> None:
     """Add the commands to a parser's subparsers; each sets `handler`."""
     training = programs.add_parser(
-        "reranker", help="a reranker from an encoder, or an adapter that makes one of a decoder"
+        "reranker",
+        help="a reranker from an encoder, or an adapter that makes one of a decoder",
+        example="python -m ondevice_training reranker --parent all-minilm-l6-v2 --queries 4000 --out runs/reranker",
     )
     training.add_argument("--parent", required=True, help="all-minilm-l6-v2, smollm2-135m-instruct or a folder")
     training.add_argument("--queries", type=count, required=True, help="length of the run, eight queries a step")
@@ -46,7 +48,11 @@ def register(programs: Any) -> None:
     training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 
-    evaluating = programs.add_parser("evaluate-reranker", help="metrics of a reranker and its baselines, as JSON")
+    evaluating = programs.add_parser(
+        "evaluate-reranker",
+        help="metrics of a reranker and its baselines, as JSON",
+        example="python -m ondevice_training evaluate-reranker --model minilm-reranker --out reranking.json",
+    )
     evaluating.add_argument("--model", required=True, help="a bundled model's name or a folder")
     evaluating.add_argument(
         "--split",

@@ -36,11 +36,15 @@ _OWN_FILES = {"test": "prompts.jsonl", "validation": "validation.jsonl"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request of one turn. task: of TASKS, or what a user's file calls it. text: without any chat template."""
+    """A request of one turn. task: of TASKS, or what a user's file calls it. text: without any chat template.
+
+    references: answers that are right, of those of Spec-Bench's tasks that have any.
+    """
 
     id: str
     task: str
     text: str
+    references: tuple[str, ...] = ()
 
 
 def own(split: Literal["test", "validation"] = "test") -> list[Prompt]:
@@ -67,7 +71,8 @@ def spec_bench() -> list[Prompt]:
         raise FileNotFoundError(f"Spec-Bench's questions are not on this machine; `{command}` fetches them.")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [
-        Prompt(f"spec-bench-{row['question_id']}", _SPEC_BENCH_TASKS[row["category"]], row["turns"][0]) for row in rows
+        Prompt(f"spec-bench-{row['question_id']}", _SPEC_BENCH_TASKS[row["category"]], row["turns"][0], _first(row))
+        for row in rows
     ]
 
 
@@ -111,6 +116,13 @@ def from_file(path: Path) -> list[Prompt]:
 def digest(text: str) -> str:
     """The first 12 hex digits of a text's sha256, by which records name a prompt without quoting it."""
     return sha256(text.encode()).hexdigest()[:12]
+
+
+def _first(row: dict[str, Any]) -> tuple[str, ...]:
+    """The reference answers to the first turn of a question of Spec-Bench: one or several texts, or none."""
+    references = row.get("reference") or [()]
+    several = references[0]
+    return (several,) if isinstance(several, str) else tuple(several)
 
 
 def _parsed(text: str, where: str) -> Any:

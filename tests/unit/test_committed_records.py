@@ -45,7 +45,7 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "disco/cold_start": ([], ["turn"], ["model", "page_cache"]),
     "disco/device": (["part"], ["model"], ["turn", "request", "token"]),
     "disco/policy_times": ([], ["n", "policy", "what"], ["turn"]),
-    "disco/quality": ([], ["direction", "handover"], ["family", "document"]),
+    "disco/quality": ([], ["direction", "handover"], ["task", "request"]),
     "dragon/answers": ([], ["method"], ["question"]),
     "dragon/both_sides": ([], ["method"], ["question"]),
     "dragon/found": ([], ["split", "window"], ["rank"]),

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ondevice import corpus, models
-from ondevice.causal_lm.lean import engine
-from ondevice.corpus.prompts import Task
+from ondevice import models, prompts
+from ondevice.causal_lm.lean import Arithmetic, Weights, engine
 from ondevice.evidence import Recorder, born, machine_name, sampled
 from ondevice_papers.disco import quality
-from ondevice_papers.disco.quality import HANDOVERS, LIMIT, migrated
+from ondevice_papers.disco.quality import HANDOVERS, LIMIT, GradedQuestion, MigratedAnswer, Speaker, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
+from ondevice_studies.dragon import questions as two_sided
+from ondevice_studies.speculation.prompts import digest
 
-DEVICE = "pydocs-lm-small"
-SERVER = "pydocs-lm-base"
-KEYS = ["family", "document", "direction", "handover"]
+DEVICE, SERVER = models.SMOLLM2, models.QWEN
+KEYS = ["task", "request", "direction", "handover"]
 EXACT = ["prompt_sha", "answer_sha", "tokens", "right", "rouge_1"]  # what a sample that runs again is compared in
-PROMPTS = 300  # of a family, or as many as there are
-AT_ONCE = 50  # prompts between two checkpoints
+OF_SPEC_BENCH = {"translation": 50, "summarization": 30}  # questions, which not every clone has
+AT_ONCE = 5  # questions
 PROBED = (models.SMOLLM2, "random:qwen2.5-0.5b")
 TURNS = {"device": 5, "cold_start": 12}
 POLICY_SIZES = (1_000, 10_000, 100_000)
@@ -38,67 +38,89 @@ POLICY_REPEATS = 15
 # Quality
 
 
-def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[Task]:
-    """The tasks of `number` recorded prompts that the seed draws, by family and by the length of the longest answer."""
-    units = recorded.groupby(["family", "document"])["tokens"].max().reset_index()
-    chosen = sampled(units, seed, number, strata=["family"], length="tokens", name="document")
-    documents = corpus.documents("test")
-    return [
-        task
-        for family, names in chosen.groupby("family")["document"]
-        for task in corpus.tasks(documents, [str(family)])
-        if task.name in set(names)
-    ]
+def questions(fetched: bool = True) -> list[GradedQuestion]:
+    """What is asked: of a note, of a note and a page, and with `fetched` of Spec-Bench.
+
+    Raises FileNotFoundError where Spec-Bench is asked for and is not on this machine.
+    """
+    of_documents = []
+    for asked in two_sided.questions():
+        if asked.holder == "device":
+            text = f"{asked.note}\n\n{asked.text} Answer in a few words."
+            of_documents.append(GradedQuestion(asked.name, "note", text, (asked.private,)))
+        elif asked.holder == "both":
+            text = f"{asked.note}\n\n{asked.page}\n\n{asked.text}"
+            of_documents.append(GradedQuestion(asked.name, "note and page", text, (asked.private, asked.public)))
+    of_others = []
+    for task, count in OF_SPEC_BENCH.items() if fetched else ():
+        of_task = [prompt for prompt in prompts.spec_bench() if prompt.task == task][:count]
+        of_others += [GradedQuestion(each.id, task, each.text, reference=each.references[0]) for each in of_task]
+    return [*of_documents, *of_others]
+
+
+def drawn(recorded: pd.DataFrame, seed: int, number: int) -> list[GradedQuestion]:
+    """The recorded questions of notes and pages that the seed draws, by the length of the longest answer."""
+    there = {question.id: question for question in questions(fetched=False)}
+    units = recorded[recorded["request"].isin(there)].groupby(["task", "request"])["tokens"].max().reset_index()
+    chosen = sampled(units, seed, number, strata=["task"], length="tokens", name="request")
+    return [there[name] for name in chosen["request"]]
+
+
+def speaker(name: str, weights: Weights = "4bit", arithmetic: Arithmetic = "int8") -> Speaker:
+    """A model on one thread, by default in its file's 4 bits."""
+    loaded = models.load(name)
+    lm = engine(loaded, threads=1, weights=weights, arithmetic=arithmetic)
+    return Speaker(lm, loaded.tokenizer, loaded.eos_token_ids)
+
+
+def speakers() -> dict[str, Speaker]:
+    """The device and the server, by name."""
+    return {name: speaker(name) for name in (DEVICE, SERVER)}
 
 
 def again(
-    pair: Mapping[str, models.Loaded],
-    tasks: Sequence[Task],
-    hand_over: Callable[..., dict[int, quality.Decoded]] = migrated,
+    pair: Mapping[str, Speaker],
+    asked: Sequence[GradedQuestion],
+    hand_over: Callable[..., dict[int, MigratedAnswer]] = migrated,
 ) -> pd.DataFrame:
-    """A row a task, direction and hand-over, in the record's columns. pair: label -> model, two of one vocabulary.
+    """A row a question, direction and hand-over, in the record's columns. pair: of `speakers`.
 
-    One sequence at a time and in one thread: no token depends on what else is asked. hand_over: as `quality.migrated`.
+    hand_over: as `quality.migrated`.
     """
-    (a, engine_a), (b, engine_b) = ((name, engine(loaded.model, threads=1)) for name, loaded in pair.items())
-    tokenizer = next(iter(pair.values())).tokenizer
-    rows, answers, references = [], [], []
-    for task in tasks:
-        prompt = tokenizer(task.prompt)["input_ids"]
-        for direction, first, second in ((f"{a} to {b}", engine_a, engine_b), (f"{b} to {a}", engine_b, engine_a)):
-            for handover, decoded in hand_over(first, second, prompt, HANDOVERS, LIMIT).items():
-                tokens = [token for token, _ in decoded]
-                margins = [margin for _, margin in decoded]
-                rows.append((task.family, task.name, direction, handover, _digest(prompt), _digest(tokens), len(tokens),
-                             min(margins)))  # fmt: skip
-                answers.append(str(tokenizer.decode(tokens, skip_special_tokens=True)))
-                references.append(task.answer)
+    rows = []
+    each: list[GradedQuestion] = []
+    texts = []
+    for question in asked:
+        for first, second in permutations(pair):
+            answers = hand_over(pair[first], pair[second], question.text, HANDOVERS, LIMIT)
+            for handover, answer in answers.items():
+                tokens = [*answer.begun, *answer.ended]
+                rows.append((question.task, question.id, f"{first} to {second}", handover,
+                             prompts.digest(question.text), digest(tokens), len(tokens), answer.margin))  # fmt: skip
+                each.append(question)
+                texts.append(answer.text)
     table = pd.DataFrame(rows, columns=[*KEYS, "prompt_sha", "answer_sha", "tokens", "margin"])
-    return born(table.join(quality.scores(answers, references)), "measured")
+    return born(table.join(quality.scores(each, texts)), "measured")
 
 
 def record_quality() -> Path:
-    """quality.parquet; a family is checkpointed every few prompts."""
+    """quality.parquet, some questions at a time."""
     parameters = {
-        "prompts of a family": PROMPTS,
+        "questions": OF_SPEC_BENCH,
         "tokens": LIMIT,
         "hand-overs": HANDOVERS,
         "threads": 1,
-        "dtype": "float32",
+        "weights": "4bit",
+        "arithmetic": "int8",
     }
     kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
-    pair = {name: models.load(name) for name in (DEVICE, SERVER)}
-    done = {unit[:2] for unit in kept.done}
-    missing = [task for task in quality.items(PROMPTS, corpus.tokenizer()) if (task.family, task.name) not in done]
+    done = {unit[1] for unit in kept.done}
+    missing = [question for question in questions() if question.id not in done]
+    pair = speakers() if missing else {}
     for start in range(0, len(missing), AT_ONCE):
         kept.add(again(pair, missing[start : start + AT_ONCE]))
-        print(f"quality: {missing[start].family}, {len(kept.done)} rows", flush=True)
+        print(f"quality: {missing[start].task}, {len(kept.done)} rows", flush=True)
     return kept.finish()
-
-
-def _digest(ids: Sequence[int]) -> str:
-    """12 hex digits of token ids."""
-    return sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()[:12]
 
 
 # This machine's times

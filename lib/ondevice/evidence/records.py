@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,13 +167,14 @@ class Recorder:
     keys: columns that name a unit of work (a model, a request, a method), whose rows are added at once. parameters,
     models, corpus, code and versions decide which unfinished run is gone on with; several processes may share one, each
     with units of its own. machine: for times, whose record is that machine's. every: seconds between checkpoints.
-    began: by time.monotonic(), where the work began before. parts: modules that the program loads by name. Raises
+    began: by time.monotonic(), where the work began before. functions: as of `sidecars.made_by`. Raises
     RecordError in a checkout with uncommitted changes whose data/records it would write to.
     """
 
     def __init__(
         self, paper: str, name: str, keys: Sequence[str], parameters: Mapping[str, Any], models: Sequence[str] = (),
-        *, machine: str = "", every: float = 120.0, began: float | None = None, parts: Sequence[str] = (),
+        *, machine: str = "", every: float = 120.0, began: float | None = None,
+        functions: Sequence[Callable[..., Any] | str] = (),
     ) -> None:  # fmt: skip
         self.paper = paper
         self.name = f"{name}.{machine}" if machine else name
@@ -189,7 +190,7 @@ class Recorder:
             "models": model_checksums(models),
             "corpus": corpus_checksum(),
             "machine": machine or machine_name(),
-            **sidecars.made_by(sys._getframe(1).f_globals, parts),
+            **sidecars.made_by(sys._getframe(1).f_globals, functions),
         }
         identity = digest([self.keys, *(value for key, value in self.sidecar.items() if key != "command")])
         self.parts = assets.cache_folder("records") / paper / f"{self.name}-{identity[:12]}"

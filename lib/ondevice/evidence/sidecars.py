@@ -11,15 +11,17 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ondevice import assets
-from ondevice.closure import closure, code_hash, versions
+from ondevice.closure import closure, versions
+from ondevice.evidence.code import code_hash
 from ondevice.evidence.exhibits import as_json, environment
 
 UNKNOWN = "unknown"
@@ -31,30 +33,28 @@ BUSY = 0.2  # cores; a process that takes more is busy
 _LIBRARY = Path(__file__).resolve().parents[2]
 
 
-def made_by(names: Mapping[str, Any], parts: Sequence[str] = ()) -> dict[str, Any]:
+def made_by(names: Mapping[str, Any], functions: Sequence[Callable[..., Any] | str] = ()) -> dict[str, Any]:
     """The fields that say which program makes a record, with what, and where.
 
-    names: the globals of that program. parts: modules that it loads by name, which belong to it.
+    names: the globals of that program. functions: those that make the record's rows, and classes, or their names as
+    `module:name`; without any, all of the program.
     """
-    program = "+".join([_program(names), *parts])
+    program = "+".join(map(_name, functions)) if functions else _program(names)
     here = environment()
     return {
         "processor": here["machine"]["processor"],
         "cores": here["machine"]["cores"],
-        "versions": dict(versions(_closure(_LIBRARY, program)[1])),
+        "versions": dict(versions(_packages(_LIBRARY, program))),
         "python": here["python"],
         "program": program,
         "code": code(program),
     }
 
 
+@functools.cache
 def code(program: str, library: Path = _LIBRARY) -> str:
-    """SHA-256 over a program and every module of the library that it imports, directly or through others.
-
-    program: a dotted name, or a script's path below the checkout; of several, the names joined by "+". library: the
-    folder with the packages (lib/).
-    """
-    return _closure(library, program)[0]
+    """SHA-256 over the code that a program reaches (`code_hash`). library: the folder with the packages (lib/)."""
+    return code_hash(library, program)
 
 
 @functools.cache
@@ -112,15 +112,21 @@ def _program(names: Mapping[str, Any]) -> str:
     return path.relative_to(assets.ROOT).as_posix() if path.is_relative_to(assets.ROOT) else path.name
 
 
+def _name(function: Callable[..., Any] | str) -> str:
+    """`module:name`, the module by its file's name where it is run as a program."""
+    if isinstance(function, str):
+        return function
+    return f"{_program(vars(sys.modules[function.__module__]))}:{function.__qualname__}"
+
+
 @functools.cache
-def _closure(library: Path, program: str) -> tuple[str, frozenset[str]]:
-    """(SHA-256 over a program's code, names of the packages that it imports from elsewhere)."""
-    script = library.parent / program
-    names = [name for name in program.split("+") if name.replace(".", "_").isidentifier()]
-    imports = "\n".join(f"import {name}" for name in names)
-    text = script.read_text(encoding="utf-8") if script.is_file() else imports
-    used = closure(library, [text])
-    return digest([text, code_hash(library, used.modules)]), used.others
+def _packages(library: Path, program: str) -> frozenset[str]:
+    """Top-level names of the packages from elsewhere that a program's modules import."""
+    parts = [part.partition(":")[0] for part in program.split("+")]
+    scripts = [library.parent / part for part in parts]
+    texts = [script.read_text(encoding="utf-8") for script in scripts if script.is_file()]
+    imports = [f"import {part}" for part in parts if part.replace(".", "_").isidentifier()]
+    return closure(library, [*texts, *imports]).others
 
 
 def _percent(process: psutil.Process) -> float:

@@ -25,7 +25,7 @@ LONG := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder 
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce publish check-figures check test test-long caches lint lab notebooks record bench site clean
+.PHONY: help reproduce publish check-figures check test test-long caches lint lab notebooks record record-check bench site clean
 
 help:
 	@echo "make reproduce   run every notebook in its quick form; a table of verdicts, exhibits in runs/"
@@ -38,6 +38,7 @@ help:
 	@echo "make lab         open copies of the notebooks in JupyterLab (runs/lab/; IN_PLACE=1: the notebooks themselves)"
 	@echo "make notebooks   fill source cells, run the notebooks in place, and publish what they made"
 	@echo "make record      long runs: data/records of one paper (PAPER=diaa) or machine (MACHINE=name); resumable"
+	@echo "make record-check  compare records that other code made with today's, by a part (PAPER=diaa)"
 	@echo "make bench       the measured numbers (tests/benchmarks)"
 	@echo "make site        the site of README, notebooks, cards and API in runs/site"
 	@echo "make clean       remove runs/ and caches (not runs/lab/, not .venv, not the cache of corpus and tables)"
@@ -123,6 +124,10 @@ notebooks: $(READY)
 			$$notebook; \
 	done
 	@$(BIN)/python -m ondevice_studies.readme
+
+# A part of each record that other code made is made again and compared: PAPER=diaa ARGS="--seed 1".
+record-check: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m ondevice_studies.recheck $(PAPER) $(ARGS)
 
 record: $(READY)
 	@$(BIN)/python -m ondevice_studies.record $(if $(filter command,$(origin MACHINE)),machine $(MACHINE:%=--name %),$(PAPER)) $(ARGS)

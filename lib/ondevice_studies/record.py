@@ -26,7 +26,8 @@ from unittest.mock import patch
 import ondevice_studies
 from ondevice import assets, commands
 from ondevice.evidence.exhibits import MACHINE_VARIABLE, machine_name
-from ondevice.evidence.records import UNKNOWN, Recorder, load, machines
+from ondevice.evidence.records import Recorder, load, machines
+from ondevice.evidence.sidecars import UNKNOWN
 
 _PARTS = {
     "disco --parts": "policy_times device cold_start",

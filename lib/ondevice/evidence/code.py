@@ -1,9 +1,9 @@
 """A hash of the code that makes a record: the functions and classes that some functions reach, as they are parsed.
 
-Comments, docstrings, layout and the annotations of functions do not count. Code is read, not run: a function reaches the
-names that it uses, in its own module or imported from the library. A class counts whole, as does a module that is used
-by itself. A string that names a module, or a part of one as `module:name`, counts as a use of it. What finds files, keeps
-records or starts runs makes no number and does not count.
+Comments, docstrings, layout and the annotations of functions do not count. Code is read, not run: a function reaches
+the names that it uses, in its own module or imported from the library. A class counts whole, as does a module that is
+used by itself. A string that names a module, or a part of one as `module:name`, counts as a use of it. What finds
+files, keeps records or starts runs makes no number and does not count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_NAMED = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:\w+)?")
+_NAMED = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:[\w.]+)?")
 _NO_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns", "annotation"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSIONS)
 _BLOCKS = (ast.If, ast.With, ast.Try)
 _KEEPERS = ("ondevice.assets", "ondevice.commands", "ondevice.evidence", "ondevice.extras", "ondevice.run")
 WHOLE = ""  # in a name's place: all of a module
@@ -40,7 +41,7 @@ class _Module:
 
 
 def code_hash(library: Path, program: str) -> str:
-    """SHA-256 over what a program reaches.
+    """"reached-" and the SHA-256 of what a program reaches; "" where a part of it is not there.
 
     library: the folder with the packages (lib/). program: a module, a function as `module:name`, or a script's path
     beside that folder; of several, joined by "+".
@@ -48,11 +49,13 @@ def code_hash(library: Path, program: str) -> str:
     reached = _Reached(library)
     for part in program.split("+"):
         script = library.parent / part
+        module, name = (part, WHOLE) if script.is_file() else _split(part)
         if script.is_file():
-            reached.add_text(part, script)
-        else:
-            reached.add(*_split(part))
-    return hashlib.sha256(json.dumps(sorted(reached.code.items())).encode()).hexdigest()
+            reached.texts[part] = _parsed(script, script.stat().st_mtime_ns)
+        if not reached.knows(module, name):
+            return ""
+        reached.add(module, name)
+    return f"reached-{hashlib.sha256(json.dumps(sorted(reached.code.items())).encode()).hexdigest()}"
 
 
 class _Reached:
@@ -63,10 +66,10 @@ class _Reached:
         self.code: dict[str, Any] = {}
         self.texts: dict[str, _Module] = {}
 
-    def add_text(self, name: str, path: Path) -> None:
-        """All of a script."""
-        self.texts[name] = _parsed(path, path.stat().st_mtime_ns)
-        self.add(name, WHOLE)
+    def knows(self, module: str, name: str) -> bool:
+        """Whether the library has a module, and it the name."""
+        text = self._text(module)
+        return text is not None and (name == WHOLE or name in text.definitions or name in text.imports)
 
     def add(self, module: str, name: str) -> None:
         """A name of a module, with everything that it reaches; nothing where the library has none such."""
@@ -124,8 +127,9 @@ class _Reached:
 
 
 def _split(name: str) -> tuple[str, str]:
+    """The module and the name of `module:name`; of a method, its class."""
     module, _, attribute = name.partition(":")
-    return module, attribute
+    return module, attribute.partition(".")[0]
 
 
 @functools.cache

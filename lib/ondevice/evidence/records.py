@@ -12,22 +12,20 @@ import os
 import shlex
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ondevice import assets, fetched
 from ondevice.evidence import sidecars
 from ondevice.evidence.estimates import born
 from ondevice.evidence.exhibits import as_json, machine_name
-from ondevice.evidence.sidecars import UNKNOWN, digest, sha256
-
-WIDTH = 110  # of a printed line
+from ondevice.evidence.sidecars import digest, sha256
 
 
 class RecordError(ValueError):
@@ -64,7 +62,7 @@ def sidecar(paper: str, name: str) -> dict[str, Any]:
         others = ", ".join(machines(paper, name.split(".")[0]))
         raise RecordError(f"{label} is missing ({f'there are of {others}; ' if others else ''}{command} makes it).")
     beside = path.with_suffix(".json")
-    entry = _manifest().get(f"{paper}/{path.name}")
+    entry = manifest().get(f"{paper}/{path.name}")
     if entry is None or not beside.is_file():
         raise RecordError(f"{label} is half-written, as its sidecar or its line in the manifest is missing: {command}.")
     if {"sha256": sha256(path), "sidecar": sha256(beside), "rows": entry.get("rows")} != entry:
@@ -85,7 +83,7 @@ def exists(paper: str, name: str) -> bool:
 def listed(paper: str, file: str) -> Path:
     """A file without rows, such as a calibration; raises RecordError unless its checksum is that of the manifest."""
     path = folder() / paper / file
-    if not path.is_file() or _manifest().get(f"{paper}/{file}") != {"sha256": sha256(path)}:
+    if not path.is_file() or manifest().get(f"{paper}/{file}") != {"sha256": sha256(path)}:
         command = f"git checkout restores it, make record PAPER={paper} makes it anew"
         raise RecordError(f"data/records/{paper}/{file} is missing or has not the checksum of the manifest: {command}.")
     return path
@@ -93,37 +91,8 @@ def listed(paper: str, file: str) -> Path:
 
 def enter(path: Path, **facts: Any) -> None:
     """Write a file's line in the manifest: its checksum, and facts."""
-    lines = {**_manifest(), path.relative_to(folder()).as_posix(): {"sha256": sha256(path), **facts}}
+    lines = {**manifest(), path.relative_to(folder()).as_posix(): {"sha256": sha256(path), **facts}}
     assets.write_text(folder() / "manifest.json", as_json(dict(sorted(lines.items()))))
-
-
-def stale(paper: str) -> list[str]:
-    """What speaks against a paper's records, a line for each kind with the names of those that it holds for.
-
-    Other models or package versions of the corpus than today's, other code or none that is known, a commit that is
-    not in the history, uncommitted changes, edits by hand.
-    """
-    files = [Path(file) for file, entry in _manifest().items() if file.startswith(f"{paper}/") and "rows" in entry]
-    origins = {file.stem: sidecar(paper, file.stem) for file in files}
-    today = model_checksums({model for origin in origins.values() for model in origin["models"]})
-    corpora = {"", corpus_checksum()}  # a record without one reads no corpus
-    tests = {
-        "made with other models": lambda origin: any(today[model] != sha for model, sha in origin["models"].items()),
-        "of other corpus packages": lambda origin: origin["corpus"] not in corpora,
-        "made by unknown code": lambda origin: origin["code"] == UNKNOWN,
-        "made by other code than today's": lambda origin: (
-            origin["code"] not in (UNKNOWN, sidecars.code(origin["program"]))
-        ),
-        "of no commit in the history": lambda origin: origin["commit"] == UNKNOWN,
-        "made with uncommitted changes": lambda origin: origin["dirty"],
-        "edited by hand": lambda origin: "edited" in origin,
-    }
-    lines = []
-    for words, holds in tests.items():
-        if names := [name for name, origin in origins.items() if holds(origin)]:
-            line = f"{len(names)} of {len(origins)} records {words}: {', '.join(names)}"
-            lines.append(textwrap.shorten(line, WIDTH, placeholder=" ...", break_on_hyphens=False))
-    return lines or [f"All {len(origins)} records of {paper}: a known commit, today's code, models and corpus."]
 
 
 def model_checksums(models: Iterable[str]) -> dict[str, str]:
@@ -297,19 +266,34 @@ def agreement(
     columns: Sequence[str],
     margin: str | None = None,
     near: float = 1e-4,
+    tolerance: float = 0.0,
 ) -> Agreement:
     """Compare a sample with its record, unit by unit: equal in all columns, row by row.
 
-    keys: columns that name a unit; it may have several rows. margin: column of the record; where its least in a unit is
-    below `near`, a difference is one that another machine's rounding makes, and not wrong.
+    keys: columns that name a unit; it may have several rows. tolerance: within which numbers are equal. margin: column
+    of the record; where its least in a unit is below `near`, a difference is one that another machine's rounding makes,
+    and not wrong.
     """
     if rerun.empty:
         raise ValueError("A sample without a row compares nothing.")
     stored, sample = (dict(list(table.groupby(list(keys), sort=False))) for table in (recorded, rerun))
-    same = {unit for unit in sample if unit in stored and _rows(stored[unit], columns) == _rows(sample[unit], columns)}
+    same = {unit for unit in sample if unit in stored and _equal(stored[unit], sample[unit], columns, tolerance)}
     apart = [unit for unit in sample if unit not in same]
     ties = [unit for unit in apart if margin and unit in stored and stored[unit][margin].min() < near]
     return Agreement(len(sample), len(same), len(ties), [unit for unit in apart if unit not in ties])
+
+
+def _equal(stored: pd.DataFrame, sample: pd.DataFrame, columns: Sequence[str], tolerance: float) -> bool:
+    """Whether two tables have the same rows; numbers, and arrays of numbers, within the tolerance."""
+    if not tolerance or len(stored) != len(sample):
+        return _rows(stored, columns) == _rows(sample, columns)
+    for column in columns:
+        for first, second in zip(stored[column], sample[column], strict=True):
+            if isinstance(first, str) and first != second:
+                return False
+            if not isinstance(first, str) and not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
+                return False
+    return True
 
 
 def _rows(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -325,6 +309,7 @@ def _path(paper: str, name: str) -> Path:
     return folder() / paper / f"{name}.{'csv' if '.' in name else 'parquet'}"
 
 
-def _manifest() -> dict[str, Any]:
+def manifest() -> dict[str, Any]:
+    """The lines of manifest.json, by file below data/records."""
     path = folder() / "manifest.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -40,6 +40,8 @@ def made_by(names: Mapping[str, Any], functions: Sequence[Callable[..., Any] | s
     `module:name`; without any, all of the program.
     """
     program = "+".join(map(_name, functions)) if functions else _program(names)
+    if not (reached := code(program)):
+        raise ValueError(f"A record cannot be of {program}: a part of it is not in the library.")
     here = environment()
     return {
         "processor": here["machine"]["processor"],
@@ -47,13 +49,13 @@ def made_by(names: Mapping[str, Any], functions: Sequence[Callable[..., Any] | s
         "versions": dict(versions(_packages(_LIBRARY, program))),
         "python": here["python"],
         "program": program,
-        "code": code(program),
+        "code": reached,
     }
 
 
 @functools.cache
 def code(program: str, library: Path = _LIBRARY) -> str:
-    """SHA-256 over the code that a program reaches (`code_hash`). library: the folder with the packages (lib/)."""
+    """A hash of the code that a program reaches (`code_hash`). library: the folder with the packages (lib/)."""
     return code_hash(library, program)
 
 

@@ -43,6 +43,16 @@ def _loaded(model: str, names: Iterable[str]) -> pd.DataFrame:
     return evidence.derived(pd.concat(tables, ignore_index=True), *tables)
 
 
+def again(name: str) -> evidence.Again | None:
+    """How answers of a record are made again. None of another record."""
+    asked = {f"{label}-{record}": model for model, label in plain.LABELS.items() for record in (*RECORDS, SPEC_BENCH)}
+    if name not in asked:
+        return None
+    methods = {method: spec_bench.METHODS[method] for method in NAMES}
+    questions = prompts.spec_bench() if name.endswith(SPEC_BENCH) else ()
+    return own_prompts.again(Workbench(asked[name]), methods, questions)
+
+
 def record(model: str) -> None:
     """Record what is missing, a format and a method at a time."""
     methods = {name: spec_bench.METHODS[name] for name in NAMES}

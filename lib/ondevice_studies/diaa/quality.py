@@ -6,9 +6,11 @@ each other; only losses are kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -46,11 +48,33 @@ def loss(lm: CausalLM, ids: NDArray[np.int64]) -> float:
     return float(torch.cat(losses).mean())
 
 
+MADE_BY: tuple[Callable[..., Any], ...] = (windows, loss, engine, models.load)
+
+
+def again(name: str) -> evidence.Again | None:
+    """How two windows of a record are read again. None of another record."""
+    model = {f"{label}-quality": model for model, label in plain.LABELS.items()}.get(name)
+    if model is None:
+        return None
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        loaded = models.load(model)
+        read = windows(loaded)
+        made = []
+        for weights, arithmetic, window in rows[["weights", "arithmetic", "window"]].itertuples(index=False):
+            lm = engine(loaded, threads=1, weights=weights, arithmetic=arithmetic)
+            made.append((weights, arithmetic, window, loss(lm, read[window])))
+        return pd.DataFrame(made, columns=[*unit, "loss"])
+
+    unit = ["weights", "arithmetic", "window"]
+    return evidence.Again(MADE_BY, unit, evidence.some(unit, 2), make, ["loss"], tolerance=0.01)
+
+
 def record(model: str) -> None:
     """Record what is missing, a format at a time."""
-    recorder = evidence.Recorder(
-        "diaa", f"{plain.LABELS[model]}-quality", KEYS, {"windows": WINDOWS, "tokens": WINDOW, "threads": 1}, [model]
-    )
+    parameters = {"windows": WINDOWS, "tokens": WINDOW, "threads": 1}
+    name = f"{plain.LABELS[model]}-quality"
+    recorder = evidence.Recorder("diaa", name, KEYS, parameters, [model], functions=MADE_BY)
     loaded = models.load(model)
     read = windows(loaded)
     for form in FORMATS:

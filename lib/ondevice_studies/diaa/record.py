@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from ondevice import models
+from ondevice.evidence import Again
 from ondevice_studies.diaa import identity, quality, sized, spec_bench
 from ondevice_studies.speculation import plain
 
@@ -23,6 +24,12 @@ ONLY = {
     "quality": "perplexity in each format",
     "sized": "mixtures sized by recorded cost curves",
 }
+
+
+def again(name: str) -> Again | None:
+    """How a part of a record is made again; None where nothing here makes it."""
+    ways = (module.again(name) for module in (spec_bench, identity, quality, sized))
+    return next((way for way in ways if way), None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

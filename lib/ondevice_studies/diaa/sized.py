@@ -18,6 +18,7 @@ from ondevice.speculation.bundled import mixture
 from ondevice_studies.diaa import regimes
 from ondevice_studies.diaa.spec_bench import PART, Method, name_of, recorded_requests, run
 from ondevice_studies.diaa.workbench import Workbench
+from ondevice_studies.speculation import plain, spec_bench
 from ondevice_studies.speculation.spec_bench import KEYS, PARAMETERS, recordable
 
 BUDGET = 32  # the most nodes of a draft
@@ -54,6 +55,23 @@ def load(model: str, answered: pd.DataFrame, regime: regimes.Regime) -> tuple[pd
     return evidence.derived(answers, answered, passes), evidence.derived(passes, passes)
 
 
+def sized_by(regime: regimes.Regime) -> Sized:
+    """The method that a regime's curve sizes."""
+    seconds = tuple(regime.cost(np.arange(1, 2 + BUDGET)).tolist())
+    return Sized("mixture", BUDGET, "part", seconds=seconds)
+
+
+def again(name: str) -> evidence.Again | None:
+    """How passes of a record are made again. None of another record."""
+    methods = {
+        label(regime): sized_by(regime)
+        for model in plain.LABELS
+        for regime in regimes.all_measured(model).values()
+        if name == name_of(model, label(regime))
+    }
+    return spec_bench.again(methods, name, Workbench)
+
+
 def record(model: str, curves: str = "") -> None:
     """Record what is missing, a curve after the other. curves: text in the names of those that are recorded."""
     bench = Workbench(model)
@@ -63,10 +81,10 @@ def record(model: str, curves: str = "") -> None:
         name = label(regime)
         if curves not in name or records.exists("diaa", name_of(model, name)):
             continue
-        seconds = tuple(regime.cost(np.arange(1, 2 + BUDGET)).tolist())
-        method = Sized("ondevice.speculation.bundled:mixture", BUDGET, "part", seconds=seconds)
-        parameters = PARAMETERS | {"nodes": BUDGET, "seconds": seconds}
-        recorder = evidence.Recorder("diaa", name_of(model, name), KEYS, parameters, [model])
+        method = sized_by(regime)
+        parameters = PARAMETERS | {"nodes": BUDGET, "seconds": method.seconds}
+        functions = spec_bench.made_by(method, bench)
+        recorder = evidence.Recorder("diaa", name_of(model, name), KEYS, parameters, [model], functions=functions)
         for task in dict.fromkeys(request.task for request in requests):
             if (model, name, task) not in recorder.done:
                 passes = run(bench, method, [request for request in requests if request.task == task])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ondevice import evidence
 from ondevice_studies.diaa.workbench import Workbench
 from ondevice_studies.speculation import spec_bench
 from ondevice_studies.speculation.request_set import Request
@@ -72,6 +73,11 @@ def run(bench: Workbench, method: Method, requests: Sequence[Request]) -> pd.Dat
 def record(model: str, names: Sequence[str]) -> None:
     """Record the named methods that have no record of today's code yet."""
     spec_bench.record("diaa", METHODS, Workbench(model), names)
+
+
+def again(name: str) -> evidence.Again | None:
+    """How passes of a record are made again. None of another record."""
+    return spec_bench.again(METHODS, name, Workbench)
 
 
 def load(model: str) -> tuple[pd.DataFrame, pd.DataFrame]:

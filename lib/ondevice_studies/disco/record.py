@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ import torch
 
 from ondevice import models, prompts
 from ondevice.causal_lm.lean import Arithmetic, Weights, engine
-from ondevice.evidence import Recorder, born, machine_name, sampled
+from ondevice.evidence import Again, Recorder, born, machine_name, sampled, some
 from ondevice_papers.disco import quality
 from ondevice_papers.disco.quality import HANDOVERS, LIMIT, GradedQuestion, MigratedAnswer, Speaker, migrated
 from ondevice_studies.disco import cold_start, device_probe, study, traces
@@ -78,7 +79,7 @@ def speakers() -> dict[str, Speaker]:
     return {name: speaker(name) for name in (DEVICE, SERVER)}
 
 
-def again(
+def graded(
     pair: Mapping[str, Speaker],
     asked: Sequence[GradedQuestion],
     hand_over: Callable[..., dict[int, MigratedAnswer]] = migrated,
@@ -103,6 +104,21 @@ def again(
     return born(table.join(quality.scores(each, texts)), "measured")
 
 
+QUALITY: tuple[Callable[..., Any], ...] = (graded, questions, speakers)
+
+
+def again(name: str) -> Again | None:
+    """How the answers to two questions are made again; None of this machine's times."""
+    if name != "quality":
+        return None
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        names = set(rows["request"])
+        return graded(speakers(), [question for question in questions() if question.id in names])
+
+    return Again(QUALITY, KEYS, some(["request"], 2), make, EXACT, margin="margin")
+
+
 def record_quality() -> Path:
     """quality.parquet, some questions at a time."""
     parameters = {
@@ -113,12 +129,12 @@ def record_quality() -> Path:
         "weights": "4bit",
         "arithmetic": "int8",
     }
-    kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER])
+    kept = Recorder("disco", "quality", KEYS, parameters, [DEVICE, SERVER], functions=QUALITY)
     done = {unit[1] for unit in kept.done}
     missing = [question for question in questions() if question.id not in done]
     pair = speakers() if missing else {}
     for start in range(0, len(missing), AT_ONCE):
-        kept.add(again(pair, missing[start : start + AT_ONCE]))
+        kept.add(graded(pair, missing[start : start + AT_ONCE]))
         print(f"quality: {missing[start].task}, {len(kept.done)} rows", flush=True)
     return kept.finish()
 

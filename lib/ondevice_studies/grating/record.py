@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from ondevice import assets, evidence, models, retrieval
 from ondevice.corpus.pairs import Row, is_causal, reader, rows
-from ondevice.evidence import Recorder
+from ondevice.evidence import Again, Recorder, some
 from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 from ondevice_papers.grating import probes, thresholds
@@ -377,6 +377,16 @@ def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> d
 
 # The recording
 
+# By record without a clock, what makes its rows.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "scores": (model_rows,),
+    "probes": (model_rows,),
+    "calibrated": (study.calibrated,),
+    "curves": (curve_rows,),
+    "firsts": (first_rows,),
+    "candidates": (candidate_rows,),
+}
+
 
 def recorder(name: str) -> Recorder:
     """Of one record."""
@@ -397,8 +407,48 @@ def recorder(name: str) -> Recorder:
         "limits": (["method", "limit_mb", "round"], small, ()),
         "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
     }
-    of_machine = name in ("latency", "layers", "memory", "limits", "larger")
-    return Recorder("grating", name, *keys[name], machine=evidence.machine_name() if of_machine else "")
+    machine = "" if name in FUNCTIONS else evidence.machine_name()
+    return Recorder("grating", name, *keys[name], machine=machine, functions=FUNCTIONS.get(name, ()))
+
+
+def again(name: str) -> Again | None:
+    """How a part of a record is made again; None of this machine's times, and of the probes, which all pools make."""
+    if name == "scores":
+        unit, columns, tolerance = ["model", "set", "split", "pool"], ["scores"], 2e-4
+        return Again(FUNCTIONS[name], unit, some(unit, 3), _scores_again, columns, tolerance)
+    if name in ("calibrated", "curves"):
+        unit = ["model", "set", "k", "rule"] if name == "calibrated" else ["model", "k", "threshold", "pool"]
+        columns = ["setting", "n"] if name == "calibrated" else ["saved", "precision", "overlap"]
+        return Again(FUNCTIONS[name], unit, some(unit[: unit.index("k") + 1], 1), _rules_again(name), columns, 1e-9)
+    rows_of = {"firsts": first_rows, "candidates": candidate_rows}.get(name)
+    if rows_of is None:
+        return None
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame(rows_of(rows["set"].iloc[0]))
+
+    columns = ["relevant"] if name == "firsts" else ["candidates_sha"]
+    return Again(FUNCTIONS[name], ["set", "pool"], some(["set"], 1), make, columns)
+
+
+def _scores_again(rows: pd.DataFrame) -> pd.DataFrame:
+    made = []
+    row: Any
+    for row in rows.itertuples():
+        question = pools(row.set, row.split)[row.pool]
+        scores = read(models.load(row.model), question)[0].astype(np.float32).ravel()
+        made.append((row.model, row.set, row.split, row.pool, scores))
+    return pd.DataFrame(made, columns=["model", "set", "split", "pool", "scores"])
+
+
+def _rules_again(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        scores, of_row = evidence.load("grating", "scores"), rows.iloc[0]
+        if name == "calibrated":
+            return pd.DataFrame(study.calibrated(scores, of_row["model"], of_row["set"], of_row["k"]))
+        return pd.DataFrame(curve_rows(scores, of_row["model"], of_row["k"]))
+
+    return make
 
 
 def record_scores(kept: Recorder, fitted: Recorder) -> None:

@@ -7,18 +7,21 @@ part, so that several processes share the work; times (`ondevice_studies.sdnpu.t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from ondevice import models
-from ondevice.evidence import Recorder
+from ondevice.evidence import Again, Recorder, some
 from ondevice.speculation.live import Watched
 from ondevice_papers.sdnpu.rejections import classify, rejected
 from ondevice_studies.sdnpu import compiler, similarity, spec_bench, timing
-from ondevice_studies.speculation import plain
+from ondevice_studies.speculation import own_prompts, plain
+from ondevice_studies.speculation import spec_bench as shared
 from ondevice_studies.speculation.request_set import Request
 from ondevice_studies.speculation.spec_bench import (
     KEYS,
@@ -32,39 +35,55 @@ from ondevice_studies.speculation.spec_bench import (
 )
 
 
-def requests(bench: Bench) -> list[Request]:
-    """The requests that SAM is recorded on, each with its plain answer."""
-    chosen = recorded_requests(bench, recordable(bench.model), spec_bench.METHODS["SAM"].most)
+def requests(bench: Bench, tasks: Collection[str] = ()) -> list[Request]:
+    """The requests that SAM is recorded on, each with its plain answer. tasks: some alone."""
+    answers = recordable(bench.model)
+    answers = answers[answers["task"].isin(tasks)] if tasks else answers
+    chosen = recorded_requests(bench, answers, spec_bench.METHODS["SAM"].most)
     return [replace(request, answer=tuple(plain_answer(bench, request))) for request in chosen]
 
 
-def rejections(bench: Bench) -> None:
-    """A row per rejected tail of SAM: task, request, case and lengths (`ondevice_papers.sdnpu.rejections`).
+def rejected_tails(bench: Bench, of_task: Sequence[Request]) -> pd.DataFrame:
+    """A row per rejected tail of SAM on the requests of a task, each with its plain answer.
 
-    elsewhere: the case by the output of the task's next request in its place. Only chance puts the tail there.
+    Columns: task, request, case and lengths (`ondevice_papers.sdnpu.rejections`), and elsewhere: the case by the output
+    of the task's next request in its place. Only chance puts the tail there.
     """
     method = spec_bench.METHODS["SAM"]
-    name = name_of(bench.model, "rejections")
-    recorder = Recorder("sdnpu", name, KEYS, PARAMETERS | {"nodes": method.budget}, [bench.model])
-    given = requests(bench)
     rows = []
+    watched = Watched(method.drafter(bench))
+    for request, other in zip(of_task, [*of_task[1:], of_task[0]], strict=True):
+        watched.steps.clear()
+        drafted(bench, watched, [request], method.budget, replayed=True)
+        position = 1  # tokens of the answer before the step; the first one came with the prefill
+        for step in watched.steps:
+            tail = rejected(step.draft, step.path)
+            at = position + (tail.accepted if tail else 0)
+            if tail and at < request.limit:
+                case = classify(tail.tokens, request.answer[at:])
+                elsewhere = classify(tail.tokens, other.answer[at % len(other.answer) :]).case
+                rows.append({"task": request.task, "request": request.name, **case._asdict(), "elsewhere": elsewhere})
+            position += len(step.emitted)
+    return pd.DataFrame(rows)
+
+
+def rejections(bench: Bench) -> None:
+    """The rejected tails of all tasks."""
+    parameters = PARAMETERS | {"nodes": spec_bench.METHODS["SAM"].budget}
+    name = name_of(bench.model, "rejections")
+    recorder = Recorder("sdnpu", name, KEYS, parameters, [bench.model], functions=[rejected_tails, requests, Bench])
+    given = requests(bench)
     for task in dict.fromkeys(request.task for request in given):
-        of_task = [request for request in given if request.task == task]
-        watched = Watched(method.drafter(bench))
-        for request, other in zip(of_task, [*of_task[1:], of_task[0]], strict=True):
-            watched.steps.clear()
-            drafted(bench, watched, [request], method.budget, replayed=True)
-            position = 1  # tokens of the answer before the step; the first one came with the prefill
-            for step in watched.steps:
-                tail = rejected(step.draft, step.path)
-                at = position + (tail.accepted if tail else 0)
-                if tail and at < request.limit:
-                    case = classify(tail.tokens, request.answer[at:])
-                    elsewhere = classify(tail.tokens, other.answer[at % len(other.answer) :]).case
-                    rows.append({"task": task, "request": request.name, **case._asdict(), "elsewhere": elsewhere})
-                position += len(step.emitted)
-    recorder.add(pd.DataFrame(rows).assign(model=bench.model, method="SAM"))
+        rows = rejected_tails(bench, [request for request in given if request.task == task])
+        recorder.add(rows.assign(model=bench.model, method="SAM"))
     print(recorder.finish(), flush=True)
+
+
+LIKENESS: dict[str, list[Callable[..., Any]]] = {
+    "cosines": [similarity.of_answers],
+    "contexts": [similarity.of_contexts],
+    "copied": [similarity.copied],
+}
 
 
 def likeness(bench: Bench) -> None:
@@ -76,7 +95,8 @@ def likeness(bench: Bench) -> None:
         "contexts": similarity.of_contexts(given, model, tokenizer, "summarization"),
         "copied": similarity.copied(given, model),
     }.items():
-        recorder = Recorder("sdnpu", name_of(model, name), ["model"], {}, [model])
+        functions: list[Callable[..., Any] | str] = [*LIKENESS[name], requests, Bench]
+        recorder = Recorder("sdnpu", name_of(model, name), ["model"], {}, [model], functions=functions)
         recorder.add(table)
         print(recorder.finish(), flush=True)
 
@@ -87,6 +107,33 @@ DRAFTS: dict[str, Callable[[Bench], None]] = {
     "rejections": rejections,
     "likeness": likeness,
 }
+
+
+def again(name: str) -> Again | None:
+    """How a part of a record is made again: drafts on two requests, or all of one short task.
+
+    None where nothing here makes it, or it takes longer.
+    """
+    own = {name_of(model, "own"): model for model in plain.LABELS}
+    if name in own:
+        return own_prompts.again(Bench(own[name]), {method: spec_bench.METHODS[method] for method in spec_bench.OWN})
+    of_tasks = {name_of(model, kind): (model, kind) for model in plain.LABELS for kind in ("rejections", "copied")}
+    if name not in of_tasks:
+        return shared.again(spec_bench.METHODS, name)
+    model, kind = of_tasks[name]
+    bench = Bench(model)
+
+    def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
+        short = table[~table["task"].isin(shared.OF_CONTEXT)]
+        return some(["task"], 1)(short, random)
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        given = requests(bench, rows["task"].unique())
+        return rejected_tails(bench, given) if kind == "rejections" else similarity.copied(given, model)
+
+    functions = [rejected_tails] if kind == "rejections" else LIKENESS[kind]
+    columns = ["case", "rejected", "elsewhere"] if kind == "rejections" else ["copied", "grams"]
+    return Again([*functions, requests, Bench], ["task"], draw, make, columns)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ondevice import evidence, models, prompts
@@ -23,6 +24,7 @@ from ondevice_studies.speculation.request_set import Request
 from ondevice_studies.speculation.spec_bench import Bench, Method
 
 NEAR = 1e-4  # a logit's lead, below which two tokens are a tie that rounding decides
+CLOSE = 0.05  # the same in integer arithmetic on another processor
 KEYS = ["model", "weights", "arithmetic", "method"]
 Formats = Sequence[tuple[Weights, Arithmetic]]
 
@@ -86,6 +88,40 @@ def run_again(
     return evidence.born(pd.DataFrame(live, columns=columns), "measured")
 
 
+def made_by(methods: Mapping[str, Method], bench: Bench) -> list[Callable[..., Any] | str]:
+    """What makes the rows of a record."""
+    return [plain_answers, compared, type(bench), *sorted({method.source for method in methods.values()})]
+
+
+def again(bench: Bench, methods: Mapping[str, Method], asked: Sequence[prompts.Prompt] = ()) -> evidence.Again:
+    """How answers of a record are made again: the first two of a task, by one method, drawn by chance.
+
+    In float32 where the record has that. Integer products are not the same to the last bit on all processors, so there
+    a lead of the likeliest logit below `CLOSE` is a near-tie.
+    """
+    texts = {prompt.id: prompt for prompt in asked or prompts.own()}
+
+    def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
+        exact = table[table["arithmetic"] == "float32"]
+        rows = exact if len(exact) else table
+        drawn = evidence.some(["weights", "arithmetic", "method", "task"], 1)(rows, random).head(2)
+        close = (drawn["arithmetic"] != "float32") & (drawn["margin"] < CLOSE)
+        return drawn.assign(margin=drawn["margin"].mask(close, 0.0))
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        weights, arithmetic, name = rows.iloc[0][["weights", "arithmetic", "method"]]
+        lm = engine(bench.loaded, threads=1, weights=weights, arithmetic=arithmetic)
+        requests = [plain.rendered(bench.loaded, texts[request], plain.LONGEST) for request in rows["request"]]
+        answers = plain_answers(lm, requests)
+        drafter = methods[name].drafter(bench)
+        return pd.DataFrame(
+            [compared(drafter, methods[name].budget, lm, request, answers[request.name]) for request in requests]
+        )
+
+    columns = ["prompt_sha", "answer_sha", "tokens", "passes", "identical"]
+    return evidence.Again(made_by(methods, bench), ["request"], draw, make, columns, margin="margin")
+
+
 def record(
     paper: str,
     name: str,
@@ -103,7 +139,7 @@ def record(
         KEYS,
         {"tokens": plain.LONGEST, "threads": 1, "near": NEAR},
         [model],
-        parts=sorted({method.module for method in methods.values()}),
+        functions=made_by(methods, bench),
     )
     chosen = [prompt for prompt in asked or prompts.own() if prompt.task in tasks]
     requests = [plain.rendered(bench.loaded, prompt, plain.LONGEST) for prompt in chosen]

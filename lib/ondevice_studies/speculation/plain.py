@@ -8,7 +8,7 @@ against the model in one pass, a row after each of its tokens, rather than decod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,9 @@ def answered(lm: CausalLM, request: Request, earlier: Sequence[int] = ()) -> dic
     }
 
 
+MADE_BY: tuple[Callable[..., Any], ...] = (answered, rendered, engine, models.load)
+
+
 def record(model: str, recorder: evidence.Recorder) -> None:
     """Answer the missing requests, Spec-Bench's tasks in turn."""
     requests = in_turns(prompts.spec_bench())[: FIRST.get(model)]
@@ -133,7 +136,28 @@ def kept(model: str, prompt_sha: str) -> list[int] | None:
 
 def recorder(model: str) -> evidence.Recorder:
     """Of a model's plain answers."""
-    return evidence.Recorder("speculation", f"plain-{LABELS[model]}", KEYS, PARAMETERS, [model])
+    name = f"plain-{LABELS[model]}"
+    return evidence.Recorder("speculation", name, KEYS, PARAMETERS, [model], functions=MADE_BY)
+
+
+def again(name: str) -> evidence.Again | None:
+    """How two answers of a record are made again. None of another record."""
+    model = {f"plain-{label}": model for model, label in LABELS.items()}.get(name)
+    if model is None:
+        return None
+
+    def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
+        return evidence.some(["request"], 2)(table[~table["request"].isin(SPLIT_ANEW)], random)
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        loaded = models.load(model)
+        lm = engine(loaded, threads=1)
+        texts = {prompt.id: prompt for prompt in prompts.spec_bench()}
+        asked = [rendered(loaded, texts[request], LONGEST) for request in rows["request"]]
+        return pd.DataFrame([{"request": each.name, **answered(lm, each)} for each in asked])
+
+    columns = ["prompt_sha", "whole", "ended", "limit", "answer_sha"]
+    return evidence.Again(MADE_BY, ["request"], draw, make, columns, margin="margin")
 
 
 def load(model: str) -> pd.DataFrame:

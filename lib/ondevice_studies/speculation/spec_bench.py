@@ -13,12 +13,13 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from ondevice import evidence, models, prompts
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.lean import engine
-from ondevice.evidence import records, sidecars
+from ondevice.evidence import checks, records
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.drafters import DRAFTERS, create
 from ondevice.speculation.replayed_model import ReplayedModel
@@ -30,6 +31,7 @@ PART = 20  # requests of a task for what is recorded on a part of them
 OF_CONTEXT = {"summarization": 40, "rag": 40}  # of the tasks whose answers lean on a long prompt; of the others:
 FEW = 10
 KEYS = ["model", "method", "task"]
+COMPARED = ["answer_sha", "step", "drafted", "accepted", "emitted", "depth", "cached", "drafting_passes"]
 PARAMETERS = {"threads": 1, "dtype": "float32", "part": PART}
 
 
@@ -54,10 +56,9 @@ class Bench:
 class Method:
     """A drafter that is recorded.
 
-    make: a name in the library's table of drafters, or a function of a `Bench`, as `module:name`; either way only its
-    own module counts as its code. budget: the most nodes of a draft. requests: all of Spec-Bench's, the first `PART` of
-    each task, or by task as many as `OF_CONTEXT` and `FEW` say. replayed: whether it reads no logits, so that known
-    answers can stand for the model.
+    make: a name in the library's table of drafters, or a function of a `Bench`, as `module:name`. budget: most nodes
+    of a draft. requests: all of Spec-Bench's, the first `PART` of each task, or by task as many as `OF_CONTEXT` and
+    `FEW` say. replayed: whether it reads no logits, so that known answers can stand for the model.
     """
 
     make: str
@@ -66,9 +67,9 @@ class Method:
     replayed: bool = False
 
     @property
-    def module(self) -> str:
-        """Where it is made."""
-        return DRAFTERS[self.make].module if self.make in DRAFTERS else self.make.partition(":")[0]
+    def source(self) -> str:
+        """`module:name` of what makes it."""
+        return DRAFTERS[self.make].make if self.make in DRAFTERS else self.make
 
     def drafter(self, bench: Any) -> Drafter:
         """A new one."""
@@ -168,7 +169,7 @@ def record(paper: str, methods: Mapping[str, Method], bench: Bench, names: Seque
             KEYS,
             PARAMETERS | {"nodes": method.budget},
             [bench.model],
-            parts=[method.module],
+            functions=made_by(method, bench),
         )
         requests = recorded_requests(bench, answers, method.most)
         for task in dict.fromkeys(request.task for request in requests):
@@ -187,11 +188,44 @@ def record(paper: str, methods: Mapping[str, Method], bench: Bench, names: Seque
 
 
 def is_recorded(paper: str, name: str, method: Method) -> bool:
-    """Whether there is a record by the code of today."""
+    """Whether there is a record by the code of today, or one that was checked against it."""
     if not records.exists(paper, name):
         return False
-    origin = records.sidecar(paper, name)
-    return bool(origin["code"] == sidecars.code(origin["program"]) and origin["parameters"]["nodes"] == method.budget)
+    origin, note = records.sidecar(paper, name), checks.noted(paper).get(name)
+    today = checks.is_today(origin) or (note is not None and checks.is_today(note))
+    return today and bool(origin["parameters"]["nodes"] == method.budget)
+
+
+def made_by(method: Method, bench: Bench) -> list[Callable[..., Any] | str]:
+    """What makes the rows of a method's record."""
+    return [drafted, recorded_requests, type(bench), method.source]
+
+
+def again(methods: Mapping[str, Method], name: str, bench_of: Callable[[str], Bench] = Bench) -> evidence.Again | None:
+    """How passes of a record are made again: the first two requests of a task that chance draws.
+
+    name: of a record. None where it is of none of the methods.
+    """
+    known = {name_of(model, label): (model, method) for model in plain.LABELS for label, method in methods.items()}
+    if name not in known:
+        return None
+    model, method = known[name]
+    bench = bench_of(model)
+    margins = recordable(model).set_index("request")["margin"]
+
+    def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
+        tasks = table["task"].unique()
+        of_task = table[(table["task"] == random.choice(tasks)) & table["request"].isin(margins.index)]
+        first = of_task.drop_duplicates("request")["request"].head(2)
+        drawn = of_task[of_task["request"].isin(first)]
+        return drawn.assign(margin=margins.loc[drawn["request"]].to_numpy())
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        names = set(rows["request"])
+        requests = [each for each in recorded_requests(bench, recordable(model), method.most) if each.name in names]
+        return drafted(bench, method.drafter(bench), requests, method.budget, method.replayed)
+
+    return evidence.Again(made_by(method, bench), ["request"], draw, make, COMPARED, margin="margin")
 
 
 def load(paper: str, methods: Sequence[str], model: str) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -12,6 +12,8 @@ import pytest
 from ondevice import assets
 from ondevice.corpus import reading
 from ondevice.evidence import Recorder, RecordError, agreement, kind_of, load, machines, records, sidecars, stale, times
+from ondevice.evidence.checks import Again, check, noted, some
+from ondevice.evidence.code import code_hash
 from ondevice.evidence.exhibits import name_of
 
 KEYS = ["task", "request"]
@@ -30,7 +32,7 @@ def home(tmp_path, monkeypatch):
 
 
 def recorder(name="answers", **options):
-    return Recorder("tiny", name, KEYS, {"seed": 0}, models=["small"], **options)
+    return Recorder("tiny", name, KEYS, {"seed": 0}, models=["small"], **{"functions": [code_hash], **options})
 
 
 def recorded(name="answers", rows=ROWS, **options):
@@ -47,7 +49,8 @@ def test_a_record_comes_back_with_its_kind_and_how_it_was_made():
     made = table.attrs["sidecar"]
     assert made["parameters"] == {"seed": 0} and made["keys"] == KEYS and set(made["models"]) == {"small"}
     assert made["machine"] and made["corpus"] and (made["rows"], made["units"]) == (4, 4)
-    assert made["commit"] == sidecars.checkout()[0] and made["program"] == "test_records" and not made["versions"]
+    assert made["commit"] == sidecars.checkout()[0] and made["program"] == "ondevice.evidence.code:code_hash"
+    assert made["code"] == sidecars.code(made["program"])
     assert not list((assets.cache_folder("records") / "tiny").iterdir())
 
 
@@ -106,6 +109,31 @@ def test_what_speaks_against_records_is_printed(home, monkeypatch):
     assert all(word in line for word, line in zip(words, stale("tiny"), strict=True))
 
 
+def test_a_record_of_other_code_is_checked_by_a_part_of_it(home, monkeypatch):
+    """What agrees is noted and speaks for the record until the code changes; what differs takes the note back."""
+    path = recorded()
+    made = json.loads(path.with_suffix(".json").read_text())
+    resealed(path, {**made, "code": "reached-earlier", "seal": ""})
+    assert "other code" in stale("tiny")[0]
+    again = Again([code_hash], KEYS, some(["request"], 2), lambda drawn: drawn.copy(), ["tokens"], margin="margin")
+    assert check("tiny", "answers", again).agree == 2
+    assert noted("tiny")["answers"]["program"] == made["program"]
+    assert stale("tiny") == ["1 of 1 records checked: today's code made some rows again, the same"]
+    monkeypatch.setattr(sidecars, "code", lambda program: "reached-later")
+    assert "other code" in stale("tiny")[0]
+
+
+def test_a_record_that_differs_has_no_note(home):
+    recorded()
+    again = Again([code_hash], KEYS, some(["request"], 2), lambda drawn: drawn.assign(tokens=0), ["tokens"])
+    assert len(check("tiny", "answers", again).differing) == 2 and noted("tiny") == {}
+    near = Again([code_hash], KEYS, some(["request"], 2), lambda drawn: drawn.assign(margin=0.05), ["margin"],
+                 tolerance=0.1)  # fmt: skip
+    assert check("tiny", "answers", near).agree == 2 and set(noted("tiny")) == {"answers"}
+    check("tiny", "answers", again)
+    assert noted("tiny") == {}
+
+
 def test_a_checkout_with_uncommitted_changes_records_nothing_in_its_own_data(home, monkeypatch):
     monkeypatch.setattr(sidecars, "checkout", lambda: ("0" * 40, True))
     assert recorded().is_file()  # a folder elsewhere
@@ -162,7 +190,7 @@ def test_other_parameters_and_other_code_begin_anew(monkeypatch):
     run = recorder()
     run.add(ROWS)
     run.checkpoint()
-    assert not Recorder("tiny", "answers", KEYS, {"seed": 1}, models=["small"]).done
+    assert not Recorder("tiny", "answers", KEYS, {"seed": 1}, models=["small"], functions=[code_hash]).done
     assert recorder().done
     made_by = sidecars.made_by
     monkeypatch.setattr(sidecars, "made_by", lambda *given: made_by(*given) | {"code": "edited since"})

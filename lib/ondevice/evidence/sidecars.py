@@ -37,10 +37,11 @@ def made_by(names: Mapping[str, Any], functions: Sequence[Callable[..., Any] | s
     """The fields that say which program makes a record, with what, and where.
 
     names: the globals of that program. functions: those that make the record's rows, and classes, or their names as
-    `module:name`; without any, all of the program.
+    `module:name`; without any, all of the program, whose code is unknown where it is not the library's.
     """
     program = "+".join(map(_name, functions)) if functions else _program(names)
-    if not (reached := code(program)):
+    reached = code(program)
+    if functions and not reached:
         raise ValueError(f"A record cannot be of {program}: a part of it is not in the library.")
     here = environment()
     return {
@@ -49,7 +50,7 @@ def made_by(names: Mapping[str, Any], functions: Sequence[Callable[..., Any] | s
         "versions": dict(versions(_packages(_LIBRARY, program))),
         "python": here["python"],
         "program": program,
-        "code": reached,
+        "code": reached or UNKNOWN,
     }
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from ondevice.run import Layout
-from ondevice.speculation import live
+from ondevice_studies.speculation import live
 
 pytestmark = [
     pytest.mark.long,

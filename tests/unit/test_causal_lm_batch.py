@@ -12,7 +12,7 @@ import torch
 from tiny import random_model
 
 from ondevice.causal_lm import CausalLM, Interrupted, TokenTree
-from ondevice.causal_lm.batch import Batch, PaddedCache, extend_together, refusal
+from ondevice_papers.dragon.batch import Batch, PaddedCache, extend_together, refusal
 
 V, CONTEXT = 61, 48
 KINDS = "llama", "qwen2", "qwen3", "opt"

@@ -11,12 +11,13 @@ from tiny import random_model
 
 from ondevice import corpus
 from ondevice.causal_lm import CausalLM
-from ondevice.speculation import Draft, Drafter, generate, live
+from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.bundled import mixture
 from ondevice.speculation.loop import PREFILL_CHUNK
 from ondevice.speculation.prompt_lookup import PromptLookup
-from ondevice_papers.diaa import live as diaa_live
 from ondevice_papers.diaa.tables import Tables, overwrite
+from ondevice_studies.diaa import live as diaa_live
+from ondevice_studies.speculation import live
 
 V = 12
 

@@ -12,12 +12,12 @@ from tiny import random_reranker, reranker_config
 from torch.profiler import ProfilerActivity, profile
 
 from ondevice.corpus.pairs import Row
-from ondevice_papers.grating import memory_plan as planning
 from ondevice_papers.grating.architectures import Architecture, PaddedRows
 from ondevice_papers.grating.checkpoint import Checkpoint
-from ondevice_papers.grating.memory_plan import MB, Model, activations, plan
 from ondevice_papers.grating.weights import BY_PART, units_of
 from ondevice_papers.grating.window import WeightWindow
+from ondevice_programs.reranker import memory_plan as planning
+from ondevice_programs.reranker.memory_plan import MB, Model, activations, plan
 
 V, D, LAYERS = 3000, 128, 6
 NARROW, WIDE = 64, 1024  # feed-forwards: attention, or they, take the most

@@ -14,9 +14,9 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from ondevice import assets, shapes
-from ondevice_papers.grating import reading
 from ondevice_papers.grating.architectures import PaddedRows
-from ondevice_papers.grating.reading import RECIPES, Prompted, TextPair, answer_ids, encode
+from ondevice_programs.reranker import reading
+from ondevice_programs.reranker.reading import RECIPES, Prompted, TextPair, answer_ids, encode
 
 ENDING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 

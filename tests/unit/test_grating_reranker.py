@@ -24,9 +24,9 @@ from torch.nn import Identity
 from ondevice import assets, models
 from ondevice_papers.grating import margins
 from ondevice_papers.grating import probes as fitting
-from ondevice_papers.grating.calibration import FILE
 from ondevice_papers.grating.probes import Probes
 from ondevice_programs.reranker import Receipt, Reranker
+from ondevice_programs.reranker.calibration import FILE
 from ondevice_programs.reranker.folder import prepare
 
 BUNDLED = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")

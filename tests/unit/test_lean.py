@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from ondevice.blocks import quantised
 from ondevice.causal_lm import CausalLM, Interrupted, Session, TokenTree
-from ondevice.causal_lm.batch import Batch
 from ondevice.causal_lm.lean import Lean, engine
 from ondevice.speculation import generate
 from ondevice.speculation.prompt_lookup import PromptLookup
 from ondevice.speculation.verify_cost import verifications
+from ondevice_papers.dragon.batch import Batch
 
 V, CONTEXT, NEAR = 61, 96, 2e-4
 FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -15,7 +15,6 @@ from tiny import random_model
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, Verified, fitting, generate
 from ondevice.speculation.custom_generate import _Guarded
-from ondevice.speculation.live import Watched
 from ondevice.speculation.logit_tables import FADING, FAINT, RECENT, WIDE, LogitTables
 from ondevice.speculation.mixture import (
     KEPT,
@@ -32,6 +31,7 @@ from ondevice.speculation.mixture import (
 from ondevice.speculation.ngrams import NGrams
 from ondevice.speculation.store import ORDERS, K, Store
 from ondevice_programs.bench.drafters import Timed
+from ondevice_studies.speculation.live import Watched
 
 V = 40
 texts = st.lists(st.integers(0, 4), max_size=40)

@@ -26,8 +26,8 @@ import torch
 
 from ondevice import assets
 from ondevice.causal_lm import CausalLM
-from ondevice.causal_lm.batch import Batch, Member
 from ondevice.digests import tokenizer_digest, weights_digest
+from ondevice_papers.dragon.batch import Batch, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

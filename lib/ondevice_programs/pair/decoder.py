@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm import Interrupted as Interrupted  # callers of `interrupt` get it here
-from ondevice.causal_lm.batch import Batch, Member, PaddedCache, extend_together, refusal
 from ondevice_papers.dragon.aggregation import Floats, document_weights, log_weight, mixture
+from ondevice_papers.dragon.batch import Batch, Member, PaddedCache, extend_together, refusal
 from ondevice_programs.pair.prefixes import Prefixes
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ondevice import chat, models
 from ondevice.causal_lm import CausalLM, support
-from ondevice.causal_lm.batch import PaddedCache
 from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
 from ondevice.digests import tokenizer_digest, weights_digest
 from ondevice_papers.dragon.aggregation import document_weights
+from ondevice_papers.dragon.batch import PaddedCache
 from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import VERSION, Cited, Hello
 from ondevice_programs.pair.decoder import Decoder, RowStore, Template

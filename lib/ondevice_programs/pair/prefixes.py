@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ondevice.causal_lm.batch import Member
+from ondevice_papers.dragon.batch import Member
 
 SIZE = 1 << 27  # bytes
 

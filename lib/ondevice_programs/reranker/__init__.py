@@ -6,7 +6,7 @@ with Reranker("minilm-reranker", memory_budget=100) as reranker:
     best = reranker.rank("How is a file opened?", documents, top_k=5)
 """
 
-from ondevice_papers.grating.calibration import Calibration
+from ondevice_programs.reranker.calibration import Calibration
 from ondevice_programs.reranker.reranker import Receipt, Reranker
 
 __all__ = ["Calibration", "Receipt", "Reranker"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from ondevice import shapes
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.checkpoint import Checkpoint
-from ondevice_papers.grating.reading import RECIPES, Chat, Form, Prompted, Side, TextPair, answer_ids
+from ondevice_programs.reranker.reading import RECIPES, Chat, Form, Prompted, Side, TextPair, answer_ids
 from ondevice_programs.reranker.settings import MODULES, module_settings, own_settings
 
 if TYPE_CHECKING:

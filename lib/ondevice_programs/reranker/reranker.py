@@ -18,24 +18,24 @@ import numpy as np
 import torch
 
 from ondevice.meters import trim
-from ondevice_papers.grating import calibration, margins, thresholds
+from ondevice_papers.grating import margins, thresholds
 from ondevice_papers.grating import probes as fitting
 from ondevice_papers.grating.architectures import Architecture
-from ondevice_papers.grating.calibration import Calibration
 from ondevice_papers.grating.checkpoint import Checkpoint, drop_pages
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.engine import Engine, Pass, run_layer
 from ondevice_papers.grating.hidden_states import HiddenStates, Offloaded, Resident
-from ondevice_papers.grating.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
 from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
-from ondevice_papers.grating.reading import Encoded, Form, Side, encode, require_text
 from ondevice_papers.grating.weights import Streamed
-from ondevice_programs.reranker import loading
+from ondevice_programs.reranker import calibration, loading
+from ondevice_programs.reranker.calibration import Calibration
 from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
+from ondevice_programs.reranker.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
+from ondevice_programs.reranker.reading import Encoded, Form, Side, encode, require_text
 
 Mode = Literal["set", "order"]
 _LOG = logging.getLogger(__name__)

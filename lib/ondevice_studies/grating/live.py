@@ -20,11 +20,11 @@ from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run
 from ondevice_papers.grating.hidden_states import Resident
 from ondevice_papers.grating.pools import Pool
 from ondevice_papers.grating.pruning import Rule, select
-from ondevice_papers.grating.reading import Form, encode
 from ondevice_papers.grating.weights import Streamed
 from ondevice_papers.grating.window import WeightWindow
 from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import folders
+from ondevice_programs.reranker.reading import Form, encode
 from ondevice_studies.grating.questions import RankingQuestion, pools
 
 

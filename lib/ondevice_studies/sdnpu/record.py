@@ -17,11 +17,11 @@ import torch
 
 from ondevice import models
 from ondevice.evidence import Again, Recorder, some
-from ondevice.speculation.live import Watched
 from ondevice_papers.sdnpu.rejections import classify, rejected
 from ondevice_studies.sdnpu import compiler, similarity, spec_bench, timing
 from ondevice_studies.speculation import own_prompts, plain
 from ondevice_studies.speculation import spec_bench as shared
+from ondevice_studies.speculation.live import Watched
 from ondevice_studies.speculation.request_set import Request
 from ondevice_studies.speculation.spec_bench import (
     KEYS,

@@ -1,4 +1,4 @@
-"""What DIAA's notebook computes while one watches, along answers of `ondevice.speculation.live`."""
+"""What DIAA's notebook computes while one watches, along answers of `ondevice_studies.speculation.live`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from ondevice import corpus, evidence
-from ondevice.speculation import Draft, Drafter, Verified, live
+from ondevice.speculation import Draft, Drafter, Verified
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.mixture import Mixture
 from ondevice_papers.diaa.tables import Fresh, K, Tables, likeliest
+from ondevice_studies.speculation import live
 
 Update = Callable[[Tables, Sequence[int], Fresh], None]
 SOURCES = (  # of a mixture without stores, in the order of its weights

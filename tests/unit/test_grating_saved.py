@@ -17,8 +17,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 from tiny import random_reranker, reranker_config, word_tokenizer
 
-from ondevice_programs.reranker import Reranker
-from ondevice_programs.reranker import reranker as reranker_module
+from ondevice_programs.reranker import Reranker, arguments
 
 WORDS = "alpha beta gamma delta yes no Yes 1 0 query: document: system: judge it please end"
 QUERY = "alpha beta"
@@ -192,7 +191,7 @@ def test_any_number_of_pairs_goes_through_in_segments(
     with Reranker(saved(ENCODER)) as ours:
         right = ours.predict(pairs)
         whole = ours.receipt
-        monkeypatch.setattr(reranker_module, "_SEGMENT", 300)
+        monkeypatch.setattr(arguments, "SEGMENT", 300)
         assert np.abs(ours.predict(pairs) - right).max() < 1e-5
         parts = ours.receipt
         assert whole and parts and parts.candidates == whole.candidates == 40 and parts.active == [40] * 3

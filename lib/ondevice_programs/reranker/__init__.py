@@ -7,6 +7,7 @@ with Reranker("minilm-reranker", memory_budget=100) as reranker:
 """
 
 from ondevice_programs.reranker.calibration import Calibration
-from ondevice_programs.reranker.reranker import Receipt, Reranker
+from ondevice_programs.reranker.receipts import Receipt
+from ondevice_programs.reranker.reranker import Reranker
 
 __all__ = ["Calibration", "Receipt", "Reranker"]

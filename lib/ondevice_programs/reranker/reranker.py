@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -30,51 +29,19 @@ from ondevice_papers.grating.pools import Pool, measure
 from ondevice_papers.grating.probes import Probes
 from ondevice_papers.grating.pruning import Rule, cluster_rule
 from ondevice_papers.grating.weights import Streamed
-from ondevice_programs.reranker import calibration, loading
+from ondevice_programs.reranker import arguments, calibration, loading
+from ondevice_programs.reranker.arguments import is_number
 from ondevice_programs.reranker.calibration import Calibration
 from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
 from ondevice_programs.reranker.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
-from ondevice_programs.reranker.reading import Encoded, Form, Side, encode, require_text
+from ondevice_programs.reranker.reading import Form, Side, encode, require_text
+from ondevice_programs.reranker.receipts import Receipt, counters, receipt_of, summed
 
 Mode = Literal["set", "order"]
 _LOG = logging.getLogger(__name__)
-# What the budget decides, what one process with one score a pair has no use for.
 _PROBE = "Naïve  café:\tf(x) = 3.14; 東京 don't\n"  # whose tokens tell tokenizers of one vocabulary apart
-_SEGMENT = 16_384  # tokens of the pairs that `predict` takes through the model together
-_IGNORED = ["batch_size", "show_progress_bar", "model_card_data", "pool", "chunk_size", "num_workers", "apply_softmax",
-            "convert_to_numpy", "convert_to_tensor"]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a call did, in plain numbers.
-
-    candidates: N; layers: L of the model. active: of each layer that was run, for how many candidates. saved: share of
-    the N L layer-candidates that was not computed. exact: nobody was pruned, so the order is the model's.
-    margin: between the last chosen and the first left out, in logits, where both were decided after the last layer.
-    layer_seconds: of each layer, waiting included. embedding_seconds: before the first layer. stalled_seconds: of all,
-    waited for the disk. read_bytes: of weights. rows_cached, rows_read: embedding rows. tokens: of all pairs, as they
-    were read. truncated: documents that lost a part. peak_mb: most memory that the process had grown by since the
-    reranker was made, seen between layers. plan_mb: what was planned, by what it is for.
-    """
-
-    candidates: int
-    layers: int
-    active: list[int]
-    saved: float
-    exact: bool
-    margin: float | None
-    layer_seconds: list[float]
-    embedding_seconds: float
-    stalled_seconds: float
-    read_bytes: int
-    rows_cached: int
-    rows_read: int
-    tokens: int
-    truncated: int
-    peak_mb: float
-    plan_mb: dict[str, float]
 
 
 class Reranker:
@@ -107,9 +74,9 @@ class Reranker:
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         self._given = given | others  # what a copy in another process is made of
         baseline = anonymous()
-        self.budget = _megabytes(memory_budget if max_memory is None else max_memory)
-        dtype = _dtype(dtype, model_kwargs)
-        _require_known({name: value for name, value in others.items() if value}, device)
+        self.budget = arguments.megabytes(memory_budget if max_memory is None else max_memory)
+        dtype = arguments.dtype_of(dtype, model_kwargs)
+        arguments.require_known({name: value for name, value in others.items() if value}, device)
         if backend != "torch":
             raise ValueError(f"The backend is torch, not {backend!r}.")
         if trust_remote_code:
@@ -118,7 +85,7 @@ class Reranker:
             raise ValueError(f"A reranker gives one score a pair, not {num_labels}.")
         if mode not in ("set", "order"):
             raise ValueError(f"The mode is set or order, not {mode!r}.")
-        if threshold is not None and not (_is(Real, threshold) and threshold >= 0):
+        if threshold is not None and not (is_number(Real, threshold) and threshold >= 0):
             raise ValueError(f"A dispersion threshold is a number from 0 on, not {threshold!r}.")
         self.spec, self.mode, self.threshold, self.probes = str(model_name_or_path), mode, threshold, probes
         self.truncate = truncate
@@ -202,19 +169,19 @@ class Reranker:
         in segments, so that their hidden states take no more memory than one segment's. The receipt sums them up.
         """
         activation_fn = ignored.pop("activation_fct", activation_fn)
-        _require_known(ignored, device)
+        arguments.require_known(ignored, device)
         given: Any = inputs if sentences is None else sentences
         given = given.tolist() if isinstance(given, np.ndarray) else given if isinstance(given, str) else list(given)
         single = self.is_singular_input(given)
-        pairs = [_pair(number, pair) for number, pair in enumerate([given] if single else given)]
+        pairs = [arguments.pair_of(number, pair) for number, pair in enumerate([given] if single else given)]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
         with self._turn:
             form = self._form(self._prompt(prompt, prompt_name))
             receipts, logits = list[Receipt](), list[np.ndarray]()
-            for part in _segments(documents):
+            for part in arguments.segments(documents):
                 logits.append(self._run(queries[part], documents[part], None, form, self.probes).outcome.score)
                 receipts += [self.receipt] if self.receipt else []
-            self.receipt = _summed(receipts)
+            self.receipt = summed(receipts)
         together = torch.tensor(np.concatenate([np.empty(0), *logits]), dtype=torch.float32)
         activated = (activation_fn or self.activation_fn)(together)
         scores = activated[0] if single else activated
@@ -239,14 +206,14 @@ class Reranker:
         any of these.
         """
         activation_fn = ignored.pop("activation_fct", activation_fn)
-        _require_known(ignored, device)
+        arguments.require_known(ignored, device)
         for name in ("convert_to_numpy", "convert_to_tensor", "apply_softmax", "num_workers"):
             if name in ignored:
                 _LOG.warning("%s has no effect: rank gives Python floats, one score a pair, in one process.", name)
         if isinstance(documents, str):
             raise ValueError("The documents are a list of texts, not one text.")
         texts = list(documents)
-        if top_k is not None and not (_is(Integral, top_k) and top_k >= 0):
+        if top_k is not None and not (is_number(Integral, top_k) and top_k >= 0):
             raise ValueError(f"top_k is a whole number from 0 on, or None, not {top_k!r}.")
         k = len(texts) if top_k is None else min(int(top_k), len(texts))
         form = self._form(self._prompt(prompt, prompt_name), max_length, max_document_tokens, truncation_side)
@@ -308,7 +275,7 @@ class Reranker:
         save: beside the model, nowhere (False), or to a file. Where nothing can be certified, nothing is pruned.
         Raises ValueError where there are too few queries, naming how many it takes. Interrupted, it changes nothing.
         """
-        if not (_is(Integral, k) and k >= 1):
+        if not (is_number(Integral, k) and k >= 1):
             raise ValueError(f"k is a whole number from 1 on, not {k!r}.")
         every: Any = [documents] * len(queries) if documents and isinstance(documents[0], str) else documents
         if len(every) != len(queries) or (relevant is not None and len(relevant) != len(queries)):
@@ -474,7 +441,7 @@ class Reranker:
         chosen = plan(self._model, [len(row.ids) for row in read.rows], self.budget)
         weights = self._streamed(chosen)
         peak = anonymous()
-        before = _counters(weights)
+        before = counters(weights)
         # What a chunk's temporaries leave free and torn is given back before the next ones come on top of it.
         full = self._baseline + chosen.total - chosen.parts["chunk"]
 
@@ -501,8 +468,8 @@ class Reranker:
         )
         rule = None if k is None or k >= len(documents) else self._rule(k, form)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
-        counted = [now - then for now, then in zip(_counters(weights), before, strict=True)]
-        self.receipt = _receipt(done, counted, read, chosen, (peak - self._baseline) / MB)
+        counted = [now - then for now, then in zip(counters(weights), before, strict=True)]
+        self.receipt = receipt_of(done, counted, read, chosen, (peak - self._baseline) / MB)
         return done
 
     def _form(
@@ -512,7 +479,7 @@ class Reranker:
         """How pairs are read, of the most tokens that model, tokenizer, folder, user and call allow."""
         if side not in (None, "right", "left"):
             raise ValueError(f"The truncation side is right or left, not {side!r}.")
-        if document_tokens is not None and not (_is(Integral, document_tokens) and document_tokens >= 1):
+        if document_tokens is not None and not (is_number(Integral, document_tokens) and document_tokens >= 1):
             raise ValueError(f"max_document_tokens is a whole number from 1 on, or None, not {document_tokens!r}.")
         most = self.max_length or self.scoring.limit or int(self.tokenizer.model_max_length)
         most = min(most, self.architecture.longest) if max_length is None else self._length(max_length)
@@ -521,7 +488,7 @@ class Reranker:
 
     def _length(self, tokens: int) -> int:
         longest = self.architecture.longest
-        if not (_is(Integral, tokens) and 1 <= tokens <= longest):
+        if not (is_number(Integral, tokens) and 1 <= tokens <= longest):
             raise ValueError(f"max_length is from 1 to {longest} tokens, not {tokens}.")
         return int(tokens)
 
@@ -586,34 +553,6 @@ def _rebuilt(kind: type[Reranker], given: dict[str, Any], kept: dict[str, Any]) 
     return copied
 
 
-def _segments(documents: Sequence[str]) -> Iterator[slice]:
-    """Parts of pairs with such documents, by a guess of four characters to a token."""
-    start = size = 0
-    for index, text in enumerate(documents):
-        size += 64 + (len(text) // 4 if isinstance(text, str) else 0)
-        if size > _SEGMENT:
-            yield slice(start, index + 1)
-            start, size = index + 1, 0
-    if start < len(documents):
-        yield slice(start, len(documents))
-
-
-def _summed(receipts: Sequence[Receipt]) -> Receipt | None:
-    """One receipt of several segments, all candidates of which went through all layers."""
-    if not receipts:
-        return None
-    numbers = {name: [getattr(receipt, name) for receipt in receipts] for name in vars(receipts[0])}
-    added = ["candidates", "tokens", "truncated", "embedding_seconds", "stalled_seconds"]
-    added += ["read_bytes", "rows_cached", "rows_read"]
-    return replace(
-        max(receipts, key=lambda receipt: sum(receipt.plan_mb.values())),
-        **{name: sum(numbers[name]) for name in added},
-        **{name: np.sum(numbers[name], axis=0).tolist() for name in ("active", "layer_seconds")},
-        peak_mb=max(numbers["peak_mb"]),
-        margin=None,
-    )
-
-
 def _require_unfitted(probes: Probes, queries: Sequence[str]) -> None:
     """Raise ValueError where a query of another list than the probes' own would certify, and they were fitted on it."""
     digests = tuple(map(calibration.digest, queries))
@@ -647,87 +586,6 @@ def _calibrated(
         weights=None if rule is None else rule.weights.tolist(),
         margins=None if rule is None else rule.margins.tolist(),
     )  # fmt: skip
-
-
-def _receipt(done: Pass, counted: Sequence[Any], read: Encoded, chosen: Plan, peak: float) -> Receipt:
-    """counted: as of `_counters`, of this call."""
-    outcome = done.outcome
-    margin = None
-    (layers, count) = outcome.history.shape
-    (stalled, read_bytes, hits, misses) = counted
-    at_last = outcome.layer == layers
-    last = np.sort(outcome.history[-1][at_last])[::-1]
-    kept = int(outcome.kept[at_last].sum())
-    if 0 < kept < len(last):
-        margin = float(last[kept - 1] - last[kept])
-    return Receipt(
-        count, layers, outcome.active.tolist(), outcome.saved, bool(at_last.all()), margin, done.seconds.tolist(),
-        done.embedding, stalled, read_bytes, hits, misses, sum(len(row.ids) for row in read.rows), read.truncated, peak,
-        {name: size / MB for name, size in chosen.parts.items()},
-    )  # fmt: skip
-
-
-def _counters(weights: Streamed) -> tuple[float, int, int, int]:
-    """Seconds waited for the disk, bytes of weights read, rows found in the cache and rows read, so far."""
-    window = weights.window
-    rows = weights.embeddings
-    return window.stalled, window.read_bytes, rows.hits, rows.misses
-
-
-# What is given
-
-
-def _is(kind: type, value: object) -> bool:
-    """Whether it is a number of the kind; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _megabytes(given: Any) -> float | None:
-    """MB of a number, or of a text such as 150MB, 150 MB or 0.2GB."""
-    if isinstance(given, str) and (parts := re.fullmatch(r"\s*([0-9.]+)\s*(MB|GB|MiB|GiB)?\s*", given, re.IGNORECASE)):
-        scale = {"mb": 1.0, "gb": 1e3, "mib": 2**20 / MB, "gib": 2**30 / MB}[(parts[2] or "MB").lower()]
-        with contextlib.suppress(ValueError):
-            given = float(parts[1]) * scale
-    if given is None:
-        return None
-    if not _is(Real, given):
-        raise ValueError(f'A memory budget is a number of MB or a text like "150MB", not {given!r}.')
-    if not 0 < given < np.inf:
-        raise ValueError(f"A memory budget is above 0 MB, not {given}.")
-    return float(given)
-
-
-def _dtype(given: torch.dtype | None, options: Mapping[str, Any] | None) -> torch.dtype | None:
-    """The dtype, also as CrossEncoder has it, in model_kwargs."""
-    left = dict(options or {})
-    named = left.pop("dtype", left.pop("torch_dtype", None))
-    if left:
-        raise ValueError(f"model_kwargs may name a dtype, not {', '.join(left)}: weights are streamed, not loaded.")
-    named = getattr(torch, named, named) if isinstance(named, str) and named != "auto" else named
-    dtype = given if given is not None else None if named == "auto" else named
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"A dtype is one of torch's floating-point ones, such as torch.bfloat16, not {dtype!r}.")
-    return dtype
-
-
-def _require_known(ignored: Mapping[str, Any], device: Any = None) -> None:
-    """Refuse keywords that CrossEncoder has not, or that would need something that is not here."""
-    if device is not None and str(device) != "cpu":
-        raise ValueError(f"Weights are streamed to the CPU, not to {device!r}.")
-    odd = [name for name in ignored if name not in _IGNORED]
-    if odd:
-        raise ValueError(f"{odd[0]} is not known here; the keywords of CrossEncoder that are taken stand in the help.")
-    size = ignored.get("batch_size", 1)
-    if not (_is(Integral, size) and size >= 1):
-        raise ValueError(f"batch_size must be a positive integer, got {size!r}.")
-    if ignored.get("pool") is not None:
-        raise ValueError("There is no pool of processes here: a reranker is one process with one budget.")
-
-
-def _pair(number: int, pair: Sequence[str]) -> Sequence[str]:
-    if isinstance(pair, str | Mapping) or not hasattr(pair, "__len__") or len(pair) != 2:
-        raise ValueError(f"Input {number} is not a pair of a query and a document.")
-    return pair
 
 
 def _forget_pages(folder: Path) -> None:

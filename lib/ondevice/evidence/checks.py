@@ -33,7 +33,8 @@ class Again:
 
     functions: those that make them, and classes, as of `Recorder`. unit: columns that name what is compared. draw: the
     rows of a random part of the record. make: the same rows as today's code makes them; it is given what was drawn.
-    columns: that have to be equal, numbers within `tolerance`. margin: a column of the drawn rows, as of `agreement`.
+    columns: that have to be equal, numbers within `tolerance`. margin: a column of the drawn rows, and near, as of
+    `agreement`.
     """
 
     functions: Sequence[Callable[..., Any] | str]
@@ -43,6 +44,7 @@ class Again:
     columns: Sequence[str]
     tolerance: float = 0.0
     margin: str | None = None
+    near: float = 1e-4
 
 
 def some(columns: Sequence[str], count: int) -> Draw:
@@ -59,13 +61,14 @@ def some(columns: Sequence[str], count: int) -> Draw:
 def check(paper: str, name: str, again: Again, seed: int = 0) -> Agreement:
     """Make some rows of a record again, and note it where they agree; else an earlier note goes."""
     drawn = again.draw(records.load(paper, name), np.random.default_rng(seed))
-    result = agreement(drawn, again.make(drawn), again.unit, again.columns, again.margin, tolerance=again.tolerance)
+    made = again.make(drawn)
+    result = agreement(drawn, made, again.unit, again.columns, again.margin, again.near, again.tolerance)
     notes = noted(paper)
     notes.pop(name, None)
     if not result.differing:
-        made = sidecars.made_by({}, again.functions)
+        today = sidecars.made_by({}, again.functions)
         about = {"seed": seed, "units": result.n, "near_ties": result.near_ties, "machine": machine_name()}
-        notes[name] = {"program": made["program"], "code": made["code"], **about}
+        notes[name] = {"program": today["program"], "code": today["code"], **about}
     path = records.folder() / paper / _FILE
     assets.write_text(path, as_json(dict(sorted(notes.items()))))
     records.enter(path)

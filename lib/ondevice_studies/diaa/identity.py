@@ -49,7 +49,7 @@ def again(name: str) -> evidence.Again | None:
     if name not in asked:
         return None
     methods = {method: spec_bench.METHODS[method] for method in NAMES}
-    questions = prompts.spec_bench() if name.endswith(SPEC_BENCH) else ()
+    questions = prompts.spec_bench if name.endswith(SPEC_BENCH) else prompts.own
     return own_prompts.again(Workbench(asked[name]), methods, questions)
 
 

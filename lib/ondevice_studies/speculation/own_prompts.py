@@ -93,13 +93,14 @@ def made_by(methods: Mapping[str, Method], bench: Bench) -> list[Callable[..., A
     return [plain_answers, compared, type(bench), *sorted({method.source for method in methods.values()})]
 
 
-def again(bench: Bench, methods: Mapping[str, Method], asked: Sequence[prompts.Prompt] = ()) -> evidence.Again:
-    """How answers of a record are made again: the first two of a task, by one method, drawn by chance.
+def again(
+    bench: Bench, methods: Mapping[str, Method], asked: Callable[[], Sequence[prompts.Prompt]] = prompts.own
+) -> evidence.Again:
+    """How answers of a record are made again: the first two of a task, by one method, drawn by chance. asked: all.
 
     In float32 where the record has that. Integer products are not the same to the last bit on all processors, so there
     a lead of the likeliest logit below `CLOSE` is a near-tie.
     """
-    texts = {prompt.id: prompt for prompt in asked or prompts.own()}
 
     def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:
         exact = table[table["arithmetic"] == "float32"]
@@ -109,6 +110,7 @@ def again(bench: Bench, methods: Mapping[str, Method], asked: Sequence[prompts.P
         return drawn.assign(margin=drawn["margin"].mask(close, 0.0))
 
     def make(rows: pd.DataFrame) -> pd.DataFrame:
+        texts = {prompt.id: prompt for prompt in asked()}
         weights, arithmetic, name = rows.iloc[0][["weights", "arithmetic", "method"]]
         lm = engine(bench.loaded, threads=1, weights=weights, arithmetic=arithmetic)
         requests = [plain.rendered(bench.loaded, texts[request], plain.LONGEST) for request in rows["request"]]

@@ -26,8 +26,16 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 SCORE = "SEQ_CLS"  # the task of a model with a head for one score
 _TASKS = (SCORE, "CAUSAL_LM")
-_READ = ("peft_type", "task_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "alpha_pattern",
-         "rank_pattern")  # fmt: skip
+_READ = (
+    "peft_type",
+    "task_type",
+    "base_model_name_or_path",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "alpha_pattern",
+    "rank_pattern",
+)
 _HARMLESS = (  # they say how it was trained, or which matrices it has, as its weights do
     "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules", "lora_dropout",
     "modules_to_save", "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size", "eva_config",
@@ -104,9 +112,13 @@ def opened(folder: Path) -> Adapter:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         alphas = {str(name): float(alpha) for name, alpha in (facts.get("alpha_pattern") or {}).items()}
         adapter = Adapter(
-            folder, str(facts["base_model_name_or_path"]), str(facts["task_type"]), float(facts["lora_alpha"]), alphas,
+            folder,
+            str(facts["base_model_name_or_path"]),
+            str(facts["task_type"]),
+            float(facts["lora_alpha"]),
+            alphas,
             bool(facts.get("use_rslora")),
-        )  # fmt: skip
+        )
         adapter.scale("", facts["r"])
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, re.error):
         raise ValueError(f"{CONFIG} of {folder.name} is damaged: it is no JSON of a low-rank adapter.") from None

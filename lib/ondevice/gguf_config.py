@@ -175,10 +175,14 @@ def _shapes(config: Any, layers: int, biases: Mapping[str, bool]) -> Iterator[tu
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
     matrices = {
-        "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden),
+        "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
         "attn_output": (hidden, queries),
-        "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
-    }  # fmt: skip
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
     vectors = {"attn_norm.weight": hidden, "ffn_norm.weight": hidden}
     biased: tuple[str, ...] = ("attn_q", "attn_k", "attn_v") if config.model_type == "qwen2" else ()
     if config.model_type != "qwen2" and biases["attention_bias"]:
@@ -219,9 +223,12 @@ def _divide_frequencies(header: Header, config: Any) -> None:
     for context in _LLAMA_3_CONTEXTS:
         for factor in (float(factors.max()), *_LLAMA_3_FACTORS):
             config.rope_parameters = plain | {
-                "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
                 "original_max_position_embeddings": context,
-            }  # fmt: skip
+            }
             frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
             if np.allclose(frequencies.numpy(), divided, rtol=1e-5, atol=0):
                 return

@@ -39,9 +39,10 @@ def ends(header: Header) -> list[int]:
     """The ids that end an answer, the file's end token first: those that it names by a key, and by a usual text."""
     named = [number for key in _ENDS if (number := _id(header, key)) is not None]
     texts = [
-        number for number, (text, kind) in enumerate(zip(_entries(header), _kinds(header), strict=True))
+        number
+        for number, (text, kind) in enumerate(zip(_entries(header), _kinds(header), strict=True))
         if kind in (_CONTROL, _USER_DEFINED) and text in _END_TEXTS
-    ]  # fmt: skip
+    ]
     return list(dict.fromkeys([*named, *texts]))
 
 

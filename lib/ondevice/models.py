@@ -479,9 +479,15 @@ def _weights(spec: str, source: str, config: PreTrainedConfig, dtype: torch.dtyp
     model_class = getattr(transformers, name, transformers.AutoModel)
     with _reading(f"transformers cannot read the weights of {spec}"):
         model, report = model_class.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True, **where,  # mismatches are refused below
-        )  # fmt: skip
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **where,  # mismatches are refused below
+        )
     # Encoders are often published without the pooling layer, which mean pooling does not use.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     odd = [*missing, *sorted(str(key[0]) for key in report["mismatched_keys"])]

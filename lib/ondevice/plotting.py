@@ -30,9 +30,16 @@ from ondevice.evidence.exhibits import compact_png
 
 # Okabe-Ito: told apart by readers with any kind of colour vision.
 COLOURS = {
-    "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00", "purple": "#CC79A7",
-    "sky": "#56B4E9", "yellow": "#F0E442", "black": "#000000", "grey": "#7F7F7F",
-}  # fmt: skip
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "yellow": "#F0E442",
+    "black": "#000000",
+    "grey": "#7F7F7F",
+}
 CYCLE = ("blue", "orange", "green", "red", "purple", "sky", "grey", "black")
 MARKERS = "osD^vP*X"
 HOLLOW: dict[str, Any] = dict(color=COLOURS["black"], marker="o", mfc="white", ls="", ms=6, zorder=5)

@@ -44,9 +44,16 @@ class Shape:
 
 
 def _decoder(
-    kind: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, parameters: int,
+    kind: str,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    vocabulary: int,
+    parameters: int,
     **values: Any,
-) -> Shape:  # fmt: skip
+) -> Shape:
     """A Llama-like decoder: rotary positions, gated feed-forward of width `inner`, grouped key-value heads."""
     sizes = dict(
         hidden_size=hidden,

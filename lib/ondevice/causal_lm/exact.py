@@ -272,9 +272,15 @@ class _ByRows(_Drawing):
         kept = linears == [self.model.lm_head]
         activations, row_scales = self._codes(state, self.op("Gather", "centres", "kept") if kept else "centres")
         product = self.op(
-            "MatMulIntegerToFloat", activations, self.constant(weights), self._one, self.constant(scales), self._centre,
-            self.constant(weights.dtype.type(offset)), domain=_MICROSOFT,
-        )  # fmt: skip
+            "MatMulIntegerToFloat",
+            activations,
+            self.constant(weights),
+            self._one,
+            self.constant(scales),
+            self._centre,
+            self.constant(weights.dtype.type(offset)),
+            domain=_MICROSOFT,
+        )
         product = self.op("Mul", product, row_scales)
         if all(linear.bias is None for linear in linears):
             return product
@@ -334,11 +340,12 @@ def _computed(node: onnx.NodeProto, **given: NDArray[Any]) -> NDArray[Any]:
     (name, first), *constants = given.items()
     types = {"MatMul": _TYPES.FLOAT, "MatMulInteger": _TYPES.INT32}
     graph = helper.make_graph(
-        [node], "node",
+        [node],
+        "node",
         [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(first.dtype), first.shape)],
         [helper.make_tensor_value_info(node.output[0], types[node.op_type], [None] * first.ndim)],
         [numpy_helper.from_array(np.asarray(array), other) for other, array in constants],
-    )  # fmt: skip
+    )
     own = helper.make_opsetid("", drawing.OPSET)
     proto = helper.make_model(graph, opset_imports=[own], ir_version=helper.find_min_ir_version_for([own]))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), drawing.options(), ["CPUExecutionProvider"])

@@ -25,8 +25,16 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 # Relative number of tasks of each family in training; retrieval most, since copying from a passage is the hardest.
-_WEIGHTS = {"rag": 4, "question": 2, "summary": 2, "parameters": 2, "doctest": 1, "see_also": 1, "turns": 1,
-            "continuation": 2}  # fmt: skip
+_WEIGHTS = {
+    "rag": 4,
+    "question": 2,
+    "summary": 2,
+    "parameters": 2,
+    "doctest": 1,
+    "see_also": 1,
+    "turns": 1,
+    "continuation": 2,
+}
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:

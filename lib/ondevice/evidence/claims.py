@@ -104,10 +104,16 @@ def _claim(row: pd.Series, made: Judged | None) -> Claim:
     if made is None:
         return Claim(row["section"], Untested(row["untested"]), **common)
     rule = Rule(
-        row["judged"], row["judged_unit"], parsed(row["reproduced"]), parsed(row["trend"]) if row["trend"] else None,
-        ast.literal_eval(row["wrong"]), row["null"], ast.literal_eval(row["null_value"] or "None"), row["note"],
+        row["judged"],
+        row["judged_unit"],
+        parsed(row["reproduced"]),
+        parsed(row["trend"]) if row["trend"] else None,
+        ast.literal_eval(row["wrong"]),
+        row["null"],
+        ast.literal_eval(row["null_value"] or "None"),
+        row["note"],
         row["no_null"],
-    )  # fmt: skip
+    )
     return Claim(row["section"], rule, made.value, made.null, **common)
 
 

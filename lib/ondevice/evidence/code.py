@@ -41,7 +41,7 @@ class _Module:
 
 
 def code_hash(library: Path, program: str) -> str:
-    """"reached-" and the SHA-256 of what a program reaches; "" where a part of it is not there.
+    """ "reached-" and the SHA-256 of what a program reaches; "" where a part of it is not there.
 
     library: the folder with the packages (lib/). program: a module, a function as `module:name`, or a script's path
     beside that folder; of several, joined by "+".
@@ -176,8 +176,10 @@ def _imports(statement: ast.AST) -> Iterator[tuple[str, tuple[str, str]]]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0], (
-                    alias.name if alias.asname else alias.name.partition(".")[0], WHOLE)  # fmt: skip
+                yield (
+                    alias.asname or alias.name.partition(".")[0],
+                    (alias.name if alias.asname else alias.name.partition(".")[0], WHOLE),
+                )
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield alias.asname or alias.name, (node.module, alias.name)

@@ -141,10 +141,18 @@ class Recorder:
     """
 
     def __init__(
-        self, paper: str, name: str, keys: Sequence[str], parameters: Mapping[str, Any], models: Sequence[str] = (),
-        *, machine: str = "", every: float = 120.0, began: float | None = None,
+        self,
+        paper: str,
+        name: str,
+        keys: Sequence[str],
+        parameters: Mapping[str, Any],
+        models: Sequence[str] = (),
+        *,
+        machine: str = "",
+        every: float = 120.0,
+        began: float | None = None,
         functions: Sequence[Callable[..., Any] | str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.paper = paper
         self.name = f"{name}.{machine}" if machine else name
         self.keys = list(keys)

@@ -68,11 +68,15 @@ class Progress:
         """Say what came of a job."""
         job = outcome.job
         self._jobs.pop(job.folder, None)
-        self.say(f"{job.name}: " + {
-            "skipped": f"skipped, {job.layout.relative(job.folder)} is finished and up to date (--force runs it again)",
-            "done": f"done in {outcome.seconds:.0f} s, {len(outcome.exhibits)} exhibits",
-            "failed": f"FAILED after {outcome.seconds:.0f} s, {outcome.reason}",
-        }[outcome.status])  # fmt: skip
+        self.say(
+            f"{job.name}: "
+            + {
+                "skipped": f"skipped, {job.layout.relative(job.folder)} is finished and up to date "
+                "(--force runs it again)",
+                "done": f"done in {outcome.seconds:.0f} s, {len(outcome.exhibits)} exhibits",
+                "failed": f"FAILED after {outcome.seconds:.0f} s, {outcome.reason}",
+            }[outcome.status]
+        )
 
     def say(self, line: str) -> None:
         """Print a line of its own, in place of the live one."""

@@ -100,9 +100,7 @@ class _Observing(Mixture):
         super().observe(step)
 
 
-def _observed_live(
-    lm: CausalLM, answers: Answers, weights: NDArray[np.float64], stores: Sequence[Store]
-) -> Observed:
+def _observed_live(lm: CausalLM, answers: Answers, weights: NDArray[np.float64], stores: Sequence[Store]) -> Observed:
     """Classes [n, 4] and p [n, sources] of a session."""
     mixture = _Observing(weights, stores)
     for prompt, answer in answers:

@@ -78,9 +78,15 @@ def torch_beside_runtime(loop: Callable[Concatenate[CausalLM, P], T]) -> Callabl
 
 @torch_beside_runtime
 def generate(
-    lm: CausalLM, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int, *,
-    budget: int = BUDGET, choice: Choice = greedy, eos_token_ids: Container[int] = (),
-) -> Generation:  # fmt: skip
+    lm: CausalLM,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    budget: int = BUDGET,
+    choice: Choice = greedy,
+    eos_token_ids: Container[int] = (),
+) -> Generation:
     """Continue a prompt by at most `max_new_tokens`, as the model alone would: the draft changes only the speed.
 
     budget: most nodes of a draft, which are fewer where the model's rows end. eos_token_ids: they end the output, and

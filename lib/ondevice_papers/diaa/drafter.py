@@ -38,9 +38,13 @@ class Learning(Drafter):
     drafts_trees = True
 
     def __init__(
-        self, tables: Tables, update: Update = overwrite, learns: Callable[[Verified], list[int]] = every_node,
-        reads_prompt: bool = False, stale: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Tables,
+        update: Update = overwrite,
+        learns: Callable[[Verified], list[int]] = every_node,
+        reads_prompt: bool = False,
+        stale: bool = False,
+    ) -> None:
         self.tables, self.update, self.learns, self.stale = tables, update, learns, stale
         self.vocabulary = tables.vocabulary
         self.wants_prefill = reads_prompt

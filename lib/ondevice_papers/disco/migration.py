@@ -127,6 +127,10 @@ def stream(rule: Migration, answers: Answers, pace: float = READING_RATE, overla
     generated = np.where(migrated[:, None] & (n > n0[:, None]), rest, generated)
     meanwhile = np.minimum(delay / a.source_gap, a.length - n0).astype(int) if overlap else 0
     return Streams(
-        np.where(n <= a.length[:, None], paced(generated, pace), np.nan), n0, unread, migrated,
-        np.where(migrated, n0 + meanwhile, a.length), np.where(migrated, a.length - n0, 0),
-    )  # fmt: skip
+        np.where(n <= a.length[:, None], paced(generated, pace), np.nan),
+        n0,
+        unread,
+        migrated,
+        np.where(migrated, n0 + meanwhile, a.length),
+        np.where(migrated, a.length - n0, 0),
+    )

@@ -149,9 +149,7 @@ def scores(asked: Sequence[GradedQuestion], answers: Sequence[str]) -> pd.DataFr
 def changed(table: pd.DataFrame) -> pd.Series:
     """Whether an answer changed hands: the first model alone says more tokens than the hand-over's."""
     alone = table["tokens"].where(table["handover"] == table["handover"].max())
-    return (
-        alone.groupby([table[key] for key in ("task", "request", "direction")]).transform("max") > table["handover"]
-    )
+    return alone.groupby([table[key] for key in ("task", "request", "direction")]).transform("max") > table["handover"]
 
 
 def means(table: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS), seed: int = 0) -> pd.DataFrame:

@@ -81,9 +81,14 @@ def verify(draft: Tokens, p: Floats, target: Floats, uniforms: Floats) -> Ints:
 
 
 def aggregate(
-    draft_local: Tokens, draft_remote: Tokens, p_local: Floats, p_remote: Floats, target: Floats, uniforms: Floats,
+    draft_local: Tokens,
+    draft_remote: Tokens,
+    p_local: Floats,
+    p_remote: Floats,
+    target: Floats,
+    uniforms: Floats,
     gamma_remote: float = 0.5,
-) -> Aggregation:  # fmt: skip
+) -> Aggregation:
     """Target tokens x_t ~ target from independent drafts of the two sides (Algorithm 1, Theorem 1).
 
     draft_local, draft_remote: tokens of one shape, drawn from exactly p_local [V] and p_remote [V].

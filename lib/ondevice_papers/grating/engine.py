@@ -36,9 +36,14 @@ def chunks(rows: Sequence[Row], active: NDArray[np.int64], most: int) -> list[li
 
 
 def run_layer(
-    architecture: Architecture, weights: Weights, states: HiddenStates, rows: Sequence[Row],
-    active: NDArray[np.int64], layer: int, most: int = CHUNK,
-) -> Tensor:  # fmt: skip
+    architecture: Architecture,
+    weights: Weights,
+    states: HiddenStates,
+    rows: Sequence[Row],
+    active: NDArray[np.int64],
+    layer: int,
+    most: int = CHUNK,
+) -> Tensor:
     """Take the active candidates through a layer, chunk by chunk; [n, d] the states that their scores are made of.
 
     Each unit of the weights is waited for once, and computes for all chunks while the next unit is read.
@@ -87,9 +92,16 @@ class Engine:
     """
 
     def __init__(
-        self, architecture: Architecture, weights: Weights, *, chunk: int = CHUNK, states: States = Resident,
-        probes: Probes | None = None, run_layer: RunLayer = run_layer, select: Select = select,
-    ) -> None:  # fmt: skip
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        *,
+        chunk: int = CHUNK,
+        states: States = Resident,
+        probes: Probes | None = None,
+        run_layer: RunLayer = run_layer,
+        select: Select = select,
+    ) -> None:
         self.architecture, self.weights, self.probes = architecture, weights, probes
         self.chunk = chunk
         self.states = states
@@ -112,9 +124,7 @@ class Engine:
             times = [time.perf_counter()]
 
             def scores_of(layer: int, active: NDArray[np.int64]) -> Floats:
-                pooled = self.run_layer(
-                    self.architecture, self.weights, states, rows, active, layer - 1, self.chunk
-                )
+                pooled = self.run_layer(self.architecture, self.weights, states, rows, active, layer - 1, self.chunk)
                 scores = self._scores(layer, pooled).double().numpy()
                 if not np.isfinite(scores).all():
                     odd = active[~np.isfinite(scores)][0]

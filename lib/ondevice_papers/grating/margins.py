@@ -110,9 +110,13 @@ def fit(pools: Sequence[Pool], k: int) -> ErrorModel:
 
 
 def certify(
-    pools: Sequence[Pool], k: int, recall: float = 0.98, confidence: float = 0.95, exact_order: bool = False,
+    pools: Sequence[Pool],
+    k: int,
+    recall: float = 0.98,
+    confidence: float = 0.95,
+    exact_order: bool = False,
     seed: int = 0,
-) -> Certified:  # fmt: skip
+) -> Certified:
     """Fit on a quarter of the validation pools, and certify on the others.
 
     The promise: over draws of validation pools, the rule's recall on further pools is below `recall` in at most a share

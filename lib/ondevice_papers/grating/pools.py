@@ -54,9 +54,13 @@ def replay(
 
 
 def sweep(
-    pool: Pool, k: int, rule: Callable[[float], Rule], thresholds: Sequence[float], exact_order: bool = False,
+    pool: Pool,
+    k: int,
+    rule: Callable[[float], Rule],
+    thresholds: Sequence[float],
+    exact_order: bool = False,
     select: Callable[..., PoolOutcome] = select,
-) -> list[PoolOutcome]:  # fmt: skip
+) -> list[PoolOutcome]:
     """`replay` by a rule at each of falling thresholds.
 
     The paper's rule takes its threshold only to say when it decides. So where two thresholds have one outcome, all

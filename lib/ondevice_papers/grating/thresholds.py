@@ -31,9 +31,12 @@ def lowest(thresholds: Sequence[float], values: Sequence[float], target: float) 
 
 
 def curve(
-    pools: Sequence[Pool], k: int, rule: Callable[[float], Rule] = cluster_rule, exact_order: bool = False,
+    pools: Sequence[Pool],
+    k: int,
+    rule: Callable[[float], Rule] = cluster_rule,
+    exact_order: bool = False,
     thresholds: Sequence[float] = THRESHOLDS,
-) -> dict[str, Floats]:  # fmt: skip
+) -> dict[str, Floats]:
     """What the paper's rule does at each threshold: saved, precision, full, overlap, each [thresholds, pools]."""
     of_pools = [
         [measured(pool, k, outcome) for outcome in sweep(pool, k, rule, thresholds, exact_order)] for pool in pools

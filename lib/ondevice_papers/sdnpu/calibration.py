@@ -22,9 +22,14 @@ class Trie(NamedTuple):
 
 
 def searched(
-    positions: dict[int, list[int]], samples: Sequence[tuple[list[int], list[float]]], token: int,
-    depth: int = 4, nodes: int = 8, floor: float = 0.02, occurrences: int = 8,
-) -> Trie:  # fmt: skip
+    positions: dict[int, list[int]],
+    samples: Sequence[tuple[list[int], list[float]]],
+    token: int,
+    depth: int = 4,
+    nodes: int = 8,
+    floor: float = 0.02,
+    occurrences: int = 8,
+) -> Trie:
     """The calibrated tree of a token, depth first (Algorithm of section 3.3), from its first positions in the context.
 
     Every candidate at a position is looked for in the context, and its own candidates are taken where it stands: at the

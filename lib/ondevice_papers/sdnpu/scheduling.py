@@ -45,9 +45,16 @@ class Prefill:
     """
 
     def __init__(
-        self, p: ArrayLike, d: ArrayLike, s: ArrayLike, chunks: int | None = None, *, g1: ArrayLike | None = None,
-        g2: ArrayLike | None = None, memory: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        p: ArrayLike,
+        d: ArrayLike,
+        s: ArrayLike,
+        chunks: int | None = None,
+        *,
+        g1: ArrayLike | None = None,
+        g2: ArrayLike | None = None,
+        memory: float | None = None,
+    ) -> None:
         arrays = {name: _numbers(name, values) for name, values in (("p", p), ("d", d), ("s", s))}
         for name, values in (("g1", g1), ("g2", g2)):
             arrays[name] = np.ones(arrays["s"].shape) if values is None else _numbers(name, values)

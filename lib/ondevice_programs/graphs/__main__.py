@@ -47,10 +47,18 @@ def exported(options: argparse.Namespace) -> int:
     """`ondevice-graphs export`: write a model's graphs into a new folder."""
     loaded = models.load(options.model)
     facts = exporting.export(
-        loaded, options.folder, exporting.texts(loaded, options.texts), target=options.target, context=options.context,
-        blocks=options.blocks, large=options.large, small=options.small, weights=options.weights,
-        cache_bits=options.cache_bits, compared=options.compared,
-    )  # fmt: skip
+        loaded,
+        options.folder,
+        exporting.texts(loaded, options.texts),
+        target=options.target,
+        context=options.context,
+        blocks=options.blocks,
+        large=options.large,
+        small=options.small,
+        weights=options.weights,
+        cache_bits=options.cache_bits,
+        compared=options.compared,
+    )
     size = (options.folder / static_graphs.WEIGHTS).stat().st_size / 1e6
     print(
         f"{options.folder}: {len(facts['layers'])} blocks of {facts['large']} and {facts['small']} rows for "

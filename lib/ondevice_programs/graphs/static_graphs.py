@@ -106,9 +106,13 @@ class Graphs:
 
 
 def forward(
-    graph: Graph, hidden: Rows, cache: Cache, start: int, sees: NDArray[np.bool_],
+    graph: Graph,
+    hidden: Rows,
+    cache: Cache,
+    start: int,
+    sees: NDArray[np.bool_],
     positions: Sequence[int] | NDArray[np.int64],
-) -> Rows:  # fmt: skip
+) -> Rows:
     """[n, h] a block's output for n rows [n, h] behind `start` rows of its cache, in ceil(n / graph.rows) runs.
 
     sees: [n, n], whether a row sees a column; all see the cache. positions: [n], of the rows. The rows' keys and values
@@ -127,8 +131,11 @@ def forward(
         mask[:, :start] = 0.0
         mask[:count, start:before][sees[part, :at]] = 0.0
         mask[:count, capacity : capacity + count][sees[part, part]] = 0.0
-        given = {"hidden": padded(hidden[part], graph.rows), "mask": mask,
-                 "positions": padded(np.asarray(positions[part], np.int32), graph.rows)}  # fmt: skip
+        given = {
+            "hidden": padded(hidden[part], graph.rows),
+            "mask": mask,
+            "positions": padded(np.asarray(positions[part], np.int32), graph.rows),
+        }
         for layer in range(len(cache.keys)):
             given |= {f"past_keys_{layer}": cache.keys[layer], f"past_values_{layer}": cache.values[layer]}
         with drawing.flushing_denormals():

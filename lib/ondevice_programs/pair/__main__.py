@@ -113,9 +113,17 @@ def run_device(options: argparse.Namespace) -> None:
     host, port = options.connect
     tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
     settings = Asked(
-        options.k, options.limit, options.mode, options.aggregator, options.scheduler, options.temperature,
-        options.gamma_remote, options.lookahead, options.cap, options.seed,
-    )  # fmt: skip
+        options.k,
+        options.limit,
+        options.mode,
+        options.aggregator,
+        options.scheduler,
+        options.temperature,
+        options.gamma_remote,
+        options.lookahead,
+        options.cap,
+        options.seed,
+    )
     documents.check(options)
     request("standard input" if options.query is None else options.query, settings)  # told before models are loaded
     node = _node(options)
@@ -181,8 +189,12 @@ def make_scorer(reranker: str, memory: float) -> relevance.Scorer | None:
     memory: MB of the reranker.
     """
     if reranker == NO_RERANKER:
-        print("Without a reranker passages are weighed by BM25's share of the question; shares of two searches do not "
-              "compare.", file=sys.stderr, flush=True)
+        print(
+            "Without a reranker passages are weighed by BM25's share of the question; shares of two searches do not "
+            "compare.",
+            file=sys.stderr,
+            flush=True,
+        )
         return None
     return relevance.Scorer(Reranker(reranker, memory_budget=memory, mode="order", calibration=False), embedder())
 

@@ -56,9 +56,16 @@ class Cloud:
     """
 
     def __init__(
-        self, node: Node, *, pace: float = 0.0, prefill: float = 0.0, keep: float = 60.0, beat: float = 1.0,
-        silence: float = 8.0, limits: Limits | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        node: Node,
+        *,
+        pace: float = 0.0,
+        prefill: float = 0.0,
+        keep: float = 60.0,
+        beat: float = 1.0,
+        silence: float = 8.0,
+        limits: Limits | None = None,
+    ) -> None:
         self.node, self.pace, self.prefill, self.keep = node, pace, prefill, keep
         self.beat, self.silence, self.limits = beat, silence, limits or Limits()
         self._sessions: dict[str, _Session] = {}

@@ -70,9 +70,17 @@ def documents(source: str, *arguments: Any, **options: Any) -> Documents:
 
 
 def read(
-    source: str, part: str = "1/1", most: int | None = None, length: int = 64, *, splitter: Splitter | None = None,
-    index: Path | None = None, private: bool = False, progress: Progress | None = None, empty: bool = False,
-) -> tuple[Documents, Inventory]:  # fmt: skip
+    source: str,
+    part: str = "1/1",
+    most: int | None = None,
+    length: int = 64,
+    *,
+    splitter: Splitter | None = None,
+    index: Path | None = None,
+    private: bool = False,
+    progress: Progress | None = None,
+    empty: bool = False,
+) -> tuple[Documents, Inventory]:
     """Documents with their sources and a BM25 index, and an account of what was read and skipped.
 
     source: a file of FORMATS or a folder of such, whose paragraphs, pages or lines are the documents; or `corpus`, the

@@ -214,6 +214,13 @@ def _pdf(data: bytes) -> Iterable[Placed]:
 
 
 FORMATS: dict[str, Callable[[bytes], Iterable[Placed]]] = {
-    ".txt": _text, ".md": _text, ".rst": _text, ".html": _html, ".htm": _html, ".ipynb": _notebook, ".py": _python,
-    ".pdf": _pdf, ".jsonl": _lines,
-}  # fmt: skip
+    ".txt": _text,
+    ".md": _text,
+    ".rst": _text,
+    ".html": _html,
+    ".htm": _html,
+    ".ipynb": _notebook,
+    ".py": _python,
+    ".pdf": _pdf,
+    ".jsonl": _lines,
+}

@@ -35,11 +35,18 @@ class Player:
     """
 
     def __init__(
-        self, machine: Side, priors: dict[int, Floats], *, emitted: Callable[[int, int], None] = lambda *_: None,
-        drew: Callable[[Draft], None] = lambda _: None, changed: Callable[[], None] = lambda: None,
-        retrieved: Callable[[list[Cited]], None] = lambda _: None, guard: Guard | None = None, pace: float = 0.0,
+        self,
+        machine: Side,
+        priors: dict[int, Floats],
+        *,
+        emitted: Callable[[int, int], None] = lambda *_: None,
+        drew: Callable[[Draft], None] = lambda _: None,
+        changed: Callable[[], None] = lambda: None,
+        retrieved: Callable[[list[Cited]], None] = lambda _: None,
+        guard: Guard | None = None,
+        pace: float = 0.0,
         prefill: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.machine, self.priors, self.emitted, self.drew, self.changed = machine, priors, emitted, drew, changed
         self.retrieved, self.guard, self.pace, self.prefill = retrieved, guard, pace, prefill
         self.ended = asyncio.Event()

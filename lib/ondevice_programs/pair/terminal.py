@@ -94,9 +94,10 @@ def texts_used(answer: Answer, documents: Documents) -> list[str]:
     """The device's texts that an answer was made from."""
     used = {(document.file, document.paragraph) for side, document in answer.sources if side == "device"}
     return [
-        text for text, source in zip(documents.texts, documents.sources, strict=True)
+        text
+        for text, source in zip(documents.texts, documents.sources, strict=True)
         if (source.file[-1024:], source.paragraph) in used
-    ]  # fmt: skip
+    ]
 
 
 def readable(answer: Answer, tokenizer: PreTrainedTokenizerBase, private: Sequence[str]) -> tuple[int, list[str]]:

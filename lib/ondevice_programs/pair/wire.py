@@ -234,9 +234,16 @@ async def listening(
 
     try:
         server = await serve(
-            opened, host, port, ssl=tls, process_request=greet, process_response=answer, open_timeout=silence,
-            close_timeout=1.0, **_OPTIONS,
-        )  # fmt: skip
+            opened,
+            host,
+            port,
+            ssl=tls,
+            process_request=greet,
+            process_response=answer,
+            open_timeout=silence,
+            close_timeout=1.0,
+            **_OPTIONS,
+        )
     except OSError as error:
         raise ValueError(f"Nothing can listen at {host}:{port}: {error.strerror or error}.") from None
     try:

@@ -217,8 +217,16 @@ def _downloaded(name: str, revision: str, token: str | bool | None, local: bool,
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, token=token,
-                                      local_files_only=local, cache_dir=cache_folder))  # fmt: skip
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=_FILES,
+                token=token,
+                local_files_only=local,
+                cache_dir=cache_folder,
+            )
+        )
     except errors.GatedRepoError:
         raise PermissionError(f"{name} asks you to accept its licence on the hub and to log in.") from None
     except errors.RepositoryNotFoundError:

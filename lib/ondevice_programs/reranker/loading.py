@@ -29,8 +29,11 @@ Activation = Callable[[Tensor], Tensor]
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 _FLAT = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")  # types of models whose templates have content as a text
 for _name in (  # and what all models' code is built on
-    "Qwen3ForCausalLM", "BertForSequenceClassification", "AutoModelForCausalLM", "AutoModelForSequenceClassification",
-):  # fmt: skip
+    "Qwen3ForCausalLM",
+    "BertForSequenceClassification",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+):
     getattr(transformers, _name)
 
 

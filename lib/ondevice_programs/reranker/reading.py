@@ -96,8 +96,7 @@ class TextPair(Form):
         encoded = self.tokenizer(queries, documents, verbose=False, **options)
         segments = encoded.get("token_type_ids") or [[]] * len(pairs)
         return [
-            Row(array("i", ids), _border(ids, types))
-            for ids, types in zip(encoded["input_ids"], segments, strict=True)
+            Row(array("i", ids), _border(ids, types)) for ids, types in zip(encoded["input_ids"], segments, strict=True)
         ]
 
 
@@ -321,8 +320,7 @@ def _part(form: Form, text: str) -> tuple[str, bool]:
         text = _SPACE.sub(" ", text)
     size, most = _USUAL * (form.most + _BEYOND), _MOST * form.most
     while (
-        size < min(len(text), most)
-        and len(_tokens(form.tokenizer, _cut(text, size, form.side))) < form.most + _BEYOND
+        size < min(len(text), most) and len(_tokens(form.tokenizer, _cut(text, size, form.side))) < form.most + _BEYOND
     ):
         size *= 2
     size = min(size, most)

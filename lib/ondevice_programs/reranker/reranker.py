@@ -43,7 +43,6 @@ _LOG = logging.getLogger(__name__)
 _PROBE = "Naïve  café:\tf(x) = 3.14; 東京 don't\n"  # whose tokens tell tokenizers of one vocabulary apart
 
 
-
 class Reranker:
     """A cross-encoder whose weights are streamed from its files. Keywords are CrossEncoder's, and these:
 
@@ -158,11 +157,19 @@ class Reranker:
         return len(inputs) > 0 and isinstance(inputs[0], str)
 
     def predict(
-        self, inputs: Iterable[Sequence[str]] | Sequence[str] | np.ndarray = (), prompt_name: str | None = None,
-        prompt: str | None = None, *, activation_fn: Activation | None = None, apply_softmax: bool | None = False,
-        convert_to_numpy: bool = True, convert_to_tensor: bool = False, device: str | None = None,
-        sentences: Any = None, **ignored: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        inputs: Iterable[Sequence[str]] | Sequence[str] | np.ndarray = (),
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        activation_fn: Activation | None = None,
+        apply_softmax: bool | None = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        sentences: Any = None,
+        **ignored: Any,
+    ) -> Any:
         """Scores of (query, document) pairs, none of which is pruned: an array [n], a tensor, or a list of tensors.
 
         One pair gives one score; none give an empty array, tensor or list. Any number of pairs goes through the model
@@ -257,10 +264,18 @@ class Reranker:
     # Calibration
 
     def calibrate(
-        self, queries: Sequence[str], documents: Sequence[Sequence[str]] | Sequence[str], k: int,
-        recall: float = 0.98, confidence: float = 0.95, *, precision: float | None = None,
-        relevant: Sequence[Sequence[int]] | None = None, probes: bool = False, save: bool | str | Path = True,
-    ) -> Calibration:  # fmt: skip
+        self,
+        queries: Sequence[str],
+        documents: Sequence[Sequence[str]] | Sequence[str],
+        k: int,
+        recall: float = 0.98,
+        confidence: float = 0.95,
+        *,
+        precision: float | None = None,
+        relevant: Sequence[Sequence[int]] | None = None,
+        probes: bool = False,
+        save: bool | str | Path = True,
+    ) -> Calibration:
         """Find how much can be pruned for a top K, from queries like those to come; `rank(..., top_k=k)` does it then.
 
         documents: a list of candidates for each query, or one list for all. recall: of the full model's top K, its mean
@@ -463,9 +478,7 @@ class Reranker:
                 trim()
             return pooled
 
-        engine = Engine(
-            self.architecture, weights, chunk=chosen.chunk, states=states, probes=probes, run_layer=layer
-        )
+        engine = Engine(self.architecture, weights, chunk=chosen.chunk, states=states, probes=probes, run_layer=layer)
         rule = None if k is None or k >= len(documents) else self._rule(k, form)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
         counted = [now - then for now, then in zip(counters(weights), before, strict=True)]
@@ -473,9 +486,12 @@ class Reranker:
         return done
 
     def _form(
-        self, prompt: str | None, max_length: int | None = None, document_tokens: int | None = None,
+        self,
+        prompt: str | None,
+        max_length: int | None = None,
+        document_tokens: int | None = None,
         side: Side | None = None,
-    ) -> Form:  # fmt: skip
+    ) -> Form:
         """How pairs are read, of the most tokens that model, tokenizer, folder, user and call allow."""
         if side not in (None, "right", "left"):
             raise ValueError(f"The truncation side is right or left, not {side!r}.")
@@ -582,10 +598,17 @@ def _calibrated(
     rule = certified.rule
     saved = 0.0 if rule is None else float(measure(pools, k, rule, exact)["saved"].mean())
     return Calibration(
-        k, mode, "recall", recall, confidence, certified.tested, certified.recall, saved,
+        k,
+        mode,
+        "recall",
+        recall,
+        confidence,
+        certified.tested,
+        certified.recall,
+        saved,
         weights=None if rule is None else rule.weights.tolist(),
         margins=None if rule is None else rule.margins.tolist(),
-    )  # fmt: skip
+    )
 
 
 def _forget_pages(folder: Path) -> None:

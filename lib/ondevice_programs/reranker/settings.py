@@ -18,10 +18,14 @@ from ondevice import adapters
 MODULES = "modules.json"
 _OWN = "config_sentence_transformers.json"
 _TRANSFORMER = (  # of which CrossEncoder reads the first that is there
-    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
-    "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
-)  # fmt: skip
+)
 _PACKAGE = "sentence_transformers."
 # Keys that are read, and those that change no score: versions, and what another kind of model has.
 _OWN_KEYS = {"activation_fn", "prompts", "default_prompt_name", "model_type", "__version__", "requirements",
@@ -126,8 +130,11 @@ def module_settings(spec: str, folder: Path, causal: bool) -> Modules:
     modality = module.get("modality_config") or {}
     right = {"transformer_task": task, "module_output_name": output}
     odd = [name for name, value in right.items() if module.get(name, value) != value]
-    odd += [f"modality_config.{name}" for name, entry in modality.items()
-            if (entry.get("method"), entry.get("method_output_name")) != ("forward", field)]  # fmt: skip
+    odd += [
+        f"modality_config.{name}"
+        for name, entry in modality.items()
+        if (entry.get("method"), entry.get("method_output_name")) != ("forward", field)
+    ]
     processing = {name: dict(value) for name, value in (module.get("processing_kwargs") or {}).items() if value}
     limit = processing.get("text", {}).pop("max_length", None) or module.get("max_seq_length")
     template = processing.pop("chat_template", {})

@@ -204,9 +204,16 @@ def raced(
 
 
 def play(
-    recorded: Recorded, systems: str, delay: float, slower: float = 8.0, budget: float = 0.5, seed: int = 0, *,
-    admitted: Callable[..., NDArray[np.bool_]] = admitted, together: Callable[..., dict[str, float]] = together,
-) -> pd.DataFrame:  # fmt: skip
+    recorded: Recorded,
+    systems: str,
+    delay: float,
+    slower: float = 8.0,
+    budget: float = 0.5,
+    seed: int = 0,
+    *,
+    admitted: Callable[..., NDArray[np.bool_]] = admitted,
+    together: Callable[..., dict[str, float]] = together,
+) -> pd.DataFrame:
     """A row a question: ttft and last token (s), right, bytes on the wire, cloud tokens, whether the cloud was asked.
 
     delay: added to the link, s. slower: the device's seconds over the cloud's. budget: of the questions' tokens.

@@ -169,10 +169,17 @@ def paper_tail_table() -> pd.DataFrame:
     """Table 2 as printed, with our column names: service, constrained, device, paper_percent."""
     table = assets.paper_table("disco", "table_02_tail_ttft_reduction")
     model = table["device_model"].replace("Qwen-1.5-0.5B", "Qwen1.5-0.5B")
-    return born(pd.DataFrame({
-        "service": table["service_trace"], "constrained": table["constraint"],
-        "device": table["device"] + ", " + model, "paper_percent": table["tail_ttft_reduction_percent"],
-    }), "quoted")  # fmt: skip
+    return born(
+        pd.DataFrame(
+            {
+                "service": table["service_trace"],
+                "constrained": table["constraint"],
+                "device": table["device"] + ", " + model,
+                "paper_percent": table["tail_ttft_reduction_percent"],
+            }
+        ),
+        "quoted",
+    )
 
 
 def over_runs(statistic: Callable[[NDArray[Any]], float], table: pd.DataFrame, seed: int = 0) -> Estimate:
@@ -260,9 +267,16 @@ class Fixed:
 
 
 def users(
-    series: Sequence[str], device: DeviceSpeed, lengths: Lengths, budgets: Sequence[float], policies: Policies,
-    play: Play, gaps: Sequence[float], shape: tuple[int, int], seed: int,
-) -> pd.DataFrame:  # fmt: skip
+    series: Sequence[str],
+    device: DeviceSpeed,
+    lengths: Lengths,
+    budgets: Sequence[float],
+    policies: Policies,
+    play: Play,
+    gaps: Sequence[float],
+    shape: tuple[int, int],
+    seed: int,
+) -> pd.DataFrame:
     """Figure 5: users who ask in bursts meet a server whose slow spells last, a TTFT each 30 s like the series'.
 
     gaps: mean seconds between requests of each user, least active first; their burstiness is measured. shape: (runs,
@@ -317,9 +331,7 @@ def _greatest(settings: pd.DataFrame, by: Sequence[str]) -> Callable[[NDArray[np
     return lambda saved: np.maximum.reduceat(saved, starts)
 
 
-def _of_savings(
-    bill: Bill, kept: pd.Series, seed: int, statistic: Callable[[NDArray[np.float64]], Any]
-) -> Estimate:
+def _of_savings(bill: Bill, kept: pd.Series, seed: int, statistic: Callable[[NDArray[np.float64]], Any]) -> Estimate:
     """A statistic of the settings' savings in percent; draws are of requests. kept: which settings count."""
     rows_kept, n = kept.to_numpy(), bill.cost.shape[1]
 

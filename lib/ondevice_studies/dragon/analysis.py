@@ -250,9 +250,16 @@ def pipelines(tokens: int = 6, costs: Costs = EXAMPLE, rules: Rules | None = Non
 
 
 def speedups(
-    decode_local: Sequence[float], rtts: Sequence[float], acceptance: Sequence[float], *, simulated: bool = False,
-    acceptance_local: float = 0.5, tokens: int = 400, seed: int = 0, speedup: Callable[..., float] = speedup,
-) -> pd.DataFrame:  # fmt: skip
+    decode_local: Sequence[float],
+    rtts: Sequence[float],
+    acceptance: Sequence[float],
+    *,
+    simulated: bool = False,
+    acceptance_local: float = 0.5,
+    tokens: int = 400,
+    seed: int = 0,
+    speedup: Callable[..., float] = speedup,
+) -> pd.DataFrame:
     """Figure 5: decode_local, rtt (both over c_dec^r), alpha_r, speedup, kind, over token-wise aggregation.
 
     analytic: Eq. 9. simulated: both simulated, with the local drafts' acceptance, which Eq. 9 leaves out.

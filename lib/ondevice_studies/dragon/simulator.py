@@ -163,10 +163,17 @@ class _Simulation:
         self.paces = world.paces()
         self.lines = Line(world.up, seed, "up"), Line(world.down, seed, "down")
         self.sides = [
-            Side("simulated", _flags(accepted.tolist(), side), aggregates=side == aggregator,
-                 max_new_tokens=len(accepted), lookahead=world.lookahead, scheduler=schedulers[side], rules=rules)
+            Side(
+                "simulated",
+                _flags(accepted.tolist(), side),
+                aggregates=side == aggregator,
+                max_new_tokens=len(accepted),
+                lookahead=world.lookahead,
+                scheduler=schedulers[side],
+                rules=rules,
+            )
             for side in (DEVICE, CLOUD)
-        ]  # fmt: skip
+        ]
         self.events: list[tuple[float, int, int, Decode | Message]] = []
         self.number = 0
         self.seen: list[float] = []

@@ -46,9 +46,7 @@ def of_answers(requests: Sequence[Request], model: str, tokenizer: PreTrainedTok
     return pd.DataFrame(rows, columns=["model", "pair", "first", "second", "cosine"])
 
 
-def of_contexts(
-    requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase, task: str
-) -> pd.DataFrame:
+def of_contexts(requests: Sequence[Request], model: str, tokenizer: PreTrainedTokenizerBase, task: str) -> pd.DataFrame:
     """Figure 3b: how alike a family's answers and contexts are: model, task, prompt, cosine, other, overlap, distance.
 
     cosine: of their embeddings, as in `of_answers`. A context is the whole prompt, the few words that ask included.

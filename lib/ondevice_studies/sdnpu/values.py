@@ -130,9 +130,7 @@ def shorter_drafts(summaries: pd.DataFrame, method: str, limit: int, plain: bool
     )
 
 
-def reusable(
-    rejections: pd.DataFrame, column: str = "case", cases: Sequence[str] = ("missing", "synonym")
-) -> Estimate:
+def reusable(rejections: pd.DataFrame, column: str = "case", cases: Sequence[str] = ("missing", "synonym")) -> Estimate:
     """Percent of the rejections that are of these cases; a draw takes all of a prompt's.
 
     column: case, by the output that came instead, or elsewhere, by another request's.

@@ -166,9 +166,14 @@ def answered_with(
             return greedy(logits)
 
         log = generate(
-            answer.model, drafter, answer.prompt, answer.limit,
-            budget=budget, choice=choose, eos_token_ids=ends_of(answer, eos_token_ids),
-        )  # fmt: skip
+            answer.model,
+            drafter,
+            answer.prompt,
+            answer.limit,
+            budget=budget,
+            choice=choose,
+            eos_token_ids=ends_of(answer, eos_token_ids),
+        )
         spent = perf_counter() - times[0]
         same = list(log.tokens) == list(answer.tokens)
         rows.append((answer.name, answer.task, len(log.tokens) - 1, len(log.steps), spent, same))

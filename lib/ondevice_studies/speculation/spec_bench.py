@@ -249,5 +249,3 @@ def load(paper: str, methods: Sequence[str], model: str) -> tuple[pd.DataFrame, 
     answers = pd.concat([plainly, each], ignore_index=True)
     answers = answers.assign(identical=answers["sha"] == answers["answer_sha"], tokens=answers["limit"])
     return evidence.derived(answers, first, *tables), evidence.derived(passes, *tables)
-
-

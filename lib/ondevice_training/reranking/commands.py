@@ -42,9 +42,7 @@ def register(programs: Any) -> None:
     rates = "peak rate: 0.0001 of an encoder's trunk, 0.001 of an adapter by default"
     training.add_argument("--rate", type=positive, help=rates)
     training.add_argument("--head-rate", type=positive, default=1e-3, help="peak rate of the head")
-    training.add_argument(
-        "--rank", type=count, help="of the adapter, which a decoder needs"
-    )
+    training.add_argument("--rank", type=count, help="of the adapter, which a decoder needs")
     training.add_argument("--threads", type=count, help="CPU threads (all by default)")
     training.set_defaults(handler=train_reranker)
 

@@ -222,11 +222,11 @@ def test_the_first_prompts_run_again_as_recorded():
     pair = record.speakers()
     asked = record.questions(fetched=False)[::80]
     recorded = load("disco", "quality")
-    same = agreement(recorded, record.graded(pair, asked), record.KEYS, record.EXACT, "margin")
+    same = agreement(recorded, record.graded(pair, asked), record.KEYS, record.EXACT, "margin", record.NEAR)
     assert same.n == 20 and not same.differing
 
     def backwards(first, second, *rest):
         return quality.migrated(second, first, *rest)
 
     edited = record.graded(pair, asked, backwards)
-    assert agreement(recorded, edited, record.KEYS, record.EXACT, "margin").differing
+    assert agreement(recorded, edited, record.KEYS, record.EXACT, "margin", record.NEAR).differing

@@ -14,7 +14,8 @@ LAYOUT = Layout()
 METER = re.compile(r"perf_counter|meters|engine|lm|live_\w+")  # names of clocks, of what samples memory, of models
 # Without such a name: times that another function or cell took, or the word as a column's name or a filter
 OTHERS = {
-    "ondevice_studies.disco.cold_start loads", "ondevice_studies.dragon.values aggregation_time",
+    "ondevice_studies.disco.cold_start loads", "ondevice_studies.disco.record graded",
+    "ondevice_studies.dragon.values aggregation_time",
     "disco.ipynb figure-6-values", "disco.ipynb quality-again", "disco.ipynb stream-drawn", "dragon.ipynb verdicts",
     "grating.ipynb whole-runs",
 }  # fmt: skip

@@ -211,7 +211,10 @@ def test_busy_processes_are_counted_but_not_a_recorder_s_own(monkeypatch):
     assert own["processes"] == len(own["names"])
 
 
-RECORD = pd.DataFrame({"task": ["a", "a", "b", "b"], "request": 0, "step": [0, 1] * 2, "emitted": [3, 2, 4, 1]})
+RECORD = pd.DataFrame({
+    "task": ["a", "a", "b", "b"], "request": 0, "step": [0, 1] * 2, "emitted": [3, 2, 4, 1],
+    "score": [0.5, float("nan")] * 2,
+})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,7 @@ RECORD = pd.DataFrame({"task": ["a", "a", "b", "b"], "request": 0, "step": [0, 1
     ids=["the same", "another value", "a row less", "not in the record"],
 )
 def test_a_sample_that_differs_is_named(again, differing):
-    compared = agreement(RECORD, again, KEYS, ["step", "emitted"])
+    compared = agreement(RECORD, again, KEYS, ["step", "emitted", "score"])
     assert (compared.n, compared.agree, compared.differing) == (2, 2 - len(differing), differing)
     assert all("/".join(map(str, unit)) in compared.line() for unit in differing)
 

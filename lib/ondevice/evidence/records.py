@@ -293,15 +293,18 @@ def agreement(
 
 def _equal(stored: pd.DataFrame, sample: pd.DataFrame, columns: Sequence[str], tolerance: float) -> bool:
     """Whether two tables have the same rows; numbers, and arrays of numbers, within the tolerance."""
-    if not tolerance or len(stored) != len(sample):
-        return _rows(stored, columns) == _rows(sample, columns)
-    for column in columns:
-        for first, second in zip(stored[column], sample[column], strict=True):
-            if isinstance(first, str) and first != second:
-                return False
-            if not isinstance(first, str) and not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
-                return False
-    return True
+    if len(stored) != len(sample):
+        return False
+    pairs = (pair for column in columns for pair in zip(stored[column], sample[column], strict=True))
+    return all(_same(*pair, tolerance) for pair in pairs)
+
+
+def _same(first: Any, second: Any, tolerance: float) -> bool:
+    if isinstance(first, str) or isinstance(second, str):
+        return bool(first == second)
+    if np.shape(first) != np.shape(second):
+        return False
+    return bool(np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True))
 
 
 def _rows(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:

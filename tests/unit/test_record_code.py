@@ -96,6 +96,19 @@ def test_a_local_name_is_not_the_modules(library: Path):
     assert edited(library, "maker.py", "return tools.unused()", "return 1") == before
 
 
+def test_a_default_of_the_same_name_is_the_modules(library: Path):
+    """As of all functions here that an experiment can put another one in."""
+    before = edited(library, "maker.py", "def rows(count: int)", "def rows(count, *, measured=measured)")
+    assert edited(library, "late.py", "TABLE, number", "number, TABLE") != before
+
+
+def test_a_module_counts_whole_after_a_part_of_it(library: Path):
+    program = "lab.tools:doubled+lab.tools"
+    before = code_hash(library, program)
+    edited(library, "tools.py", "return 0", "return 1")
+    assert code_hash(library, program) != before
+
+
 def test_a_class_counts_whole_and_a_module_too(library: Path):
     whole = {name: code_hash(library, name) for name in ("lab.numbers:Box", "lab.tools", "lab.maker")}
     edited(library, "numbers.py", "SIZE ** 3", "SIZE ** 2")

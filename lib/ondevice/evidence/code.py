@@ -41,7 +41,7 @@ class _Module:
 
 
 def code_hash(library: Path, program: str) -> str:
-    """ "reached-" and the SHA-256 of what a program reaches; "" where a part of it is not there.
+    """`reached-` and the SHA-256 of what a program reaches; "" where a part of it is not there.
 
     library: the folder with the packages (lib/). program: a module, a function as `module:name`, or a script's path
     beside that folder; of several, joined by "+".
@@ -65,6 +65,7 @@ class _Reached:
         self.library = library
         self.code: dict[str, Any] = {}
         self.texts: dict[str, _Module] = {}
+        self.whole = set[str]()  # modules that are reached with all that is in them
 
     def knows(self, module: str, name: str) -> bool:
         """Whether the library has a module, and it the name."""
@@ -74,7 +75,8 @@ class _Reached:
     def add(self, module: str, name: str) -> None:
         """A name of a module, with everything that it reaches; nothing where the library has none such."""
         text = self._text(module)
-        if text is None or f"{module}:{name}" in self.code or f"{module}.".startswith(tuple(f"{k}." for k in _KEEPERS)):
+        done = name != WHOLE and f"{module}:{name}" in self.code
+        if text is None or done or f"{module}.".startswith(tuple(f"{keeper}." for keeper in _KEEPERS)):
             return
         if name in text.definitions:
             self._add_code(module, name, text.definitions[name])
@@ -83,7 +85,8 @@ class _Reached:
             self.add(*text.imports[name])
         elif name and self._text(f"{module}.{name}"):
             self.add(f"{module}.{name}", WHOLE)
-        elif name == WHOLE:
+        elif name == WHOLE and module not in self.whole:
+            self.whole.add(module)
             self._add_code(module, WHOLE, text.unnamed)
             for each in (*text.definitions, *text.imports):
                 self.add(module, each)
@@ -191,6 +194,8 @@ def _chains(node: ast.AST, bound: frozenset[str] = frozenset()) -> Iterator[list
     bound: names that a function around it binds itself.
     """
     if isinstance(node, _FUNCTIONS):
+        for outer in _outside(node):
+            yield from _chains(outer, bound)
         bound |= {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
         bound |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
     chain: list[str] = []
@@ -207,6 +212,16 @@ def _chains(node: ast.AST, bound: frozenset[str] = frozenset()) -> Iterator[list
     else:
         for child in _children(node):
             yield from _chains(child, bound)
+
+
+def _outside(node: ast.AST) -> list[ast.AST]:
+    """What a function has around its own names: defaults, decorators, and what a comprehension runs over first."""
+    if isinstance(node, _COMPREHENSIONS):
+        return [node.generators[0].iter]
+    outer: list[ast.AST] = list(getattr(node, "decorator_list", []))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        outer += [default for default in (*node.args.defaults, *node.args.kw_defaults) if default]
+    return outer
 
 
 def _children(node: ast.AST) -> list[ast.AST]:

@@ -28,7 +28,7 @@ from ondevice_studies.speculation.prompts import digest
 DEVICE, SERVER = models.SMOLLM2, models.QWEN
 KEYS = ["task", "request", "direction", "handover"]
 EXACT = ["prompt_sha", "answer_sha", "tokens", "right", "rouge_1"]  # what a sample that runs again is compared in
-NEAR = 0.05  # a logit's lead: integer products are not the same to the last bit on all processors
+NEAR = 0.05  # a logit's lead below which integer answers may differ on another processor
 OF_SPEC_BENCH = {"translation": 50, "summarization": 30}  # questions, which not every clone has
 AT_ONCE = 5  # questions
 PROBED = (models.SMOLLM2, "random:qwen2.5-0.5b")

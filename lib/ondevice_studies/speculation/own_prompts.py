@@ -98,8 +98,8 @@ def again(
 ) -> evidence.Again:
     """How answers of a record are made again: the first two of a task, by one method, drawn by chance. asked: all.
 
-    In float32 where the record has that. Integer products are not the same to the last bit on all processors, so there
-    a lead of the likeliest logit below `CLOSE` is a near-tie.
+    In float32 where the record has that, so its integer rows are not compared. Of a record in integers a lead of the
+    likeliest logit below `CLOSE` is a near-tie, as its answers may differ on another processor.
     """
 
     def draw(table: pd.DataFrame, random: np.random.Generator) -> pd.DataFrame:

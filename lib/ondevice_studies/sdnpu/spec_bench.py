@@ -7,6 +7,7 @@ more of these are recorded than of the other tasks. `own` has answers to our own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -20,7 +21,7 @@ from ondevice_studies.speculation.spec_bench import Bench, Method
 
 OWN = ("PLD", "SAM", "SAM+both", "PLD+both", MIXTURE)  # methods on our own prompts
 OWN_TASKS = ("summarization", "rag", "qa", "translation")  # of them, as in Part I of the notebook
-OF_THE_LARGER = ("SAM", "SAM+both", MIXTURE)  # methods that are recorded with the larger model, too
+OF_THE_LARGER = ("SAM", "SAM+both", MIXTURE)  # methods that are recorded with the larger model, too, on fewer requests
 
 
 # In the order in which they are recorded; the first ones read no logits.
@@ -46,8 +47,12 @@ METHODS = {name: _method(name) for name in NAMES}
 
 def record(bench: Bench, names: Sequence[str] = ()) -> None:
     """Record what is missing. names: all methods that the model is recorded with, without any."""
-    larger = bench.model != models.SMOLLM2
-    spec_bench.record("sdnpu", METHODS, bench, names or (OF_THE_LARGER if larger else list(METHODS)))
+    methods = METHODS
+    if bench.model != models.SMOLLM2:
+        methods = {name: replace(METHODS[name], requests="smaller") for name in OF_THE_LARGER}
+    if unknown := [name for name in names if name not in methods]:
+        raise ValueError(f"With {bench.model} {', '.join(methods)} are recorded, not {unknown[0]}.")
+    spec_bench.record("sdnpu", methods, bench, names or list(methods))
 
 
 def own(bench: Bench) -> None:

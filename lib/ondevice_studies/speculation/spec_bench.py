@@ -30,6 +30,7 @@ from ondevice_studies.speculation.request_set import Request
 PART = 20  # requests of a task for what is recorded on a part of them
 OF_CONTEXT = {"summarization": 40, "rag": 40}  # of the tasks whose answers lean on a long prompt; of the others:
 FEW = 10
+SMALLER = 2  # a larger model is recorded on one in so many of these requests
 KEYS = ["model", "method", "task"]
 COMPARED = ["answer_sha", "step", "drafted", "accepted", "emitted", "depth", "cached", "drafting_passes"]
 PARAMETERS = {"threads": 1, "dtype": "float32", "part": PART}
@@ -57,13 +58,14 @@ class Method:
     """A drafter that is recorded.
 
     make: a name in the library's table of drafters, or a function of a `Bench`, as `module:name`. budget: most nodes
-    of a draft. requests: all of Spec-Bench's, the first `PART` of each task, or by task as many as `OF_CONTEXT` and
-    `FEW` say. replayed: whether it reads no logits, so that known answers can stand for the model.
+    of a draft. requests: all of Spec-Bench's, the first `PART` of each task, by task as many as `OF_CONTEXT` and
+    `FEW` say, or one in `SMALLER` of these. replayed: whether it reads no logits, so that known answers can stand for
+    the model.
     """
 
     make: str
     budget: int
-    requests: Literal["all", "part", "context"] = "all"
+    requests: Literal["all", "part", "context", "smaller"] = "all"
     replayed: bool = False
 
     @property
@@ -80,7 +82,8 @@ class Method:
 
     def most(self, task: str) -> int | None:
         """How many requests of a task; None is all."""
-        return {"all": None, "part": PART, "context": OF_CONTEXT.get(task, FEW)}[self.requests]
+        of_context = OF_CONTEXT.get(task, FEW)
+        return {"all": None, "part": PART, "context": of_context, "smaller": of_context // SMALLER}[self.requests]
 
 
 def name_of(model: str, method: str) -> str:

@@ -38,9 +38,9 @@ from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import Documents, Node
 from ondevice_programs.pair.prefixes import Prefixes
 from ondevice_programs.reranker import Reranker
+from ondevice_studies.assistant.world import Question, World, world
 from ondevice_studies.dragon import lockstep
 from ondevice_studies.dragon.pair import GREEDY, added, write
-from ondevice_studies.dragon.world import Question, World, world
 from ondevice_studies.speculation.prompts import digest
 
 EACH, DRAFTED, LIMIT = 50, 100, 32  # questions of every holder; those that drafters run on, too; tokens of an answer
@@ -228,7 +228,7 @@ def remembered(letters: str) -> int:
     dataset = world("test")
     with tempfile.TemporaryDirectory() as folder:
         queries = [question.query for question in dataset.first(1)[:2]]
-        device = write(Path(folder), dataset) / "device.jsonl"
+        device = write(Path(folder), dataset.texts) / "device.jsonl"
         sampled = memory.sample([__import__("sys").executable, "-c", code, letters, str(device), *queries])
     return sampled.peak("anonymous")
 
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "live" in wanted:
         recorder = Recorder("assistant", "live", ["systems", "delay", "question"], {}, models, machine=here)
         with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder), world("test"))
+            write(Path(folder), world("test").texts)
             for letters in LIVE_SETS:
                 recorder.add(list(live(Path(folder), letters, world("test").first(LIVE_EACH))))
         recorder.finish()

@@ -28,8 +28,7 @@ _HALF_A_BILLION = (24, 896, 4864, 128, overhead.QWEN_VOCABULARY)  # Qwen2.5-0.5B
 
 VALUES: dict[str, Judged] = {
     "dragon-c01": judged(values.gain_at_most_documents, ours=CLOUD_OUTPUT),
-    "dragon-c02": judged(partial(values.gain_at_any_count, model=0), ours=CLOUD_OUTPUT),
-    "dragon-c03": judged(partial(values.gain_at_any_count, model=-1), ours=CLOUD_OUTPUT),
+    "dragon-c02": judged(values.gain_at_any_count, ours=CLOUD_OUTPUT),
     "dragon-c04": judged(values.share_not_worse, ours=CLOUD_OUTPUT),
     "dragon-c05": judged(values.gap_to_the_best, ours=CLOUD_OUTPUT),
     "dragon-c06": judged(values.one_side_alone, ours=CLOUD_OUTPUT),

@@ -1,27 +1,27 @@
 """Figure 6: how well a text is predicted with retrieved documents, by each way of putting documents and model together.
 
-The distribution of every document alone is computed once for a window. All that mixes distributions (DRAGON, one side
-alone, RAG-Sequence) follows from it for any number of documents; what puts documents side by side in one context (CRCG,
-DRCG) needs forwards of its own.
+Texts are WikiText-2's. Of each article every second paragraph is searched, and one of the others is predicted, so no
+text is found in itself. The distribution of every document alone is computed once for a window. All that mixes
+distributions (DRAGON, one side alone, RAG-Sequence) follows from it for any number of documents; what puts documents
+side by side in one context (CRCG, DRCG) needs forwards of its own.
 
-One document stands before the text as in the training of the bundled models: end token, passage marker, title, text,
-document marker, text to continue. Several documents are so many passages before one document marker. Without documents
-the text follows the end token.
+A document is a title, a line break, a passage and an empty line; the text to continue follows the documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from scipy.special import logsumexp
 
-from ondevice import corpus
 from ondevice.causal_lm.scoring import score
-from ondevice.corpus.prompts import DOCUMENT, END, PASSAGE, pick
+from ondevice.corpus import Passage, wikitext
+from ondevice.corpus.prompts import pick
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, document_weights, log_weight, target
@@ -30,27 +30,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 COUNTS = (2, 4, 6, 8, 10, 12, 14, 16)  # documents of both sides together
+UNCUT_COUNTS = (4, 16)  # at which claim c07 compares
 CAPS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # bytes a distribution
 BUDGET = 256  # tokens of documents in one context (section 6.2)
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # for BM25, whose scores are sums over words, tens in size
+QUERY, SCORED = 32, 64  # tokens of a window (section 6.1: the first 1/8 of 512 or 1,024 tokens is the query)
+WORDS = 48  # of a passage, which are about 64 tokens
 
 NONE, DRAGON, WHOLE, SEQUENCE = "no retrieval", "DRAGON", "DRAGON, uncut", "RAG-Sequence"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
 CLOUD_OUTPUT = "CRCG/Cloud, output"
-UNCUT, EQUAL = "DRCG, uncut", "DRCG, equal compute"
+UNCUT = "DRCG, uncut"
 PRINTED = (CLOUD, DEVICE, DRCG)  # the paper's baselines
 
 
-# What is scored: windows that roll over held-out texts, each with the passages found for it
+# What is scored: windows of held-out texts, each with the passages found for it
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a text. text: of the query, which passages are looked up with. query, scored: ids, one after the
-    other. start: of the scored ones in the text's ids."""
+    """A stretch of a text. name: of the article. text: of the query, which passages are looked up with.
+
+    query, scored: ids, one after the other.
+    """
 
     name: str
-    start: int
     text: str
     query: tuple[int, ...]
     scored: tuple[int, ...]
@@ -61,40 +65,60 @@ class Retrieved:
     """A window with its K passages, best first: all of them, and the relevance of each, scores [K]."""
 
     window: Window
-    passages: tuple[corpus.Passage, ...]
+    passages: tuple[Passage, ...]
     scores: Floats
 
 
+def articles(split: str) -> dict[str, list[str]]:
+    """By title, the paragraphs of a split's articles. Raises as `wikitext.paragraphs`."""
+    parts = (paragraph.text.partition("\n") for paragraph in wikitext.paragraphs(split))
+    return {title: [text for *_, text in group] for title, group in groupby(parts, key=lambda part: part[0])}
+
+
+def passages(texts: dict[str, list[str]], words: int = WORDS) -> list[Passage]:
+    """Every second paragraph of each article from the first on, in stretches of so many words."""
+    found = list[Passage]()
+    for title, paragraphs in texts.items():
+        stretches = [
+            text[start : start + words]
+            for text in map(str.split, paragraphs[::2])
+            for start in range(0, len(text), words)
+        ]
+        found += [Passage(title, " ".join(stretch), number) for number, stretch in enumerate(stretches)]
+    return found
+
+
 def windows(
-    documents: Iterable[corpus.Document],
+    texts: dict[str, list[str]],
     tokenizer: PreTrainedTokenizerBase,
     count: int | None = None,
     *,
-    query: int = 32,
-    scored: int = 64,
+    query: int = QUERY,
+    scored: int = SCORED,
 ) -> list[Window]:
-    """The first `count` windows, or all, in an order set by a hash of the document's name and the place.
+    """One of each article, in an order set by a hash of its title: the first `count`, or all.
 
-    In each the first `query` ids are given and the next `scored` are predicted (section 6.1: the first 1/8 of 512 or
-    1,024 tokens is the query). A document's windows begin every `scored` tokens, so that none is scored twice; its
-    first `query` ids and what is left at its end are not scored.
-    Raises ValueError on lengths below 1, and where there are fewer windows than `count`.
+    It is of the article's first paragraph that is not searched and long enough. The first `query` ids are given and the
+    next `scored` are predicted. Raises ValueError on lengths below 1, and where there are fewer windows than `count`.
     """
     if query < 1 or scored < 1:
         raise ValueError(f"A window has at least one token of query and one that is scored, not {query} and {scored}.")
-    if count is not None and count < 1:
-        raise ValueError(f"At least one window is scored, not {count}.")
-    rolled = [window for document in documents for window in _rolled(document, tokenizer, query, scored)]
-    if not rolled or (count or 0) > len(rolled):
-        raise ValueError(f"The texts have {len(rolled)} windows of {query} + {scored} tokens, not {count or 1}.")
-    rolled.sort(
-        key=lambda window: (pick(f"{window.name} {window.start}", "dragon window", 2**62), window.name, window.start)
-    )
-    return rolled[:count]
+    chosen = list[Window]()
+    for title in sorted(texts, key=lambda title: (pick(title, "dragon window", 2**62), title)):
+        for text in texts[title][1::2]:
+            ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+            if len(ids) >= query + scored:
+                given = ids[:query]
+                text = str(tokenizer.decode(given))
+                chosen.append(Window(title, text, tuple(given), tuple(ids[query : query + scored])))
+                break
+    if not chosen or (count or 0) > len(chosen):
+        raise ValueError(f"The texts have {len(chosen)} windows of {query} + {scored} tokens, not {count or 1}.")
+    return chosen[:count]
 
 
 def retrieve(
-    windows: Sequence[Window], passages: Sequence[corpus.Passage], index: SparseIndex, count: int = 16
+    windows: Sequence[Window], passages: Sequence[Passage], index: SparseIndex, count: int = max(COUNTS)
 ) -> list[Retrieved]:
     """The `count` passages of the index nearest to each window's query.
 
@@ -109,14 +133,11 @@ def retrieve(
     ]
 
 
-def _rolled(document: corpus.Document, tokenizer: PreTrainedTokenizerBase, query: int, scored: int) -> list[Window]:
-    ids = list(tokenizer(document.text, add_special_tokens=False, verbose=False).input_ids)
-    rolled = []
-    for start in range(query, len(ids) - scored + 1, scored):
-        given = ids[start - query : start]
-        text = str(tokenizer.decode(given))
-        rolled.append(Window(document.name, start, text, tuple(given), tuple(ids[start : start + scored])))
-    return rolled
+def retrieved(split: str, tokenizer: PreTrainedTokenizerBase, count: int | None = None) -> list[Retrieved]:
+    """Windows of a split with their passages, of both splits."""
+    every = [passage for each in ("validation", "test") for passage in passages(articles(each))]
+    index = SparseIndex.build([f"{passage.title}\n{passage.text}" for passage in every])
+    return retrieve(windows(articles(split), tokenizer, count), every, index)
 
 
 # The distributions
@@ -188,8 +209,7 @@ def methods(
     - `DRAGON`: the system that runs. `DRAGON, uncut`: all n distributions mixed, as they are.
     - `CRCG/Cloud, output`: those of the cloud's half. `RAG-Sequence`: the window's n likelihoods mixed.
     - `CRCG/Cloud`, `CRCG/Device`, `DRCG`: the first half, the second, or all, in one context cut after BUDGET tokens.
-    - `DRCG, uncut`: all n in one context, cut only where the model's context ends, best last.
-    - `DRCG, equal compute`: as many tokens read as DRAGON reads, from all documents of the window, best last.
+    - `DRCG, uncut`: all n in one context, cut only where the model's context ends, best last; of UNCUT_COUNTS.
     """
     read = read_window(model, fronts, retrieval)
     yield NONE, 0, 0, -float(read.log_probs[0].sum()), int(read.size[0])
@@ -201,60 +221,50 @@ def methods(
         yield WHOLE, n, 0, token_wise(read, every, temperature), all_read
         yield CLOUD_OUTPUT, n, 0, token_wise(read, cloud, temperature), cloud_read
         yield SEQUENCE, n, 0, sequence_wise(read, every, temperature), all_read
-        contexts = fronts.contexts(retrieval, n, all_read)
-        prefixes = [[*front, *retrieval.window.query] for front in contexts.values()]
-        scores = score(model, prefixes, [retrieval.window.scored] * len(prefixes))
-        for method, prefix, scored in zip(contexts, prefixes, scores, strict=True):
-            yield method, n, 0, scored.loss, len(prefix) + len(retrieval.window.scored)
+    given, scored = retrieval.window.query, retrieval.window.scored
+    contexts = {(method, n): (*ids, *given) for n in counts for method, ids in fronts.contexts(retrieval, n).items()}
+    distinct = list(dict.fromkeys(contexts.values()))  # a cut context is the same from some count on
+    losses = dict(zip(distinct, score(model, distinct, [scored] * len(distinct)), strict=True))
+    for (method, n), prefix in contexts.items():
+        yield method, n, 0, losses[prefix].loss, len(prefix) + len(scored)
 
 
 # Contexts and forwards
 
 
 class Fronts:
-    """Ids of what stands before a window, in the format of the bundled models.
-
-    Raises ValueError on a tokenizer that has not the markers of the documentation corpus.
-    """
+    """Ids of what stands before a window."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        vocabulary = tokenizer.get_vocab()
-        missing = [marker for marker in (END, PASSAGE, DOCUMENT) if marker not in vocabulary]
-        if missing:
-            raise ValueError(f"Documents are shown as to the bundled models; this tokenizer has no {missing[0]}.")
         self.tokenizer = tokenizer
         self.context = int(model.config.max_position_embeddings)
-        self._end = vocabulary[END]
-        self._document = vocabulary[DOCUMENT]
+        begin = tokenizer.bos_token_id
+        self._begin = [begin] if begin is not None and tokenizer("a").input_ids[0] == begin else []
 
-    def front(
-        self, passages: Sequence[corpus.Passage], budget: int | None = None, *, best_last: bool = False
-    ) -> list[int]:
+    def front(self, passages: Sequence[Passage], budget: int | None = None, *, best_last: bool = False) -> list[int]:
         """Ids before a window; of the passages' at most `budget`, those of the best ones."""
-        if not passages:
-            return [self._end]
         parts = list[list[int]]()
         left = self.context if budget is None else budget
         for passage in passages:
-            text = f"{PASSAGE}{passage.title}\n{passage.text}"
+            text = f"{passage.title}\n{passage.text}\n\n"
             parts.append(list(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)[:left])
             left -= len(parts[-1])
         shown = reversed(parts) if best_last else parts
-        return [self._end, *(token for part in shown for token in part), self._document]
+        return [*self._begin, *(token for part in shown for token in part)]
 
-    def contexts(self, retrieval: Retrieved, n: int, read: int) -> dict[str, list[int]]:
-        """The ids before the window of each method with one context. read: tokens that DRAGON reads of n documents."""
-        given = len(retrieval.window.query) + len(retrieval.window.scored) + len((self._end, self._document))
-        room = self.context - given
+    def contexts(self, retrieval: Retrieved, n: int) -> dict[str, list[int]]:
+        """The ids before the window of each method with one context."""
+        room = self.context - len(retrieval.window.query) - len(retrieval.window.scored) - len(self._begin)
         every = retrieval.passages[:n]
         least = min(BUDGET, room)
-        return {
+        contexts = {
             CLOUD: self.front(retrieval.passages[: n // 2], least),
             DEVICE: self.front(retrieval.passages[n // 2 : n], least),
             DRCG: self.front(every, least),
-            UNCUT: self.front(every, room, best_last=True),
-            EQUAL: self.front(retrieval.passages, min(room, read - given), best_last=True),
         }
+        if n in UNCUT_COUNTS:
+            contexts[UNCUT] = self.front(every, room, best_last=True)
+        return contexts
 
 
 @torch.inference_mode()

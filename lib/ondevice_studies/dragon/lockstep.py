@@ -5,9 +5,8 @@ At each token the acceptance of every rule is computed from the two distribution
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, share, target
 from ondevice_papers.dragon.speculative_aggregation import acceptance, divergence, shared_acceptance
-from ondevice_programs.pair.decoder import Decoder
+from ondevice_programs.pair.decoder import Decoder, next_together
 from ondevice_programs.pair.node import Node
 from ondevice_programs.pair.terminal import FUNCTION_WORDS  # the paper does not say which words it counts
 
@@ -62,25 +61,47 @@ def answer(
     method: str = DRAGON,
     k: int = 2,
     limit: int = 40,
+    **hooks: Callable[..., Any],
+) -> tuple[list[int], float, list[dict[str, Any]]]:
+    """A greedy answer of a method: as of `answers`."""
+    sides = {name: nodes[name].decoder(query, k)[0] for name in USED.get(method, nodes)}
+    return answers([sides], method, limit, **hooks)[0]
+
+
+def answers(
+    sessions: Sequence[Mapping[str, Decoder]],
+    method: str,
+    limit: int,
     *,
     target: Callable[..., Floats] = target,
     acceptance: Callable[..., float] = acceptance,
     filled: Callable[..., Floats] = codec.filled,
-) -> tuple[list[int], float, list[dict[str, Any]]]:
-    """A greedy answer of a method: (tokens, least margin of the likeliest token over the next, rows of its tokens).
+) -> list[tuple[list[int], float, list[dict[str, Any]]]]:
+    """Greedy answers to some questions at once, a forward for a token of each.
 
-    rows: of DRAGON, a token and side each, as of `accepted`. target, acceptance, filled: the functions of
-    `aggregation`, `speculative_aggregation` and `codec`, or an experiment's.
+    sessions: the new decoders of a question, by side, of one model. Returns of each: tokens, the least margin of the
+    likeliest token over the next, and of DRAGON a row per token and side, as of `accepted`. target, acceptance, filled:
+    the functions of `aggregation`, `speculative_aggregation` and `codec`, or an experiment's.
     """
-    sides = {name: nodes[name].decoder(query, k)[0] for name in USED.get(method, nodes)}
-    tokens, margin, rows = list[int](), 1.0, list[dict[str, Any]]()
-    for now, p in islice(greedily(sides, method, target=target, filled=filled), limit):
-        tokens.append(int(p.argmax()))
-        second, first = np.partition(p, -2)[-2:]
-        margin = min(margin, float(first - second))
-        if method == DRAGON:
-            rows += accepted(now, p, tokens[-1], acceptance)
-    return tokens, margin, rows
+    results: list[tuple[list[int], list[float], list[dict[str, Any]]]] = [([], [1.0], []) for _ in sessions]
+    steps = [greedily(sides, method, target=target, filled=filled) for sides in sessions]
+    while running := [
+        number
+        for number, sides in enumerate(sessions)
+        if len(results[number][0]) < limit and not any(decoder.ended for decoder in sides.values())
+    ]:
+        waiting = [decoder for number in running for decoder in sessions[number].values() if decoder.in_line]
+        if len(waiting) > 1:
+            next_together(waiting)
+        for number in running:
+            tokens, margins, rows = results[number]
+            now, p = next(steps[number])
+            tokens.append(int(p.argmax()))
+            second, first = np.partition(p, -2)[-2:]
+            margins.append(float(first - second))
+            if method == DRAGON:
+                rows += accepted(now, p, tokens[-1], acceptance)
+    return [(tokens, min(margins), rows) for tokens, margins, rows in results]
 
 
 def greedily(

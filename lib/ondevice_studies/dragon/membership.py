@@ -238,13 +238,15 @@ def standing(scores: Floats, members: NDArray[np.bool_]) -> tuple[int, int, floa
 
 def attack(
     device: Node, cloud: Node, query: str, candidates: Sequence[str], k: int = 2, limit: int = 20, seed: int = 0,
-    caps: Sequence[int] = CAPS, from_tokens: Evidence = from_tokens, from_noise: Evidence = from_noise,
+    caps: Sequence[int] = CAPS, prior: Floats | None = None,
+    from_tokens: Evidence = from_tokens, from_noise: Evidence = from_noise,
     from_distributions: Callable[[int], Evidence] = from_distributions,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """How the device's k passages stand among the candidates, by what crossed: a row a mode, cap and use of the query.
 
     Columns: mode, cap (bytes; 0 where no distribution crosses), with_query (whether relevance, as a log prior, is
     added), top1, best_rank, auc (`standing`), tokens (that the evidence is of), candidates (N).
+    prior: [N] log-probability of the candidates by the query, but for a constant; None: by BM25's share of the query.
     from_tokens, from_noise, from_distributions: the functions above, or an experiment's.
     Raises ValueError where one of the device's passages is not among the candidates.
     """
@@ -252,7 +254,7 @@ def attack(
     if missing := members - set(candidates):
         raise ValueError(f"{len(missing)} of the device's {len(members)} passages are not among the candidates.")
     chosen = np.array([text in members for text in candidates])
-    relevant = relevance(query, candidates)
+    relevant = relevance(query, candidates) / WEIGHT_TEMPERATURE if prior is None else prior
     rows = list[dict[str, Any]]()
 
     def add(mode: str, cap: int, with_query: bool, scores: Floats, tokens: int) -> None:
@@ -270,7 +272,7 @@ def attack(
         seen = transcript(device, cloud, query, k, limit, session, seed)
         for (mode, cap), scores in _weighed(cloud, candidates, query, seen, evidence).items():
             add(mode, cap, False, scores, len(seen.tokens))
-            add(mode, cap, True, scores + relevant / WEIGHT_TEMPERATURE, len(seen.tokens))
+            add(mode, cap, True, scores + relevant, len(seen.tokens))
     return rows
 
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from ondevice import models
 from ondevice.causal_lm import CausalLM
 from ondevice.network.link import Link
 from ondevice.network.relay import Relay
+from ondevice.retrieval import embedder
 from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import Mode
-from ondevice_programs.pair import library
+from ondevice_programs.pair import library, relevance
 from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import Node, template_of
+from ondevice_programs.reranker import Reranker
 from ondevice_studies.dragon import printed
-from ondevice_studies.dragon.world import World
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 ON_CLOUD, AS_MANY = "CRCG/Cloud", "CRCG/Device, as many documents"
@@ -88,13 +89,19 @@ def after(tokens: int, act: Callable[[], object]) -> Callable[[int], None]:
     return called
 
 
+def scorer() -> relevance.Scorer:
+    """What weighs passages on both sides, as `ondevice-pair` does unasked."""
+    reranker = Reranker(relevance.RERANKER, memory_budget=relevance.MEMORY, mode="order", calibration=False)
+    return relevance.Scorer(reranker, embedder())
+
+
 # Processes
 
 
-def write(folder: Path, world: World) -> Path:
-    """Both sides' documents, in files that `both` and `nodes` read."""
-    for side in ("device", "cloud"):
-        library.write(folder / f"{side}.jsonl", getattr(world, side))
+def write(folder: Path, documents: Mapping[str, Sequence[str]]) -> Path:
+    """Both sides' documents, in files that `both` reads. documents: texts, by `device` and `cloud`."""
+    for side, texts in documents.items():
+        library.write(folder / f"{side}.jsonl", texts)
     return folder
 
 
@@ -119,16 +126,6 @@ def both(
         yield device, relay
 
 
-def nodes(model: str, folder: Path) -> dict[str, Node]:
-    """Both sides as nodes of this process, for what needs no clock."""
-    loaded = models.load(model)
-    lm = CausalLM(loaded.model)
-    return {
-        side: Node(lm, loaded.tokenizer, library.documents(str(folder / f"{side}.jsonl"), private=True), name=model)
-        for side in ("device", "cloud")
-    }
-
-
 @contextlib.contextmanager
 def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
     """`ondevice-pair cloud`; yields its port. Raises ValueError with its last line where it does not start."""
@@ -136,7 +133,7 @@ def _cloud(model: str, folder: Path, paces: Paces) -> Iterator[int]:
         sys.executable, "-m", "ondevice_programs.pair", "cloud", "--listen", "127.0.0.1:0", "--until-input-ends",
         "--model", model, "--documents", str(folder / "cloud.jsonl"), "--whole", "--store", str(folder / "cloud"),
         "--index", str(folder / "index"), "--pace-ms", str(1000 * paces.cloud),
-        "--prefill-ms", str(1000 * paces.cloud_prefill), "--reranker", "none",
+        "--prefill-ms", str(1000 * paces.cloud_prefill),
     ]  # fmt: skip
     environment = {**os.environ, "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
@@ -170,8 +167,9 @@ def _this_side(model: str, folder: Path) -> Iterator[Node]:
         models.require_trained(loaded.model, "answering")
         lm = CausalLM(loaded.model)
         store = KVStore(folder / "device", lm, loaded.tokenizer, template_of(loaded.tokenizer).text)
-        texts = library.documents(str(folder / "device.jsonl"), private=True)
-        yield Node(lm, loaded.tokenizer, texts, store=store, name=model)
+        read = library.documents(str(folder / "device.jsonl"), private=True)
+        texts = relevance.Scored(**vars(read), scorer=scorer())
+        yield Node(lm, loaded.tokenizer, texts, store=store, weight_temperature=relevance.TEMPERATURE, name=model)
     finally:
         torch.set_num_threads(threads)
         if cores is not None:

@@ -52,12 +52,17 @@ class Question:
 def questions() -> tuple[Question, ...]:
     """All of them by a hash of their pair, so that the first ones are a random sample; the three of a pair in turn."""
     lines = assets.data("corpus", "both_sides.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = sorted(map(json.loads, lines), key=lambda row: pick(row["id"], "dragon question", 2**62))
+    rows = sorted(map(json.loads, lines), key=lambda row: placed(row["id"]))
     return tuple(
         Question(f"{row['id']} {holder}", row["family"], holder, row[_TEXTS[holder]], row["note"], row["page"],
                  *map(tuple, row["answers"]))
         for row in rows for holder in HOLDERS
     )  # fmt: skip
+
+
+def placed(name: str) -> int:
+    """The order of pairs, by the hash of a pair's name, or of a question's."""
+    return pick(name.partition(" ")[0], "dragon question", 2**62)
 
 
 def first(each: int) -> Sequence[Question]:

@@ -1,18 +1,16 @@
 """What DRAGON's verdicts rest on: `make record PAPER=dragon` makes all of it; it goes on where it was stopped.
 
 One record at a time: `python -m ondevice_studies.record dragon --only NAME`, and n processes share its work with
-`--share i/n`. Without a clock and in float32, so the same on every machine but for near-ties: `relevance` (how the two
-sides' scores compare, validation split), `found`, `temperatures` and `windows` (Figure 6), `answers` and `lockstep`
-(greedy answers by who holds them), `both_sides` (those that need a document of each side), `schedules` (Figure 9),
-`membership` (the attack). Of this machine: `latency` (Figures 7 and 8, Table 1).
+`--share i/n`. Without a clock and in float32, so the same on every machine but for near-ties: `answers` and `lockstep`
+(greedy answers by who holds them), `temperatures` and `windows` (Figure 6), `schedules` (Figure 9), `membership` (the
+attack). Of this machine: `latency` (Figures 7 and 8, Table 1).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,130 +20,49 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from ondevice import corpus, evidence, models
-from ondevice.causal_lm.scoring import score
-from ondevice.corpus.answers import hit
-from ondevice.corpus.excerpts import passages
-from ondevice.corpus.prompts import pick
+from ondevice import evidence, models
 from ondevice.evidence import Recorder, machine_name
-from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair import relevance
 from ondevice_programs.pair.answer import Answer
 from ondevice_programs.pair.node import Node
-from ondevice_studies.dragon import both_sides, language_modelling, lockstep, membership, pair, replays, sides, study
-from ondevice_studies.dragon.language_modelling import TEMPERATURES, Fronts, Retrieved, read_window, token_wise
+from ondevice_studies.dragon import answers, language_modelling, membership, pair, questions, replays, study
+from ondevice_studies.dragon.answers import DOCUMENTS, LONGEST, MODEL
+from ondevice_studies.dragon.language_modelling import CAPS, TEMPERATURES, Fronts, Retrieved, read_window, token_wise
 from ondevice_studies.dragon.pair import AGAIN, AS_MANY, CRCG, DRAGON, GREEDY, ON_CLOUD, SW, TW
 from ondevice_studies.dragon.printed import Recording
+from ondevice_studies.dragon.questions import HOLDERS, Question
 from ondevice_studies.dragon.simulator import Bools
-from ondevice_studies.dragon.world import Question, world
-from ondevice_studies.speculation.prompts import digest
 
-BASE = "pydocs-lm-base"
-SMALL = "pydocs-lm-small"
-
-# Relevance, answers and acceptance: questions
-
-WEIGHED = 60  # questions of every holder, validation split
-ANSWERED = 75  # of every holder, test split
-LONGEST = 40  # tokens of an answer
-TOGETHER = 5  # questions of a forward, of those that need a document of each side
-
-
-def weighed(nodes: Mapping[str, Node], question: Question, split: str) -> list[dict[str, Any]]:
-    """A row a side and document, best first: score, ceiling, and the answer's log-probabilities after it alone."""
-    rows = list[dict[str, Any]]()
-    for side, node in nodes.items():
-        tokenizer = node.tokenizer
-        documents = node.documents
-        answer = [*tokenizer(question.answer, add_special_tokens=False).input_ids, node.end]
-        suffix = node.template.suffix(tokenizer, question.query)
-        scores, indices = documents.index.search([question.query], 2)
-        prefixes = [
-            [*node.template.prefix(tokenizer, documents.texts[index])[: node.longest], *suffix] for index in indices[0]
-        ]
-        for rank, scored in enumerate(score(node.lm.model, prefixes, [answer] * len(prefixes))):
-            rows.append({
-                "split": split, "question": question.name, "holder": question.holder, "side": side, "rank": rank,
-                "score": float(scores[0][rank]), "ceiling": documents.index.ceiling(question.query),
-                "log_probs": " ".join(f"{log_prob:.5f}" for log_prob in scored.log_probs),
-            })  # fmt: skip
-    return rows
-
-
-def answered(
-    nodes: Mapping[str, Node], question: Question, method: str, **hooks: Callable[..., Any]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A greedy answer as a row, and DRAGON's tokens as rows of `lockstep`. hooks: as of `lockstep.answer`."""
-    tokens, margin, rows = lockstep.answer(nodes, question.query, method, GREEDY.k, LONGEST, **hooks)
-    tokenizer = nodes["device"].tokenizer
-    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
-    about = {"question": question.name, "holder": question.holder}
-    return (
-        {**about, "method": method, "tokens": len(tokens), "answer_sha": digest(tokens), "margin": margin,
-         "right": hit(text, question.answer)},
-        [{**about, "position": number // 2, "word": str(tokenizer.decode([row["token"]])), **row}
-         for number, row in enumerate(rows)],
-    )  # fmt: skip
-
+ANSWERED = 100  # questions of every holder
 
 # Figure 6: windows
 
-PASSAGES = 40_000  # of the train split that are searched: those of the lowest hashes
-WINDOWS = 48  # of the test split
-HELD_OUT = 32  # of the validation split
-PER_WINDOW = 16  # passages of a window
-
-
-def retrieved(split: str, count: int) -> list[Retrieved]:
-    """Windows of a split with the best passages of the train split."""
-    everything = passages(corpus.documents("train"), corpus.tokenizer())
-    chosen = sorted(everything, key=lambda passage: pick(passage.text, "dragon passages", 2**62))[:PASSAGES]
-    index = SparseIndex.build([passage.text for passage in chosen])
-    shown = language_modelling.windows(corpus.documents(split), corpus.tokenizer(), count)
-    return language_modelling.retrieve(shown, chosen, index, PER_WINDOW)
-
-
-def found_rows(split: str, number: int, retrieval: Retrieved) -> list[dict[str, Any]]:
-    """A window and its passages, by which `window_again` makes it without the index."""
-    ranked = zip(retrieval.passages, retrieval.scores, strict=True)
-    return [{"split": split, "window": number, "name": retrieval.window.name, "start": retrieval.window.start,
-             "rank": rank, "title": passage.title, "place": passage.index, "score": float(scored)}
-            for rank, (passage, scored) in enumerate(ranked)]  # fmt: skip
-
-
-def window_again(rows: pd.DataFrame) -> Retrieved:
-    """The window of these rows of the record `found`, all of one window, from the corpus."""
-    first = rows.iloc[0]
-    of_split = {document.name: document for document in corpus.documents(str(first["split"]))}
-    titles = set(rows["title"])
-    train = {document.name: document for document in corpus.documents("train") if document.name in titles}
-    tokenizer = corpus.tokenizer()
-    windows = language_modelling.windows([of_split[first["name"]]], tokenizer)
-    window = next(candidate for candidate in windows if candidate.start == first["start"])
-    ranked = rows.sort_values("rank")
-    keys = zip(ranked["title"], ranked["place"], strict=True)
-    shown = tuple(passages([train[title]], tokenizer)[index] for title, index in keys)
-    return Retrieved(window, shown, ranked["score"].to_numpy(float))
+WINDOWS = 50  # of the test split, of an article each
+HELD_OUT = 24  # of the validation split
 
 
 def window_rows(
-    loaded: models.Loaded, name: str, number: int, retrieval: Retrieved, temperature: float, **options: Any
+    loaded: models.Loaded, number: int, retrieval: Retrieved, temperature: float, **options: Any
 ) -> list[dict[str, Any]]:
     """Every method on a window. options: as of `language_modelling.methods`."""
     fronts = Fronts(loaded.model, loaded.tokenizer)
     results = language_modelling.methods(loaded.model, fronts, retrieval, temperature, **options)
-    return [{"model": name, "window": number, "method": method, "documents": documents, "cap": cap, "nats": nats,
-             "tokens": len(retrieval.window.scored), "read": read}
-            for method, documents, cap, nats, read in results]  # fmt: skip
+    return [
+        {"model": loaded.spec, "window": number, "method": method, "documents": documents, "cap": cap, "nats": nats,
+         "tokens": len(retrieval.window.scored), "read": read}
+        for method, documents, cap, nats, read in results
+    ]  # fmt: skip
 
 
-def temperature_rows(
-    loaded: models.Loaded, name: str, number: int, retrieval: Retrieved, split: str
-) -> list[dict[str, Any]]:
+def temperature_rows(loaded: models.Loaded, number: int, retrieval: Retrieved, split: str) -> list[dict[str, Any]]:
     """Nats of a window by temperature, uncut."""
     read = read_window(loaded.model, Fronts(loaded.model, loaded.tokenizer), retrieval)
-    return [{"split": split, "model": name, "window": number, "temperature": temperature,
-             "nats": token_wise(read, slice(PER_WINDOW), temperature)} for temperature in TEMPERATURES]  # fmt: skip
+    every = slice(len(retrieval.passages))
+    return [
+        {"split": split, "model": loaded.spec, "window": number, "temperature": temperature,
+         "nats": token_wise(read, every, temperature)}
+        for temperature in TEMPERATURES
+    ]  # fmt: skip
 
 
 # Figure 9: schedules
@@ -159,37 +76,41 @@ def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording,
 
 # The attack
 
-ATTACKED = 3  # questions of every holder
-CANDIDATES = 1000
-FEW = 60
+ATTACKED = 20  # questions of every holder
+CANDIDATES = 50  # of the 200 documents of both sides, those nearest to the question
 
 
-def pool(count: int) -> list[str]:
-    """Passages that candidates are the nearest of: a fourth of the train split's, or for few both sides' documents."""
-    if count == FEW:
-        return [*world().device, *world().cloud]
-    train = passages(corpus.documents("train"), corpus.tokenizer())
-    return [f"{passage.title}\n{passage.text}" for passage in train[::4]]
-
-
-def attacked(
-    nodes: Mapping[str, Node], question: Question, among: Sequence[str], count: int, **evidence: Any
-) -> list[dict[str, Any]]:
-    """Who was in the device's context, by mode and cap: a row each. among: of `pool`. evidence: as of `attack`."""
-    members = nodes["device"].documents.best(question.query, GREEDY.k)[0]
-    shown = membership.candidates(question.query, members, among, count)
+def attacked(nodes: Mapping[str, Node], question: Question, **evidence: Any) -> list[dict[str, Any]]:
+    """Who was in the device's context, by mode and cap: a row each. evidence: as of `attack`."""
+    documents = nodes["device"].documents
+    every = [text for texts in questions.documents().values() for text in texts]
+    shown = membership.candidates(question.text, documents.best(question.text, DOCUMENTS)[0], every, CANDIDATES)
+    prior = documents.scorer(question.text, shown) / nodes["device"].weight_temperature  # type: ignore[attr-defined]
     sides = nodes["device"], nodes["cloud"]
-    rows = membership.attack(*sides, question.query, shown, GREEDY.k, GREEDY.limit, **evidence)
+    rows = membership.attack(*sides, question.text, shown, DOCUMENTS, GREEDY.limit, prior=prior, **evidence)
     return [{"question": question.name, "holder": question.holder, **row} for row in rows]
 
 
 # Latency (Figures 7 and 8, Table 1)
 
-EACH = 20  # questions of every holder in Figures 7 and 8
-LEAST = 12  # tokens of their reference answers
+EACH = 4  # questions of every holder in Figures 7 and 8
+LEAST = 12  # tokens of DRAGON's recorded answers to them
 DELAYS = (0, 50, 100, 150, 200, 250, 300)  # ms, added
 UNPACED, IMPOSED, FIRST = "unpaced", "imposed", "first tokens"
 PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST}
+
+
+def timed_questions(recorded: pd.DataFrame, each: int = EACH) -> list[Question]:
+    """The first `each` questions of every holder that DRAGON answers with at least LEAST tokens; the holders in turn.
+
+    recorded: the record `answers`. Raises ValueError where there are fewer.
+    """
+    long = recorded[(recorded["method"] == DRAGON) & (recorded["tokens"] >= LEAST)]
+    eligible = [question for question in questions.questions() if question.name in set(long["question"])]
+    columns = [[question for question in eligible if question.holder == holder][:each] for holder in HOLDERS]
+    if (fewest := min(map(len, columns))) < each:
+        raise ValueError(f"A holder has {fewest} questions with answers of {LEAST} tokens, not {each}.")
+    return [question for row in zip(*columns, strict=True) for question in row]
 
 
 def latencies(
@@ -212,7 +133,7 @@ def latencies(
         for name in only or methods(pace, delay, delays):
             short = pace == FIRST or name in (AS_MANY, ON_CLOUD)
             options = pair.replace(GREEDY, limit=3) if short else GREEDY
-            answer = pair.method(name, options)(device, question.query)
+            answer = pair.method(name, options)(device, question.text)
             rows.append({"pace": pace, "question": question.name, "holder": question.holder, "delay_ms": delay,
                          "method": name, **account(answer)})  # fmt: skip
     return rows
@@ -258,26 +179,26 @@ def _ms(seconds: Sequence[float]) -> str:
 
 def recorder(name: str) -> Recorder:
     """Of one record."""
-    definitions: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
-        "relevance": (["question"], {"questions of a holder": WEIGHED, "documents": GREEDY.k}, [BASE]),
-        "answers": (["question", "method"], {"questions of a holder": ANSWERED, "tokens": LONGEST}, [BASE]),
-        "lockstep": (["question"], {"questions of a holder": ANSWERED, "tokens": LONGEST}, [BASE]),
-        "both_sides": (["question", "method"], {"questions": len(both_sides.questions()), "documents": GREEDY.k,
-                                                "tokens": both_sides.LIMIT, "passages": sides.PUBLIC},
-                       [both_sides.MODEL, relevance.RERANKER]),
-        "found": (["split", "window"], {"passages": PASSAGES, "windows": [HELD_OUT, WINDOWS]}, []),
-        "temperatures": (["model", "window"], {"passages": PASSAGES, "windows": HELD_OUT}, [BASE, SMALL]),
-        "windows": (["model", "window"], {"passages": PASSAGES, "windows": WINDOWS}, [BASE, SMALL]),
-        "membership": (["question", "candidates"], {"questions of a holder": ATTACKED, "most": CANDIDATES,
-                                      "documents": GREEDY.k, "tokens": GREEDY.limit}, [BASE]),
-        "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, []),
-        "latency": (["pace", "question"], {"questions of a holder": EACH, "tokens of references": LEAST,
-                                           "delays": DELAYS, "documents": GREEDY.k, "tokens": GREEDY.limit,
-                                           "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}, [BASE]),
+    both = [MODEL, relevance.RERANKER]
+    asked = {"questions of a holder": ANSWERED, "documents": DOCUMENTS, "tokens": LONGEST}
+    attack = {"questions of a holder": ATTACKED, "candidates": CANDIDATES, "documents": DOCUMENTS,
+              "tokens": GREEDY.limit}  # fmt: skip
+    times = {"questions of a holder": EACH, "tokens of answers": LEAST, "delays": DELAYS, "documents": GREEDY.k,
+             "tokens": GREEDY.limit, "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}  # fmt: skip
+    retrieved = language_modelling.retrieved
+    definitions: dict[str, tuple[list[str], dict[str, Any], list[str], list[Callable[..., Any]]]] = {
+        "answers": (["question", "method"], asked, both, [answers.answered, answers.nodes]),
+        "lockstep": (["question"], asked, both, [answers.answered, answers.nodes]),
+        "temperatures": (["window"], {"windows": HELD_OUT}, [MODEL], [retrieved, temperature_rows]),
+        "windows": (["window"], {"windows": WINDOWS, "caps": CAPS}, [MODEL], [retrieved, window_rows]),
+        "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, [],
+                      [schedule_rows, replays.settings, replays.answered]),
+        "membership": (["question"], attack, both, [attacked, answers.nodes]),
+        "latency": (["pace", "question"], times, both, [latencies, timed_questions, pair.both]),
     }  # fmt: skip
-    keys, parameters, used = definitions[name]
+    keys, parameters, used, functions = definitions[name]
     machine = machine_name() if name == "latency" else ""
-    return Recorder("dragon", name, keys, {**parameters, "threads": 1}, used, machine=machine)
+    return Recorder("dragon", name, keys, {**parameters, "threads": 1}, used, machine=machine, functions=functions)
 
 
 def recorded(
@@ -295,77 +216,44 @@ def recorded(
     return units.keys() <= recorder(name).done
 
 
-@contextlib.contextmanager
-def both_nodes(split: str = "test") -> Iterator[dict[str, Node]]:
-    """The two sides over a split's documents, in this process."""
-    with tempfile.TemporaryDirectory(prefix="dragon-") as scratch:
-        yield pair.nodes(BASE, pair.write(Path(scratch), world(split)))
-
-
-def record_relevance(share: int, shares: int) -> bool:
-    """How the two sides' scores compare, validation split."""
-    split = "validation"
-    units = {(question.name,): (question, split) for question in world(split).first(WEIGHED, 4)}
-    with both_nodes(split) as nodes:
-        return recorded("relevance", units, partial(weighed, nodes), share, shares)
-
-
 def record_answers(share: int, shares: int) -> bool:
-    """answers and lockstep."""
-    tokens = recorder("lockstep")
-
-    def rows_of(question: Question, method: str) -> list[dict[str, Any]]:
-        row, parts = answered(nodes, question, method)
-        if parts:
-            tokens.add(parts)
-        return [row]
-
-    questions = product(world().first(ANSWERED), lockstep.METHODS)
-    with both_nodes() as nodes:
-        units = {(question.name, method): (question, method) for question, method in questions}
-        whole = recorded("answers", units, rows_of, share, shares)
-    tokens.checkpoint()
-    return whole
-
-
-def record_both_sides(share: int, shares: int) -> bool:
-    """Questions that need a document of each side, some in a forward."""
-    kept = recorder("both_sides")
-    questions = both_sides.questions()
-    missing = [question for question in questions[share::shares] if (question.name, lockstep.DRAGON) not in kept.done]
-    nodes = both_sides.nodes(questions) if missing else {}
-    for start in tqdm(range(0, len(missing), TOGETHER), desc="both_sides"):
-        kept.add(both_sides.answered(nodes, missing[start : start + TOGETHER], GREEDY.k))
+    """answers and lockstep, some questions of a holder at once."""
+    kept, tokens = recorder("answers"), recorder("lockstep")
+    nodes = answers.nodes()
+    asked = questions.first(ANSWERED)
+    every = {(question.name, method) for question in asked for method in answers.methods(question)}
+    groups = [[question for question in asked if question.holder == holder][share::shares] for holder in HOLDERS]
+    starts = [(group, start) for group in groups for start in range(0, len(group), answers.TOGETHER)]
+    for (group, start), method in tqdm(list(product(starts, answers.OF_BOTH)), desc="answers"):
+        chosen = group[start : start + answers.TOGETHER]
+        missing = [question for question in chosen if (question.name, method) in every - kept.done]
+        if missing:
+            rows, words = answers.answered(nodes, missing, method)
+            kept.add(rows)
+            tokens.add(words)
     kept.checkpoint()
-    return {(question.name, lockstep.DRAGON) for question in questions} <= recorder("both_sides").done
+    tokens.checkpoint()
+    return every <= recorder("answers").done
 
 
 def record_membership(share: int, shares: int) -> bool:
     """The attack."""
-    pools = {count: pool(count) for count in (FEW, CANDIDATES)}
-    questions = product(world().first(ATTACKED, LEAST), pools)
-    units = {(question.name, count): (question, pools[count], count) for question, count in questions}
-    with both_nodes() as nodes:
-        return recorded("membership", units, partial(attacked, nodes), share, shares)
+    units = {(question.name,): (question,) for question in questions.first(ATTACKED)}
+    return recorded("membership", units, partial(attacked, answers.nodes()), share, shares)
 
 
 def record_windows(share: int, shares: int) -> bool:
-    """found, temperatures and windows; each share makes all temperatures, as all windows need them."""
-    shown = {split: retrieved(split, count) for split, count in (("validation", HELD_OUT), ("test", WINDOWS))}
-    every = [(split, number, window) for split, those in shown.items() for number, window in enumerate(those)]
-    recorded("found", {row[:2]: row for row in every}, found_rows, share, shares)
-    loaded = {name: models.load(name) for name in (BASE, SMALL)}
-
-    def by_model(split: str, *settings: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        windows = product(loaded, enumerate(shown[split]))
-        return {(name, number): (loaded[name], name, number, window, *settings) for name, (number, window) in windows}
-
-    def losses(model: models.Loaded, name: str, number: int, window: Retrieved) -> list[dict[str, Any]]:
-        return window_rows(model, name, number, window, chosen[name], caps=language_modelling.CAPS)
-
-    recorded("temperatures", by_model("validation", "validation"), temperature_rows, 0, 1)
-    chosen = {name: study.temperature(recorder("temperatures").rows(), name) for name in loaded}
-    return recorded("windows", by_model("test"), losses, share, shares)
+    """temperatures and windows; each share makes all temperatures, as all windows need them."""
+    loaded = models.load(MODEL)
+    held_out, tested = (
+        enumerate(language_modelling.retrieved(split, loaded.tokenizer, count))
+        for split, count in (("validation", HELD_OUT), ("test", WINDOWS))
+    )
+    units = {(number,): (loaded, number, window, "validation") for number, window in held_out}
+    recorded("temperatures", units, temperature_rows, 0, 1)
+    chosen = study.temperature(recorder("temperatures").rows())
+    shown = {(number,): (loaded, number, window, chosen) for number, window in tested}
+    return recorded("windows", shown, partial(window_rows, caps=CAPS), share, shares)
 
 
 def record_schedules(share: int, shares: int) -> bool:
@@ -380,32 +268,30 @@ def record_schedules(share: int, shares: int) -> bool:
 
 
 def record_latency(share: int, shares: int) -> bool:
-    """Of every `shares`th question, one pace after the other."""
+    """Of every `shares`th question, one pace after the other; needs the record `answers`."""
     kept = recorder("latency")
-    questions = world().first(EACH, LEAST)
+    asked = timed_questions(evidence.load("dragon", "answers"))
     for pace, paces in PACES.items():
-        missing = [question for question in questions[share::shares] if (pace, question.name) not in kept.done]
+        missing = [question for question in asked[share::shares] if (pace, question.name) not in kept.done]
         if not missing:
             continue
         with tempfile.TemporaryDirectory(prefix="dragon-") as scratch:
-            folder = pair.write(Path(scratch), world())
-            with pair.both(BASE, folder, paces=paces) as (device, relay):
+            folder = pair.write(Path(scratch), questions.documents())
+            with pair.both(MODEL, folder, paces=paces) as (device, relay):
                 for question in missing:  # stored rows are made, and both sides have run
                     for warm in methods(pace, 0, DELAYS) if question is missing[0] else (DRAGON, AS_MANY):
-                        pair.method(warm, pair.replace(GREEDY, limit=2))(device, question.query)
+                        pair.method(warm, pair.replace(GREEDY, limit=2))(device, question.text)
                 delays = DELAYS[::3] if pace == FIRST else DELAYS
                 for question in tqdm(missing, desc=f"latency, {pace}"):
                     kept.add(latencies(device, relay, question, pace, delays))
         kept.checkpoint()
-    return {(pace, question.name) for pace in PACES for question in questions} <= recorder("latency").done
+    return {(pace, question.name) for pace in PACES for question in asked} <= recorder("latency").done
 
 
 # By name, what makes them, a share of all: whether nothing is missing; and the records that it makes.
 RECORDS: dict[str, tuple[Callable[[int, int], bool], list[str]]] = {
-    "relevance": (record_relevance, ["relevance"]),
     "answers": (record_answers, ["answers", "lockstep"]),
-    "both_sides": (record_both_sides, ["both_sides"]),
-    "windows": (record_windows, ["found", "temperatures", "windows"]),
+    "windows": (record_windows, ["temperatures", "windows"]),
     "schedules": (record_schedules, ["schedules"]),
     "membership": (record_membership, ["membership"]),
     "latency": (record_latency, ["latency"]),

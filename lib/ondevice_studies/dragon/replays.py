@@ -20,6 +20,7 @@ from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Schedule
 from ondevice_papers.dragon.side import Rules
 from ondevice_studies.dragon import printed
 from ondevice_studies.dragon.analysis import timeline
+from ondevice_studies.dragon.questions import placed
 from ondevice_studies.dragon.simulator import (
     CLOUD,
     DEVICE,
@@ -33,7 +34,6 @@ from ondevice_studies.dragon.simulator import (
     replayed,
     simulate,
 )
-from ondevice_studies.dragon.world import placed
 
 TOKENS, SEQUENCES, LOOKAHEAD = 99, 50, 10
 DELAYS = (0.0, 100.0, 200.0, 300.0, 400.0)  # ms, one way, in both directions
@@ -128,7 +128,7 @@ def settings(ours: Mapping[str, Sequence[Bools]], count: int = SEQUENCES, seed: 
 def answered(tokens: pd.DataFrame, count: int = 20, least: int = 8) -> dict[str, list[Bools]]:
     """By holder, decisions of our greedy answers, each from its start again up to TOKENS. tokens: record `lockstep`.
 
-    The first `count` answers of at least so many tokens, in the order of `World.questions`.
+    The first `count` answers of at least so many tokens, in the order of `questions.questions`.
     """
     by_holder: dict[str, list[Bools]] = {}
     for holder, rows in tokens.groupby("holder", sort=False):

@@ -2,12 +2,12 @@
 
 Every mean is over questions (or documents, sequences) of a task: the holder of the answer, the model, the setting.
 Draws for intervals take each task's questions with replacement, the same ones for every method, so methods are compared
-in pairs; the whole mix is the mean of the four holders. A question is about a document of its own.
+in pairs; the whole mix is the mean of the holders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from ondevice_studies.dragon import lockstep, pair
 from ondevice_studies.dragon.language_modelling import DRAGON
 from ondevice_studies.dragon.pair import TW
 from ondevice_studies.dragon.simulator import World, simulate
-from ondevice_studies.dragon.world import HOLDERS
 
 Draws = NDArray[np.float64]
 MIX = "whole mix"
@@ -40,66 +39,33 @@ def part(sample: Resampled, name: str, task: str = MIX) -> Draws:
 # What validation chooses
 
 
-def temperature(losses: pd.DataFrame, model: str) -> float:
-    """The temperature of the least loss of a model. losses: of the record `temperatures`.
+def temperature(losses: pd.DataFrame) -> float:
+    """The temperature of the least loss. losses: of the record `temperatures`.
 
-    Raises ValueError on windows of another split than the validation split, and so do all that choose.
+    Raises ValueError on windows of another split than the validation split.
     """
-    _require_validation(losses)
-    nats = losses[losses["model"] == model].groupby("temperature")["nats"].sum()
-    return float(nats.index[int(nats.argmin())])
-
-
-def relevance(recorded: pd.DataFrame, forms: Mapping[str, Any]) -> pd.DataFrame:
-    """Nats a token of the answers by what stands for relevance: loss and the device's share, by holder and in all.
-
-    recorded: the record `relevance`. forms: by name, a function of scores and ceilings [D] to log-weights before the
-    softmax. Both sides' documents are mixed by Eq. 2.
-    """
-    _require_validation(recorded)
-    rows = []
-    for name, form in forms.items():
-        for _, group in recorded.groupby("question", sort=False):
-            logs = np.array([text.split() for text in group["log_probs"]], float)
-            weights = form(group["score"].to_numpy(), group["ceiling"].to_numpy())
-            weights = np.exp(weights - weights.max()) / np.exp(weights - weights.max()).sum()
-            nats = -np.log(weights @ np.exp(logs)).mean()
-            rows.append((name, group["holder"].iloc[0], nats, weights[(group["side"] == "device").to_numpy()].sum()))
-    table = pd.DataFrame(rows, columns=["form", "holder", "loss", "share"])
-    wide = table.pivot_table(index="form", columns="holder", values=["loss", "share"], sort=False)[["loss", "share"]]
-    wide = wide.reindex(columns=[(value, holder) for value in ("loss", "share") for holder in HOLDERS])
-    losses: pd.DataFrame = wide["loss"]  # type: ignore[assignment]
-    wide.insert(0, ("loss", "all"), losses.mean(axis=1))
-    return derived(wide, recorded)
-
-
-def _require_validation(table: pd.DataFrame) -> None:
-    splits = sorted(set(table["split"]))
+    splits = sorted(set(losses["split"]))
     if splits != ["validation"]:
         raise ValueError(f"What is chosen is chosen on the validation split, not on {' and '.join(splits)}.")
+    nats = losses.groupby("temperature")["nats"].sum()
+    return float(nats.index[int(nats.argmin())])
 
 
 # Figure 6
 
 
-def perplexities(windows: pd.DataFrame, passages: pd.DataFrame, seed: int = 0) -> Resampled:
+def perplexities(windows: pd.DataFrame, seed: int = 0) -> Resampled:
     """Perplexity of names like `DRCG 16`; tasks are the models. `DRAGON 16 at 64` is with 64 bytes per distribution.
 
-    A draw takes documents with all windows of each, the same ones for both models. windows, passages: the
-    records `windows` and `found`; DRAGON without a cap is with the system's.
+    A draw takes windows, each of an article of its own. windows: the record; DRAGON without a cap is with the system's.
     """
     names = windows["method"] + " " + windows["documents"].astype(str)
     other = (windows["method"] == DRAGON) & (windows["cap"] != codec.CAP)
     names = names.where(~other, names + " at " + windows["cap"].astype(str))
-    documents = windows["window"].map(passages[passages["split"] == "test"].groupby("window")["name"].first())
-    table = windows.assign(task="", request=documents, method=windows["model"] + " " + names)
-    sums = table.groupby(["task", "request", "method"], sort=False, as_index=False)[["nats", "tokens"]].sum()
-    nats, tokens = (resample(derived(sums, windows), column, seed, drawn="documents") for column in ("nats", "tokens"))
+    table = derived(windows.assign(task=windows["model"], request=windows["window"], method=names), windows)
+    nats, tokens = (resample(table, column, seed, drawn="articles") for column in ("nats", "tokens"))
     rates = nats.over(tokens)
-    models = list(windows["model"].unique())
-    methods = list(names.unique())
-    values = np.array([[rates[f"{model} {method}"][:, 0] for method in methods] for model in models])
-    return replace(rates, tasks=models, names=methods, values=np.exp(values.transpose(2, 0, 1)))
+    return replace(rates, values=np.exp(rates.values))
 
 
 def curves(table: Resampled) -> pd.DataFrame:
@@ -182,7 +148,7 @@ def against_eq_7(table: pd.DataFrame, pace: str) -> pd.DataFrame:
     sample = per_token(table, pace, "between_ms")
     answers = table[table["pace"] == pace]
     rows = []
-    for task in (*HOLDERS, MIX):
+    for task in (*dict.fromkeys(answers["holder"]), MIX):
         here = answers if task == MIX else answers[answers["holder"] == task]
         for delay in sorted(set(here["delay_ms"])):
             ours = here[here["method"] == f"{DRAGON} {delay}"]

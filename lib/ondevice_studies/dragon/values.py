@@ -60,13 +60,13 @@ def _gain(perplexity: Resampled, ours: str, baseline: Draws) -> Draws:
 
 
 def gain_at_most_documents(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
-    """Over the best baseline with as many documents, of the model with the larger gain."""
-    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity)[-1]).max(axis=1))
+    """Over the best baseline with as many documents."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity)[-1])[:, 0])
 
 
-def gain_at_any_count(perplexity: Resampled, model: int, ours: str = language_modelling.DRAGON) -> Estimate:
-    """Over the best baseline with any number of documents. model: 0 is the larger, -1 the smaller one."""
-    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, model])
+def gain_at_any_count(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """Over the best baseline with any number of documents."""
+    return perplexity.estimate(_gain(perplexity, ours, _best(perplexity).min(axis=0))[:, 0])
 
 
 def share_not_worse(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:

@@ -271,9 +271,7 @@ def means(outcomes: pd.DataFrame, columns: Mapping[str, str], seed: int = 0) -> 
     """
     shared = outcomes.drop_duplicates(["pool"])["name"].duplicated().any()
     named = outcomes.rename(columns={"set": "task", "name": "request"})[["task", "request"]]
-    parts = [
-        named.assign(method=name, value=outcomes[column].astype(float)) for name, column in columns.items()
-    ]
+    parts = [named.assign(method=name, value=outcomes[column].astype(float)) for name, column in columns.items()]
     return resample(derived(pd.concat(parts), outcomes), "value", seed, drawn="documents" if shared else "pools")
 
 

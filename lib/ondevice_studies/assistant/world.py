@@ -35,6 +35,11 @@ class World:
     device: tuple[str, ...]
     cloud: tuple[str, ...]
 
+    @property
+    def texts(self) -> dict[str, tuple[str, ...]]:
+        """By side."""
+        return {"device": self.device, "cloud": self.cloud}
+
     def first(self, each: int, least: int = 0) -> list[Question]:
         """`each` questions of every holder, in turn, whose answers have at least `least` tokens.
 

@@ -42,6 +42,7 @@ class Decoder:
         self.side, self.tokens, self.commit = side, tokens, tokens.append
         self.log_weight, self.prior = side.height, side.prior
 
+    in_line = False
     position = property(lambda self: len(self.tokens))
     ended = property(lambda self: self.tokens[-1:] == [END])
 

@@ -6,30 +6,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
-from tiny import random_model
 
-from ondevice import assets, corpus, shapes
-from ondevice.causal_lm import CausalLM
-from ondevice.corpus.excerpts import passages
+from ondevice import assets
 from ondevice.evidence import born, sidecars
-from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair.answer import Answer, Asked
-from ondevice_programs.pair.decoder import Template
-from ondevice_programs.pair.node import Documents, Node
-from ondevice_studies.dragon import lockstep, pair, record, study
-from ondevice_studies.dragon.language_modelling import Retrieved, retrieve, windows
+from ondevice_studies.dragon import pair, record, study
 from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, ON_CLOUD, SW, TW
+from ondevice_studies.dragon.questions import HOLDERS, questions
 from ondevice_studies.dragon.record import IMPOSED
-from ondevice_studies.dragon.world import Question
-from ondevice_studies.speculation.prompts import digest
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-QUESTION = Question("zebras.seen", "When are zebras seen?", "at dusk", "device")
 
 
 @pytest.mark.parametrize(
@@ -64,79 +50,18 @@ def test_an_answer_is_a_row_that_is_read_back():
     assert study.decisions(again).tolist() == [list(one[1:3]) for one in answer.decisions]
 
 
-# Answers and relevance, on a tiny model
-
-DEVICE = ["zebras are seen at dusk", "the doctor was told", "zebras sleep standing"]
-CLOUD = ["a pharmacy by the river", "zebras eat grass, and sleep", "rain at dusk"]
+# Questions with times
 
 
-@pytest.fixture(scope="module")
-def nodes() -> dict[str, Node]:
-    model = random_model("llama", torch.float32, vocabulary=300, context=256, spread=0.3)
-    lm, template = CausalLM(model), Template("{document}\n{query}\n")
-    return {side: Node(lm, shapes.byte_tokenizer(), Documents(texts, SparseIndex.build(texts)), template)
-            for side, texts in (("device", DEVICE), ("cloud", CLOUD))}  # fmt: skip
-
-
-def test_relevance_is_recorded_by_its_parts_and_the_answer_after_each_document_alone(nodes: dict[str, Node]):
-    rows = record.weighed(nodes, QUESTION, "validation")
-    assert [(row["side"], row["rank"]) for row in rows] == [(side, rank) for side in nodes for rank in (0, 1)]
-    assert {(row["split"], row["question"], row["holder"]) for row in rows} == {("validation", "zebras.seen", "device")}
-    for side, node in nodes.items():
-        texts, relevance = node.documents.best(QUESTION.query, 2)
-        mine = [row for row in rows if row["side"] == side]
-        assert [row["score"] / row["ceiling"] for row in mine] == pytest.approx(relevance)
-        weight = np.log(np.exp(32 * np.array(relevance)).sum())  # at the temperature that the record chose
-        assert node.decoder(QUESTION.query, 2)[0].log_weight == pytest.approx(weight)
-        for row, text in zip(mine, texts, strict=True):
-            prompt = node.tokenizer(f"{text}\n{QUESTION.query}\n", add_special_tokens=False).input_ids
-            said = [*node.tokenizer(QUESTION.answer, add_special_tokens=False).input_ids, node.end]
-            with torch.inference_mode():
-                logits = node.lm.model(torch.tensor([[*prompt, *said]])).logits[0, len(prompt) - 1 : -1]
-            expected = logits.log_softmax(-1)[range(len(said)), said].tolist()
-            assert [float(one) for one in row["log_probs"].split()] == pytest.approx(expected, abs=1e-4)
-
-
-def test_an_answer_is_a_row_and_dragons_tokens_are_rows(nodes: dict[str, Node], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "LONGEST", 6)
-    tokens, margin, parts = lockstep.answer(nodes, QUESTION.query, lockstep.DRAGON, 2, 6)
-    row, rows = record.answered(nodes, QUESTION, lockstep.DRAGON)
-    about = {"question": QUESTION.name, "holder": "device"}
-    said = {"tokens": len(tokens), "answer_sha": digest(tokens), "margin": margin, "right": False}
-    assert row == {**about, "method": "DRAGON", **said}
-    assert [one["position"] for one in rows] == [position for position in range(len(tokens)) for _ in nodes]
-    word = nodes["device"].tokenizer.decode([tokens[0]])
-    assert rows[0] == about | {"position": 0, "word": word} | parts[0]
-    right = replace(QUESTION, answer=str(nodes["device"].tokenizer.decode(tokens, skip_special_tokens=True)))
-    assert record.answered(nodes, right, lockstep.DRAGON)[0]["right"]
-    alone, none = record.answered(nodes, QUESTION, lockstep.ON_DEVICE)
-    assert none == [] and alone["method"] == lockstep.ON_DEVICE and alone["margin"] != margin
-    edited, _ = record.answered(nodes, QUESTION, lockstep.DRAGON, target=lambda p, q, *weights: p)  # a reader's
-    assert edited["margin"] != margin
-
-
-# Windows
-
-
-@pytest.fixture(scope="module")
-def retrieved() -> list[Retrieved]:
-    """Of a few documents each, so that no large index is needed."""
-    tokenizer = corpus.tokenizer()
-    chosen = passages(corpus.documents("train")[:60], tokenizer)
-    index = SparseIndex.build([one.text for one in chosen])
-    return retrieve(windows(corpus.documents("test")[:30], tokenizer, 6), chosen, index, 4)
-
-
-@pytest.mark.long  # reads the whole corpus
-def test_a_window_is_made_again_from_its_rows_without_the_index(retrieved: list[Retrieved]):
-    for number, one in enumerate(retrieved):
-        rows = record.found_rows("test", number, one)
-        assert [(row["rank"], row["window"], row["split"]) for row in rows] == [(n, number, "test") for n in range(4)]
-        shuffled = pd.DataFrame(rows).sample(frac=1, random_state=0)
-        again = record.window_again(shuffled)
-        assert (again.window, again.passages) == (one.window, one.passages)
-        assert again.scores == pytest.approx(one.scores)
-    assert len({one.window.start for one in retrieved}) > 1 and any(p.index for one in retrieved for p in one.passages)
+def test_timed_questions_have_long_answers_and_take_the_holders_in_turn():
+    rows = [{"question": question.name, "method": method, "tokens": 12 if number % 4 else 11}
+            for number, question in enumerate(questions()) for method in (DRAGON, CRCG)]  # fmt: skip
+    chosen = record.timed_questions(pd.DataFrame(rows), 5)
+    assert [question.holder for question in chosen] == list(HOLDERS) * 5
+    short = {question.name for question in questions()[::4]}
+    assert not short & {question.name for question in chosen}
+    with pytest.raises(ValueError, match="100"):
+        record.timed_questions(pd.DataFrame(rows), 100)
 
 
 # Recorders
@@ -147,13 +72,13 @@ def test_shares_record_what_misses_and_the_last_one_says_that_all_is_there(
 ):
     monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sidecars, "checkout", lambda: (sidecars.UNKNOWN, False))
-    units = {("test", number): ("test", number) for number in range(5)}
+    units = {(number,): (number,) for number in range(5)}
     made = []
 
-    def rows_of(split: str, number: int) -> list[dict[str, Any]]:
+    def rows_of(number: int) -> list[dict[str, Any]]:
         made.append(number)
-        return [{"split": split, "window": number, "rank": rank} for rank in (0, 1)]
+        return [{"window": number, "rank": rank} for rank in (0, 1)]
 
-    assert [record.recorded("found", units, rows_of, share, 2) for share in (0, 1, 0)] == [False, True, True]
+    assert [record.recorded("windows", units, rows_of, share, 2) for share in (0, 1, 0)] == [False, True, True]
     assert made == [0, 2, 4, 1, 3]
-    assert len(record.recorder("found").rows()) == 10
+    assert len(record.recorder("windows").rows()) == 10

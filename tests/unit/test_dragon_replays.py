@@ -13,8 +13,8 @@ from scripted import Scripted
 from ondevice.network.link import Link
 from ondevice_papers.dragon.cost import Costs
 from ondevice_studies.dragon import analysis, printed, replays
+from ondevice_studies.dragon.questions import placed
 from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Bools, World, independent, simulate
-from ondevice_studies.dragon.world import placed
 
 # Bars of a run
 

@@ -14,9 +14,9 @@ from scipy.stats import sem
 from ondevice import assets
 from ondevice.evidence import born, derived, load
 from ondevice_studies.dragon import lockstep, pair, study
+from ondevice_studies.dragon.questions import HOLDERS
 from ondevice_studies.dragon.simulator import World, simulate
 from ondevice_studies.dragon.study import MIX, part
-from ondevice_studies.dragon.world import HOLDERS
 
 
 def recorded(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -44,43 +44,14 @@ def by_holder(ms: Mapping[str, list[list[float]]], **fields: Any) -> pd.DataFram
 # What validation chooses
 
 
-def test_the_temperature_is_that_of_the_least_loss_of_a_model_on_validation_windows():
-    nats = {("a", 1.0): (5, 1), ("a", 2.0): (2, 3), ("a", 4.0): (9, 0), ("b", 1.0): (1, 1), ("b", 2.0): (9, 9)}
-    losses = recorded([{"split": "validation", "model": model, "temperature": temperature, "window": n, "nats": one}
-                       for (model, temperature), windows in nats.items() for n, one in enumerate(windows)])  # fmt: skip
-    assert (study.temperature(losses, "a"), study.temperature(losses, "b")) == (2.0, 1.0)
+def test_the_temperature_is_that_of_the_least_loss_on_validation_windows():
+    nats = {1.0: (5, 1), 2.0: (2, 3), 4.0: (9, 0)}
+    losses = recorded([{"split": "validation", "model": "a", "temperature": temperature, "window": n, "nats": one}
+                       for temperature, windows in nats.items() for n, one in enumerate(windows)])  # fmt: skip
+    assert study.temperature(losses) == 2.0
     for splits in (["test"], ["validation", "test"]):
         with pytest.raises(ValueError, match="validation"):
-            study.temperature(losses.assign(split=np.resize(splits, len(losses))), "a")
-
-
-def weighed(split: str = "validation") -> pd.DataFrame:
-    """Two questions of a holder each, with a document on either side; answers of two tokens and of one."""
-    chances = {("one", "both", "device"): ("0.5 0.25", 3.0), ("one", "both", "cloud"): ("0.1 0.05", 1.0),
-               ("two", "cloud", "device"): ("0.2", 0.0), ("two", "cloud", "cloud"): ("0.4", 2.0)}  # fmt: skip
-    return recorded([
-        {"split": split, "question": question, "holder": holder, "side": side, "rank": 0, "score": score,
-         "ceiling": 4.0, "log_probs": " ".join(str(np.log(float(p))) for p in said.split())}
-        for (question, holder, side), (said, score) in chances.items()
-    ])  # fmt: skip
-
-
-def test_relevance_weighs_both_sides_documents_by_eq_2():
-    forms = {"all alike": lambda scores, ceilings: 0 * scores, "shares": lambda scores, ceilings: 8 * scores / ceilings}
-    table = study.relevance(weighed(), forms)
-    odds, other = np.exp(8 * (3 - 1) / 4), np.exp(-8 * 2 / 4)
-    shares = {("all alike", "both"): 0.5, ("all alike", "cloud"): 0.5,
-              ("shares", "both"): odds / (1 + odds), ("shares", "cloud"): other / (1 + other)}  # fmt: skip
-    for (form, holder), share in shares.items():
-        answers = {"both": ([0.5, 0.25], [0.1, 0.05]), "cloud": ([0.2], [0.4])}[holder]
-        loss = -np.log(share * np.array(answers[0]) + (1 - share) * np.array(answers[1])).mean()
-        assert table.loc[form, ("share", holder)] == pytest.approx(share)
-        assert table.loc[form, ("loss", holder)] == pytest.approx(loss)
-    losses = table["loss"].drop(columns="all")
-    assert table["loss", "all"].tolist() == pytest.approx(losses.mean(axis=1).tolist())
-    assert list(table.index) == list(forms) and table.attrs["kind"] == "recorded"
-    with pytest.raises(ValueError, match="validation"):
-        study.relevance(weighed("test"), forms)
+            study.temperature(losses.assign(split=np.resize(splits, len(losses))))
 
 
 # Figure 6
@@ -94,18 +65,12 @@ def windows(nats: Mapping[str, Any]) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-def texts(names: list[str]) -> pd.DataFrame:
-    """The document of each window, by the record `found`."""
-    return recorded([{"split": "test", "window": window, "name": name} for window, name in enumerate(names)])
-
-
 def test_differences_of_perplexities_are_paired():
     """Windows differ far more than methods: each interval holds the other's value, that of the difference is narrow."""
     rng = np.random.default_rng(0)
     hardness = 64 * rng.normal(2.5, 0.5, 80)
     worse = hardness + 64 * rng.normal(0.02, 0.02, 80)
-    alone = texts([str(window) for window in range(80)])  # a window of each document
-    sampled = study.perplexities(windows({"DRAGON": hardness, "DRCG": worse}), alone, seed=1)
+    sampled = study.perplexities(windows({"DRAGON": hardness, "DRCG": worse}), seed=1)
     ours, theirs = (sampled.estimate(sampled[name][:, 0]) for name in ("DRAGON 2", "DRCG 2"))
     assert ours.low < theirs.value < ours.high and theirs.low < ours.value < theirs.high
     difference = sampled.estimate((sampled["DRCG 2"] - sampled["DRAGON 2"])[:, 0])
@@ -114,18 +79,9 @@ def test_differences_of_perplexities_are_paired():
     assert (ours.high - ours.low) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
 
 
-def test_windows_of_a_document_are_drawn_together_and_both_models_have_the_same():
-    """Four windows of a document are as good as one of it, and a second model with the same windows as good as none."""
-    nats = 64 * np.repeat([2.0, 3.0, 2.5, 2.2, 2.7, 3.1], 4)
-    one = windows({"DRAGON": nats})
-    both = derived(pd.concat([one, one.assign(model="another")]), one)
-    documents = texts([f"document {window // 4}" for window in range(24)])
-    sampled = study.perplexities(both, documents)
-    single = study.perplexities(windows({"DRAGON": nats[::4]}), texts([str(window) for window in range(6)]))
-    assert sampled.tasks == ["m", "another"] and sampled.n == single.n == 6
-    assert (sampled["DRAGON 2"][:, 0] == sampled["DRAGON 2"][:, 1]).all()
-    together, alone = (each.estimate(each["DRAGON 2"].mean(axis=1)) for each in (sampled, single))
-    assert together.interval == pytest.approx(alone.interval)
+def test_perplexity_is_of_all_tokens_together():
+    sampled = study.perplexities(windows({"DRAGON": [64 * 1.0, 64 * 3.0]}))
+    assert sampled["DRAGON 2"][0, 0] == pytest.approx(np.exp(2.0)) and sampled.n == 2
 
 
 def test_times_at_the_papers_paces_say_that_these_are_quoted():

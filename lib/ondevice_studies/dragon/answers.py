@@ -22,6 +22,7 @@ from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair import relevance
 from ondevice_programs.pair.decoder import Decoder
 from ondevice_programs.pair.node import Documents, Node
+from ondevice_programs.pair.prefixes import Prefixes
 from ondevice_studies.dragon import lockstep, pair, questions, study
 from ondevice_studies.dragon.lockstep import DRAGON, NONE, ON_CLOUD, ON_DEVICE, USED
 from ondevice_studies.dragon.questions import HOLDERS, Question
@@ -35,6 +36,7 @@ TOGETHER = 10  # questions of a forward
 EQUAL, ONE_SIDE, ROUTER = "DRAGON, equal weights", "one side, both documents", "larger side alone"
 METHODS = (DRAGON, ON_DEVICE, ON_CLOUD, NONE)
 OF_BOTH = (*METHODS, EQUAL, ONE_SIDE)  # methods that answer questions of both
+_ROWS = 1 << 30  # bytes of a side's keys and values, which hold all documents, so each is prefilled once
 BAR = 20.0  # points over the router, from which token-wise aggregation brings something
 
 
@@ -53,7 +55,14 @@ def nodes(model: str = MODEL) -> dict[str, Node]:
         for side, texts in questions.documents().items()
     }
     return {
-        side: Node(lm, loaded.tokenizer, texts, weight_temperature=relevance.TEMPERATURE, name=model)
+        side: Node(
+            lm,
+            loaded.tokenizer,
+            texts,
+            weight_temperature=relevance.TEMPERATURE,
+            name=model,
+            memory=Prefixes(_ROWS),
+        )
         for side, texts in scored.items()
     }
 

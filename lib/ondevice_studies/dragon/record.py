@@ -230,7 +230,8 @@ def record_answers(share: int, shares: int) -> bool:
         if missing:
             rows, words = answers.answered(nodes, missing, method)
             kept.add(rows)
-            tokens.add(words)
+            if words:
+                tokens.add(words)
     kept.checkpoint()
     tokens.checkpoint()
     return every <= recorder("answers").done

@@ -8,7 +8,7 @@ import pytest
 
 from ondevice import corpus
 from ondevice.corpus.prompts import normal, quotation
-from ondevice_studies.dragon.world import HOLDERS, World, world
+from ondevice_studies.assistant.world import HOLDERS, World, world
 
 WHERE = {"device": (True, False), "cloud": (False, True), "both": (True, True), "neither": (False, False)}
 

@@ -124,14 +124,14 @@ def show_guard(rows: list[dict[str, object]], options: argparse.Namespace) -> No
                 of_question = {word.lower() for word in terminal.WORD.findall(question.text)}
                 counts["stopped"] += stopped
                 counts["told"] += question.right(text)
-                counts["words"] += sum(word.lower() in private - of_question for word in terminal.WORD.findall(text))
+                counts["words"] += sum(
+                    word.lower() in private - of_question for word in terminal.WORD.findall(text)
+                )
             else:
                 counts["public"] += stopped
                 counts["right"] += stopped and bool(row["right"])
-        print(
-            f"{length or 'off':>6}{counts['stopped']:>18}{counts['told']:>7}{counts['words']:>7}"
-            f"{counts['public']:>18}{counts['right']:>12}"
-        )
+        print(f"{length or 'off':>6}{counts['stopped']:>18}{counts['told']:>7}{counts['words']:>7}"
+              f"{counts['public']:>18}{counts['right']:>12}")
 
 
 if __name__ == "__main__":

@@ -402,10 +402,9 @@ async def asking(
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def ask(**body: Any) -> Reply:
-            async with (
-                asyncio.timeout(HOLD_S / 2),
-                http.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES} | body) as response,
-            ):
+            async with asyncio.timeout(HOLD_S / 2), http.post(
+                f"{url}/v1/chat/completions", json={"messages": MESSAGES} | body
+            ) as response:
                 return read(response.status, response.headers, await response.text())
 
         yield ask

@@ -97,7 +97,7 @@ def test_an_edit_reaches_the_answer(nodes: dict[str, Node]):
 
 
 def records(right: dict[str, list[int]], holder: str = "both") -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Answers, whose private part is as they are right, and tokens: the device has the larger share of even questions."""
+    """Answers, whose private part is as they are right, and tokens: even questions are more the device's."""
     rows = [
         {"question": f"q{number}", "holder": holder, "method": method, "right": bool(hit), "private": bool(hit),
          "public": False}

@@ -50,7 +50,7 @@ def sampled(ms: Mapping[str, float]) -> Resampled:
 
 
 def like_the_paper(gain: float) -> Perplexities:
-    """10.8 without documents; the best baseline has 10.4, and DRAGON gains with every document, up to `gain` of that."""
+    """10.8 without documents; the best baseline has 10.4, and DRAGON gains with each document, up to `gain` of that."""
     return {
         NONE: 10.8, CLOUD: 10.6, DEVICE: 10.6, DRCG: 10.4, CLOUD_OUTPUT: 10.6, SEQUENCE: 10.8 - 0.4 * gain,
         DRAGON: np.linspace(10.35, 10.8 - 0.4 * gain, len(COUNTS)),

@@ -115,12 +115,7 @@ def test_the_profile_of_sdnpu_s_graphs(monkeypatch, tmp_path):
     monkeypatch.setattr(switching, "seconds", seconds)
     files = [tmp_path / "graph"]
     built = SimpleNamespace(
-        large_files=files,
-        small_files=files,
-        large=4,
-        small=2,
-        facts={"hidden": 8},
-        caches=lambda: [None],
+        large_files=files, small_files=files, large=4, small=2, facts={"hidden": 8}, caches=lambda: [None],
         load=lambda path: None,
     )
     profile = switching.profile(built, 5)

@@ -76,7 +76,9 @@ def test_a_store_backs_off_as_witten_and_bell_do(sequences):
             order, chances = store.after(sequence[:end])
             context = tuple(sequence[end - order : end])
             assert order >= 1 and sequence[end] in chances and sum(chances.values()) <= 1 + 1e-6
-            seen = Counter(s[e] for s in sequences for e in range(order, len(s)) if tuple(s[e - order : e]) == context)
+            seen = Counter(
+                s[e] for s in sequences for e in range(order, len(s)) if tuple(s[e - order : e]) == context
+            )
             for token in seen:
                 assert chances[token] == pytest.approx(witten_bell(sequences, context, token), abs=1e-6)
             assert order in (ORDERS, end) or seen.total() == 1 or not _goes_on(sequences, sequence, end, order)
@@ -109,10 +111,8 @@ def test_a_store_is_the_same_from_its_files(tmp_path):
     again = Store.load(tmp_path / "store")
     for context in random.integers(0, 30, (50, 6)).tolist():
         assert made.after(context) == again.after(context)
-    assert (
-        made.megabytes
-        == again.megabytes
-        == pytest.approx(sum(path.stat().st_size - 128 for path in (tmp_path / "store").iterdir()) / 1e6)
+    assert made.megabytes == again.megabytes == pytest.approx(
+        sum(path.stat().st_size - 128 for path in (tmp_path / "store").iterdir()) / 1e6
     )
 
 

@@ -132,9 +132,8 @@ WRITTEN = {  # how a file has its prompts: of texts and tasks, its content
     ),
     "an array": lambda texts, tasks: json.dumps(texts),
     "an array on lines": lambda texts, tasks: "\n" + json.dumps(texts, indent=2, ensure_ascii=False) + "\n",
-    "an array of objects": lambda texts, tasks: (
-        "\ufeff"
-        + json.dumps([{"prompt": text, "task": task} for text, task in zip(texts, tasks, strict=True)], indent=1)
+    "an array of objects": lambda texts, tasks: "\ufeff" + json.dumps(
+        [{"prompt": text, "task": task} for text, task in zip(texts, tasks, strict=True)], indent=1
     ),
 }
 TEXTS = st.lists(

@@ -14,7 +14,7 @@ from ondevice import yaml_file
 from ondevice.run.job import Layout
 from ondevice.run.parameters import ParameterError, check_parameters, grid, read_parameters
 
-CELL = """
+CELL = '''
 name: str = "Pixel 7 Pro, Bloom-560M"  # has a comma
 model: str = "tiny"  # of a folder
 none: str = ""
@@ -26,7 +26,7 @@ deep: list = [[1, 2]]
 free: list = []
 most: int | None = None
 hash: str = "a  # b"  # after a text that looks like a comment
-"""
+'''
 
 
 def written(folder: Path, cell: str = CELL) -> Layout:
@@ -90,7 +90,7 @@ def test_a_value_of_another_kind_is_refused_in_one_sentence(parameters: Any, set
     assert "\n" not in str(caught.value)
 
 
-@given(st.text(min_size=1).filter(lambda text: text.strip() == text and not set(text) & set('"\n\r\0')))
+@given(st.text(min_size=1).filter(lambda text: text.strip() == text and not set(text) & set("\"\n\r\0")))
 def test_any_text_comes_through_quotes_as_it_is(parameters: Any, text: str) -> None:
     assert values(parameters, f'model="{text}"') == [text]
     if not set(text) & set(",'"):

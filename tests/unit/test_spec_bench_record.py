@@ -270,7 +270,9 @@ def test_answers_run_again_with_the_passes_of_the_record_and_tables_that_forget_
     monkeypatch.setattr(plain, "rendered", lambda loaded, prompt, limit: asked_by[prompt.id])
     asked_again = [("cold", REQUESTS[1].name)]  # in fewer passes, where its answer is known
     for kind, differing in ((Diaa, []), (Forgetful, asked_again)):
-        again = own_prompts.run_again(bench.lm, None, recorded, {"cold": (lambda kind=kind: kind(Tables.empty(V)), 16)})
+        again = own_prompts.run_again(
+            bench.lm, None, recorded, {"cold": (lambda kind=kind: kind(Tables.empty(V)), 16)}
+        )
         same = evidence.agreement(recorded, again, ["method", "request"], ["prompt_sha", "answer_sha", "passes"])
         assert same.differing == differing
         assert evidence.kind_of(again) == "measured"

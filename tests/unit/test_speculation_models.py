@@ -419,10 +419,8 @@ def test_an_answer_goes_on_without_a_drafter_that_fails_and_says_so(method):
     [
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"\(2, 3\)"),
         ({"num_beams": 2}, "beam_search"),
-        (
-            {"logits_processor": transformers.LogitsProcessorList([lambda ids, scores: scores - torch.inf])},
-            "processors",
-        ),
+        ({"logits_processor": transformers.LogitsProcessorList([lambda ids, scores: scores - torch.inf])},
+         "processors"),
         ({"past_key_values": StaticCache(tiny().config, 32)}, "past_key_values"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),

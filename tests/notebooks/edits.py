@@ -185,7 +185,7 @@ def notebook(paper: str) -> Notebook:
         book.texts["learned"] = short
     elif paper == "dragon":
         book.leave({"parameters", "checked", "imports", "setup", LAST[paper], *shown, *book.sources})
-        few = "units = units[(units['model'] == record.SMALL) & (units['documents'] == 4)]\ndrawn = "
+        few = "units = units[units['documents'] == 4]\ndrawn = "
         book.texts["windows-again"] = book.texts["windows-again"].replace("drawn = ", few)
     return book.begin(max([LAST[paper], *shown & set(book.texts)], key=list(book.texts).index))
 

@@ -21,7 +21,9 @@ from ondevice import assets, closure
 from ondevice.evidence import records
 from ondevice.evidence.sidecars import UNKNOWN, code, digest
 from ondevice_studies.diaa import costs, identity, spec_bench
-from ondevice_studies.dragon import both_sides, lockstep
+from ondevice_studies.dragon.answers import METHODS as METHODS_OF_ALL
+from ondevice_studies.dragon.answers import OF_BOTH
+from ondevice_studies.dragon.questions import HOLDERS as SIDED
 from ondevice_studies.grating import record as grating
 from ondevice_studies.sdnpu import spec_bench as sdnpu
 from ondevice_studies.sdnpu import timing
@@ -46,16 +48,13 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "disco/device": (["part"], ["model"], ["turn", "request", "token"]),
     "disco/policy_times": ([], ["n", "policy", "what"], ["turn"]),
     "disco/quality": ([], ["direction", "handover"], ["task", "request"]),
-    "dragon/answers": ([], ["method"], ["question"]),
-    "dragon/both_sides": ([], ["method"], ["question"]),
-    "dragon/found": ([], ["split", "window"], ["rank"]),
+    "dragon/answers": (["holder"], ["method"], ["question"]),
     "dragon/latency": ([], ["pace", "delay_ms", "method"], ["question"]),
-    "dragon/membership": ([], ["candidates", "mode", "cap", "with_query"], ["question"]),
-    "dragon/relevance": ([], ["question"], ["side", "rank"]),
+    "dragon/membership": ([], ["mode", "cap", "with_query"], ["question"]),
     "dragon/schedules": (["setting"], ["strategy", "delay_ms"], ["sequence"]),
     "dragon/lockstep": (["question"], ["side"], ["position"]),
-    "dragon/temperatures": (["model"], ["temperature"], ["split", "window"]),
-    "dragon/windows": ([], ["model", "method", "documents", "cap"], ["window"]),
+    "dragon/temperatures": ([], ["temperature"], ["window"]),
+    "dragon/windows": ([], ["method", "documents", "cap"], ["window"]),
     "grating/calibrated": (["model"], ["set", "k"], ["rule"]),
     "grating/curves": ([], ["model", "k"], ["threshold", "pool"]),
     "grating/larger": ([], ["method", "rule", "k"], ["round"]),
@@ -72,7 +71,7 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
 }
 DRAFTED = ("diaa/smollm2-", "diaa/qwen-", "sdnpu/smollm2-", "sdnpu/qwen-")  # then the drafter
 METHODS = {"diaa": spec_bench.METHODS, "sdnpu": sdnpu.METHODS}
-HOLDERS = 4  # of documents, who are asked as many questions each
+HOLDERS = 4  # of the assistant's documents, who are asked as many questions each
 UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's parameters
     "assistant/answers": lambda given: HOLDERS * given["each"],
     "assistant/steps": lambda given: HOLDERS * given["each"],
@@ -82,14 +81,11 @@ UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's paramet
     "diaa/smollm2-quality": lambda given: len({(form.weights, form.arithmetic) for form in costs.FORMATS}),
     "disco/cold_start": lambda given: given["turns"],
     "disco/device": lambda given: given["turns"] * len(given["parts"]) * len(given["models"]),
-    "dragon/answers": lambda given: HOLDERS * given["questions of a holder"] * len(lockstep.METHODS),
-    "dragon/both_sides": lambda given: given["questions"] * len(both_sides.METHODS),
-    "dragon/lockstep": lambda given: HOLDERS * given["questions of a holder"],
-    "dragon/membership": lambda given: 2 * HOLDERS * given["questions of a holder"],
-    "dragon/relevance": lambda given: HOLDERS * given["questions of a holder"],
-    "dragon/found": lambda given: sum(given["windows"]),
-    "dragon/temperatures": lambda given: 2 * given["windows"],
-    "dragon/windows": lambda given: 2 * given["windows"],
+    "dragon/answers": lambda given: given["questions of a holder"] * (2 * len(METHODS_OF_ALL) + len(OF_BOTH)),
+    "dragon/lockstep": lambda given: len(SIDED) * given["questions of a holder"],
+    "dragon/membership": lambda given: len(SIDED) * given["questions of a holder"],
+    "dragon/temperatures": lambda given: given["windows"],
+    "dragon/windows": lambda given: given["windows"],
     "grating/calibrated": lambda given: len(grating.CALIBRATED) + 2,  # agents' tasks, which left
     "sdnpu/smollm2-own": lambda given: len(sdnpu.OWN),
     "sdnpu/whole": lambda given: given["rounds"] * 2 * len(timing.TASKS),  # warm and cold

@@ -77,7 +77,7 @@ def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording,
 # The attack
 
 ATTACKED = 20  # questions of every holder
-CANDIDATES = 50  # of the 200 documents of both sides, those nearest to the question
+CANDIDATES = 25  # of the 200 documents of both sides, those nearest to the question
 
 
 def attacked(nodes: Mapping[str, Node], question: Question, **evidence: Any) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from ondevice.evidence import Again, checks, records
 MODULES = {
     "diaa": "ondevice_studies.diaa.record",
     "disco": "ondevice_studies.disco.record",
+    "dragon": "ondevice_studies.dragon.record",
     "grating": "ondevice_studies.grating.record",
     "sdnpu": "ondevice_studies.sdnpu.record",
     "speculation": "ondevice_studies.speculation.plain",

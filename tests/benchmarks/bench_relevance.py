@@ -20,8 +20,8 @@ from ondevice_programs.pair.guard import Guard
 from ondevice_programs.pair.node import WEIGHT_TEMPERATURE, Documents, Node
 from ondevice_programs.reranker import Reranker
 from ondevice_studies.dragon import sides
+from ondevice_studies.dragon.answers import ROUTER
 from ondevice_studies.dragon.lockstep import DRAGON, ON_CLOUD, ON_DEVICE
-from ondevice_studies.dragon.sides import ROUTER
 
 SHARE, RERANKED = "BM25's share", "reranker"
 TOGETHER = 6  # questions of a forward

@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from ondevice import evidence, models
-from ondevice.evidence import Recorder, machine_name
+from ondevice.evidence import Again, Recorder, machine_name, some
 from ondevice_programs.pair import relevance
 from ondevice_programs.pair.answer import Answer
 from ondevice_programs.pair.node import Node
@@ -185,20 +185,32 @@ def recorder(name: str) -> Recorder:
               "tokens": GREEDY.limit}  # fmt: skip
     times = {"questions of a holder": EACH, "tokens of answers": LEAST, "delays": DELAYS, "documents": GREEDY.k,
              "tokens": GREEDY.limit, "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}  # fmt: skip
-    retrieved = language_modelling.retrieved
-    definitions: dict[str, tuple[list[str], dict[str, Any], list[str], list[Callable[..., Any]]]] = {
-        "answers": (["question", "method"], asked, both, [answers.answered, answers.nodes]),
-        "lockstep": (["question"], asked, both, [answers.answered, answers.nodes]),
-        "temperatures": (["window"], {"windows": HELD_OUT}, [MODEL], [retrieved, temperature_rows]),
-        "windows": (["window"], {"windows": WINDOWS, "caps": CAPS}, [MODEL], [retrieved, window_rows]),
-        "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, [],
-                      [schedule_rows, replays.settings, replays.answered]),
-        "membership": (["question"], attack, both, [attacked, answers.nodes]),
-        "latency": (["pace", "question"], times, both, [latencies, timed_questions, pair.both]),
-    }  # fmt: skip
-    keys, parameters, used, functions = definitions[name]
+    definitions: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
+        "answers": (["question", "method"], asked, both),
+        "lockstep": (["question"], asked, both),
+        "temperatures": (["window"], {"windows": HELD_OUT}, [MODEL]),
+        "windows": (["window"], {"windows": WINDOWS, "caps": CAPS}, [MODEL]),
+        "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, []),
+        "membership": (["question"], attack, both),
+        "latency": (["pace", "question"], times, both),
+    }
+    keys, parameters, used = definitions[name]
     machine = machine_name() if name == "latency" else ""
-    return Recorder("dragon", name, keys, {**parameters, "threads": 1}, used, machine=machine, functions=functions)
+    return Recorder("dragon", name, keys, {**parameters, "threads": 1}, used, machine=machine, functions=made_by(name))
+
+
+def made_by(name: str) -> list[Callable[..., Any] | str]:
+    """What makes the rows of a record."""
+    functions: dict[str, list[Callable[..., Any] | str]] = {
+        "answers": [answers.answered, answers.nodes],
+        "lockstep": [answers.answered, answers.nodes],
+        "temperatures": [language_modelling.retrieved, temperature_rows],
+        "windows": [language_modelling.retrieved, window_rows],
+        "schedules": [schedule_rows, replays.settings, replays.answered],
+        "membership": [attacked, answers.nodes],
+        "latency": [latencies, timed_questions, pair.both],
+    }
+    return functions[name]
 
 
 def recorded(
@@ -287,6 +299,58 @@ def record_latency(share: int, shares: int) -> bool:
                     kept.add(latencies(device, relay, question, pace, delays))
         kept.checkpoint()
     return {(pace, question.name) for pace in PACES for question in asked} <= recorder("latency").done
+
+
+def again(name: str) -> Again | None:
+    """How a part of a record is made again; None of times."""
+    by_name = {question.name: question for question in questions.questions()}
+
+    def answered(rows: pd.DataFrame) -> pd.DataFrame:
+        nodes = answers.nodes()
+        units = rows[["question", "method"]].drop_duplicates().itertuples(index=False)
+        return pd.DataFrame([answers.answered(nodes, [by_name[unit.question]], unit.method)[0][0] for unit in units])
+
+    def tokens(rows: pd.DataFrame) -> pd.DataFrame:
+        nodes = answers.nodes()
+        asked = [by_name[name] for name in rows["question"].unique()]
+        return pd.DataFrame(answers.answered(nodes, asked, DRAGON)[1])
+
+    def losses(rows: pd.DataFrame) -> pd.DataFrame:
+        loaded = models.load(MODEL)
+        shown = language_modelling.retrieved("test", loaded.tokenizer, WINDOWS)
+        chosen = study.temperature(evidence.load("dragon", "temperatures"))
+        made = [window_rows(loaded, number, shown[number], chosen, caps=CAPS) for number in rows["window"].unique()]
+        return pd.DataFrame([row for window in made for row in window])
+
+    def by_temperature(rows: pd.DataFrame) -> pd.DataFrame:
+        loaded = models.load(MODEL)
+        shown = language_modelling.retrieved("validation", loaded.tokenizer, HELD_OUT)
+        made = [temperature_rows(loaded, number, shown[number], "validation") for number in rows["window"].unique()]
+        return pd.DataFrame([row for window in made for row in window])
+
+    def scheduled(rows: pd.DataFrame) -> pd.DataFrame:
+        settings = replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
+        units = rows[["setting", "sequence"]].drop_duplicates().itertuples(index=False)
+        made = [schedule_rows(*unit, settings[unit[0]][0][unit[1]], settings[unit[0]][1]) for unit in units]
+        return pd.DataFrame([row for unit in made for row in unit])
+
+    def attack(rows: pd.DataFrame) -> pd.DataFrame:
+        nodes = answers.nodes()
+        return pd.DataFrame([row for asked in rows["question"].unique() for row in attacked(nodes, by_name[asked])])
+
+    ways: dict[str, tuple[list[str], int, Callable[[pd.DataFrame], pd.DataFrame], list[str], float]] = {
+        "answers": (["question", "method"], 4, answered, ["tokens", "answer_sha"], 0.0),
+        "lockstep": (["question"], 1, tokens, ["token", "greedy", "bytes"], 0.0),
+        "temperatures": (["window"], 1, by_temperature, ["nats"], 1e-3),
+        "windows": (["window"], 1, losses, ["nats", "read"], 1e-2),
+        "schedules": (["setting", "sequence"], 2, scheduled, ["total_s", "moves"], 1e-9),
+        "membership": (["question"], 1, attack, ["top1", "best_rank", "tokens"], 0.0),
+    }
+    if name not in ways:
+        return None
+    unit, count, make, columns, tolerance = ways[name]
+    margin = "margin" if name == "answers" else None
+    return Again(made_by(name), unit, some(unit, count), make, columns, tolerance, margin)
 
 
 # By name, what makes them, a share of all: whether nothing is missing; and the records that it makes.

@@ -7,7 +7,6 @@ weights of `ondevice_programs.pair.relevance` and the wording of prompts were ch
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,18 +14,13 @@ from typing import Literal
 from ondevice import assets, corpus
 from ondevice.corpus.excerpts import passages
 from ondevice.corpus.prompts import pick
-from ondevice_programs.pair.decoder import Decoder, next_together
 from ondevice_programs.pair.node import Node
-from ondevice_studies.dragon.lockstep import ON_CLOUD, ON_DEVICE, USED, greedily
+from ondevice_studies.dragon import lockstep
+from ondevice_studies.dragon.lockstep import ON_CLOUD, ON_DEVICE, USED
+from ondevice_studies.dragon.questions import stands
 
 Split = Literal["validation", "test"]
 PUBLIC = 3_000  # passages of the cloud
-ROUTER = "larger side alone"
-
-
-def stands(texts: Sequence[str], within: str) -> bool:
-    """Whether any of the texts stands in another one, in any case, and not as a part of a longer word."""
-    return any(re.search(rf"(?<!\w){re.escape(text.lower())}(?!\w)", within.lower()) for text in texts)
 
 
 @dataclass(frozen=True)
@@ -89,29 +83,13 @@ def answers(
     pairs = [{side: node.decoder(query, k)[0] for side, node in nodes.items()} for query in queries]
     tokens: list[dict[str, list[int]]] = [{} for _ in pairs]
     for method in methods:
-        for answer, sides in zip(tokens, pairs, strict=True):
-            answer[method] = []
-            for decoder in sides.values():
-                decoder.rollback(0)
         used = [{side: sides[side] for side in USED.get(method, sides)} for sides in pairs]
-        running = [(answer[method], sides, greedily(sides, method)) for answer, sides in zip(tokens, used, strict=True)]
-        while running:
-            _forward([decoder for _, sides, _ in running for decoder in sides.values()])
-            for written, _, steps in running:
-                written.append(int(next(steps)[1].argmax()))
-            running = [
-                (written, sides, steps) for written, sides, steps in running
-                if len(written) < limit and not any(decoder.ended for decoder in sides.values())
-            ]  # fmt: skip
+        for decoder in (decoder for sides in pairs for decoder in sides.values()):
+            decoder.rollback(0)
+        for by_method, (answer, *_) in zip(tokens, lockstep.answers(used, method, limit), strict=True):
+            by_method[method] = answer
     weights = [{side: decoder.log_weight for side, decoder in sides.items()} for sides in pairs]
     return [Answers(answer, weight) for answer, weight in zip(tokens, weights, strict=True)]
-
-
-def _forward(decoders: Sequence[Decoder]) -> None:
-    """Their next distributions; those of which one token is missing in one forward."""
-    together = [decoder for decoder in decoders if decoder.in_line]
-    if len(together) > 1:
-        next_together(together)
 
 
 def groups(questions: Sequence[SideQuestion], size: int) -> Iterator[Sequence[SideQuestion]]:

@@ -307,8 +307,8 @@ def again(name: str) -> Again | None:
 
     def answered(rows: pd.DataFrame) -> pd.DataFrame:
         nodes = answers.nodes()
-        units = rows[["question", "method"]].drop_duplicates().itertuples(index=False)
-        return pd.DataFrame([answers.answered(nodes, [by_name[unit.question]], unit.method)[0][0] for unit in units])
+        units = rows[["question", "method"]].drop_duplicates().to_numpy()
+        return pd.DataFrame([answers.answered(nodes, [by_name[asked]], method)[0][0] for asked, method in units])
 
     def tokens(rows: pd.DataFrame) -> pd.DataFrame:
         nodes = answers.nodes()
@@ -330,8 +330,8 @@ def again(name: str) -> Again | None:
 
     def scheduled(rows: pd.DataFrame) -> pd.DataFrame:
         settings = replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
-        units = rows[["setting", "sequence"]].drop_duplicates().itertuples(index=False)
-        made = [schedule_rows(*unit, settings[unit[0]][0][unit[1]], settings[unit[0]][1]) for unit in units]
+        units = rows[["setting", "sequence"]].drop_duplicates().to_numpy()
+        made = [schedule_rows(name, n, settings[name][0][n], settings[name][1]) for name, n in units]
         return pd.DataFrame([row for unit in made for row in unit])
 
     def attack(rows: pd.DataFrame) -> pd.DataFrame:

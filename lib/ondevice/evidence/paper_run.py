@@ -117,7 +117,7 @@ class PaperRun:
         needed = rule.needs(value) if verdict == "undecided" else None
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
-        if null is not None and _at_least_as_good(rule.verdict(null), verdict):
+        if null is not None and verdict != "contradicted" and _at_least_as_good(rule.verdict(null), verdict):
             remarks.append(f"does not discriminate: {rule.null or 'the null'} has {shown(null, rule.unit)}")
         ours = ", ".join(filter(None, [shown(value, rule.unit), about]))
         n = _samples(value)

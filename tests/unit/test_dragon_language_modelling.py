@@ -178,6 +178,10 @@ def test_contexts_hold_the_documents_they_should(
                 tokens = flat(parts) if method == lm.UNCUT else flat(parts)[:BUDGET]
                 assert nats(frame, method, n)[place] == pytest.approx(loss(tokens), abs=1e-3), (method, n)
         assert nats(frame, lm.CLOUD, 2)[place] == pytest.approx(nats(frame, lm.CLOUD_OUTPUT, 2)[place], abs=1e-3)
+        sides = [by_hand(model, flat(part)[:BUDGET], one.window) for part in (ids[:2], ids[2:4])]
+        mixed = np.tensordot(weights_of(one.scores[:4].reshape(2, 2).mean(1)), np.stack(sides), axes=1)
+        grouped = -np.log(mixed[np.arange(SCORED), np.array(one.window.scored)]).sum()
+        assert nats(frame, lm.GROUPED, 4)[place] == pytest.approx(grouped, abs=1e-3)
 
 
 def test_bad_windows(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:

@@ -40,7 +40,7 @@ WORDS = 48  # of a passage, which are about 64 tokens
 NONE, DRAGON, WHOLE, SEQUENCE = "no retrieval", "DRAGON", "DRAGON, uncut", "RAG-Sequence"
 CLOUD, DEVICE, DRCG = "CRCG/Cloud", "CRCG/Device", "DRCG"
 CLOUD_OUTPUT = "CRCG/Cloud, output"
-UNCUT = "DRCG, uncut"
+UNCUT, GROUPED = "DRCG, uncut", "DRAGON, a context a side"
 PRINTED = (CLOUD, DEVICE, DRCG)  # the paper's baselines
 
 
@@ -210,6 +210,8 @@ def methods(
     - `CRCG/Cloud, output`: those of the cloud's half. `RAG-Sequence`: the window's n likelihoods mixed.
     - `CRCG/Cloud`, `CRCG/Device`, `DRCG`: the first half, the second, or all, in one context cut after BUDGET tokens.
     - `DRCG, uncut`: all n in one context, cut only where the model's context ends, best last; of UNCUT_COUNTS.
+    - `DRAGON, a context a side`: the outputs of CRCG's two contexts mixed, uncut, as the authors' program can
+      (`s_aggregate`). A context counts by the mean of its documents' scores.
     """
     read = read_window(model, fronts, retrieval)
     yield NONE, 0, 0, -float(read.log_probs[0].sum()), int(read.size[0])
@@ -227,6 +229,11 @@ def methods(
     losses = dict(zip(distinct, score(model, distinct, [scored] * len(distinct)), strict=True))
     for (method, n), prefix in contexts.items():
         yield method, n, 0, losses[prefix].loss, len(prefix) + len(scored)
+    for n in counts:
+        sides = [contexts[method, n] for method in (CLOUD, DEVICE)]
+        means = retrieval.scores[:n].reshape(2, -1).mean(axis=1)
+        weighed = document_weights(means, temperature)[:, None] + np.stack([losses[ids].log_probs for ids in sides])
+        yield GROUPED, n, 0, -float(logsumexp(weighed, axis=0).sum()), sum(map(len, sides)) + 2 * len(scored)
 
 
 # Contexts and forwards

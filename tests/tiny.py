@@ -12,7 +12,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from ondevice import shapes
 from ondevice.gguf_config import MODULES, OUTER
+from ondevice.models import Loaded
 from ondevice_papers.grating.pools import Pool
 
 SHAPE = dict(
@@ -47,6 +49,19 @@ def random_model(
             elif vectors:
                 parameter.add_(torch.randn_like(parameter) * vectors)
     return model
+
+
+def loaded_model(
+    width: int = 128, layers: int = 6, spread: float = 0.1, vocabulary: int = 512, context: int = 1024
+) -> Loaded:
+    """A random Llama in float32 as `models.load` gives one: a tied head, a token per byte and others, a chat template."""
+    sizes = dict(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_key_value_heads=2)
+    sizes |= dict(tie_word_embeddings=True)
+    model = random_model("llama", torch.float32, vocabulary=vocabulary, context=context, spread=spread, **sizes)
+    tokenizer = shapes.byte_tokenizer()
+    tokenizer.add_tokens([f"<{number}>" for number in range(vocabulary - len(tokenizer))])
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    return Loaded("tiny", "folder", model.eval(), tokenizer)
 
 
 def turned(name: str, rows: np.ndarray, config: Any) -> np.ndarray:

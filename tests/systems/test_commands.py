@@ -43,7 +43,7 @@ WRONG = [
     (TRAINING, [*TRAIN, "--out", "{text}/model"], "written"),
     (RERANK, ["serve", "--memory-budget", "much"], "memory budget"),
     (GRAPHS, ["generate", "{folder}", "--prompt", "x"], "graphs"),
-    (GRAPHS, ["export", "pydocs-lm-small", "{folder}/g", "--context", "99999"], "99999"),
+    (GRAPHS, ["export", "smollm2-135m-instruct", "{folder}/g", "--context", "99999"], "99999"),
     ("ondevice_programs.bench", ["nowhere", "--drafters", "eagle"], "'eagle'"),
     ("ondevice.data", ["spec_bench"], "'spec_bench'"),
     ("ondevice_studies.record", ["nobody"], "paper"),

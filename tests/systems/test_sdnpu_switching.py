@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from tiny import loaded_model
 
-from ondevice import corpus, models
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Drafter, generate
 from ondevice_papers.sdnpu.drafter import methods, sdnpu
@@ -18,19 +18,18 @@ from ondevice_papers.sdnpu.scheduling import RULES
 from ondevice_programs.graphs import exporting, static_graphs, switching
 from ondevice_programs.graphs.static_lm import StaticLM
 
-SMALL = "pydocs-lm-small"
-PROMPT = corpus.document_tokens("test")[:150].tolist()
+PROMPT = np.random.default_rng(0).integers(3, 259, 150).tolist()
 
 
 @pytest.fixture(scope="module")
 def model():
-    return models.load(SMALL).model
+    return loaded_model().model
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
-    exporting.export(models.load(SMALL), folder / "g", [PROMPT * 2], blocks=3, large=64, compared=0)
+    exporting.export(loaded_model(), folder / "g", [PROMPT * 2], blocks=3, large=64, compared=0)
     return static_graphs.opened(folder / "g", folder / "compiled")
 
 
@@ -128,7 +127,7 @@ print(most - before, most - process.memory_info().rss)
 
 @pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux gives it")
 def test_memory_of_a_graph_comes_back(tmp_path):
-    exporting.export(models.load("pydocs-lm-base"), tmp_path / "g", [PROMPT * 2], blocks=2, large=64, compared=0)
+    exporting.export(loaded_model(width=384), tmp_path / "g", [PROMPT * 2], blocks=2, large=64, compared=0)
     known = static_graphs.opened(tmp_path / "g", tmp_path / "compiled")
     size = sum(path.stat().st_size for path in known.small_files)
     done = subprocess.run([sys.executable, "-c", HELD, *map(str, known.small_files)], capture_output=True, text=True,

@@ -12,8 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from tiny import loaded_model
 
-from ondevice import assets, chat, models
+from ondevice import assets, chat
 from ondevice.blocks import Blocks
 from ondevice.causal_lm import CausalLM, TokenTree
 from ondevice.speculation import Drafter, generate, greedy
@@ -23,14 +24,13 @@ from ondevice_programs.graphs import drawn, exporting, htp, static_graphs
 from ondevice_programs.graphs.__main__ import main as commanded
 from ondevice_programs.graphs.static_lm import StaticLM
 
-SMALL = "pydocs-lm-small"
-PROMPT = [1 + position % 700 for position in range(90)]
-TEXTS = [[1 + (7 * position + start) % 5000 for position in range(128)] for start in range(4)]
+PROMPT = [1 + position % 200 for position in range(90)]
+TEXTS = [[1 + (7 * position + start) % 250 for position in range(128)] for start in range(4)]
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    return models.load(SMALL)
+    return loaded_model()
 
 
 def exported(loaded, folder, **options):
@@ -70,7 +70,7 @@ def test_the_folder_says_what_its_logits_are_worth(folder, loaded):
     assert found["tokens"] == 64 and found["argmax_agreement"] == 1 and found["greatest_difference"] < 1e-4
     assert found["loss"] == pytest.approx(found["model_loss"], abs=1e-4)
     wrong = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
-    other = models.load(SMALL).model
+    other = loaded_model().model
     other.load_state_dict({name: weight + 0.05 * torch.randn_like(weight) for name, weight in wrong.items()})
     assert exporting.comparison(folder, other, TEXTS[0][:64])["argmax_agreement"] < 0.9
 
@@ -121,14 +121,14 @@ def test_an_embedding_reads_the_bytes_of_a_tied_head(loaded, bits, minima):
     session = onnxruntime.InferenceSession(graphs[0].SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"ids": ids})[0], table.values()[ids], rtol=1e-4, atol=1e-4)
     every = [[tensor.raw_data for tensor in graph.graph.initializer] for graph in graphs]
-    stored = [{data for data in each if len(data) > 9999} for each in every]
+    stored = [{data for data in each if len(data) > 4999} for each in every]
     assert len(stored[0] - stored[1]) == minima and stored[0] & stored[1]
 
 
 @pytest.mark.parametrize("weights", ["float32", "8bit", "4bit"])
 def test_residuals_of_thousands_are_right(loaded, tmp_path, weights):
     """Beyond 1,500: a token's embedding is large in one place, and norms undo it."""
-    model = models.load(SMALL).model
+    model = loaded_model().model
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 3] += 1800
     folder = exported(replace(loaded, source=model), tmp_path / "g", weights=weights, compared=64)
@@ -147,7 +147,7 @@ def test_ranges_are_those_of_the_model_on_the_texts(loaded):
     noted = htp.noted(loaded.model, TEXTS[:1], 8)
     assert not any(module._forward_hooks for module in loaded.model.modules())
     with torch.inference_mode():
-        output = models.load(SMALL).model(torch.tensor([TEXTS[0]]), output_hidden_states=True, use_cache=True)
+        output = loaded_model().model(torch.tensor([TEXTS[0]]), output_hidden_states=True, use_cache=True)
     keys = output.past_key_values.layers[2].keys
     assert (noted.ranges["keys.2"].low, noted.ranges["keys.2"].high) == (float(keys.min()), float(keys.max()))
     assert noted.ranges["keys.2"].bits == 8 and noted.ranges["lm_head"].bits == 16
@@ -178,7 +178,7 @@ def test_the_htps_graphs_round_products_of_weights_and_nothing_else(loaded):
     assert types["positions"] == onnx.TensorProto.INT32
 
 
-@pytest.mark.parametrize(("ids", "words"), [([], " 0"), ([1] * 225, "225"), ([10**6], "8191")])
+@pytest.mark.parametrize(("ids", "words"), [([], " 0"), ([1] * 225, "225"), ([10**6], "511")])
 def test_a_prompt_that_cannot_be_is_refused(built, ids, words):
     with pytest.raises(ValueError, match=words):
         StaticLM(built, RULES["keep both"]).start().prefill(ids)
@@ -280,7 +280,7 @@ OTHER_MODELS = {  # what is changed in a model's configuration, and what the sen
 @pytest.mark.parametrize("case", OTHER_MODELS)
 def test_other_models_are_refused_by_what_differs(loaded, tmp_path, case):
     change, words = OTHER_MODELS[case]
-    model = models.load(SMALL).model
+    model = loaded_model().model
     vars(model.config).update(change)
     with pytest.raises(ValueError, match=words):
         exported(replace(loaded, source=model), tmp_path / "g")

@@ -11,6 +11,7 @@ to b takes nothing. `plan` finds the moves of the least mean cost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import log2
 from random import Random
@@ -133,28 +134,40 @@ class Profiler(Scheduler):
 class Greedy(Profiler):
     """The paper's rule: move when Eq. 7's time per token is less on the other side (Eqs. 6 and 8).
 
-    With the corrected round trip, acceptance as the mean of all tokens so far, and no cost of moving.
+    With the corrected round trip, acceptance as the mean of all tokens so far, and no cost of moving. should_move: of
+    `cost`, or an experiment's.
     """
 
-    def __init__(self, rtt: float, memory: float = float("inf"), prior: float | None = None) -> None:
+    def __init__(
+        self,
+        rtt: float,
+        memory: float = float("inf"),
+        prior: float | None = None,
+        should_move: Callable[[Costs, float, float], bool] = should_move,
+    ) -> None:
         super().__init__(rtt, memory, prior)
+        self._should_move = should_move
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
         """Whether Delta Z > 0."""
         self.decided(local, remote)
         (c_l, c_r) = (pace or 0.0 for pace in self.pace)
         (alpha_l, alpha_r) = self.acceptance
-        return should_move(Costs(c_l, c_r, self.rtt / 2, self.rtt / 2), alpha_l, alpha_r)
+        return self._should_move(Costs(c_l, c_r, self.rtt / 2, self.rtt / 2), alpha_l, alpha_r)
 
 
 class Lagging(Profiler):
     """Our rule: the plan of the least mean cost in lag, at the present estimates.
 
     Which side is slower is only revised when the other is by a tenth: where both paces are alike, it does not matter.
+    plan: the function below, or an experiment's.
     """
 
-    def __init__(self, rtt: float, memory: float = 24.0, prior: float | None = 0.8) -> None:
+    def __init__(
+        self, rtt: float, memory: float = 24.0, prior: float | None = 0.8, plan: Callable[..., Moves] | None = None
+    ) -> None:
         super().__init__(rtt, memory, prior)
+        self._plan = plan
         self._slower: bool | None = None  # whether the local side is
 
     def moves(self, position: int, local: bool, remote: bool, own: int, peer: int) -> bool:
@@ -170,7 +183,8 @@ class Lagging(Profiler):
             side, lag, kept_b, kept_o, (q_b, q_o) = 0, float(own), local, remote, rejected
         else:
             side, lag, kept_b, kept_o, (q_o, q_b) = 1, self.rtt / c_b + peer, remote, local, rejected
-        trip, table = _plan(_half_octaves(self.rtt / c_b), round(8 * c_o / c_b), _level(q_b), _level(q_o))
+        estimates = _half_octaves(self.rtt / c_b), round(8 * c_o / c_b), _level(q_b), _level(q_o)
+        trip, table = _rounded(*estimates, self._plan or plan)
         return bool(table[side, int(kept_b), int(kept_o), min(LEVELS - 1, round(lag / top(trip) * (LEVELS - 1)))])
 
     def adopt(self, profile: tuple[float, ...]) -> None:
@@ -231,7 +245,7 @@ def _half_octaves(trip: float) -> int:
 
 
 @lru_cache(4096)
-def _plan(trip: int, pace: int, rejected_b: int, rejected_o: int) -> tuple[float, Moves]:
+def _rounded(trip: int, pace: int, rejected_b: int, rejected_o: int, plan: Callable[..., Moves]) -> tuple[float, Moves]:
     """(round trip, moves) of a plan at rounded estimates."""
     rounded = 2 ** (trip / 2)
     return rounded, plan(rounded, pace / 8, _RATES[rejected_b], _RATES[rejected_o])

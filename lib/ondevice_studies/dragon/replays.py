@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from ondevice.network.link import Link, Sinusoid
-from ondevice_papers.dragon.cost import Costs, latency_difference
-from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Scheduler
+from ondevice_papers.dragon.cost import Costs, latency_difference, should_move
+from ondevice_papers.dragon.scheduler import Greedy, Lagging, Moves, Randomly, Scheduler, plan
 from ondevice_papers.dragon.side import Rules
 from ondevice_studies.dragon import printed
 from ondevice_studies.dragon.analysis import timeline
@@ -45,13 +45,26 @@ SWAPPING = ((0.97, 0.4), (0.4, 0.97))  # acceptance (device, cloud) that changes
 ORACLE = "Oracle"  # a lower bound, no strategy
 Setting = tuple[Sequence[Bools], printed.Recording]
 Row = dict[str, Any]
-STRATEGIES: dict[str, tuple[int, Callable[[float, int], tuple[Scheduler, Scheduler]] | None]] = {
-    "Device": (DEVICE, None),
-    "Cloud": (CLOUD, None),
-    "Random": (DEVICE, lambda rtt, seed: (Randomly(2 * seed), Randomly(2 * seed + 1))),
-    "DRAGON": (DEVICE, lambda rtt, seed: (Greedy(rtt), Greedy(rtt))),
-    "Lagging": (DEVICE, lambda rtt, seed: (Lagging(rtt), Lagging(rtt))),
-}  # where the aggregator begins, and the schedulers of both sides for a round trip and a seed; DRAGON: the paper's rule
+STRATEGIES = ("Device", "Cloud", "Random", "DRAGON", "Lagging")
+
+
+def strategies(
+    rtt: float,
+    seed: int,
+    should_move: Callable[..., bool] = should_move,
+    plan: Callable[..., Moves] = plan,
+) -> dict[str, tuple[int, tuple[Scheduler, Scheduler] | None]]:
+    """By STRATEGIES, where the aggregator begins, and both sides' schedulers; DRAGON: the paper's rule.
+
+    rtt: seconds of a round trip. should_move, plan: the functions of `cost` and `scheduler`, or an experiment's.
+    """
+    return {
+        "Device": (DEVICE, None),
+        "Cloud": (CLOUD, None),
+        "Random": (DEVICE, (Randomly(2 * seed), Randomly(2 * seed + 1))),
+        "DRAGON": (DEVICE, (Greedy(rtt, should_move=should_move), Greedy(rtt, should_move=should_move))),
+        "Lagging": (DEVICE, (Lagging(rtt, plan=plan), Lagging(rtt, plan=plan))),
+    }
 
 
 def link(delay_ms: float, period: float = PERIOD) -> Link:
@@ -147,17 +160,18 @@ def totals(
     delays_ms: Iterable[float] = DELAYS,
     rules: Rules | None = None,
     oracle: Callable[..., Oracle] = oracle,
+    **schedulers: Callable[..., Any],
 ) -> list[Row]:
     """Every strategy on one sequence at each delay: strategy, delay_ms, total_s, moves, on_device.
 
     flags: [tokens, 2]. number: the seed of the jitter; all strategies meet the same. on_device: share of the decisions.
-    rules, oracle: the functions of `side` and `simulator`, or an experiment's.
+    rules, oracle: the functions of `side` and `simulator`, or an experiment's; schedulers: those of `strategies`.
     """
     rows = list[Row]()
     for delay in delays_ms:
         world = World(flags, paces.device, paces.cloud, link(delay), link(delay), LOOKAHEAD)
-        for name, (side, schedulers) in STRATEGIES.items():
-            run = simulate(world, side, schedulers(round_trip(delay), number) if schedulers else None, number, rules)
+        for name, (side, both) in strategies(round_trip(delay), number, **schedulers).items():
+            run = simulate(world, side, both, number, rules)
             on_device = float((run.side == DEVICE).mean())
             rows.append(dict(strategy=name, delay_ms=delay, total_s=run.total, moves=run.moves, on_device=on_device))
         best = min((oracle(world, side) for side in (DEVICE, CLOUD)), key=lambda plan: plan.total)

@@ -85,8 +85,8 @@ FINDINGS = (
         "{0} percent",
         _PACED,
         "contradicted",
-        "At this distance both take about the same time. Whole rows of floats, as the authors' program sends them, would "
-        "hide behind the device's decoding, too.",
+        "At this distance both take about the same time. Whole rows of floats, as the authors' program sends them, "
+        "would hide behind the device's decoding, too.",
     ),
     Finding(
         "sdnpu-c01",

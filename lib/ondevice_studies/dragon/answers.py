@@ -76,7 +76,7 @@ class _Equal(Decoder):
 
 
 def answered(
-    nodes: Mapping[str, Node], asked: Sequence[Question], method: str, **hooks: Callable[..., Any]
+    nodes: Mapping[str, Node], group: Sequence[Question], method: str, **hooks: Callable[..., Any]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Greedy answers to some questions at once: a row each, and DRAGON's tokens as rows of `lockstep`.
 
@@ -84,11 +84,11 @@ def answered(
     what the note and what the page have to say.
     """
     decoded = {EQUAL: DRAGON, ONE_SIDE: ON_DEVICE}.get(method, method)
-    sessions = [session(nodes, question, method) for question in asked]
+    sessions = [session(nodes, question, method) for question in group]
     tokenizer = nodes["device"].tokenizer
     rows, words = list[dict[str, Any]](), list[dict[str, Any]]()
     for question, (tokens, margin, each) in zip(
-        asked, lockstep.answers(sessions, decoded, LONGEST, **hooks), strict=True
+        group, lockstep.answers(sessions, decoded, LONGEST, **hooks), strict=True
     ):
         text = str(tokenizer.decode(tokens, skip_special_tokens=True))
         about = {"question": question.name, "holder": question.holder}

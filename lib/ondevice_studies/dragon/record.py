@@ -180,14 +180,14 @@ def _ms(seconds: Sequence[float]) -> str:
 def recorder(name: str) -> Recorder:
     """Of one record."""
     both = [MODEL, relevance.RERANKER]
-    asked = {"questions of a holder": ANSWERED, "documents": DOCUMENTS, "tokens": LONGEST}
+    of_answers = {"questions of a holder": ANSWERED, "documents": DOCUMENTS, "tokens": LONGEST}
     attack = {"questions of a holder": ATTACKED, "candidates": CANDIDATES, "documents": DOCUMENTS,
               "tokens": GREEDY.limit}  # fmt: skip
     times = {"questions of a holder": EACH, "tokens of answers": LEAST, "delays": DELAYS, "documents": GREEDY.k,
              "tokens": GREEDY.limit, "lookahead": GREEDY.lookahead, "cap": GREEDY.cap}  # fmt: skip
     definitions: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
-        "answers": (["question", "method"], asked, both),
-        "lockstep": (["question"], asked, both),
+        "answers": (["question", "method"], of_answers, both),
+        "lockstep": (["question"], of_answers, both),
         "temperatures": (["window"], {"windows": HELD_OUT}, [MODEL]),
         "windows": (["window"], {"windows": WINDOWS, "caps": CAPS}, [MODEL]),
         "schedules": (["setting", "sequence"], {"sequences": replays.SEQUENCES, "lookahead": replays.LOOKAHEAD}, []),
@@ -232,9 +232,9 @@ def record_answers(share: int, shares: int) -> bool:
     """answers and lockstep, some questions of a holder at once."""
     kept, tokens = recorder("answers"), recorder("lockstep")
     nodes = answers.nodes()
-    asked = questions.first(ANSWERED)
-    every = {(question.name, method) for question in asked for method in answers.methods(question)}
-    groups = [[question for question in asked if question.holder == holder][share::shares] for holder in HOLDERS]
+    first = questions.first(ANSWERED)
+    every = {(question.name, method) for question in first for method in answers.methods(question)}
+    groups = [[question for question in first if question.holder == holder][share::shares] for holder in HOLDERS]
     starts = [(group, start) for group in groups for start in range(0, len(group), answers.TOGETHER)]
     for (group, start), method in tqdm(list(product(starts, answers.OF_BOTH)), desc="answers"):
         chosen = group[start : start + answers.TOGETHER]
@@ -283,9 +283,9 @@ def record_schedules(share: int, shares: int) -> bool:
 def record_latency(share: int, shares: int) -> bool:
     """Of every `shares`th question, one pace after the other; needs the record `answers`."""
     kept = recorder("latency")
-    asked = timed_questions(evidence.load("dragon", "answers"))
+    long = timed_questions(evidence.load("dragon", "answers"))
     for pace, paces in PACES.items():
-        missing = [question for question in asked[share::shares] if (pace, question.name) not in kept.done]
+        missing = [question for question in long[share::shares] if (pace, question.name) not in kept.done]
         if not missing:
             continue
         with tempfile.TemporaryDirectory(prefix="dragon-") as scratch:
@@ -298,7 +298,7 @@ def record_latency(share: int, shares: int) -> bool:
                 for question in tqdm(missing, desc=f"latency, {pace}"):
                     kept.add(latencies(device, relay, question, pace, delays))
         kept.checkpoint()
-    return {(pace, question.name) for pace in PACES for question in asked} <= recorder("latency").done
+    return {(pace, question.name) for pace in PACES for question in long} <= recorder("latency").done
 
 
 def again(name: str) -> Again | None:
@@ -308,35 +308,37 @@ def again(name: str) -> Again | None:
     def answered(rows: pd.DataFrame) -> pd.DataFrame:
         nodes = answers.nodes()
         units = rows[["question", "method"]].drop_duplicates().to_numpy()
-        return pd.DataFrame([answers.answered(nodes, [by_name[asked]], method)[0][0] for asked, method in units])
+        return pd.DataFrame([answers.answered(nodes, [by_name[question]], method)[0][0] for question, method in units])
 
     def tokens(rows: pd.DataFrame) -> pd.DataFrame:
         nodes = answers.nodes()
-        asked = [by_name[name] for name in rows["question"].unique()]
-        return pd.DataFrame(answers.answered(nodes, asked, DRAGON)[1])
+        group = [by_name[question] for question in rows["question"].unique()]
+        return pd.DataFrame(answers.answered(nodes, group, DRAGON)[1])
 
     def losses(rows: pd.DataFrame) -> pd.DataFrame:
         loaded = models.load(MODEL)
         shown = language_modelling.retrieved("test", loaded.tokenizer, WINDOWS)
         chosen = study.temperature(evidence.load("dragon", "temperatures"))
-        made = [window_rows(loaded, number, shown[number], chosen, caps=CAPS) for number in rows["window"].unique()]
-        return pd.DataFrame([row for window in made for row in window])
+        tables = [window_rows(loaded, number, shown[number], chosen, caps=CAPS) for number in rows["window"].unique()]
+        return pd.DataFrame([row for table in tables for row in table])
 
     def by_temperature(rows: pd.DataFrame) -> pd.DataFrame:
         loaded = models.load(MODEL)
         shown = language_modelling.retrieved("validation", loaded.tokenizer, HELD_OUT)
-        made = [temperature_rows(loaded, number, shown[number], "validation") for number in rows["window"].unique()]
-        return pd.DataFrame([row for window in made for row in window])
+        tables = [temperature_rows(loaded, number, shown[number], "validation") for number in rows["window"].unique()]
+        return pd.DataFrame([row for table in tables for row in table])
 
     def scheduled(rows: pd.DataFrame) -> pd.DataFrame:
         settings = replays.settings(replays.answered(evidence.load("dragon", "lockstep")))
         units = rows[["setting", "sequence"]].drop_duplicates().to_numpy()
-        made = [schedule_rows(name, n, settings[name][0][n], settings[name][1]) for name, n in units]
-        return pd.DataFrame([row for unit in made for row in unit])
+        tables = [schedule_rows(name, n, settings[name][0][n], settings[name][1]) for name, n in units]
+        return pd.DataFrame([row for table in tables for row in table])
 
     def attack(rows: pd.DataFrame) -> pd.DataFrame:
         nodes = answers.nodes()
-        return pd.DataFrame([row for asked in rows["question"].unique() for row in attacked(nodes, by_name[asked])])
+        return pd.DataFrame(
+            [row for question in rows["question"].unique() for row in attacked(nodes, by_name[question])]
+        )
 
     ways: dict[str, tuple[list[str], int, Callable[[pd.DataFrame], pd.DataFrame], list[str], float]] = {
         "answers": (["question", "method"], 4, answered, ["tokens", "answer_sha"], 0.0),

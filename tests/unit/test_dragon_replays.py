@@ -19,6 +19,9 @@ from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Bools, World, indep
 # Bars of a run
 
 
+ALWAYS = np.ones((2, 2, 2, 32), bool)
+
+
 def test_a_timeline_is_the_same_run_and_its_bars_are_what_happened():
     world = World(independent(30, 0.7, 0.6, 1), 0.2, 0.05, Link(0.3), Link(0.1), 5)
     moves = (Scripted([3]), Scripted([9]))
@@ -147,3 +150,14 @@ def test_our_answers_decisions_are_repeated_up_to_a_sequence():
     for name, flags in zip(first, found["both"], strict=True):
         assert flags.shape == (replays.TOKENS, 2) and flags[:, 1].all()
         assert flags[:, 0].tolist() == [position % sizes[name] % 2 == 1 for position in range(99)]
+
+
+@pytest.mark.parametrize(
+    ("hook", "strategy"), [({"should_move": lambda *_: True}, "DRAGON"), ({"plan": lambda *_: ALWAYS}, "Lagging")]
+)
+def test_an_experiments_rule_moves_the_aggregator_of_its_strategy_alone(hook, strategy):
+    flags, paces = replays.drawn(1)[0], printed.paces(printed.RECORDINGS[printed.QWEN])
+    plain, edited = (
+        {row["strategy"]: row for row in replays.totals(flags, paces, 7, [200.0], **options)} for options in ({}, hook)
+    )
+    assert {name for name in plain if plain[name]["moves"] != edited[name]["moves"]} == {strategy}

@@ -63,7 +63,7 @@ FINDINGS = (
         "**DRAGON**: documents on two sides predict text better than central retrieval; the ratio of both gains",
         "OPT-1.3B, Qwen2.5-1.5B; WikiText",
         "{0} x",
-        "`pydocs-lm`, two sizes; documentation",
+        "SmolLM2-135M; WikiText-2",
         "trend",
         "The gain is larger. How much, the wide interval leaves open. "
         "One side that mixes the outputs of its own documents gains about as much. "

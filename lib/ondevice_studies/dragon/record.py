@@ -37,8 +37,8 @@ ANSWERED = 100  # questions of every holder
 
 # Figure 6: windows
 
-WINDOWS = 50  # of the test split, of an article each
-HELD_OUT = 24  # of the validation split
+WINDOWS = 40  # of the test split, of an article each
+HELD_OUT = 16  # of the validation split
 
 
 def window_rows(

@@ -54,9 +54,11 @@ def random_model(
 def loaded_model(
     width: int = 128, layers: int = 6, spread: float = 0.1, vocabulary: int = 512, context: int = 1024
 ) -> Loaded:
-    """A random Llama in float32 as `models.load` gives one: a tied head, a token per byte and others, a chat template."""
-    sizes = dict(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_key_value_heads=2)
-    sizes |= dict(tie_word_embeddings=True)
+    """A random Llama in float32 as `models.load` gives one: a tied head, a token per byte, a chat template."""
+    sizes = dict(
+        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
     model = random_model("llama", torch.float32, vocabulary=vocabulary, context=context, spread=spread, **sizes)
     tokenizer = shapes.byte_tokenizer()
     tokenizer.add_tokens([f"<{number}>" for number in range(vocabulary - len(tokenizer))])

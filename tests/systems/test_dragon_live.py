@@ -446,7 +446,7 @@ def served(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, int, Path]]:
 
 
 def start(command: str, folder: Path, *words: str) -> subprocess.Popen:
-    common = ["--model", "pydocs-lm-small", "--documents", str(folder), "--reranker", "none"]
+    common = ["--model", "smollm2-135m-instruct", "--documents", str(folder), "--reranker", "none"]
     call = [sys.executable, "-m", "ondevice_programs.pair", command, *common]
     return subprocess.Popen(
         [*call, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

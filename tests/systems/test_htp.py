@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from tiny import loaded_model
 
 from ondevice import models
 from ondevice_programs.graphs import exporting, htp, static_graphs
@@ -16,14 +17,13 @@ from ondevice_programs.graphs.__main__ import main
 
 pytest.importorskip("onnxruntime_qnn", reason='Qualcomm\'s compiler comes with pip install "ondevice[npu]"')
 
-SPEC = "pydocs-lm-small"
-TEXTS = [[1 + (7 * position + start) % 5000 for position in range(128)] for start in range(2)]
+TEXTS = [[1 + (7 * position + start) % 500 for position in range(128)] for start in range(2)]
 SHAPE = {"target": "htp", "blocks": 2, "large": 64, "small": 32, "context": 64}
 
 
 @pytest.fixture(scope="module")
 def loaded() -> models.Loaded:
-    return models.load(SPEC)
+    return loaded_model()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_logits_in_the_htps_arithmetic_are_near_the_models(folder):
 @pytest.mark.parametrize("cache_bits", [16, 8])
 def test_residuals_beyond_1500_are_right(loaded, tmp_path, cache_bits):
     """Norms undo what is large in one place; in 16 bits a square of it would overflow."""
-    model = models.load(SPEC).model
+    model = loaded_model().model
     with torch.no_grad():
         model.get_input_embeddings().weight[:, 3] += 1600
     facts = exporting.export(replace(loaded, source=model), tmp_path / "g", TEXTS, cache_bits=cache_bits, **SHAPE)

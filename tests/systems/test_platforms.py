@@ -33,7 +33,7 @@ from ondevice.causal_lm.lean import engine
 from ondevice.speculation import Drafter, generate
 from ondevice.speculation.bundled import mixture
 
-loaded = models.load("pydocs-lm-small")
+loaded = models.load(models.SMOLLM2)
 lm = engine(loaded, threads=1)
 ids = loaded.tokenizer("def mean(values):").input_ids
 plain, drafted = (generate(lm, drafter, ids, 12, budget=8).tokens for drafter in (Drafter(), mixture()))

@@ -47,16 +47,16 @@ def test_every_record_of_a_machine_is_whole():
 
 
 def test_a_cost_curve_is_over_one_row_with_the_ends_of_both_medians(home):
-    about = {"model": "pydocs-lm-base", "threads": 2, "weights": "4bit", "arithmetic": "float32", "rows_alone": "alone",
-             "run": 1, "cached": 256}  # fmt: skip
+    about = {"model": "smollm2-135m-instruct", "threads": 2, "weights": "4bit", "arithmetic": "float32",
+             "rows_alone": "alone", "run": 1, "cached": 256}  # fmt: skip
     rows = [about | {"rows": rows, "seconds": seconds, "low": seconds - 0.5, "high": seconds + 1.0, "n": n}
             for rows, seconds, n in ((1, 2.0, 9), (8, 3.0, 9), (33, 8.0, 3))]  # fmt: skip
     rows += [one | {"cached": 64, "seconds": 99.0} for one in rows]
     rows += [one | {"run": 2, "seconds": 99.0} for one in rows] + [one | {"arithmetic": "int8"} for one in rows]
     recorded("diaa", "formats", "zen9-2c", ["arithmetic", "run", "cached", "rows"], rows)
     assert dict(machines.curves("zen9-2c")) == {
-        "pydocs-lm-base, 4 bits, two threads: 8 rows": "1.50 [0.83, 2.67]",
-        "pydocs-lm-base, 4 bits, two threads: 32 or 33 rows": "4.00",
+        "smollm2-135m-instruct, 4 bits, two threads: 8 rows": "1.50 [0.83, 2.67]",
+        "smollm2-135m-instruct, 4 bits, two threads: 32 or 33 rows": "4.00",
     }  # fmt: skip
     assert dict(machines.curves("another")) == {}
 

@@ -76,7 +76,7 @@ def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording,
 
 # The attack
 
-ATTACKED = 20  # questions of every holder
+ATTACKED = 10  # questions of every holder
 CANDIDATES = 25  # of the 200 documents of both sides, those nearest to the question
 
 

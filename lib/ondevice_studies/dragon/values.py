@@ -94,9 +94,8 @@ def one_side_alone(perplexity: Resampled, ours: str = language_modelling.DRAGON)
 
 def drcg_saturates(perplexity: Resampled, method: str = DRCG) -> Value:
     """Change of a method's perplexity in percent, mean of the models, by documents: (4 to 16, 0 to 4)."""
-    drcg = _by_count(perplexity, method)
-    four = list(COUNTS).index(4)
-    changes = drcg[-1] / drcg[four] - 1, drcg[four] / perplexity[f"{NONE} 0"] - 1
+    most, four, none = (perplexity[name] for name in (f"{method} {COUNTS[-1]}", f"{method} 4", f"{NONE} 0"))
+    changes = most / four - 1, four / none - 1
     return tuple(perplexity.estimate(100 * change.mean(axis=1)) for change in changes)
 
 

@@ -99,11 +99,10 @@ def drcg_saturates(perplexity: Resampled, method: str = DRCG) -> Value:
     return tuple(perplexity.estimate(100 * change.mean(axis=1)) for change in changes)
 
 
-def drcg_at_fewest_documents(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Value:
-    """DRCG's perplexity over ours with the fewest documents, by model."""
+def drcg_at_fewest_documents(perplexity: Resampled, ours: str = language_modelling.DRAGON) -> Estimate:
+    """DRCG's perplexity over ours with the fewest documents."""
     fewest = COUNTS[0]
-    ratios = perplexity[f"{DRCG} {fewest}"] / perplexity[f"{ours} {fewest}"]
-    return tuple(perplexity.estimate(ratio) for ratio in ratios.T)
+    return perplexity.estimate((perplexity[f"{DRCG} {fewest}"] / perplexity[f"{ours} {fewest}"])[:, 0])
 
 
 def variant_over_ours(perplexity: Resampled, variant: str = SEQUENCE) -> Estimate:

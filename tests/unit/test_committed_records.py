@@ -70,7 +70,7 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "sdnpu/whole": (["cold"], ["arm"], REQUEST),
 }
 DRAFTED = ("diaa/smollm2-", "diaa/qwen-", "sdnpu/smollm2-", "sdnpu/qwen-")  # then the drafter
-METHODS = {"diaa": spec_bench.METHODS, "sdnpu": sdnpu.METHODS}
+METHODS = {"diaa": lambda model: spec_bench.METHODS, "sdnpu": sdnpu.recorded_with}
 HOLDERS = 4  # of the assistant's documents, who are asked as many questions each
 UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's parameters
     "assistant/answers": lambda given: HOLDERS * given["each"],
@@ -105,7 +105,8 @@ def problems(name: str, table: pd.DataFrame, parameters: dict[str, Any]) -> list
             plain = plain[~plain["request"].isin(SPLIT_ANEW)]
         method = table["method"].iloc[0]
         sized = method.startswith("mixture, sized")
-        most = (lambda task: spec_bench.PART) if sized else METHODS[kind.partition("/")[0]][method].most
+        methods = METHODS[kind.partition("/")[0]](table["model"].iloc[0])
+        most = (lambda task: spec_bench.PART) if sized else methods[method].most
         plain = plain.sort_values("request", key=lambda ids: ids.str.rpartition("-")[2].astype(int))
         plain = pd.concat([rows.head(most(task) or len(rows)) for task, rows in plain.groupby("task")])
         behind_the_first = plain.set_index("request")["limit"].sub(1)

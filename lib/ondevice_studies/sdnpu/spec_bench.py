@@ -45,11 +45,16 @@ MAKE = SimpleNamespace(**{_attribute(name): _new(name) for name in NAMES})
 METHODS = {name: _method(name) for name in NAMES}
 
 
+def recorded_with(model: str) -> dict[str, Method]:
+    """The methods that a model is recorded with, and the requests of each."""
+    if model == models.SMOLLM2:
+        return METHODS
+    return {name: replace(METHODS[name], requests="smaller") for name in OF_THE_LARGER}
+
+
 def record(bench: Bench, names: Sequence[str] = ()) -> None:
     """Record what is missing. names: all methods that the model is recorded with, without any."""
-    methods = METHODS
-    if bench.model != models.SMOLLM2:
-        methods = {name: replace(METHODS[name], requests="smaller") for name in OF_THE_LARGER}
+    methods = recorded_with(bench.model)
     if unknown := [name for name in names if name not in methods]:
         raise ValueError(f"With {bench.model} {', '.join(methods)} are recorded, not {unknown[0]}.")
     spec_bench.record("sdnpu", methods, bench, names or list(methods))

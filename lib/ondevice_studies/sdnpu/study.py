@@ -41,6 +41,24 @@ def gains(rates: Resampled) -> Resampled:
     return rates.ratios({part: (part, part.split("+")[0]) for part in parts})
 
 
+def in_steps(answers: pd.DataFrame, names: Sequence[str], seed: int = 0) -> pd.DataFrame:
+    """By task and in their mean: questions, tokens per pass of methods, and each over the one before, with intervals.
+
+    answers: of `spec_bench.load`, of which those to the questions of the first method count.
+    """
+    counted = answers[answers["method"] == names[0]].groupby("task").size()
+    rates = accepted(
+        answers[answers["request"].isin(set(answers.loc[answers["method"] == names[0], "request"]))], names, seed
+    )
+    steps = rates.ratios({f"{over} over {under}": (over, under) for under, over in pairwise(names)})
+    columns = {name: np.r_[rates[name][0], rates[name][0].mean()].round(2) for name in names}
+    for name in steps.names:
+        draws = [*steps[name].T, steps[name].mean(axis=1)]
+        columns[name] = np.array([f"{steps.estimate(draw):.2f}" for draw in draws])
+    questions = [*counted[list(rates.tasks)], counted.sum()]
+    return derived(pd.DataFrame({"task": [*rates.tasks, "mean"], "questions": questions, **columns}), rates)
+
+
 # Graphs of a few shapes
 
 

@@ -51,7 +51,7 @@ def evaluation_pools(
 
     A query is dropped when none of its candidates answers it.
     """
-    return _pools(collection.texts, queries, [judged(collection, query) for query in queries], encoder, seed)
+    return candidate_pools(collection.texts, queries, [judged(collection, query) for query in queries], encoder, seed)
 
 
 def paragraph_pools(encoder: Embedder, seed: int = 0) -> Evaluation:
@@ -61,17 +61,22 @@ def paragraph_pools(encoder: Embedder, seed: int = 0) -> Evaluation:
     questions = [(positions[row], question) for row, question in wikitext.questions()]
     queries = [Query("paragraph", question, f"wikitext {every[index].row}", "") for index, question in questions]
     answers = [({index}, lambda candidate: True) for index, _ in questions]
-    return Evaluation(_pools([paragraph.text for paragraph in every], queries, answers, encoder, seed), len(queries))
+    return Evaluation(
+        candidate_pools([paragraph.text for paragraph in every], queries, answers, encoder, seed), len(queries)
+    )
 
 
-def _pools(
+def candidate_pools(
     texts: Sequence[str],
     queries: Sequence[Query],
     answers: Sequence[tuple[set[int], Callable[[int], bool]]],
     encoder: Embedder,
-    seed: int,
+    seed: int = 0,
 ) -> list[CandidatePool]:
-    """answers: of each query the positions that answer it, and whether another may be among its candidates."""
+    """Pools of 20 among the texts, but for queries without an answer in theirs: 10 by BM25, 10 by the embedder.
+
+    answers: of each query the positions that answer it, and whether another may be among its candidates.
+    """
     sparse, dense = search(texts, queries, encoder, len(texts))
     pools = []
     for row, (query, (relevant, fit)) in enumerate(zip(queries, answers, strict=True)):

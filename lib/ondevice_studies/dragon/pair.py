@@ -33,7 +33,6 @@ from ondevice_studies.dragon import printed
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 ON_CLOUD, AS_MANY = "CRCG/Cloud", "CRCG/Device, as many documents"
-TEXT, ROWS, FETCHED = "DRCG/Text", "DRCG/KV", "documents fetched as text"  # of the record; they are not run any more
 MODES: dict[str, Mode] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "cloud-only"}
 BASE = 0.002  # seconds of the paper's network without added delay (section 7.2)
 BASE_JITTER = 0.006  # seconds on top of it at most

@@ -74,3 +74,9 @@ def documents() -> dict[str, list[str]]:
     """Each side's texts."""
     pairs = questions()[:: len(HOLDERS)]
     return {"device": [pair.note for pair in pairs], "cloud": [pair.page for pair in pairs]}
+
+
+def halves() -> tuple[list[str], list[str]]:
+    """The notes in two halves, by the pairs' random order: the attack's device has the first, and nobody the other."""
+    notes = documents()["device"]
+    return notes[::2], notes[1::2]

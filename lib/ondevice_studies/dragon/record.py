@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from ondevice import evidence, models
 from ondevice.evidence import Again, Recorder, machine_name, some
+from ondevice.retrieval import SparseIndex
 from ondevice_programs.pair import relevance
 from ondevice_programs.pair.answer import Answer
 from ondevice_programs.pair.node import Node
@@ -76,19 +78,26 @@ def schedule_rows(setting: str, number: int, decisions: Bools, paces: Recording,
 
 # The attack
 
-ATTACKED = 10  # questions of every holder
-CANDIDATES = 25  # of the 200 documents of both sides, those nearest to the question
+ATTACKED = 20  # questions of every holder
+CANDIDATES = 25  # those of the device's context, and notes nearest to the question that nobody has
 
 
 def attacked(nodes: Mapping[str, Node], question: Question, **evidence: Any) -> list[dict[str, Any]]:
-    """Who was in the device's context, by mode and cap: a row each. evidence: as of `attack`."""
-    documents = nodes["device"].documents
-    every = [text for texts in questions.documents().values() for text in texts]
-    shown = membership.candidates(question.text, documents.best(question.text, DOCUMENTS)[0], every, CANDIDATES)
-    prior = documents.scorer(question.text, shown) / nodes["device"].weight_temperature  # type: ignore[attr-defined]
-    sides = nodes["device"], nodes["cloud"]
+    """Who was in the device's context, by mode and cap: a row each. evidence: as of `attack`.
+
+    The device has a half of the notes, drawn by chance, so that a question says nothing about who has its note; held:
+    whether the device does. Candidates are two notes that the device has read and others of the half that nobody has.
+    """
+    held, nobodys = questions.halves()
+    whole = nodes["device"].documents
+    device = replace(nodes["device"], documents=replace(whole, texts=held, index=SparseIndex.build(held)))
+    read = [held[position] for position in device.documents.positions(question.text, DOCUMENTS)[0]]
+    shown = membership.candidates(question.text, read, nobodys, CANDIDATES)
+    prior = whole.scorer(question.text, shown) / device.weight_temperature  # type: ignore[attr-defined]
+    sides = device, nodes["cloud"]
     rows = membership.attack(*sides, question.text, shown, DOCUMENTS, GREEDY.limit, prior=prior, **evidence)
-    return [{"question": question.name, "holder": question.holder, **row} for row in rows]
+    about = {"question": question.name, "holder": question.holder, "held": question.note in held}
+    return [{**about, **row} for row in rows]
 
 
 # Latency (Figures 7 and 8, Table 1)

@@ -2,9 +2,10 @@
 
 What a null gets is computed by the same functions: a trivial method in the place of the one that is judged, another
 configuration or formula, by parameters with defaults. Tables have the same names throughout: `perplexity` of
-`study.perplexities`, the larger model first; `imposed` of `study.per_token` with the paper's paces; `unpaced` of
-`study.first_token`, `between` the ms between tokens, unpaced; `totals` and `on_device` of `study.schedules`. task: one
-holder, or the whole mix.
+`study.perplexities`, the larger model first; `imposed` of `study.per_token` with the paper's paces; `right` of
+`answers.right`; `totals` and `on_device` of `study.schedules`. task: one holder, or the whole mix.
+A claim of little time is judged as a pair with what the time is spent on, right answers: a method that leaves the
+cloud's documents out takes less of it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ondevice_studies.dragon.language_modelling import (
     PRINTED,
     SEQUENCE,
 )
-from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, FETCHED, ROWS, TEXT
+from ondevice_studies.dragon.pair import CRCG, DRAGON
 from ondevice_studies.dragon.study import MIX, Draws, part
 
 _LEAST = 0.01  # of perplexity, that a baseline is taken to gain where it gains less, or nothing, in a draw
@@ -115,14 +116,22 @@ def variant_over_ours(perplexity: Resampled, variant: str = SEQUENCE) -> Estimat
 # Figure 7
 
 
-def saved(imposed: Resampled, baseline: str, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Percent of a baseline's time per token at 300 ms."""
-    return imposed.estimate(100 * (1 - part(imposed, f"{ours} 300", task) / part(imposed, f"{baseline} 300", task)))
+def right_over_the_device(right: Resampled, ours: str, task: str = MIX) -> Estimate:
+    """Points of 100 questions that a method has right more than the device alone. right: of `answers.right`."""
+    method = lockstep.ON_DEVICE if ours == CRCG else ours
+    return right.estimate(100 * (part(right, method, task) - part(right, lockstep.ON_DEVICE, task)))
 
 
-def growth_with_delay(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Our time per token at 300 ms over that at 0 ms."""
-    return imposed.estimate(part(imposed, f"{ours} 300", task) / part(imposed, f"{ours} 0", task))
+def saved(imposed: Resampled, right: Resampled, baseline: str, ours: str = DRAGON, task: str = MIX) -> Value:
+    """(Percent of a baseline's time per token at 300 ms, right answers over the device's)."""
+    share = part(imposed, f"{ours} 300", task) / part(imposed, f"{baseline} 300", task)
+    return imposed.estimate(100 * (1 - share)), right_over_the_device(right, ours, task)
+
+
+def growth_with_delay(imposed: Resampled, right: Resampled, ours: str = DRAGON, task: str = MIX) -> Value:
+    """(Our time per token at 300 ms over that at 0 ms, right answers over the device's)."""
+    grown = part(imposed, f"{ours} 300", task) / part(imposed, f"{ours} 0", task)
+    return imposed.estimate(grown), right_over_the_device(right, ours, task)
 
 
 def grown_with_delay(
@@ -133,20 +142,15 @@ def grown_with_delay(
     return tuple(imposed.estimate(change(last, first)) for last, first in ends)
 
 
-def above_the_device(imposed: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """Percent of the device's time per token that ours takes more, mean over the delays."""
+def above_the_device(imposed: Resampled, right: Resampled, ours: str = DRAGON, task: str = MIX) -> Value:
+    """(Percent of the device's time per token that ours takes more, mean over the delays; right answers over its)."""
     names = [name for name in imposed.names if name.startswith(f"{ours} ") and "again" not in name]
     mean = np.mean([part(imposed, name, task) for name in names], axis=0)
     device = np.mean([part(imposed, f"{CRCG} {delay}", task) for delay in (0, 300)], axis=0)
-    return imposed.estimate(100 * (mean / device - 1))
+    return imposed.estimate(100 * (mean / device - 1)), right_over_the_device(right, ours, task)
 
 
 # Figure 8
-
-
-def rows_per_token(between: Resampled, method: str = ROWS, task: str = MIX) -> Estimate:
-    """A method's time per token over the device's with as many documents of its own, by default DRCG/KV's."""
-    return between.estimate(part(between, f"{method} 0", task) / part(between, f"{AS_MANY} 0", task))
 
 
 def first_token_over_the_device(model: str = printed.OPT, *, overlapped: bool = True) -> Estimate:
@@ -159,18 +163,6 @@ def first_token_over_the_device(model: str = printed.OPT, *, overlapped: bool = 
     return exact((max(device, arrives) if overlapped else device + arrives) / device, "analytic")
 
 
-def text_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """DRCG/Text's time to the first token over ours, mean over the delays that both have."""
-    delays = [delay for delay in (0, 100, 300) if f"{ours} {delay}" in unpaced.names]  # of the device alone the ends
-    ratios = [part(unpaced, f"{TEXT} {delay}", task) / part(unpaced, f"{ours} {delay}", task) for delay in delays]
-    return unpaced.estimate(np.mean(ratios, axis=0))
-
-
-def rows_over_ours(unpaced: Resampled, ours: str = DRAGON, task: str = MIX) -> Estimate:
-    """DRCG/KV's time to the first token over ours, at 300 ms."""
-    return unpaced.estimate(part(unpaced, f"{ROWS} 300", task) / part(unpaced, f"{ours} 300", task))
-
-
 def opt_bytes_over_qwens(heads_that_share: int = 6) -> Estimate:
     """Keys and values of the same documents. heads_that_share: keys and values, of Qwen2.5-1.5B's 12 heads."""
     qwen = printed.kv_megabytes(printed.QWEN) * 6 / heads_that_share
@@ -180,15 +172,6 @@ def opt_bytes_over_qwens(heads_that_share: int = 6) -> Estimate:
 def kv_megabytes(model: str) -> Estimate:
     """Keys and values of two documents of 64 tokens, float32."""
     return exact(printed.kv_megabytes(model), "analytic")
-
-
-def text_fetched(fetched: Resampled, unpaced: Resampled, ours: str = FETCHED) -> Value:
-    """Milliseconds to fetch two documents as text, at (0, 300 ms); or to the first token of another method, `ours`.
-
-    fetched: of `study.first_token`, for `FETCH`.
-    """
-    sample = fetched if ours == FETCHED else unpaced
-    return tuple(sample.estimate(part(sample, f"{ours} {delay}")) for delay in (0, 300))
 
 
 # Figures 9 and 10

@@ -7,6 +7,7 @@ and by linear probes), `probes` (those that the scores are of), `calibrated` (a 
 the passages of the test split).
 Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
 `memory` (16 bits), `limits` (seconds under a hard limit of memory) and `larger` (both, of 4 billion parameters).
+In parts, on sets without the documentation of packages: `scores-*` of `scoring`, which verdicts do not rest on yet.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ondevice.retrieval.layer_scores import scores_of
 from ondevice.retrieval.texts import digest
 from ondevice_papers.grating import probes, thresholds
 from ondevice_programs.reranker.folder import prepare
-from ondevice_studies.grating import full_size, study
+from ondevice_studies.grating import full_size, scoring, study
 from ondevice_studies.grating.full_size import (
     BASELINE,
     CACHE,
@@ -413,6 +414,8 @@ def recorder(name: str) -> Recorder:
 
 def again(name: str) -> Again | None:
     """How a part of a record is made again; None of this machine's times, and of the probes, which all pools make."""
+    if name == scoring.PROBES or name.startswith("scores-"):
+        return scoring.again(name)
     if name == "scores":
         unit, columns, tolerance = ["model", "set", "split", "pool"], ["scores"], 2e-4
         return Again(FUNCTIONS[name], unit, some(unit, 3), _scores_again, columns, tolerance)
@@ -496,8 +499,15 @@ RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a record is written once nothing of it is missing, and gone on with where it was stopped."""
     parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=list(RECORDS))
-    for name in parser.parse_args(argv).only:
+    of_parts = {f"scores-{part}": part for part in scoring.PARTS}
+    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=[*RECORDS, *of_parts])
+    parser.add_argument("--share", default="1/1", help="i/n: this process reads every n-th pool of scores-*")
+    options = parser.parse_args(argv)
+    share, shares = map(int, options.share.split("/"))
+    for name in options.only:
+        if name in of_parts:
+            print(*scoring.record(of_parts[name], share - 1, shares), sep="\n")
+            continue
         make, names = RECORDS[name]
         recorders = list(map(recorder, names))
         make(*recorders)

@@ -27,7 +27,7 @@ EACH_RULE = pytest.mark.parametrize(("claim", "rule"), RULES, ids=[claim for cla
 ROW = {
     "paper": "tiny", "claim_id": "tiny-c01", "section": "1. Speed", "judged": "speed", "judged_unit": "x",
     "reproduced": "AtLeast(2)", "trend": "Above(1)", "wrong": "0.9", "null": "plain", "null_value": "1.0",
-    "no_null": "", "note": "", "untested": "", "kind": "", "headline": "",
+    "no_null": "", "note": "", "regime": "formula", "untested": "", "kind": "", "headline": "",
 }  # fmt: skip
 WRONG = {
     "no rule and no reason": ({"reproduced": ""}, "has a rule, or why"),
@@ -36,6 +36,8 @@ WRONG = {
     "another id": ({"claim_id": "tiny-c02"}, "tiny-c01"),
     "an unknown test": ({"reproduced": "Nearly(2)"}, "Nearly"),
     "a call of anything else": ({"trend": "print(1)"}, "print"),
+    "no regime": ({"regime": ""}, "tiny-c01: a claim with a rule has a regime"),
+    "another regime": ({"regime": "phone"}, "'phone'"),
     "a value that is no number": ({"wrong": "open('x')"}, "tiny-c01"),
 }
 

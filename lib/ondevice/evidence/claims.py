@@ -19,6 +19,13 @@ from ondevice.evidence.estimates import Value
 from ondevice.evidence.rules import Rule, parsed
 
 _FILE = "data/paper/claims.csv"
+# What a claim's quantity depends on. Fixed for all claims of a figure before its records are judged (docs/verdicts.md).
+REGIMES = (
+    "anywhere",  # the same on every machine: counts, precision, bytes, identity
+    "paper",  # the paper's own paces, traces or costs are put in
+    "hardware",  # seconds of machines that are not here
+    "formula",
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Claim:
     value: a function whose parameters are named tables and options; None where the claim is untested. null: the
     parameters of that function that change for the trivial method; None where the rule has the null's value or there is
     none. kind: of a value that is plain numbers. headline: README's words for a number of the paper's abstract.
+    regime: of REGIMES; "" where the claim is untested.
     Raises ValueError for a null of other parameters, and TypeError for one that is a function of its own.
     """
 
@@ -44,6 +52,7 @@ class Claim:
     null: Mapping[str, typing.Any] | None = None
     kind: str | None = None
     headline: str = ""
+    regime: str = ""
 
     def __post_init__(self) -> None:
         if self.null is None or self.value is None:
@@ -80,7 +89,7 @@ def read_claims(paper: str, values: Mapping[str, Judged]) -> dict[str, Claim]:
     """A paper's claims by their ids, in the file's order.
 
     Raises ValueError, naming the claim, where a row has a rule and no function, a function has no row or an untested
-    one, a row has neither a rule nor why there is none, or a rule has no known form.
+    one, a row has neither a rule nor why there is none, or a rule has no known form or no regime.
     """
     table = pd.read_csv(assets.data("paper", "claims.csv"), dtype=str, keep_default_na=False)
     rows = table[table["paper"] == paper].set_index("claim_id")
@@ -103,6 +112,8 @@ def _claim(row: pd.Series, made: Judged | None) -> Claim:
         raise ValueError("a claim with a rule has a function for its value, and no other has one.")
     if made is None:
         return Claim(row["section"], Untested(row["untested"]), **common)
+    if row["regime"] not in REGIMES:
+        raise ValueError(f"a claim with a rule has a regime, one of {', '.join(REGIMES)}, not {row['regime']!r}.")
     rule = Rule(
         row["judged"],
         row["judged_unit"],
@@ -114,7 +125,7 @@ def _claim(row: pd.Series, made: Judged | None) -> Claim:
         row["note"],
         row["no_null"],
     )
-    return Claim(row["section"], rule, made.value, made.null, **common)
+    return Claim(row["section"], rule, made.value, made.null, **common, regime=row["regime"])
 
 
 def needed_by(function: Callable[..., Value]) -> set[str]:

@@ -33,7 +33,7 @@ class Finding:
 
 
 _OPT = "OPT-1.3B; a server and a MacBook"
-_PACED = "`pydocs-lm-base` at OPT-1.3B's pace, 300 ms away, {machine}"
+_PACED = "SmolLM2-135M at OPT-1.3B's pace, 300 ms away, {machine}"
 _LLAMA = "Llama-3.2-3B in 4 bits, Jetson Orin Nano"
 _PRICED = "SmolLM2-135M's passes at the costs that the paper's numbers imply"
 _SHAPE = "Qwen3-Reranker-0.6B's shape, random weights, {machine}"

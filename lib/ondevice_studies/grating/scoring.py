@@ -3,6 +3,13 @@
 One record a part: `scores-validation`, of pools that rules and probes are fitted on, with `probes` as it fitted them;
 then `scores-test` and `scores-applications`. Several processes share the reading of a part, and what was read is kept
 on disk. It is in float32 and without a clock, so the same on every machine but for rounding.
+
+Fixed before anything was recorded: rules, bounds and nulls of data/paper/claims.csv stay as they are. `paragraphs` take
+the place of documentation questions and `notes and pages` that of inverse cloze; thresholds and margins are chosen and
+certified on their validation pools, verdicts are of test pools. `smollm2-reranker` stands for the paper's decoders, its
+pools of paragraphs drive whole runs, and it is judged with `minilm-reranker` where a claim is over models. Claim c24
+is of a decoder that was trained with a head on each layer: none is here, so it becomes untested. Applications are
+calibrated on random halves of their pools, as before.
 """
 
 from __future__ import annotations

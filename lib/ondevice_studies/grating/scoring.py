@@ -34,7 +34,7 @@ from ondevice.retrieval.texts import digest
 from ondevice_papers.grating import probes
 from ondevice_papers.grating.probes import Probes
 from ondevice_studies.grating import sets
-from ondevice_studies.grating.sets import CONTEXT, NOTES, PARAGRAPHS, RAG, TEST, VALIDATION, RankingQuestion
+from ondevice_studies.grating.sets import CONTEXT, NOTES, PARAGRAPHS, RAG, TEST, VALIDATION, QueryPool
 
 DEEP, ENCODER = "smollm2-reranker", "minilm-reranker"
 MODELS = (DEEP, ENCODER)
@@ -53,7 +53,7 @@ _KEYS = ["model", "set", "pool"]
 
 
 @torch.inference_mode()
-def read(loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
+def read(loaded: models.Loaded, question: QueryPool) -> tuple[np.ndarray, np.ndarray]:
     """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
     states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
     pairs = rows(reader(loaded.model, loaded.tokenizer), question.query, question.documents)
@@ -73,7 +73,7 @@ def read(loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, 
     return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
 
 
-def kept_read(folder: Path, loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
+def kept_read(folder: Path, loaded: models.Loaded, question: QueryPool) -> tuple[np.ndarray, np.ndarray]:
     """`read`, from the folder where it is there: 30 layers read all pools for an hour."""
     path = folder / f"{loaded.spec}-{digest([question.set, question.query, *question.documents])}.npz"
     if not path.is_file():
@@ -87,14 +87,12 @@ def kept_read(folder: Path, loaded: models.Loaded, question: RankingQuestion) ->
 # Rows
 
 
-def numbered(part: str) -> list[tuple[int, RankingQuestion]]:
+def numbered(part: str) -> list[tuple[int, QueryPool]]:
     """Every pool of a part with its number in its set."""
     return [pool for set_split in PARTS[part] for pool in enumerate(sets.pools(*set_split))]
 
 
-def score_row(
-    name: str, number: int, question: RankingQuestion, scores: np.ndarray, probed: np.ndarray
-) -> dict[str, Any]:
+def score_row(name: str, number: int, question: QueryPool, scores: np.ndarray, probed: np.ndarray) -> dict[str, Any]:
     """A row of a record. scores: [L, N]. probed: [L - 1, N] or empty. nearest: the embedder's first is relevant."""
     return {
         "model": name, "set": question.set, "split": question.split, "pool": number, "name": question.name,
@@ -106,7 +104,7 @@ def score_row(
 
 
 def validation_rows(
-    name: str, pools: Sequence[tuple[int, RankingQuestion]], read: Sequence[tuple[np.ndarray, np.ndarray]]
+    name: str, pools: Sequence[tuple[int, QueryPool]], read: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[list[dict[str, Any]], Probes | None]:
     """Rows of pools that probes are fitted on, and the probes. Each row's are fitted on other pools than its own."""
     crossed, fitted = [np.empty(0, np.float32)] * len(pools), None
@@ -121,7 +119,7 @@ def validation_rows(
     return rows_, fitted
 
 
-def later_rows(loaded: models.Loaded, number: int, question: RankingQuestion, fitted: Probes | None) -> dict[str, Any]:
+def later_rows(loaded: models.Loaded, number: int, question: QueryPool, fitted: Probes | None) -> dict[str, Any]:
     """A row of a pool that no probe was fitted on."""
     scores, states = read(loaded, question)
     probed = np.empty(0, np.float32) if fitted is None else probes.predicted(fitted, states)
@@ -167,9 +165,7 @@ def record(part: str, share: int = 0, shares: int = 1) -> list[Path]:
     return [kept.finish()] if every <= recorder(part).done else []
 
 
-def _record_validation(
-    kept: Recorder, pools: Sequence[tuple[int, RankingQuestion]], share: int, shares: int
-) -> list[Path]:
+def _record_validation(kept: Recorder, pools: Sequence[tuple[int, QueryPool]], share: int, shares: int) -> list[Path]:
     """Reads a share; where all shares are read, fits the probes and writes both records."""
     folder = kept.parts / "read"
     folder.mkdir(exist_ok=True)

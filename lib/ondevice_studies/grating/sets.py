@@ -34,7 +34,7 @@ _RRF = 60  # the constant of reciprocal rank fusion, as in `retrieval.hybrid`
 
 
 @dataclass(frozen=True, eq=False)
-class RankingQuestion:
+class QueryPool:
     """A query with its N candidates.
 
     name: pools with the same one have the same candidates. relevant: [N] bool. ranks: [N] each candidate's by the
@@ -52,7 +52,7 @@ class RankingQuestion:
 
 
 @cache
-def pools(set_: str, split: str) -> list[RankingQuestion]:
+def pools(set_: str, split: str) -> list[QueryPool]:
     """All pools of a set. Raises ValueError on a set or a split that there is not."""
     if split not in SPLITS.get(set_, ()):
         there = "; ".join(f"{name} ({', '.join(splits)})" for name, splits in SPLITS.items())
@@ -63,7 +63,7 @@ def pools(set_: str, split: str) -> list[RankingQuestion]:
     texts, queries, answers = texts_of[set_](split)
     found = candidate_pools(texts, queries, [({index}, _any) for index in answers], retrieval.embedder())
     return [
-        RankingQuestion(
+        QueryPool(
             set_, split, pool.query.name, pool.query.text, pool.passages, pool.relevant,
             fused(pool.bm25, pool.cosine), int(pool.cosine.argmax()),
         )
@@ -118,7 +118,7 @@ def _paragraphs(_: str) -> _Searched:
     return [paragraph.text for paragraph in every], [query for query, _ in questions], [index for _, index in questions]
 
 
-def _of_articles() -> Iterator[RankingQuestion]:
+def _of_articles() -> Iterator[QueryPool]:
     """Our own questions, with the paragraphs of the article that answers."""
     articles = dict[str, list[Paragraph]]()
     for paragraph in wikitext.paragraphs("test"):
@@ -132,9 +132,7 @@ def _of_articles() -> Iterator[RankingQuestion]:
             relevant = np.array([paragraph.row == row for paragraph in own])
             question, *vectors = encoder([text, *documents])
             nearest = int(np.argmax([vector @ question for vector in vectors]))
-            yield RankingQuestion(
-                CONTEXT, TEST, heading_of[row], text, documents, relevant, np.arange(len(own)), nearest
-            )
+            yield QueryPool(CONTEXT, TEST, heading_of[row], text, documents, relevant, np.arange(len(own)), nearest)
 
 
 def fused(bm25: np.ndarray, cosine: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from scipy.stats import sem
 
 from ondevice import assets
 from ondevice.evidence import born, derived, load
-from ondevice_studies.dragon import lockstep, pair, study
+from ondevice_studies.dragon import lockstep, pair, paper_paces, study
 from ondevice_studies.dragon.questions import HOLDERS
 from ondevice_studies.dragon.simulator import World, simulate
 from ondevice_studies.dragon.study import MIX, part
@@ -118,7 +118,8 @@ def test_figure_7_as_published_is_the_records_time_a_token_with_the_first_wait()
     published = pd.read_csv(stem.with_suffix(".csv"))
     machine = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["parameters"]["machine"]
     timed = study.latencies(load("dragon", f"latency.{machine}"))
-    recomputed = {pace: study.per_token(timed, pace) for pace in ("imposed", "unpaced")}
+    paced = paper_paces.at_the_papers(load("dragon", "lockstep"))
+    recomputed = {"imposed": study.per_token(paced, "imposed"), "unpaced": study.per_token(timed, "unpaced")}
     for row in published.itertuples():
         ours = part(recomputed[row.pace], f"{row.method} {row.delay_ms}", row.task)[0]
         assert ours == pytest.approx(row.per_token_ms, rel=1e-4), row

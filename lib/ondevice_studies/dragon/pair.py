@@ -29,7 +29,6 @@ from ondevice_programs.pair.answer import Answer, Asked
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import Node, template_of
 from ondevice_programs.reranker import Reranker
-from ondevice_studies.dragon import printed
 
 DRAGON, AGAIN, TW, SW, CRCG = "DRAGON", "DRAGON again", "DRDG/TW", "DRDG/SW", "CRCG/Device"
 ON_CLOUD, AS_MANY = "CRCG/Cloud", "CRCG/Device, as many documents"
@@ -49,11 +48,6 @@ class Paces:
     cloud: float = 0.0
     device_prefill: float = 0.0
     cloud_prefill: float = 0.0
-
-
-# The paper's device and cloud with OPT-1.3B, by their time per token, and also by that to the first one.
-PAPER_PACES = Paces(*printed.alone()[:2])
-PAPER_FIRST = Paces(*printed.alone())
 
 
 def alone(device: Device, query: str, options: Asked = GREEDY) -> Answer:

@@ -106,7 +106,7 @@ EACH = 4  # questions of every holder in Figures 7 and 8
 LEAST = 12  # tokens of DRAGON's recorded answers to them
 DELAYS = (0, 50, 100, 150, 200, 250, 300)  # ms, added
 UNPACED, IMPOSED, FIRST = "unpaced", "imposed", "first tokens"
-PACES = {UNPACED: pair.Paces(), IMPOSED: pair.PAPER_PACES, FIRST: pair.PAPER_FIRST}
+PACES = {UNPACED: pair.Paces()}  # the paper's are simulated (`paper_paces`): no model of 135 M has them on a CPU
 
 
 def timed_questions(recorded: pd.DataFrame, each: int = EACH) -> list[Question]:

@@ -27,7 +27,6 @@ from ondevice_studies.dragon.simulator import World, simulate
 
 Draws = NDArray[np.float64]
 MIX = "whole mix"
-PRINTED_PACES = ("imposed", "first tokens")  # of the record `latency`
 ACCEPTED = {"device": "bd", "cloud": "bc"}  # letters of `decided` with an accepted draft of the side
 
 
@@ -123,8 +122,8 @@ def first_token(table: pd.DataFrame, pace: str, seed: int = 0) -> Resampled:
 
 
 def _at(table: pd.DataFrame, pace: str) -> pd.DataFrame:
-    """The answers at a pace; times at a pace that the paper's numbers impose are quoted in part."""
-    imposed = ("quoted",) if pace in PRINTED_PACES else ()
+    """The answers at a pace; times at the paper's are quoted in part."""
+    imposed = ("quoted",) if pace == "imposed" else ()
     return derived(table[table["pace"] == pace], table, *imposed)
 
 

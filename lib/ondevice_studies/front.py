@@ -33,7 +33,7 @@ class Finding:
 
 
 _OPT = "OPT-1.3B; a server and a MacBook"
-_PACED = "SmolLM2-135M at OPT-1.3B's pace, 300 ms away, {machine}"
+_PACED = "SmolLM2-135M's answers at OPT-1.3B's paces, 300 ms away"
 _LLAMA = "Llama-3.2-3B in 4 bits, Jetson Orin Nano"
 _PRICED = "SmolLM2-135M's passes at the costs that the paper's numbers imply"
 _SHAPE = "Qwen3-Reranker-0.6B's shape, random weights, {machine}"
@@ -73,10 +73,10 @@ FINDINGS = (
         "dragon-c11",
         "**DRAGON**: drafting takes less time per token than waiting for the other side at each token",
         _OPT,
-        "{0} percent",
+        "{0} percent, and {1} of 100 answers more right than the device's alone",
         _PACED,
         "reproduced",
-        "Drafts hide the network. The device alone is faster still, without the cloud's documents.",
+        "Drafts hide the network. The device alone is faster still, and has fewer answers right.",
     ),
     Finding(
         "dragon-c10",
@@ -85,8 +85,8 @@ FINDINGS = (
         "{0} percent",
         _PACED,
         "contradicted",
-        "At this distance both take about the same time. Whole rows of floats, as the authors' program sends them, "
-        "would hide behind the device's decoding, too.",
+        "It takes more. A whole answer's distributions hide behind the device's decoding, and so would whole rows of "
+        "floats, as the authors' program sends them.",
     ),
     Finding(
         "sdnpu-c01",

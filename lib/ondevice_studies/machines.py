@@ -21,7 +21,7 @@ SHAPE = "random:qwen2.5-0.5b"
 FEWEST = 4  # samples that an interval is drawn from
 _WHOLE = f"model == '{models.SMOLLM2}' and not cold"
 _RANKED = "documents == 20 and tokens == 128 and k == 10"
-_RACE = "pace == 'imposed' and delay_ms =="
+_RACE = "pace == 'unpaced' and delay_ms =="
 _LARGEST = "n == 100000 and policy =="
 _PEAK = "documents == 20 and tokens =="
 _ARMS = f"model == '{models.SMOLLM2}' and context == 768"

@@ -11,8 +11,8 @@ from ondevice_studies.grating import scoring
 from ondevice_studies.grating.sets import CONTEXT, NOTES, PARAGRAPHS, RAG, SEGMENTS, SPLITS, TEST, VALIDATION, pools
 
 WORDS = ["river", "castle", "engine", "ballad", "harbour", "treaty", "comet", "orchard", "signal", "glacier", "temple"]
-ARTICLES = 8
-LENGTH = 14  # paragraphs of an article
+ARTICLES = 12
+LENGTH = 10  # paragraphs of an article
 
 
 def sentence(article: int, paragraph: int, number: int) -> str:

@@ -197,11 +197,11 @@ def again(name: str) -> Again | None:
 
     def make(table: pd.DataFrame) -> pd.DataFrame:
         by_number = {(question.set, number): question for number, question in numbered(part)}
-        made = []
+        rescored = []
         row: Any
         for row in table.itertuples():
             scores, _ = read(models.load(row.model), by_number[row.set, row.pool])
-            made.append((row.model, row.set, row.pool, scores.astype(np.float32).ravel()))
-        return pd.DataFrame(made, columns=[*_KEYS, "scores"])
+            rescored.append((row.model, row.set, row.pool, scores.astype(np.float32).ravel()))
+        return pd.DataFrame(rescored, columns=[*_KEYS, "scores"])
 
     return Again(FUNCTIONS[part], _KEYS, some(_KEYS, 3), make, ["scores"], 2e-4)

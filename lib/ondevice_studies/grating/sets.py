@@ -61,13 +61,13 @@ def pools(set_: str, split: str) -> list[QueryPool]:
         return list(_of_articles())
     texts_of: dict[str, Callable[[str], _Searched]] = {PARAGRAPHS: _clozes, NOTES: _notes, RAG: _paragraphs}
     texts, queries, answers = texts_of[set_](split)
-    found = candidate_pools(texts, queries, [({index}, _any) for index in answers], retrieval.embedder())
+    retrieved = candidate_pools(texts, queries, [({index}, _any) for index in answers], retrieval.embedder())
     return [
         QueryPool(
             set_, split, pool.query.name, pool.query.text, pool.passages, pool.relevant,
             fused(pool.bm25, pool.cosine), int(pool.cosine.argmax()),
         )
-        for pool in found
+        for pool in retrieved
     ]  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _any(_: int) -> bool:
 
 def _clozes(split: str) -> _Searched:
     """Of half of the articles: every paragraph without the sentence that asks for it."""
-    texts, asked = list[str](), list[tuple[Query, int]]()
+    texts, clozes = list[str](), list[tuple[Query, int]]()
     for paragraph in wikitext.paragraphs("test"):
         heading, _, body = paragraph.text.partition("\n")
         if (pick(heading, "grating article", 2) == 0) == (split == TEST):
@@ -89,11 +89,11 @@ def _clozes(split: str) -> _Searched:
         chosen = pick(str(paragraph.row), "grating sentence", len(sentences))
         if len(sentences) > 2 and len(sentences[chosen].split()) >= _WORDS:
             name = f"wikitext {paragraph.row}"
-            asked.append((Query("cloze", sentences[chosen], name, ""), len(texts)))
+            clozes.append((Query("cloze", sentences[chosen], name, ""), len(texts)))
             body = ". ".join(sentences[:chosen] + sentences[chosen + 1 :])
         texts.append(f"{heading}\n{body}")
-    asked = sorted(asked, key=lambda query: pick(query[0].name, "grating pool", 2**62))[: MOST[split]]
-    return texts, [query for query, _ in asked], [index for _, index in asked]
+    clozes = sorted(clozes, key=lambda cloze: pick(cloze[0].name, "grating pool", 2**62))[: MOST[split]]
+    return texts, [query for query, _ in clozes], [index for _, index in clozes]
 
 
 def _notes(split: str) -> _Searched:
@@ -123,16 +123,16 @@ def _of_articles() -> Iterator[QueryPool]:
     articles = dict[str, list[Paragraph]]()
     for paragraph in wikitext.paragraphs("test"):
         articles.setdefault(paragraph.text.partition("\n")[0], []).append(paragraph)
-    heading_of = {paragraph.row: heading for heading, own in articles.items() for paragraph in own}
+    heading_of = {paragraph.row: heading for heading, members in articles.items() for paragraph in members}
     encoder = retrieval.embedder()
     for row, text in wikitext.questions():
-        own = articles[heading_of[row]]
-        if SEGMENTS[0] <= len(own) <= SEGMENTS[1]:
-            documents = tuple(paragraph.text for paragraph in own)
-            relevant = np.array([paragraph.row == row for paragraph in own])
+        members = articles[heading_of[row]]
+        if SEGMENTS[0] <= len(members) <= SEGMENTS[1]:
+            documents = tuple(paragraph.text for paragraph in members)
+            relevant = np.array([paragraph.row == row for paragraph in members])
             question, *vectors = encoder([text, *documents])
             nearest = int(np.argmax([vector @ question for vector in vectors]))
-            yield QueryPool(CONTEXT, TEST, heading_of[row], text, documents, relevant, np.arange(len(own)), nearest)
+            yield QueryPool(CONTEXT, TEST, heading_of[row], text, documents, relevant, np.arange(len(members)), nearest)
 
 
 def fused(bm25: np.ndarray, cosine: np.ndarray) -> np.ndarray:

@@ -104,13 +104,13 @@ def read_claims(paper: str, values: Mapping[str, Judged]) -> dict[str, Claim]:
     return claims
 
 
-def _claim(row: pd.Series, made: Judged | None) -> Claim:
+def _claim(row: pd.Series, evaluated: Judged | None) -> Claim:
     common = {"kind": row["kind"] or None, "headline": row["headline"]}
     if bool(row["untested"]) == bool(row["reproduced"]):
         raise ValueError("a claim has a rule, or why it is untested.")
-    if bool(made) != bool(row["reproduced"]):
+    if bool(evaluated) != bool(row["reproduced"]):
         raise ValueError("a claim with a rule has a function for its value, and no other has one.")
-    if made is None:
+    if evaluated is None:
         return Claim(row["section"], Untested(row["untested"]), **common)
     if row["regime"] not in REGIMES:
         raise ValueError(f"a claim with a rule has a regime, one of {', '.join(REGIMES)}, not {row['regime']!r}.")
@@ -125,7 +125,7 @@ def _claim(row: pd.Series, made: Judged | None) -> Claim:
         row["note"],
         row["no_null"],
     )
-    return Claim(row["section"], rule, made.value, made.null, **common, regime=row["regime"])
+    return Claim(row["section"], rule, evaluated.value, evaluated.null, **common, regime=row["regime"])
 
 
 def needed_by(function: Callable[..., Value]) -> set[str]:

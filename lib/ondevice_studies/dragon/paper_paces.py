@@ -37,15 +37,15 @@ def at_the_papers(
         if len(greedy) < LEAST:
             continue
         flags = greedy[["device", "cloud"]].to_numpy(bool)[:limit]
-        paces = [np.r_[0.0, np.full(len(flags) - 1, pace)] for pace in (device, cloud)]
+        on_device, on_cloud = (np.r_[0.0, np.full(len(flags) - 1, pace)] for pace in (device, cloud))
         for delay in DELAYS:
             up, down = pair.added(delay / 1000)
-            seconds = {CRCG: paces[0].sum()}
+            seconds = {CRCG: on_device.sum()}
             for name, lookahead in ((DRAGON, pair.GREEDY.lookahead), (TW, 1)):
-                world = World(flags, *paces, up, down, lookahead=lookahead)
+                world = World(flags, on_device, on_cloud, up, down, lookahead=lookahead)
                 seconds[name] = simulate(world, seed=number, rules=rules).total
             sent = len(flags) * (HEADER + DISTRIBUTION)
-            seconds[SW] = max(seconds[CRCG], Line(down, number, "down").arrival(paces[1].sum(), sent))
+            seconds[SW] = max(seconds[CRCG], Line(down, number, "down").arrival(on_cloud.sum(), sent))
             rows += [(holder, question, name, delay, 1000 * value, len(flags)) for name, value in seconds.items()]
     table = pd.DataFrame(rows, columns=["holder", "question", "method", "delay_ms", "total_ms", "tokens"])
     table = table.assign(

@@ -415,7 +415,7 @@ def recorder(name: str) -> Recorder:
 def again(name: str) -> Again | None:
     """How a part of a record is made again; None of this machine's times, and of the probes, which all pools make."""
     if name == scoring.PROBES or name.startswith("scores-"):
-        return scoring.again(name)
+        return scoring.rereading(name)
     if name == "scores":
         unit, columns, tolerance = ["model", "set", "split", "pool"], ["scores"], 2e-4
         return Again(FUNCTIONS[name], unit, some(unit, 3), _scores_again, columns, tolerance)

@@ -107,7 +107,8 @@ def validation_rows(
     name: str, pools: Sequence[tuple[int, QueryPool]], read: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[list[dict[str, Any]], Probes | None]:
     """Rows of pools that probes are fitted on, and the probes. Each row's are fitted on other pools than its own."""
-    crossed, fitted = [np.empty(0, np.float32)] * len(pools), None
+    crossed: list[Any] = [np.empty(0, np.float32)] * len(pools)
+    fitted = None
     if name in PROBED:
         states, final = [below for _, below in read], [scores[-1] for scores, _ in read]
         fitted = probes.rounded(probes.fit(states, final, K))
@@ -189,7 +190,7 @@ def _record_validation(kept: Recorder, pools: Sequence[tuple[int, QueryPool]], s
     return [fitted_to.finish(), kept.finish()]
 
 
-def again(name: str) -> Again | None:
+def rereading(name: str) -> Again | None:
     """How three pools of a record are read again; None of the probes, which all pools make."""
     part = name.partition("-")[2]
     if name == PROBES:

@@ -230,3 +230,14 @@ def test_the_first_prompts_run_again_as_recorded():
 
     edited = record.graded(pair, asked, backwards)
     assert agreement(recorded, edited, record.KEYS, record.EXACT, "margin", record.NEAR).differing
+
+
+def test_answers_that_are_equal_but_for_rounding_widen_no_interval():
+    rng = np.random.default_rng(0)
+    first, handed, last = rng.random((3, 60))
+    exact = {0: first, 2: last, 4: handed, 8: last}
+    rounded = exact | {2: last * (1 + 1e-15 * rng.standard_normal(60))}
+    bounds, others = (quality.bound(by_hand(scores), "right", "small") for scores in (exact, rounded))
+    numbers = bounds.select_dtypes("float").columns
+    assert np.allclose(bounds[numbers], others[numbers], rtol=0, atol=1e-9)
+    assert bounds.loc[0, ["over_device_low", "over_device_high"]].tolist() == [0, 0]

@@ -193,7 +193,7 @@ def bound(
             draws.append(drawn[:, [index]] - drawn[:, alone])
     value = np.array(values)  # [cells, 2]
     drawn = np.array(draws)  # [cells, draws, 2]
-    error = drawn.std(axis=1)
+    error = drawn.std(axis=1).round(12)  # of equal draws 0, whatever a processor's order of adding makes of them
     apart = np.divide(
         np.abs(drawn - value[:, None]), error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0
     )
@@ -202,7 +202,7 @@ def bound(
     low = value - reach
     high = value + reach
     for suffix, end, other_end in (("", value, value), ("_low", low, high), ("_high", high, low)):
-        outside = np.maximum(end.min(axis=1), -other_end.max(axis=1))
+        outside = np.maximum(end.min(axis=1), -other_end.max(axis=1)) + 0.0  # no -0
         for name, column in zip(_DIFFERENCES, (*end.T, end.max(axis=1), outside), strict=True):
             bounds[f"{name}{suffix}"] = column
     return derived(bounds, table)

@@ -39,8 +39,9 @@ def scoreboard() -> pd.DataFrame:
 
 
 def claims() -> pd.DataFrame:
-    """`scoreboard` with the columns conditions (the paper's), section (the heading under which a claim is judged) and
-    machine (whose clock and memory a measurement is of; empty for what is simulated or computed)."""
+    """`scoreboard` with the columns conditions (the paper's), section (the heading under which a claim is judged),
+    machine (whose clock and memory a measurement is of; empty for what is simulated or computed) and basis (what the
+    verdict rests on)."""
     board = scoreboard()
     papers = dict.fromkeys(board["paper"])
     machines = {paper: _machines(paper) for paper in papers}
@@ -51,6 +52,7 @@ def claims() -> pd.DataFrame:
         conditions=printed.fillna("").reindex(board["claim"]).to_numpy(),
         section=[CLAIMS[row.paper][row.claim].section for row in rows],
         machine=[" and ".join(dict.fromkeys(filter(None, each))) for each in kinds],
+        basis=board["kind"].map(plotting.basis_of).where(board["verdict"] != "untested", "untested"),
     )
 
 
@@ -120,7 +122,7 @@ def wrapped(text: str) -> str:
 
 
 def as_html(rows: pd.DataFrame) -> str:
-    """A table of claims in words, each with a link to the section that judges it. rows: of `claims`, and `basis`."""
+    """A table of claims in words, each with a link to the section that judges it. rows: of `claims`."""
     head = ("claim, section", "in words", "the paper", "here [95 %]", "n", "null", "rests on", "verdict")
     lines = ["<tr>", *(_cell(f"<b>{name}</b>") for name in head), "</tr>"]
     row: Any
@@ -151,12 +153,11 @@ def text_table(rows: pd.DataFrame) -> str:
 
 
 def verdict_bars(counts: pd.DataFrame) -> Figure:
-    """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and kind."""
+    """Claims by verdict, one bar a paper; a panel a basis. counts: columns paper, verdict, claims and basis."""
     papers = sorted(set(counts["paper"]))
     names = [NAMES.get(paper, paper) for paper in papers]
     ranks = [*plotting.BASES, "untested"]
-    basis = counts.assign(basis=counts["kind"].map(plotting.basis_of))
-    basis = basis.sort_values("basis", key=lambda b: b.map(ranks.index))
+    basis = counts.sort_values("basis", key=lambda b: b.map(ranks.index))
     height = 0.7 + 0.27 * len(papers)
     figure, axes = plotting.panels(3, 2, width=3.6, height=height, sharex=True, sharey=True)
     shown = list(plotting.groups(basis, "basis"))

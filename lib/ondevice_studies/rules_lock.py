@@ -26,6 +26,7 @@ import pandas as pd
 
 from ondevice import assets, commands
 from ondevice.evidence import Rule, Test, Untested
+from ondevice.evidence.claims import ELSEWHERE, Claim
 from ondevice.evidence.rules import parsed
 from ondevice_studies import board
 from ondevice_studies.claims import CLAIMS
@@ -106,7 +107,7 @@ def changes(verdicts: pd.DataFrame) -> pd.DataFrame:
             continue
         row: Any = published.loc[claim]
         texts = (", ".join(dict.fromkeys(later["change"])), "; ".join(dict.fromkeys(later["why"])))
-        today = _verdicts(CLAIMS[row["paper"]][claim].rule, versions, row["value"])
+        today = _verdicts(judging(CLAIMS[row["paper"]][claim]), versions, row["value"])
         rows.append([row["paper"], claim, len(later), *texts, ", ".join(today)])
     return pd.DataFrame(rows, columns=["paper", "claim", "times", "change", "why", "today"])
 
@@ -165,8 +166,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{FILE} has the code's rules: {lines['claim'].nunique()} claims, {len(lines)} versions")
 
 
+def judging(claim: Claim) -> Rule | Untested:
+    """What judges a claim here; of one about other hardware, why nothing does, and its rule there."""
+    if isinstance(claim.rule, Rule) and claim.elsewhere:
+        return Untested(f"{ELSEWHERE} Its rule there: {claim.rule.words}")
+    return claim.rule
+
+
 def _rules() -> dict[str, Rule | Untested]:
-    return {claim: row.rule for rows in CLAIMS.values() for claim, row in rows.items()}
+    return {claim: judging(row) for rows in CLAIMS.values() for claim, row in rows.items()}
 
 
 def _by_claim(lines: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -42,7 +42,7 @@ def judged(paper: str, claims: pd.DataFrame) -> list[str]:
     """
     text = re.sub(r"\s", "", stored(paper))
     wrong = []
-    for row in claims[claims["verdict"] != "untested"].itertuples():
+    for row in claims[claims["ours"] != ""].itertuples():
         head, ours = f"{row.claim}{row.statement}: paper {row.paper}, ours", row.ours
         head, ours = (re.escape(re.sub(r"\s", "", part)) for part in (head, ours))
         line = rf"{head}.{{1,400}}?" if row.kind == "measured" else rf"{row.verdict}{head}{ours}(,n\d[^,]*)?"

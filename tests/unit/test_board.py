@@ -39,7 +39,7 @@ def test_every_claim_has_the_section_that_shows_its_verdict(claims):
         texts = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
         assert set(rows["section"]) <= set(re.findall(r"^#+ (.+)", "\n".join(texts), re.M))
         headings = judged_under(str(paper))
-        judged = rows[rows["verdict"] != "untested"]
+        judged = rows[rows["ours"] != ""]
         assert [row.claim for row in judged.itertuples() if row.section not in headings[row.claim]] == []
 
 
@@ -81,9 +81,9 @@ def test_rows_are_shown_whole_and_escaped(claims):
 
 def test_verdicts_are_counted_apart_by_what_they_rest_on():
     counts = pd.DataFrame(
-        [("p", "measured", "reproduced", 3), ("p", "quoted+simulated", "undecided", 2), ("p", "analytic", "trend", 1),
-         ("q", "recorded", "contradicted", 4), ("q", "", "untested", 5)],
-        columns=["paper", "kind", "verdict", "claims"],
+        [("p", "measurement", "reproduced", 3), ("p", "simulation", "undecided", 2), ("p", "formula", "trend", 1),
+         ("q", "measurement", "contradicted", 4), ("q", "untested", "untested", 5)],
+        columns=["paper", "basis", "verdict", "claims"],
     )  # fmt: skip
     figure = board.verdict_bars(counts)
     assert [axis.get_title() for axis in figure.axes] == ["measurement", "simulation", "formula", "untested"]

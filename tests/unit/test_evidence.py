@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ondevice.evidence import (
     quoted,
     read_value,
 )
+from ondevice.evidence.claims import ELSEWHERE
 
 CLAIMS = pd.DataFrame(
     {
@@ -235,6 +237,18 @@ def test_a_section_judges_its_claims_by_the_tables_it_is_given(section_run):
     assert "ours 1 times" in section_run.judge_section("Speed", times=2.0, factor=0.5)
     assert "does not discriminate: no cache has 90 percent" in section_run.judge_section("Cost", costs=100.0, cut=0.7)
     assert section_run.verdicts["tiny-c02"]["kind"] == "simulated"
+
+
+def test_a_claim_about_other_hardware_is_untested_with_our_value_beside_it(folder):
+    plain = Rule("speed-up", "times", AtLeast(1.4), None, wrong=0.5, null="no cache")
+    claim = Claim("Speed", plain, lambda times, cached=True: times if cached else 1.0, {"cached": False}, "recorded")
+    rows = {"tiny-c01": dataclasses.replace(claim, regime="hardware"), "tiny-c02": Untested("no phone")}
+    run = PaperRun("tiny", {}, rows)
+    assert run.judge_section("Speed", times=2.0).startswith("untested") and "ours 2 times" in run.judge_section(
+        "Speed", times=2.0
+    )
+    row = run.verdict_table().set_index("claim").loc["tiny-c01"]
+    assert (row["verdict"], row["null"], row["remark"]) == ("untested", "1 times", "") and row["note"] == ELSEWHERE
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _FILE = "data/paper/claims.csv"
 REGIMES = (
     "anywhere",  # the same on every machine: counts, precision, bytes, identity
     "paper",  # the paper's own paces, traces or costs are put in
-    "hardware",  # seconds of machines that are not here
+    "hardware",  # seconds of machines that are not here: untested, whatever the seconds of this one
     "formula",
 )
 
@@ -35,6 +35,9 @@ class Untested:
     why: str
 
 
+ELSEWHERE = "The paper's seconds are of hardware that is not here."
+
+
 @dataclass(frozen=True)
 class Claim:
     """A row of a paper's table of claims: the heading of the notebook's section that shows it, its rule, its value.
@@ -42,7 +45,8 @@ class Claim:
     value: a function whose parameters are named tables and options; None where the claim is untested. null: the
     parameters of that function that change for the trivial method; None where the rule has the null's value or there is
     none. kind: of a value that is plain numbers. headline: README's words for a number of the paper's abstract.
-    regime: of REGIMES; "" where the claim is untested.
+    regime: of REGIMES; "" where the claim is untested. The rule of a claim about hardware waits for such hardware: our
+    value is published without a verdict.
     Raises ValueError for a null of other parameters, and TypeError for one that is a function of its own.
     """
 
@@ -61,6 +65,11 @@ class Claim:
             raise TypeError("A null is computed by its claim's own function: give the parameters that change.")
         if unknown := set(self.null) - set(inspect.signature(self.value).parameters):
             raise ValueError(f"A null changes {', '.join(sorted(unknown))}, which its claim's function does not take.")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its value here is a finding of ours, and no test of the paper's."""
+        return self.regime == "hardware"
 
     def takes(self, tables: Mapping[str, typing.Any]) -> bool:
         """Whether the value can be made of these."""

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ondevice import assets
-from ondevice.evidence.claims import Claim, Untested
+from ondevice.evidence.claims import ELSEWHERE, Claim, Untested
 from ondevice.evidence.estimates import Estimate, Value, kind_of
 from ondevice.evidence.exhibits import write_exhibit, write_result
 from ondevice.evidence.rules import VERDICTS, Rule, parts_of
@@ -102,6 +102,7 @@ class PaperRun:
     ) -> str:
         """Apply the claim's rule to our value; return a line with the verdict, the paper's value and ours.
 
+        A claim about hardware that is not here stays untested, with our value beside it.
         null: what the trivial method gets, where the rule does not know it beforehand. kind: only for plain numbers.
         note: what to say beside the rule. Raises ValueError where the rule names a null that has no value.
         """
@@ -110,16 +111,18 @@ class PaperRun:
             raise ValueError(f"{claim_id} is declared untested ({rule.why}); give it a rule before judging it.")
         kind = _kind(value, kind, claim_id)
         claim = self.claims[claim_id]
-        verdict = rule.verdict(value)
+        elsewhere = getattr(self.rows[claim_id], "elsewhere", False)
+        verdict = "untested" if elsewhere else rule.verdict(value)
         null = rule.null_value if null is None else null
         if rule.null and null is None:
             raise ValueError(f"{claim_id} names a null, {rule.null}, but no value of it.")
         needed = rule.needs(value) if verdict == "undecided" else None
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
-        if null is not None and verdict != "contradicted" and _at_least_as_good(rule.verdict(null), verdict):
+        if null is not None and _at_least_as_good(rule.verdict(null), verdict):
             remarks.append(f"does not discriminate: {rule.null or 'the null'} has {shown(null, rule.unit)}")
         ours = ", ".join(filter(None, [shown(value, rule.unit), about]))
+        of_null = rule.null_words if null is None else shown(null, rule.unit)
         n = _samples(value)
         drawn = " and ".join(dict.fromkeys(x.drawn for x in parts_of(value) if x.drawn))
         self.verdicts[claim_id] = dict(
@@ -128,9 +131,9 @@ class PaperRun:
             drawn=drawn,
             kind=kind,
             verdict=verdict,
-            null=rule.null_words if null is None else f"{shown(null, rule.unit)}: {rule.verdict(null)}",
+            null=of_null if null is None or elsewhere else f"{of_null}: {rule.verdict(null)}",
             remark="; ".join(remarks),
-            note=f"{note}. Rule: {rule.words}" if note else rule.words,
+            note=ELSEWHERE if elsewhere else f"{note}. Rule: {rule.words}" if note else rule.words,
             value=json.dumps(_stored(value)),
         )
         head = f"{verdict:12} {claim_id}  {claim.statement}: paper {quoted(claim)},"
@@ -253,8 +256,11 @@ def _kind(source: Any, given: str | None, name: str) -> str:
 
 
 def _at_least_as_good(null: str, verdict: str) -> bool:
-    """Whether a null's verdict is the same or a better one. Two that are undecided are not compared."""
-    return VERDICTS.index(null) <= VERDICTS.index(verdict) and not null == verdict == "undecided"
+    """Whether a null's verdict is the same or a better one. Beside a claim that is contradicted or untested a null says
+    nothing, and two that are undecided are not compared."""
+    if verdict in ("contradicted", "untested") or null == verdict == "undecided":
+        return False
+    return VERDICTS.index(null) <= VERDICTS.index(verdict)
 
 
 def _untested(why: str) -> dict[str, str]:

@@ -48,7 +48,7 @@ $(READY): pyproject.toml requirements.lock .ci/setup
 	@bash .ci/setup $(TORCH_ARGS)
 	@touch $@
 
-# The corpus of installed packages, its tokens and warm tables, in the user's cache.
+# The corpus of installed packages, in the user's cache.
 caches: $(READY)
 	@echo "== Caches that the notebooks read"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m ondevice_studies.prepare  # beside other work two threads wait for each other

@@ -1,7 +1,7 @@
 """What notebooks need in the user's cache, built once: `python -m ondevice_studies.prepare`.
 
-The corpus of installed packages, its tokens, and the assistant's tables. Each step says what it builds and how long it
-took. Of several processes one builds and the others wait; an interrupted build goes on where it was.
+The corpus of installed packages: the step says what it builds and how long it took. Of several processes one builds and
+the others wait; an interrupted build goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from filelock import FileLock
 from tqdm import tqdm
 
-from ondevice import assets, commands, corpus, models
-from ondevice.causal_lm import CausalLM
+from ondevice import assets, commands, corpus
 from ondevice.corpus import reading, store
-from ondevice_programs.assistant import sides
 
 
 def documents() -> None:
@@ -30,16 +28,8 @@ def documents() -> None:
     corpus.manifest()
 
 
-def assistant_tables() -> None:
-    """DIAA's tables of the assistant's model."""
-    loaded = models.load(sides.MODEL)
-    sides.warm_tables(CausalLM(loaded.model), int(loaded.tokenizer.eos_token_id))
-
-
 STEPS: dict[str, Callable[[], object]] = {
     "the documentation corpus (two minutes)": documents,
-    "its tokens": lambda: [corpus.document_tokens("validation"), corpus.task_tokens("train")],
-    "tables of the assistant (one minute)": assistant_tables,
 }
 
 

@@ -154,7 +154,7 @@ EDITS: dict[str, list[Edit]] = {
     "sdnpu": SDNPU,
 }
 SHORT = {
-    "assistant": {"threads": 1, "sample": 2},
+    "assistant": {"threads": 1, "live": 1},
     "diaa": {"tokens": 16, "each": 1, "threads": 1, "again": ["cold"]},
     "disco": {"runs": 2, "requests": 60, "budget_step": 0.1, "threads": 1, "sample": 2},
     "dragon": {"pairs": 2, "threads": 1, "answers_again": 5},
@@ -192,16 +192,11 @@ def notebook(paper: str) -> Notebook:
 
 
 def few_questions(book: Notebook, shown: set[str]) -> None:
-    """One link, eight questions; a sample of two answers with drafters, whose models are loaded once."""
+    """One link, eight recorded questions; the models of the live one are loaded once."""
     book.leave({"parameters", "checked", "imports", "setup", "played", *shown, *book.sources})
-    models, sample = book.texts["again"].split("units = answers[")
-    assert "drawn = " in sample
-    long = "units = units[(units['drafter'] == 'L') & ~units['picked'] & (units['tokens'] > 20)]\ndrawn = "
-    sample = sample.replace("drawn = ", long)
-    book.texts["setup"] += "\nfull = answers, steps" + FEW
-    book.texts["again"] = (
-        f"few, (answers, steps) = (answers, steps), full\nunits = answers[{sample}\nanswers, steps = few"
-    )
+    models, answering = book.texts["again"].split("sets = [")
+    book.texts["setup"] += "\n" + FEW
+    book.texts["again"] = f"sets = [{answering}"
     book.texts = {
         name: text
         for cell, shown_text in book.texts.items()

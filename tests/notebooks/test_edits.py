@@ -130,7 +130,6 @@ def test_an_unedited_repeat_moves_none(book):
 
 # What runs a record's sample again says that the algorithm was edited
 SAMPLED = {
-    "assistant": [ASSISTANT["verify"]],
     "dragon": [EDITS["dragon"][0]._replace(shown="answers-again")],
     "grating": [edit for edit in EDITS["grating"] if edit.shown == "live-again"],
     "sdnpu": [edit._replace(shown="again") for edit in EDITS["sdnpu"] if edit.cell == "pooled"],

@@ -25,7 +25,7 @@ DOCS = (
 QUESTION = "What does the parameter depth_limit of crawl mean?"
 SHORT = "How is a file opened for reading?"
 HELD = f"{SECRET} is the number of links that a crawl follows."  # of the notes, what the question does not say
-FAST = ["--without", "DIAA", "--limit", "8"]  # its tables take a minute where the cache has none
+FAST = ["--limit", "8"]
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from ondevice.causal_lm import CausalLM, Session
 from ondevice.network.link import Line
 from ondevice.retrieval import SparseIndex
 from ondevice.speculation import Draft, Drafter, Verified
-from ondevice_papers.diaa.tables import Tables
-from ondevice_programs.assistant import picking, systems
+from ondevice_programs.assistant import picking
 from ondevice_programs.assistant.drafting import BUDGET, Ahead, Continued, drafters, likeliest_chain
 from ondevice_programs.pair.decoder import Decoder, Interrupted
 from ondevice_programs.pair.node import Documents, Source
+from ondevice_programs.pair.relevance import COSINE
 from ondevice_studies.assistant import study
 from ondevice_studies.assistant.study import (
     Recorded,
@@ -171,18 +171,16 @@ def test_one_drafters_chain_is_continued_by_the_others():
 
 
 def test_each_session_learns_into_tables_of_its_own():
-    tables = Tables.empty(V)
-    tables.tokens[5, 0], tables.probabilities[5, 0] = 6, 1.0
-    made = drafters(tables)
+    made = drafters(V)
     assert list(made) == ["", "L", "S", "LS"]
-    one, other = made["L"](), made["L"]()
-    for drafter in (one, other):
+    taught, other = made["L"](), made["L"]()
+    for drafter in (taught, other):
         drafter.begin([5])
     logits = torch.zeros(1, V)
     logits[0, 30] = 9.0
-    one.observe(Verified(5, Draft((), ()), logits, [], [30]))
-    chains = [likeliest_chain(drafter.propose([5], 8), 8)[:1] for drafter in (one, other)]
-    assert chains == [[30], [6]] and tables.tokens[5, 0] == 6
+    taught.observe(Verified(5, Draft((), ()), logits, [], [30]))
+    chains = [likeliest_chain(drafter.propose([5], 8), 8)[:1] for drafter in (taught, other)]
+    assert chains == [[30], []]
     assert not len(made[""]().propose([5], 8)) and made["LS"]().wants_prefill and not made["L"]().wants_prefill
 
 
@@ -199,35 +197,36 @@ def embedded(texts: Sequence[str]) -> np.ndarray:
     return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
 
-class FakeReranker:
+class FakeScorer:
     """Likes long texts."""
 
-    asked: tuple[str, list[str], int]
+    key = "length"
+    asked: tuple[str, list[str]]
 
-    def rank(self, query: str, texts: list[str], k: int) -> list[dict[str, Any]]:
-        self.asked = query, texts, k
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))[:k]
-        return [{"corpus_id": i, "score": len(texts[i]) / 10} for i in order]
+    def __call__(self, query: str, texts: list[str]) -> np.ndarray:
+        self.asked = query, texts
+        return np.array([len(text) / 10 for text in texts])
 
 
-def toy(reranker: Any, texts: Sequence[str] = TEXTS) -> Documents:
+def toy(scorer: Any, texts: Sequence[str] = TEXTS) -> Documents:
     sources = [Source(f"{i}.md", 1) for i in range(len(texts))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(picking, "embedder", lambda: embedded)
-        return picking.picked(Documents(texts, SparseIndex.build(texts), sources), embedded(texts), reranker)
+        return picking.picked(Documents(texts, SparseIndex.build(texts), sources), embedded(texts), scorer)
 
 
 def test_a_reranker_picks_among_what_hybrid_search_finds_and_without_it_the_nearest_embeddings_are_picked():
     texts, scores = toy(None).best("dogs", 2)
-    assert texts == ["dogs bark loud", "dogs and cats play"] and scores == pytest.approx([1.0, 3**-0.5])
-    ranker = FakeReranker()
-    texts, scores = toy(ranker).best("dogs", 2)
-    assert ranker.asked[0] == "dogs" and ranker.asked[2] == 2 and sorted(ranker.asked[1]) == sorted(TEXTS)
-    assert ranker.asked[1][0] == "dogs bark loud"  # both lists' first
+    assert texts == ["dogs bark loud", "dogs and cats play"] and scores == pytest.approx([COSINE, COSINE * 3**-0.5])
+    scorer = FakeScorer()
+    texts, scores = toy(scorer).best("dogs", 2)
+    assert scorer.asked[0] == "dogs" and sorted(scorer.asked[1]) == sorted(TEXTS)
+    assert scorer.asked[1][0] == "dogs bark loud"  # both lists' first
     assert texts == ["dogs and cats play", "cats sleep long"] and scores == [1.8, 1.5]
     many = [f"dogs number {i}" for i in range(14)] + ["no such word in here, but by far the longest of them all"]
-    places, _ = toy(ranker, many).positions("dogs", 2)
-    assert len(ranker.asked[1]) == picking.CANDIDATES and 14 not in places
+    positions, _ = toy(scorer, many).positions("dogs", 2)
+    assert len(scorer.asked[1]) == picking.CANDIDATES and 14 not in positions
+    assert toy(None).relevance != toy(scorer).relevance == "length"
 
 
 # The clock
@@ -250,12 +249,6 @@ def test_costs_are_medians_with_straight_lines_between_sizes():
 def test_a_side_is_ready_when_its_passages_are_picked_and_prefilled():
     assert study.ready(COSTS, ANSWER, "cloud", False, "LS") == pytest.approx(0.5 + 50 * 0.02)
     assert study.ready(COSTS, ANSWER, "device", True, "") == pytest.approx(0.25 + 8 * 0.125 + 100 * 0.01)
-
-
-def test_the_temperature_is_the_one_of_the_least_recorded_loss(monkeypatch: pytest.MonkeyPatch):
-    table = pd.DataFrame({"picked": [True, True, False, False], "temperature": [1.0, 0.5] * 2, "loss": [3.0, 2, 1, 4]})
-    monkeypatch.setattr(evidence, "load", lambda *_: table)
-    assert (systems.temperature(True), systems.temperature(False)) == (0.5, 1.0)
 
 
 # Questions by hand: (tokens of the query, right by device, cloud, both), whose drafts survive, the device's widths

@@ -38,7 +38,6 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "assistant/costs": ([], ["name", "size"], ["round"]),
     "assistant/live": ([], ["systems", "delay"], ["question"]),
     "assistant/memory": ([], ["systems"], ["run"]),
-    "assistant/relevance": ([], ["question"], ["picked", "temperature"]),
     "diaa/answers": (["model", "set"], ["method"], REQUEST),
     "diaa/parts": ([], ["model", "method"], ["request"]),
     "diaa/smollm2-identity": ([], ["weights", "arithmetic", "method"], ["request"]),
@@ -75,7 +74,6 @@ HOLDERS = 4  # of the assistant's documents, who are asked as many questions eac
 UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's parameters
     "assistant/answers": lambda given: HOLDERS * given["each"],
     "assistant/steps": lambda given: HOLDERS * given["each"],
-    "assistant/relevance": lambda given: HOLDERS * given["each"],
     "diaa/smollm2-identity": lambda given: len(identity.RECORDS["identity"]) * len(identity.NAMES),
     "diaa/smollm2-identity-4bit": lambda given: len(identity.RECORDS["identity-4bit"]) * len(identity.NAMES),
     "diaa/smollm2-quality": lambda given: len({(form.weights, form.arithmetic) for form in costs.FORMATS}),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ondevice import corpus
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation.largest import Likeliest
 from ondevice_papers.diaa.tables import Fresh, K, Tables, likeliest
 
-TOKENS = 60_000  # of a warm-up text
 WINDOW = 512  # tokens of a context
 CHUNK = 256  # tokens per forward, so n x V logits never exist
 
@@ -60,10 +56,3 @@ def warm_up(lm: CausalLM, text: NDArray[np.int64]) -> Tables:
 def bigrams(text: NDArray[np.int64], vocabulary: int) -> Tables:
     """Tables counted from a text without any model: the share of each next token."""
     return means(text[:-1], Fresh(text[1:, None], np.ones((len(text) - 1, 1), np.float32)), vocabulary)
-
-
-def warm_up_text(source: Literal["documents", "tasks"], end: int) -> NDArray[np.int64]:
-    """About 60,000 token ids of train text: windows from all over it, each closed with the end token."""
-    every = corpus.document_tokens("train") if source == "documents" else corpus.task_tokens("train")
-    starts = np.linspace(0, len(every) - WINDOW + 1, TOKENS // WINDOW).astype(int)
-    return np.concatenate([np.append(every[start : start + WINDOW - 1].astype(np.int64), end) for start in starts])

@@ -1,1 +1,1 @@
-"""All five systems in one assistant for documentation: compositions, without mechanisms of its own."""
+"""All five systems in one assistant over two folders: compositions, without mechanisms of its own."""

@@ -1,6 +1,6 @@
-"""An assistant for documentation: public pages in a cloud process, a private folder on this device, one answer.
+"""An assistant for two folders: public pages in a cloud process, a private folder on this device, one answer.
 
-Hybrid search and GRATING pick passages on both sides, DRAGON mixes the sides' next tokens, and DIAA's and
+Hybrid search and GRATING's reranker pick passages on both sides, DRAGON mixes the sides' next tokens, and DIAA's and
 sd.npu's drafters guess ahead. The question and the answer's tokens leave the device, and no private page.
 --budget limits the share of the questions' tokens that the cloud reads (DiSCo); --without DRAGON uses no cloud.
 On two machines the cloud has --public FOLDER --serve HOST:PORT, and the device --private FOLDER --connect
@@ -24,13 +24,14 @@ from ondevice import commands
 
 with commands.loading("ondevice-assistant", "notebooks"):
     from ondevice_papers.disco.budgeted import Account
-    from ondevice_programs.assistant.sides import BUDGET_MB, Sides
+    from ondevice_programs.assistant.sides import MODEL, Sides
     from ondevice_programs.assistant.systems import SYSTEMS
     from ondevice_programs.pair import library, terminal
     from ondevice_programs.pair.answer import Asked
     from ondevice_programs.pair.cloud import Cloud
     from ondevice_programs.pair.device import Device
     from ondevice_programs.pair.passages import Splitter
+    from ondevice_programs.pair.relevance import MEMORY
     from ondevice_programs.pair.wire import Lost, Refused, client_tls, server_tls
 
 _PROGRAM = "ondevice-assistant"
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _sides(options: argparse.Namespace) -> Sides:
     letters = "".join(letter for letter, name in SYSTEMS.items() if name not in options.without)
-    return Sides(letters, options.memory)
+    return Sides(letters, options.memory, options.model)
 
 
 async def _serve(options: argparse.Namespace) -> None:
@@ -85,7 +86,9 @@ def _ask(options: argparse.Namespace) -> None:
         elif options.connect is None:
             print("Starting the cloud; its first start embeds its documents ...", file=sys.stderr, flush=True)
             words = [word for system in options.without for word in ("--without", system)]
-            port = stack.enter_context(cloud(options.public, "--memory", str(options.memory), *words))
+            port = stack.enter_context(
+                cloud(options.public, "--memory", f"{options.memory}", "--model", options.model, *words)
+            )
         tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
         device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
         settings = Asked(temperature=0.0, lookahead=32, limit=options.limit)
@@ -163,10 +166,13 @@ def _parser() -> commands.Parser:
         help="DiSCo: share of the questions' tokens that the cloud may read",
     )
     parser.add_argument(
-        "--memory", type=commands.positive, default=BUDGET_MB, metavar="MB", help="that GRATING's reranker may take"
+        "--memory", type=commands.positive, default=MEMORY, metavar="MB", help="that GRATING's reranker may take"
+    )
+    parser.add_argument(
+        "--model", default=MODEL, help="a chat model, the same on both sides: bundled, a folder or a hub id"
     )
     parser.add_argument("--limit", type=commands.count, default=64, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--patience", type=commands.seconds, default=5.0, metavar="S", help="to wait for the cloud")
+    parser.add_argument("--patience", type=commands.seconds, default=20.0, metavar="S", help="to wait for the cloud")
     parser.add_argument("--threads", type=commands.count, default=1, metavar="N", help="of PyTorch")
     for name, words in {"certificate": "this side's", "key": "its key", "authority": "who is trusted"}.items():
         parser.add_argument(f"--{name}", type=commands.existing, metavar="FILE", help=f"TLS: {words}")

@@ -152,13 +152,11 @@ class Continued(Drafter):
             part.observe(step)
 
 
-def drafters(tables: Tables) -> dict[str, Callable[[], Drafter]]:
-    """By letters of the systems, what makes a new drafter for a session. tables: DIAA's, warm; each session has its
-    own copy, so that what one question says is not in another's."""
-    vocabulary = tables.vocabulary
+def drafters(vocabulary: int) -> dict[str, Callable[[], Drafter]]:
+    """By letters of the systems, what makes a new drafter for a session, which knows nothing of earlier ones."""
 
     def diaa() -> Drafter:
-        return Diaa(tables.copy())
+        return Diaa(Tables.empty(vocabulary))
 
     def calibrated() -> Drafter:
         return sdnpu(vocabulary)

@@ -74,13 +74,6 @@ def pick(name: str, salt: str, count: int) -> int:
     return int.from_bytes(blake2b(f"{salt}:{name}".encode(), digest_size=8).digest(), "big") % count
 
 
-def after_passage(documents: Sequence[Document], index: int) -> str:
-    """Training text for retrieval-augmented continuation: a passage of a neighbouring document, then the document."""
-    document = documents[index]
-    title, text = quotation(documents[(index + 1 + pick(document.name, "passage", 3)) % len(documents)])
-    return f"{PASSAGE}{title}\n{text}{DOCUMENT}{document.text}{END}"
-
-
 def quotation(document: Document) -> Turn:
     """(title, text): the first lines of a document, about a passage long."""
     text = document.docstring

@@ -150,7 +150,7 @@ def run(*sessions: tuple[str, dict[str, Any]], count: int = 6, rows: int = 96) -
     hold.set()
     wait_for(lambda: all(session.done for session in made))
     wait_for(lambda: engine._thread is None)
-    assert not any(thread.name == "engine" for thread in threading.enumerate())
+    wait_for(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))  # it has still to end
     return model, made
 
 

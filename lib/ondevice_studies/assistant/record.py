@@ -132,9 +132,9 @@ SETS = [
 ]
 
 
-def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], asked: Sequence[Question]) -> Iterator[dict]:
+def costs(by_kind: Nodes, makers: Mapping[str, Callable[..., Any]], sample: Sequence[Question]) -> Iterator[dict]:
     """Seconds of the parts, by name and size, a row a question: interleaved, so that all meet the same machine."""
-    for number, question in enumerate(asked):
+    for number, question in enumerate(sample):
 
         def row(name: str, size: int, act: Callable[[], Any], count: int = 1) -> dict[str, Any]:
             began = time.perf_counter()
@@ -196,7 +196,7 @@ def remembered(letters: str) -> int:
     return sampled.peak("anonymous")
 
 
-def live(folder: Path, letters: str, asked: Sequence[Question]) -> Iterator[dict[str, Any]]:
+def live(folder: Path, letters: str, sample: Sequence[Question]) -> Iterator[dict[str, Any]]:
     """Whole answers of device and cloud, two processes with a link of every delay between them."""
     words = [word for letter, name in SYSTEMS.items() if letter not in letters for word in ("--without", name)]
     with contextlib.ExitStack() as stack:
@@ -205,8 +205,8 @@ def live(folder: Path, letters: str, asked: Sequence[Question]) -> Iterator[dict
         for delay in DELAYS:
             relay = stack.enter_context(Relay("127.0.0.1", port, *added(delay)))
             device = stack.enter_context(Device(node, port=relay.port, patience=60.0))
-            device.answer(asked[0].text, GREEDY)
-            for question in asked:
+            device.answer(sample[0].text, GREEDY)
+            for question in sample:
                 answer = device.answer(question.text, replace(GREEDY, limit=LIMIT))
                 yield {
                     "systems": letters,
@@ -223,22 +223,22 @@ def record_answers(share: int, shares: int) -> None:
     """answers and steps."""
     by_kind = nodes()
     makers = drafters(by_kind[False]["device"].lm.vocabulary)
-    asked = questions.first(EACH)
+    sample = questions.first(EACH)
     parameters = {"each": EACH, "drafted": DRAFTED, "limit": LIMIT, "budget": BUDGET, "nodes": NODES}
     opened = partial(
         Recorder, "assistant", keys=["question"], parameters=parameters, models=MODELS, functions=(answered,)
     )
     both = [opened(name) for name in ("answers", "steps")]
-    for number, question in enumerate(tqdm(asked, "answers")):
+    for number, question in enumerate(tqdm(sample, "answers")):
         if number % shares == share and (question.name,) not in both[0].done & both[1].done:
             sets = SETS if number < DRAFTED else [setting for setting in SETS if not setting[2]]
             for recorder, rows in zip(both, answered(by_kind, makers, question, sets), strict=True):
                 recorder.add(rows)
     for recorder in both:
         recorder.checkpoint()
-    for again in [opened(recorder.name) for recorder in both]:
-        if len(again.done) == len(asked):
-            again.finish()
+    for whole in [opened(recorder.name) for recorder in both]:
+        if len(whole.done) == len(sample):
+            whole.finish()
 
 
 def record_here(name: str) -> None:

@@ -142,7 +142,7 @@ WRONG = [
     ([*BOTH, "--budget", "2", "?"], "--budget"),
     ([*BOTH, "--memory", "1", "?"], "budget"),
     (["--private", "empty", "--public", "docs", "--without", "GRATING", *FAST, "?"], "'empty'"),
-    ([*BOTH, *QUICK, "why " * 2000], "room"),
+    ([*BOTH, *QUICK, "why " * 9000], "room"),
     ([*BOTH, *QUICK, " "], "query"),
 ]
 

@@ -77,7 +77,7 @@ def first_parents_kind(inject):
 @fault("shared", "test_rules.py::test_a_null_of_another_function_or_of_other_parameters_is_refused")
 def null_of_another_function(inject):
     """A null is computed by another function."""
-    inject("ondevice.evidence.rules:Claim.__post_init__", lambda right: lambda self: None)
+    inject("ondevice.evidence.claims:Claim.__post_init__", lambda right: lambda self: None)
 
 
 @fault("shared", "test_evidence.py::test_a_null_with_the_same_verdict_does_not_discriminate")
@@ -433,13 +433,13 @@ def weights_exchanged(inject):
     inject("ondevice_papers.dragon.aggregation:share", lambda right: lambda local, remote: right(remote, local))
 
 
-@fault(
-    "dragon",
-    "test_dragon_study.py::test_the_temperature_is_that_of_the_least_loss_of_a_model_on_validation_windows",
-)
+@fault("dragon", "test_dragon_study.py::test_the_temperature_is_that_of_the_least_loss_on_validation_windows")
 def chosen_on_any_split(inject):
     """The temperature is chosen on any split."""
-    inject("ondevice_studies.dragon.study:_require_validation", lambda right: lambda table: None)
+    inject(
+        "ondevice_studies.dragon.study:temperature",
+        lambda right: lambda losses: right(losses.assign(split="validation")),
+    )
 
 
 @fault("dragon", "test_dragon_study.py::test_the_wait_for_the_first_token_counts_from_the_devices_first_distribution")
@@ -451,10 +451,7 @@ def first_wait_dropped(inject):
     )
 
 
-@fault(
-    "dragon",
-    "test_dragon_record.py::test_relevance_is_recorded_by_its_parts_and_the_answer_after_each_document_alone",
-)
+@fault("dragon", "test_dragon_library.py::test_relevance_is_the_share_of_the_question_that_a_text_covers")
 def undivided_relevance(inject):
     """Relevance is not divided by its ceiling."""
 

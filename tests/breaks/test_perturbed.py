@@ -5,6 +5,7 @@ DiSCo's tables are simulations with another policy, prices or times, sd.npu's ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -30,9 +31,10 @@ def sweep(name):
     """The settings with another policy in DiSCo's place."""
     policies = disco.policies(LENGTHS)
 
-    def instead(*setting):
-        made = policies(*setting) | {"server": dispatch.server_only(LENGTHS)}
-        return made | {"DiSCo": made[name]}
+    def instead(side, server, device, b):
+        made = policies(side, server, device, b)
+        wrong = dispatch.stochastic(LENGTHS, side, 0.0) if name == "unconstrained" else made[name]
+        return made | {"DiSCo": replace(wrong, constrained=side, budget=b)}
 
     services, devices, budgets = traces.PAPER_SERVICES, DEVICES.values(), [0.1, 0.3, 0.5, 0.9]
     return disco.sweep(services, devices, budgets, instead, play, LENGTHS, (4, 400), 0)
@@ -57,7 +59,7 @@ def at_once(source, target, remaining, seconds, **more):
 def never_right_after_a_seam():
     handed = evidence.load("disco", "quality")
     ends = handed["handover"].isin([0, quality.LIMIT])
-    spoiled = evidence.born(handed.assign(right=handed["right"] & ends), "recorded")
+    spoiled = evidence.born(handed.assign(right=handed["right"] * ends), "recorded")
     return {"bound": quality.bound(spoiled, "right", record.DEVICE)}
 
 
@@ -87,7 +89,7 @@ def foretold():
 
 
 DISCO = {  # by name the claims' numbers, and the tables of their values
-    "the server alone": ((1, 2), lambda: {"sweep": sweep("server")}),
+    "the unconstrained side alone": ((1, 2), lambda: {"sweep": sweep("unconstrained")}),
     "random dispatch": ((6, 7, 8, 9, 10), lambda: {"sweep": sweep("Stoch")}),
     "swapped prices": ((3, 4, 5), lambda: {"bill": bill(migration=swapped)}),
     "hand-overs at once": ((14,), lambda: {"bills": {PLANNED: bill(migration=at_once)}}),

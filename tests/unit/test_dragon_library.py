@@ -61,6 +61,13 @@ def test_a_file_has_a_document_a_line(file: str):
     assert texts[0] == TEXTS[4] and scores[0] > scores[1] and len(texts) == 2
 
 
+def test_relevance_is_the_share_of_the_question_that_a_text_covers(file: str):
+    documents = library.documents(file)
+    best, _ = documents.index.search(["snow"], 1)
+    _, shares = documents.positions("snow", 1)
+    assert 0 < shares[0] < 1 and shares[0] == pytest.approx(best[0, 0] / documents.index.ceiling("snow"))
+
+
 def test_parts_share_all_documents_out(file: str):
     parts = [set(library.documents(file, f"{i}/2").texts) for i in (1, 2)]
     assert parts[0] | parts[1] == set(TEXTS) and not parts[0] & parts[1]

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exported(options: argparse.Namespace) -> int:
     """`ondevice-graphs export`: write a model's graphs into a new folder."""
     loaded = models.load(options.model)
+    sizes = options.context, options.blocks, options.large, options.small
+    exporting.check(loaded, options.folder, *sizes)  # before the texts are read, which may take minutes
     facts = exporting.export(
         loaded,
         options.folder,

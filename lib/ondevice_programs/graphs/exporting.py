@@ -61,7 +61,9 @@ def export(
     structure, matrix = drawing.matrices(loaded if target == "cpu" else loaded.model, form, False)
     drawing.require_drawable(structure, "Graphs are")
     blocks = min(blocks, config.num_hidden_layers)
-    _check(loaded, folder, texts, context, blocks, large, small)
+    check(loaded, folder, context, blocks, large, small)
+    if (count := sum(map(len, texts))) < FEWEST:
+        raise ValueError(f"The texts have {count} tokens; ranges and logits take at least {FEWEST}.")
     noted = htp.noted(loaded.model, texts, cache_bits) if target == "htp" else None
     embedding: Any = structure.get_input_embeddings()
     parts = np.array_split(np.arange(config.num_hidden_layers), blocks)
@@ -176,9 +178,8 @@ class _Weights:
         path.write_bytes(proto.SerializeToString())
 
 
-def _check(
-    loaded: Loaded, folder: Path, texts: Sequence[Sequence[int]], context: int, blocks: int, large: int, small: int
-) -> None:
+def check(loaded: Loaded, folder: Path, context: int, blocks: int, large: int, small: int) -> None:
+    """Raise ValueError, as `export` does, where its numbers do not fit or its folder is there."""
     if (folder / FACTS).exists():
         raise ValueError(f"{folder} holds exported graphs already; name another folder.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -190,5 +191,3 @@ def _check(
         raise ValueError(f"The small chunk must divide a larger one: {small} does not divide {large}.")
     if blocks < 1:
         raise ValueError(f"There is at least one block, not {blocks}.")
-    if (count := sum(map(len, texts))) < FEWEST:
-        raise ValueError(f"The texts have {count} tokens; ranges and logits take at least {FEWEST}.")

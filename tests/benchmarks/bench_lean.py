@@ -4,7 +4,7 @@ T(n) of n rows, a binary tree, behind `past` cached rows (llama.cpp: a chain, wh
 forward with its last logits. Engines take turns within a repeat, so that load meets them alike; medians, in float32,
 with ratios and their quartiles over repeats. Before timing, a greedy answer of each engine is compared.
 
-Run: python tests/benchmarks/bench_lean.py [--model pydocs-lm-base] [--threads 1] [--past 256] [--repeats 60]
+Run: python tests/benchmarks/bench_lean.py [--model smollm2-135m-instruct] [--threads 1] [--past 256] [--repeats 60]
 The peer: pip install -e '.[peers]', which builds llama.cpp.
 """
 
@@ -130,7 +130,7 @@ def _SILENT(level: int, text: bytes, user: object) -> None:
 def main() -> None:
     """Compare, time, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pydocs-lm-base")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--past", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=60)

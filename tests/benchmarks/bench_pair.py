@@ -8,7 +8,7 @@ ask at once. Ratios are of a round, medians over rounds. Answers are greedy and 
 Greedy client, after the rounds: it begins 8 sessions of 16 documents each and takes drafts without ever deciding. Its
 neighbours' first tokens, of five devices, are timed with it and without it in turn.
 
-Run: python tests/benchmarks/bench_pair.py [--only pydocs-lm-small smollm2-135m-instruct] [--rounds 3]
+Run: python tests/benchmarks/bench_pair.py [--only smollm2-135m-instruct] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COUNTS = (1, 5, 20)
 NEIGHBOURS = 5
 GREEDY_SESSIONS, GREEDY_DOCUMENTS = 8, 16
 ASKED = Asked(temperature=0.0, limit=24)
-MODELS = ["pydocs-lm-small", "smollm2-135m-instruct"]
+MODELS = ["smollm2-135m-instruct"]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 import torch
 import transformers
-from tiny import random_model
+from tiny import loaded_model, random_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, StaticCache
 
 from ondevice import assets, models
@@ -317,21 +317,29 @@ def test_what_a_model_is_that_cannot_be_speculated_on(kind):
         CausalLM(model)
 
 
+def said_by(loaded: models.Loaded, ids: torch.Tensor) -> str:
+    """A token's text in the middle of what a model says."""
+    answer = loaded.model.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] + 5 :]
+    texts = [loaded.tokenizer.decode([token]) for token in answer.tolist()]
+    return next(text for text in texts if text.isprintable() and text.strip() == text and "\ufffd" not in text)
+
+
 def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assistant():
-    found = models.load("pydocs-lm-small")
+    found = loaded_model()
     ids = found.tokenizer("def open(file):", return_tensors="pt").input_ids
+    stop = said_by(found, ids)
     asked = {"inputs": ids, "max_new_tokens": 40, "do_sample": False}
     folder = {"custom_generate": FOLDER, "trust_remote_code": True, "drafter": Echo()}
-    ends = {"stop_strings": ["("], "tokenizer": found.tokenizer}
+    ends = {"stop_strings": [stop], "tokenizer": found.tokenizer}
     right = found.model.generate(**asked, **ends)
     assert right.shape[1] < ids.shape[1] + 40
     assert torch.equal(found.model.generate(**asked, **ends, **folder), right)
     said = copy.deepcopy(found.model.generation_config)
-    said.stop_strings = ["("]
+    said.stop_strings = [stop]
     given = {"generation_config": said, "tokenizer": found.tokenizer}
     assert torch.equal(found.model.generate(**asked, **given, **folder), right)
     with pytest.raises(ValueError, match="tokenizer"):
-        found.model.generate(**asked, stop_strings=["("], **folder)
+        found.model.generate(**asked, stop_strings=[stop], **folder)
     with pytest.raises(ValueError, match="assistant_model"):
         found.model.generate(**asked, assistant_model=found.model, **folder)
 
@@ -339,11 +347,13 @@ def test_the_folder_finds_stop_strings_wherever_they_are_said_and_takes_no_assis
 def test_the_form_with_stop_strings_in_the_documentation_ends_where_generate_does():
     page = (assets.ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
     block = page.partition("## Stop strings")[2].partition("```python")[2].partition("```")[0]
-    found = models.load("pydocs-lm-small")
+    found = loaded_model()
     ids = found.tokenizer("open(file) opens a file", return_tensors="pt").input_ids
+    stop = said_by(found, ids)
     names = {"loaded": found, "ids": ids, "mixture": mixture, "engine": engine, "speculative": speculative}
-    exec(block, names)
-    ends = {"stop_strings": ["."], "tokenizer": found.tokenizer}
+    assert block.count('["."]') == 1
+    exec(block.replace('["."]', repr([stop])), names)
+    ends = {"stop_strings": [stop], "tokenizer": found.tokenizer}
     right = found.model.generate(ids, max_new_tokens=60, do_sample=False, **ends)
     assert torch.equal(names["stopped"], right) and right.shape[1] < ids.shape[1] + 60
     with pytest.raises(ValueError, match="tokenizer"):  # the form that the page warns of

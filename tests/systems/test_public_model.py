@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +17,16 @@ from ondevice.speculation import Drafter, generate
 MEGABYTES = 220  # that a process grows by with the model in 4 or 8 bits
 # A session's first forward is counted with the engine; what is imported before is not.
 GROWTH = """
+import sys
 import numpy as np
 import psutil, torch
 torch.set_num_threads(1)
+sys.path.append("{tests}")
+from tiny import loaded_model
 from ondevice import models
 from ondevice.causal_lm.lean import engine
 models.import_classes()
-engine(models.load("pydocs-lm-small"))
+engine(loaded_model())
 before = psutil.Process().memory_full_info().uss
 lm = engine(models.load(models.SMOLLM2), weights="{weights}", arithmetic="{arithmetic}")
 lm.start().prefill(np.arange(64))
@@ -75,7 +79,7 @@ def test_weights_and_logits_are_those_of_transformers(loaded):
 def test_codes_take_little_memory(loaded, weights, arithmetic):
     if weights == "8bit-rows":
         channels.kept(loaded)  # made once, in another process
-    code = GROWTH.format(weights=weights, arithmetic=arithmetic)
+    code = GROWTH.format(weights=weights, arithmetic=arithmetic, tests=Path(__file__).parents[1])
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < MEGABYTES

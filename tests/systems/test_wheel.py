@@ -85,20 +85,17 @@ from ondevice import assets, models
 from ondevice_programs.reranker import Reranker
 from ondevice.speculation.custom_generate import speculative
 from ondevice.speculation.prompt_lookup import PromptLookup
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 asked = dict(max_new_tokens=16, do_sample=False)
 prompt = "def mean(values)\\n\\nReturn the mean of the values."
-lm, folder = models.load("pydocs-lm-small"), assets.data("models", "pydocs-lm-small")
+lm, folder = models.load(models.SMOLLM2), assets.data("models", "minilm-reranker")
 ids = lm.tokenizer(prompt, return_tensors="pt")
 plain = lm.model.generate(**ids, **asked)
 drafted = lm.model.generate(**ids, **asked, custom_generate=speculative(PromptLookup.transformers()))
-ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt")
-alone = AutoModelForCausalLM.from_pretrained(folder).generate(**ids, **asked)
 with Reranker("minilm-reranker", memory_budget=150) as reranker:
     ranked = [row["corpus_id"] for row in reranker.rank("How do I open a file?", {DOCUMENTS!r})]
-assert plain.tolist() == drafted.tolist() == alone.tolist()  # ours, and transformers on the folder by itself
-assert ranked[0] == 1 and len(models.bundled()) == 6
+assert plain.tolist() == drafted.tolist()
+assert ranked[0] == 1 and len(models.bundled()) == 4
 assert len(assets.paper_list("claims", "disco")) and len(assets.derived_trace("arrivals"))
 print(json.dumps([ondevice.__file__, str(folder)]))
 """

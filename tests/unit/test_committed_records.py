@@ -38,7 +38,6 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "assistant/costs": ([], ["name", "size"], ["round"]),
     "assistant/live": ([], ["systems", "delay"], ["question"]),
     "assistant/memory": ([], ["systems"], ["run"]),
-    "diaa/answers": (["model", "set"], ["method"], REQUEST),
     "diaa/parts": ([], ["model", "method"], ["request"]),
     "diaa/smollm2-identity": ([], ["weights", "arithmetic", "method"], ["request"]),
     "diaa/smollm2-identity-4bit": ([], ["weights", "arithmetic", "method"], ["request"]),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ondevice import corpus
+from ondevice import corpus, shapes
 from ondevice.corpus import reading, sections, splits, store
-from ondevice.corpus.prompts import ASSISTANT, END, normal
+from ondevice.corpus.prompts import normal
 
 FOLDER = store.folder  # itself, in whose place tests of the gate have a function that refuses
 
@@ -143,8 +143,6 @@ def test_every_answer_stands_in_its_document(tree: Path) -> None:
     assert {task.family for task in made} == set(corpus.FAMILIES)
     for task in made:
         assert normal(task.answer) in normal(texts[task.name])
-        assert task.prompt.endswith(ASSISTANT)
-        assert task.text == task.prompt + task.answer + END
     answers = {task.family: task.answer for task in made if task.name == "toy.scale.scale"}
     assert answers["doctest"] == "[2.0, 4.0]"
     assert answers["see_also"] == "shift : Add a constant to every value."
@@ -153,12 +151,12 @@ def test_every_answer_stands_in_its_document(tree: Path) -> None:
 
 def test_passages_quote_and_queries_have_relevant_passages(tree: Path) -> None:
     documents = corpus.read_folder("toy", tree)
-    tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
+    tokenizer = shapes.byte_tokenizer()
     found = corpus.passages(documents, tokenizer, 32)
     texts = {document.name: document.docstring for document in documents}
     for passage in found:
         assert passage.text in texts[passage.title]
-        assert len(tokenizer(passage.text)["input_ids"]) <= 33  # stripping white space can split a token
+        assert len(tokenizer(passage.text)["input_ids"]) <= 32
     whole = corpus.passages(documents, tokenizer, 10_000)
     assert [(passage.title, passage.text) for passage in whole] == list(texts.items())
     assert {query.kind for query in corpus.queries(documents)} <= {"parameter", "summary"}
@@ -200,14 +198,3 @@ def test_an_interrupted_build_goes_on_and_the_next_one_reads_nothing(tree: Path,
         store.folder()
     assert store.folder() == store.folder() and asked == ["one", "two", "two", "three"]
     assert corpus.manifest()["docstrings_read"] == len(corpus.read_folder("one", tree))  # all have the same names
-
-
-def test_tokenizer_round_trip_and_markers(tree: Path) -> None:
-    documents = corpus.read_folder("toy", tree)
-    tokenizer = corpus.train_tokenizer([document.text for document in documents], 400)
-    text = next(corpus.tasks(documents, ["rag"])).text
-    ids = tokenizer(text).input_ids
-    assert tokenizer.decode(ids) == text and ids[-1] == tokenizer.eos_token_id
-    asked = [{"role": "user", "content": "What?"}]
-    chat = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-    assert chat == "<|user|>What?<|assistant|>"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import random_model
 
-from ondevice import corpus
+from ondevice import shapes
 from ondevice.corpus import Passage
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec
@@ -19,7 +19,7 @@ from ondevice_studies.dragon import language_modelling as lm
 from ondevice_studies.dragon.language_modelling import Retrieved, Window, passages, retrieve, windows
 
 WORDS = ("array", "shape", "axis", "sum", "norm", "value", "index", "type", "list", "order", "number", "returns")
-CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 160, 6, 8, 80, 3.0
+CONTEXT, QUERY, SCORED, BUDGET, TEMPERATURE = 420, 6, 8, 190, 3.0
 COUNTS, CAPS = (2, 4), (64, codec.CAP)
 
 
@@ -29,7 +29,7 @@ def text(seed: int, words: int) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return corpus.train_tokenizer([text(seed, 40) for seed in range(40)], vocabulary=300)
+    return shapes.byte_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def weights_of(scores: np.ndarray) -> np.ndarray:
 def articles() -> dict[str, list[str]]:
     """Six of them, of four paragraphs; the first one that is not searched is too short in half of them."""
     return {
-        f"article {seed}": [text(10 * seed + place, 4 if place == 1 and seed % 2 else 30) for place in range(4)]
+        f"article {seed}": [text(10 * seed + place, 1 if place == 1 and seed % 2 else 30) for place in range(4)]
         for seed in range(6)
     }
 
@@ -154,7 +154,7 @@ def test_cut_distributions_are_mixed_as_by_hand(
             p = every[np.arange(SCORED), np.array(one.window.scored)]
             assert nats(frame, lm.DRAGON, n, cap)[place] == pytest.approx(-np.log(p).sum(), abs=2e-2), (n, cap)
     cut, uncut = np.abs([nats(frame, lm.DRAGON, 4, cap) - nats(frame, lm.WHOLE, 4) for cap in CAPS])
-    assert (uncut < cut).all()
+    assert uncut.mean() < cut.mean() / 2
 
 
 def test_contexts_hold_the_documents_they_should(
@@ -186,6 +186,6 @@ def test_contexts_hold_the_documents_they_should(
 
 def test_bad_windows(model: Any, tokenizer: Any, retrieved: list[Retrieved]) -> None:
     first, one = retrieved[0].window, retrieved[0]
-    long = Window(first.name, first.text, first.query * 30, first.scored)
+    long = Window(first.name, first.text, first.query * CONTEXT, first.scored)
     with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
         lm.read_window(model, lm.Fronts(model, tokenizer), Retrieved(long, one.passages, one.scores))

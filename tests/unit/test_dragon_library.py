@@ -15,7 +15,8 @@ import pytest
 from ondevice import corpus, shapes
 from ondevice_programs.pair import __main__ as command
 from ondevice_programs.pair import library
-from ondevice_programs.pair.node import TEMPLATE, Source
+from ondevice_programs.pair.decoder import Template
+from ondevice_programs.pair.node import Source
 from ondevice_programs.pair.passages import Splitter
 
 SUBJECTS = ["birds", "fish", "grass", "rain", "snow"]
@@ -232,16 +233,17 @@ def test_a_long_document_is_split_and_nothing_of_it_is_lost():
     tokenizer = shapes.byte_tokenizer()
     words = [f"Word{n}" + ("." if n % 7 == 6 else "") for n in range(300)]
     text = " ".join(words[:150]) + "\n\n" + "\n".join(words[150:]) + "語" * 90 + "x" * 200
-    pieces = Splitter(tokenizer, 64)(text)
+    template = Template("<|passage|>{document}\n{query}")
+    pieces = Splitter(tokenizer, 64, template)(text)
     assert "".join("".join(pieces).split()) == "".join(text.split())
-    sizes = [len(TEMPLATE.prefix(tokenizer, piece)) for piece in pieces]
+    sizes = [len(template.prefix(tokenizer, piece)) for piece in pieces]
     assert max(sizes) <= 64 and min(sizes[:-1]) > 32
-    assert pieces[0].endswith(".") and Splitter(tokenizer, 5000)(text) == [text]
+    assert pieces[0].endswith(".") and Splitter(tokenizer, 5000, template)(text) == [text]
 
 
 def test_a_prompt_without_room_is_refused():
     with pytest.raises(ValueError, match="12"):
-        Splitter(shapes.byte_tokenizer(), 12)
+        Splitter(shapes.byte_tokenizer(), 12, Template("<|passage|>{document}\n{query}"))
 
 
 def test_passages_have_their_sources(tmp_path: Path):

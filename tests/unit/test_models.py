@@ -110,7 +110,7 @@ def test_a_folder_loads_with_its_own_class_and_weights(tmp_path, kind):
 
 @pytest.fixture
 def bundle(root):
-    folder = saved(root / "data" / "models" / "pydocs-lm-small")
+    folder = saved(root / "data" / "models" / "tiny-bundled")
     (folder / "README.md").write_text("A card.")
     models.write_manifest()
     return folder
@@ -138,8 +138,8 @@ def flip(path: Path) -> None:
 )
 def test_bundled_files_that_differ_from_the_manifest_are_refused(bundle, name, harm):
     harm(bundle / name)
-    with pytest.raises((ValueError, FileNotFoundError), match=f"pydocs-lm-small/{name}"):
-        models.load("pydocs-lm-small")
+    with pytest.raises((ValueError, FileNotFoundError), match=f"tiny-bundled/{name}"):
+        models.load("tiny-bundled")
 
 
 @pytest.mark.parametrize("keep", [5, -1])
@@ -267,12 +267,14 @@ def test_end_tokens_are_ids_or_refused(tmp_path, tokens, ends):
 
 
 def test_an_unknown_spec_lists_what_exists(bundle):
-    with pytest.raises(ValueError, match=r"'pydocs'.*pydocs-lm-small"):
-        models.load("pydocs")
+    with pytest.raises(ValueError, match=r"'tiny'.*tiny-bundled"):
+        models.load("tiny")
     with pytest.raises(ValueError, match=r"'gpt-5'.*opt-1\.3b"):
         models.load("random:gpt-5")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         models.load("./nowhere")
+    with pytest.raises(ValueError, match=r"no longer part.*smollm2-135m-instruct takes its place"):
+        models.load("pydocs-lm-small")
 
 
 def hub_at(address: str, tmp_path, monkeypatch) -> None:

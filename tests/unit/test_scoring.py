@@ -1,4 +1,4 @@
-"""Scores of texts by a language model, and of answers by the words that they share with the reference."""
+"""Scores of texts by a language model, and where an answer begins to loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tiny import random_model
 
 from ondevice.causal_lm.loops import loop_start
 from ondevice.causal_lm.scoring import score
-from ondevice.corpus import answers
 
 VOCABULARY, CONTEXT = 32, 64
 
@@ -38,13 +37,3 @@ def test_a_loop_begins_where_an_ngram_stands_again_that_comes_a_third_time() -> 
     assert loop_start([*eight, 50, *eight, 51, *eight]) == 9
     assert loop_start([7] * 10) == 1
     assert [loop_start(ids) for ids in (eight * 2, [7] * 9, [])] == [None] * 3
-
-
-def test_answers() -> None:
-    assert answers.exact("The  axis\nto sum.", "The axis to sum.")
-    assert not answers.exact("the axis to sum", "The axis to sum.")
-    assert answers.f1("a a b", "a b c d") == pytest.approx(2 * 2 / 7)
-    assert answers.f1("", "a") == answers.f1("x", "") == 0
-    assert answers.hit("one two three four", "one two three four five")  # 8 / 9
-    assert not answers.hit("one two three", "one two three four six")  # 6 / 8
-    assert answers.hit(">>>", ">>>") and not answers.hit("...", ">>>")

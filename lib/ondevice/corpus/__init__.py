@@ -6,4 +6,4 @@ from ondevice.corpus.prompts import FAMILIES, Task, tasks
 from ondevice.corpus.reading import PACKAGES, Document, read_folder
 from ondevice.corpus.splits import SPLITS, Selection, select
 from ondevice.corpus.store import dataset, documents, manifest
-from ondevice.corpus.tokens import tokenizer, train_tokenizer
+from ondevice.corpus.tokens import tokenizer

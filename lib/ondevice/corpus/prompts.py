@@ -10,10 +10,7 @@ from hashlib import blake2b
 from ondevice.corpus import sections
 from ondevice.corpus.reading import Document
 
-END = "<|endoftext|>"
-PAD = "<|pad|>"
-USER, ASSISTANT, PASSAGE, DOCUMENT = "<|user|>", "<|assistant|>", "<|passage|>", "<|document|>"
-MARKERS = (END, PAD, USER, ASSISTANT, PASSAGE, DOCUMENT)
+USER, ASSISTANT, PASSAGE = "<|user|>", "<|assistant|>", "<|passage|>"  # of the rerankers trained here
 
 _PASSAGE_LENGTH = 280  # characters, about 70 tokens
 _LONGEST_ANSWER = 240  # characters
@@ -37,20 +34,8 @@ class Task:
 
     @property
     def answer(self) -> str:
-        """What the model should say, without the end-of-sequence token."""
+        """What the model should say."""
         return self.turns[-1][1]
-
-    @property
-    def prompt(self) -> str:
-        """Everything up to where the model speaks."""
-        shown = "".join(f"{PASSAGE}{title}\n{text}" for title, text in self.passages)
-        before = "".join(f"{USER}{user}{ASSISTANT}{assistant}{END}" for user, assistant in self.turns[:-1])
-        return f"{shown}{before}{USER}{self.turns[-1][0]}{ASSISTANT}"
-
-    @property
-    def text(self) -> str:
-        """Prompt, answer and the end-of-sequence token, as in training."""
-        return f"{self.prompt}{self.answer}{END}"
 
 
 def tasks(documents: Sequence[Document], families: Sequence[str] | None = None) -> Iterator[Task]:

@@ -34,7 +34,7 @@ with commands.loading("ondevice-pair", "pair"):
     from ondevice_programs.pair.cloud import Cloud, Limits
     from ondevice_programs.pair.device import Device
     from ondevice_programs.pair.guard import LENGTH, Guard
-    from ondevice_programs.pair.node import PLAIN, TEMPLATE, WEIGHT_TEMPERATURE, Node, template_of
+    from ondevice_programs.pair.node import PLAIN, WEIGHT_TEMPERATURE, Node, template_of
     from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
     from ondevice_programs.reranker import Reranker
 
@@ -202,9 +202,9 @@ def make_scorer(reranker: str, memory: float) -> relevance.Scorer | None:
 def _template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     """The model's, with a line where it is no chat template of its own."""
     template = template_of(tokenizer)
-    words = {TEMPLATE: "the markers of the bundled models", PLAIN: "plain text, as it has no chat template"}
-    if template in words:
-        print(f"{name} reads passages and questions in {words[template]}.", file=sys.stderr, flush=True)
+    if template == PLAIN:
+        text = f"{name} reads passages and questions as plain text, as it has no chat template."
+        print(text, file=sys.stderr, flush=True)
     return template
 
 

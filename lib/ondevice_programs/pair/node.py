@@ -13,7 +13,6 @@ import numpy as np
 
 from ondevice import chat, models
 from ondevice.causal_lm import CausalLM, support
-from ondevice.corpus.prompts import ASSISTANT, PASSAGE, USER
 from ondevice.digests import tokenizer_digest, weights_digest
 from ondevice_papers.dragon.aggregation import document_weights
 from ondevice_papers.dragon.batch import PaddedCache
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
     from ondevice.retrieval import SparseIndex
 
-TEMPLATE = Template(f"{PASSAGE}{{document}}{USER}{{query}}{ASSISTANT}")  # as the bundled models were trained
-PLAIN = Template("{document}\n\nQuestion: {query}\nAnswer:")  # of a model without markers and chat template
+PLAIN = Template("{document}\n\nQuestion: {query}\nAnswer:")  # of a model without a chat template
 # Of four wordings the one with which SmolLM2 alone had most of 24 validation notes right, 16.
 MESSAGE = "{document}\n\nAnswer in a few words, with the exact words of the text above. {query}"
 WEIGHT_TEMPERATURE = 1 / 32  # of relevance, chosen on 240 validation questions about documentation
@@ -37,12 +35,10 @@ EMPTY = -1e3  # log h of a side without documents: the other side's share is 1 i
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
-    """How a model reads a passage and a question: by its chat template, the bundled models by their markers.
+    """How a model reads a passage and a question: by its chat template, where it has one.
 
     Raises ValueError on a chat template that does not show a message as it is.
     """
-    if PASSAGE in tokenizer.get_vocab():
-        return TEMPLATE
     if tokenizer.chat_template is None:
         return PLAIN
     text = chat.prompt_text(tokenizer, MESSAGE)

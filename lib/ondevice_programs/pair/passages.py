@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ondevice.digests import tokenizer_digest
 from ondevice_programs.pair.decoder import Template
-from ondevice_programs.pair.node import TEMPLATE
+from ondevice_programs.pair.node import PLAIN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +60,7 @@ class Splitter:
 
     tokenizer: PreTrainedTokenizerBase
     longest: int = 512
-    template: Template = TEMPLATE
+    template: Template = PLAIN
 
     def __post_init__(self) -> None:
         if self._before + _SLACK > self.longest:

@@ -1,7 +1,7 @@
 """How DRAGON's claims get their values. Their rules are rows of data/paper/claims.csv.
 
-What is judged is the system that runs: 512 bytes a distribution, filled in by the receiver. The larger bundled model
-stands for Qwen2.5-1.5B, the small one for OPT-1.3B. Latency is the whole mix's of questions, by who holds the answer, a
+What is judged is the system that runs: 512 bytes a distribution, filled in by the receiver. SmolLM2 stands for
+Qwen2.5-1.5B and for OPT-1.3B. Latency is the whole mix's of questions, by who holds the answer, a
 fourth each. Where the paper gives a size, `reproduced` allows a factor of 1.5 on it, unless the rule says otherwise. A
 null is what a trivial method gets in DRAGON's place, by the same function: the cloud alone or the device alone, a side
 drawn at random, another configuration, a formula without one of its terms.

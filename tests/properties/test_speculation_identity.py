@@ -236,7 +236,7 @@ class Guided(Drafter):
         depths = Draft([0] * len(sketch.parents), sketch.parents).depths
         comes = [*self.text[len(tokens) :], *[0] * len(depths)]
         said = [comes[depth - 1] if said is None else said for said, depth in zip(sketch.tokens, depths, strict=True)]
-        return Draft(said, sketch.parents)
+        return Draft(said[:budget], sketch.parents[:budget])
 
     def observe(self, step: Verified) -> None:
         self.seen.append(step)

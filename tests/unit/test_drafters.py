@@ -7,8 +7,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ondevice import assets
-from ondevice.speculation import custom_generate
+from ondevice.causal_lm import CausalLM
+from ondevice.speculation import Draft, Drafter, custom_generate, generate
 from ondevice.speculation.custom_generate import speculative
+from ondevice.speculation.draft import EMPTY
 from ondevice.speculation.drafters import DRAFTERS, create
 
 V = 384
@@ -51,6 +53,33 @@ def test_a_budget_of_nothing_is_refused_with_a_name_as_with_a_drafter(model):
     """It counted as none given, and the authors' took its place."""
     with pytest.raises(ValueError, match="at least one node, not 0"):
         model.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=speculative("racer", budget=0))
+
+
+class Wrong(Drafter):
+    """Breaks one of the rules that make drafters comparable."""
+
+    name = "wrong"
+
+    def __init__(self, proposal):
+        self.proposal = proposal
+
+    def propose(self, tokens, budget):
+        return self.proposal(tokens)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "words"),
+    [
+        (lambda tokens: Draft.chain([1, 2, 3, 4, 5]), "wrong proposed 5 nodes, where at most 4"),
+        (lambda tokens: Draft.chain([1, V]), f"wrong proposed the token {V}; the model's ids end at {V - 1}"),
+        (lambda tokens: Draft.chain([-1]), "wrong proposed the token -1"),
+        (lambda tokens: [1, 2], "wrong proposed a list, not a Draft"),
+        (lambda tokens: tokens.append(1) or EMPTY, "wrong changed the text"),
+    ],
+)
+def test_a_proposal_that_would_compare_unfairly_is_refused(model, proposal, words):
+    with pytest.raises(ValueError, match=words):
+        generate(CausalLM(model), Wrong(proposal), PROMPT, 12, budget=4)
 
 
 def test_an_unknown_name_is_refused_before_anything_runs():

@@ -92,7 +92,7 @@ def generate(
     budget: most nodes of a draft, which are fewer where the model's rows end. eos_token_ids: they end the output, and
     the first of them is part of it; the model's context ends it too. A draft is cut to what the model can verify of it
     (`verifiable`), which with sliding windows or ALiBi is a chain.
-    Raises ValueError, before any work, where `check` does.
+    Raises ValueError, before any work, where `check` does, and on a draft that breaks the rules of `proposed`.
     """
     check(lm, drafter, prompt, max_new_tokens, budget)
     session = lm.start(min(lm.context, len(prompt) + max_new_tokens + budget))
@@ -108,7 +108,7 @@ def generate(
         nodes = min(budget, rows - cached - 1)  # behind the root
         draft = EMPTY
         if room and nodes > 0:
-            draft = verifiable(lm, drafter.propose(tokens, nodes).within(nodes, room), cached)
+            draft = verifiable(lm, proposed(drafter, tokens, nodes, lm.vocabulary).within(nodes, room), cached)
         logits = session.verify(draft.below(root))
         path, emitted = accepted(draft, logits, choice, eos_token_ids)
         session.keep([0, *(node + 1 for node in path)])
@@ -117,6 +117,26 @@ def generate(
         steps.append(Step(len(draft), len(path), len(emitted), draft.depth, cached, drafter.forwards - before))
     drafter.end(tokens)
     return Generation(len(prompt), tokens[len(prompt) :], tokens[-1] in eos_token_ids, steps)
+
+
+def proposed(drafter: Drafter, tokens: Sequence[int], budget: int, vocabulary: int) -> Draft:
+    """What a drafter proposes behind `tokens`.
+
+    Raises ValueError on anything but a draft of at most `budget` nodes whose tokens are ids of the vocabulary, and on a
+    drafter that changes `tokens`: its passes would not compare with those of others, or the output would be its own.
+    """
+    before = len(tokens), tokens[-1]
+    draft = drafter.propose(tokens, budget)
+    if not isinstance(draft, Draft):
+        raise ValueError(f"{drafter.name} proposed a {type(draft).__name__}, not a Draft.")
+    if len(draft) > budget:
+        raise ValueError(f"{drafter.name} proposed {len(draft)} nodes, where at most {budget} were asked for.")
+    if len(draft) and not 0 <= draft.tokens.min() <= draft.tokens.max() < vocabulary:
+        odd = draft.tokens[(draft.tokens < 0) | (draft.tokens >= vocabulary)][0]
+        raise ValueError(f"{drafter.name} proposed the token {odd}; the model's ids end at {vocabulary - 1}.")
+    if (len(tokens), tokens[-1]) != before:
+        raise ValueError(f"{drafter.name} changed the text that it was to continue.")
+    return draft
 
 
 def verifiable(lm: CausalLM, draft: Draft, cached: int) -> Draft:

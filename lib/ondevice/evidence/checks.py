@@ -42,7 +42,7 @@ class Again:
     draw: Draw
     make: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Sequence[str]
-    tolerance: float = 0.0
+    tolerance: float | Mapping[str, float] = 0.0
     margin: str | None = None
     near: float = 1e-4
 

@@ -274,13 +274,13 @@ def agreement(
     columns: Sequence[str],
     margin: str | None = None,
     near: float = 1e-4,
-    tolerance: float = 0.0,
+    tolerance: float | Mapping[str, float] = 0.0,
 ) -> Agreement:
     """Compare a sample with its record, unit by unit: equal in all columns, row by row.
 
-    keys: columns that name a unit; it may have several rows. tolerance: within which numbers are equal. margin: column
-    of the record; where its least in a unit is below `near`, a difference is one that another machine's rounding makes,
-    and not wrong.
+    keys: columns that name a unit; it may have several rows. tolerance: within which numbers are equal, of all columns
+    or of those that it names. margin: column of the record; where its least in a unit is below `near`, a difference is
+    one that another machine's rounding makes, and not wrong.
     """
     if rerun.empty:
         raise ValueError("A sample without a row compares nothing.")
@@ -291,12 +291,18 @@ def agreement(
     return Agreement(len(sample), len(same), len(ties), [unit for unit in apart if unit not in ties])
 
 
-def _equal(stored: pd.DataFrame, sample: pd.DataFrame, columns: Sequence[str], tolerance: float) -> bool:
+def _equal(
+    stored: pd.DataFrame, sample: pd.DataFrame, columns: Sequence[str], tolerance: float | Mapping[str, float]
+) -> bool:
     """Whether two tables have the same rows; numbers, and arrays of numbers, within the tolerance."""
     if len(stored) != len(sample):
         return False
-    pairs = (pair for column in columns for pair in zip(stored[column], sample[column], strict=True))
-    return all(_same(*pair, tolerance) for pair in pairs)
+    within = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(columns, tolerance)
+    return all(
+        _same(first, second, within.get(column, 0.0))
+        for column in columns
+        for first, second in zip(stored[column], sample[column], strict=True)
+    )
 
 
 def _same(first: Any, second: Any, tolerance: float) -> bool:

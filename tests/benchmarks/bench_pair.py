@@ -35,7 +35,7 @@ from ondevice.causal_lm import CausalLM
 from ondevice_papers.dragon.messages import Begin, End, Message
 from ondevice_programs.pair import relevance, wire
 from ondevice_programs.pair.__main__ import make_scorer
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.library import documents, write
 from ondevice_programs.pair.node import Node
@@ -46,7 +46,7 @@ FILES, PASSAGES = 16, 12
 COUNTS = (1, 5, 20)
 NEIGHBOURS = 5
 GREEDY_SESSIONS, GREEDY_DOCUMENTS = 8, 16
-ASKED = Asked(temperature=0.0, limit=24)
+ASKED = AnswerSettings(temperature=0.0, limit=24)
 MODELS = ["smollm2-135m-instruct"]
 
 

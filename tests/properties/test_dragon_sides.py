@@ -19,7 +19,7 @@ from scripted import Scripted
 
 from ondevice_papers.dragon import side as side_module
 from ondevice_papers.dragon.scheduler import Greedy, Lagging, Randomly, Scheduler
-from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch
+from ondevice_papers.dragon.side import Decode, Done, DraftMessage, Emit, RollBack, Send, Side, Switch
 from ondevice_studies.dragon.simulator import CLOUD, DEVICE, Link, World, oracle, simulate
 
 VOCABULARY = 4
@@ -67,7 +67,7 @@ class Network:
         self.events: list[tuple[float, int, int, object]] = []
         self.count = 0
 
-    def decide(self, local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+    def decide(self, local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
         assert position == len(self.decided)  # once a position, in order, whichever side aggregates
         assert local.position == remote.position == position
         assert local.distribution == remote.distribution == bytes(self.decided)  # both drafted from the decided tokens
@@ -167,7 +167,7 @@ def test_the_tokens_are_those_of_token_wise_aggregation(breaks, seed, limit, end
 def test_the_properties_can_fail(monkeypatch):
     """Stale drafts are taken here, as in the authors' program, which tags drafts with their position only."""
 
-    def queue(side: Side, now: float, draft: Draft) -> None:
+    def queue(side: Side, now: float, draft: DraftMessage) -> None:
         if side.aggregates and draft.position == len(side.tokens) + len(side.peer):
             side.peer.append(draft)
 

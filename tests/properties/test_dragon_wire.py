@@ -116,7 +116,7 @@ COUNTS = st.integers(0, 2**31 - 1)
 POSITIVE = st.integers(1, 2**31 - 1)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 NATURAL = st.floats(0, allow_nan=False, allow_infinity=False)
-DRAFTS = st.builds(messages.Draft, NAMES, COUNTS, COUNTS, COUNTS, st.binary(max_size=600), FLOATS, NATURAL)
+DRAFTS = st.builds(messages.DraftMessage, NAMES, COUNTS, COUNTS, COUNTS, st.binary(max_size=600), FLOATS, NATURAL)
 MESSAGES = st.one_of(
     st.builds(
         messages.Begin, NAMES, st.integers(0, 2**63 - 1), st.sampled_from(messages.Mode.__args__), POSITIVE,

@@ -21,9 +21,9 @@ from waiting import PATIENCE
 from ondevice_papers.dragon import codec, decisions
 from ondevice_papers.dragon.aggregation import target
 from ondevice_papers.dragon.messages import VERSION, Begin, Cited, Hello
-from ondevice_papers.dragon.side import Draft
+from ondevice_papers.dragon.side import DraftMessage
 from ondevice_papers.dragon.speculative_aggregation import Stream
-from ondevice_programs.pair.answer import Asked
+from ondevice_programs.pair.answer import AnswerSettings
 from ondevice_programs.pair.cloud import Cloud
 from ondevice_programs.pair.decoder import Interrupted, Piece
 from ondevice_programs.pair.engine import ModelThread
@@ -170,7 +170,7 @@ def answers(device: TableNode, cloud: TableNode, n: int) -> np.ndarray:
     return np.array(found)
 
 
-def begin_of(asked: Asked) -> Begin:
+def begin_of(asked: AnswerSettings) -> Begin:
     """As the device makes it."""
     assert asked.seed is not None
     return Begin(
@@ -187,7 +187,7 @@ class Exact:
     accepted: np.ndarray
 
 
-def exact(device: TableNode, cloud: TableNode, asked: Asked) -> Exact:
+def exact(device: TableNode, cloud: TableNode, asked: AnswerSettings) -> Exact:
     """The answer by definition: both sides draft from the decided tokens, one position after the other.
 
     With Algorithm 1 this holds as long as the aggregator stays; with shared randomness and greedily, always.
@@ -199,7 +199,7 @@ def exact(device: TableNode, cloud: TableNode, asked: Asked) -> Exact:
         drafts = []
         for node, stream in ((device, Stream.DEVICE), (cloud, Stream.CLOUD)):
             payload, p = coded(node.lm, tokens)
-            drafts.append(Draft("s", 0, position, draws[stream](position, np.log(p)), payload, node.log_weight))
+            drafts.append(DraftMessage("s", 0, position, draws[stream](position, np.log(p)), payload, node.log_weight))
         turned = asked.aggregator == "cloud"
         token, *kept = decide(*drafts[::-1] if turned else drafts, position)
         flags.append(kept[::-1] if turned else kept)
@@ -207,7 +207,7 @@ def exact(device: TableNode, cloud: TableNode, asked: Asked) -> Exact:
     return Exact(tokens, np.array(flags))
 
 
-def by_itself(node: TableNode, asked: Asked, stream: Stream, before: list[int]) -> list[int]:
+def by_itself(node: TableNode, asked: AnswerSettings, stream: Stream, before: list[int]) -> list[int]:
     """What one side generates alone after these tokens, up to the limit; without them."""
     draw, tokens = decisions.drafts(begin_of(asked), stream), list(before)
     while len(tokens) < asked.limit:

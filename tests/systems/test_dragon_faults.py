@@ -22,9 +22,9 @@ from waiting import PATIENCE, until
 
 from ondevice.network.link import Link
 from ondevice_papers.dragon import decisions
-from ondevice_papers.dragon.side import Draft
+from ondevice_papers.dragon.side import DraftMessage
 from ondevice_papers.dragon.speculative_aggregation import Stream
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.device import Device
 
 LIMIT = 24  # tokens
@@ -38,7 +38,7 @@ def device_node() -> TableNode:
     return TableNode(2, delay=0.001)
 
 
-def asked(coins: random.Random) -> Asked:
+def asked(coins: random.Random) -> AnswerSettings:
     """Each way to answer, where the answer is determined."""
     mode, temperature = (
         coins.choice(["shared", "shared", "speculative", "token-wise", "sequence-wise", "cloud-only"]),
@@ -48,23 +48,23 @@ def asked(coins: random.Random) -> Asked:
     if mode == "speculative" and coins.random() < 0.5:
         scheduler, temperature = "lagging", 0.0
     aggregator, lookahead, gamma = coins.choice(["device", "cloud"]), coins.choice([2, 8]), coins.choice([0.5, 1.0])
-    return Asked(
+    return AnswerSettings(
         limit=LIMIT, mode=mode, aggregator=aggregator, scheduler=scheduler, temperature=temperature,
         gamma_remote=gamma, lookahead=lookahead, seed=coins.getrandbits(60),
     )  # fmt: skip
 
 
-def sequence_wise(device: TableNode, cloud: TableNode, asked: Asked) -> list[int]:
+def sequence_wise(device: TableNode, cloud: TableNode, asked: AnswerSettings) -> list[int]:
     """Both answers, mixed position by position."""
     each = [(n, by_itself(n, asked, s, [])) for n, s in ((device, Stream.DEVICE), (cloud, Stream.CLOUD))]
     decide = decisions.decision(begin_of(asked), dict.fromkeys(range(LIMIT), device.lm.prior))
     return [
-        decide(*(Draft("s", 0, i, t[i], coded(n.lm, t[:i])[0], n.log_weight) for n, t in each), i)[0]
+        decide(*(DraftMessage("s", 0, i, t[i], coded(n.lm, t[:i])[0], n.log_weight) for n, t in each), i)[0]
         for i in range(LIMIT)
     ]
 
 
-def right(asked: Asked) -> list[int]:
+def right(asked: AnswerSettings) -> list[int]:
     """The answer where nothing goes wrong."""
     device, cloud = TableNode(2), TableNode(1, 0.3)
     if asked.mode == "sequence-wise":
@@ -74,7 +74,7 @@ def right(asked: Asked) -> list[int]:
     return exact(device, cloud, asked).tokens
 
 
-def outcome(asked: Asked, answer: Answer) -> str:
+def outcome(asked: AnswerSettings, answer: Answer) -> str:
     """What kind of end that is; raises AssertionError on one that is neither."""
     alone, expected = answer.alone_from, right(asked)
     assert len(answer.tokens) == len(answer.times) == LIMIT
@@ -87,7 +87,9 @@ def outcome(asked: Asked, answer: Answer) -> str:
     return "alone from the start" if alone == 0 else "alone from the middle"
 
 
-async def ask(port: int, asked: Asked, on_token: Callable[[int], None] | None = None, restarts: bool = False) -> Answer:
+async def ask(
+    port: int, asked: AnswerSettings, on_token: Callable[[int], None] | None = None, restarts: bool = False
+) -> Answer:
     """One session, in its time. restarts: the device is closed amid the answer, and another one asks again."""
     loop = asyncio.get_running_loop()
     heard = None if on_token is None else lambda token: loop.call_soon_threadsafe(on_token, token)
@@ -162,7 +164,7 @@ async def storm(sessions: int, seed: int) -> tuple[Counter[str], Trouble]:
     links = Link(0.0, 0.004), Link(0.001, 0.004)
     with Relay("127.0.0.1", trouble.process.port, *links, faults=faults, seed=seed) as relay:
 
-        async def one(question: Asked) -> str:
+        async def one(question: AnswerSettings) -> str:
             async with gate:
                 await trouble.listening.wait()  # a process takes long to start: longer than a device's patience
                 restarts = zlib.crc32(str(question.seed).encode()) % 10 == 0
@@ -201,7 +203,7 @@ def open_sockets() -> int:
 
 
 def test_the_checks_themselves_can_fail():
-    question = Asked(limit=LIMIT, mode="shared", temperature=1.0, seed=3)
+    question = AnswerSettings(limit=LIMIT, mode="shared", temperature=1.0, seed=3)
     tokens, times = right(question), [0.0] * LIMIT
     assert outcome(question, Answer(tokens=tokens, times=times, connections=1)) == "whole"
     with pytest.raises(AssertionError):

@@ -25,18 +25,19 @@ from waiting import PATIENCE, until
 from ondevice_papers.dragon import decisions, messages
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair import wire
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.cloud import Cloud, Limits
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.wire import Connection, Refused, client_tls, server_tls
 
 QUICK = dict(beat=0.05, silence=0.5)
-ASKED = Asked(limit=12, mode="shared", temperature=1.0, seed=5)
+ASKED = AnswerSettings(limit=12, mode="shared", temperature=1.0, seed=5)
 RIGHT = exact(TableNode(2), TableNode(1, 0.3), ASKED).tokens
 
 
 def ask(
-    device: TableNode, cloud: TableNode | None, asked: Asked = ASKED, query: str = "q", server=None, client=None
+    device: TableNode, cloud: TableNode | None, asked: AnswerSettings = ASKED, query: str = "q", server=None,
+    client=None,
 ) -> Answer:
     """One answer; without a cloud nobody listens."""
 

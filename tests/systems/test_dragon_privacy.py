@@ -20,8 +20,8 @@ from ondevice import shapes
 from ondevice.causal_lm import CausalLM
 from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec, messages
-from ondevice_papers.dragon.messages import Begin, Draft, Message, Switch, Target
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_papers.dragon.messages import Begin, DraftMessage, Message, Switch, Target
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.cloud import Cloud
 from ondevice_programs.pair.decoder import Template
 from ondevice_programs.pair.device import Device
@@ -39,11 +39,11 @@ PUBLIC_TEXT = (
     "Most tablets are taken with water, after a meal, at the same time of each day, for as long as is prescribed."
 )
 WAYS = [
-    Asked(mode=mode, aggregator=aggregator, scheduler=scheduler, temperature=1.0)
+    AnswerSettings(mode=mode, aggregator=aggregator, scheduler=scheduler, temperature=1.0)
     for mode, aggregator, scheduler in itertools.product(
         ["speculative", "shared", "token-wise"], ["device", "cloud"], ["stay", "lagging"]
     )
-] + [Asked(mode="sequence-wise", temperature=1.0), Asked(mode="cloud-only", temperature=1.0)]
+] + [AnswerSettings(mode="sequence-wise", temperature=1.0), AnswerSettings(mode="cloud-only", temperature=1.0)]
 
 
 # The wire
@@ -115,7 +115,7 @@ async def tapped(target: int) -> AsyncIterator[tuple[int, Wire]]:
 
 
 def talk(
-    device: Node, cloud: Node, asked: Asked, query: str = QUERY, guard: Guard | None = None
+    device: Node, cloud: Node, asked: AnswerSettings, query: str = QUERY, guard: Guard | None = None
 ) -> tuple[Answer, Wire]:
     async def run() -> tuple[Answer, Wire]:
         async with Cloud(cloud).listening() as port, tapped(port) as (through, wire):
@@ -150,7 +150,8 @@ def written(ids: Sequence[int]) -> set[bytes]:
 
 def told(found: Sequence[Message]) -> dict[str, list[int]]:
     """All token ids that messages tell, in their order: decided, drafted, and those of each distribution."""
-    drafts = [d for m in found for d in ([m] if isinstance(m, Draft) else m.drafts if isinstance(m, Switch) else [])]
+    several = ([m] if isinstance(m, DraftMessage) else m.drafts if isinstance(m, Switch) else [] for m in found)
+    drafts = [draft for some in several for draft in some]
     last = {draft.position: draft.token for draft in drafts}  # drafted anew after each rejection
     ids = {"decided": [m.token for m in found if isinstance(m, Target)], "drafted": [last[i] for i in sorted(last)]}
     for number, draft in enumerate(draft for draft in drafts if draft.distribution):
@@ -210,7 +211,7 @@ SIDES = {
 DOCUMENT_IDS = TOKENIZER(PRIVATE_TEXT).input_ids
 
 
-def name(asked: Asked) -> str:
+def name(asked: AnswerSettings) -> str:
     return f"{asked.mode}-{asked.aggregator}-{asked.scheduler}"
 
 
@@ -224,18 +225,18 @@ def sent_by_device(begin: Begin) -> set[str]:
     if begin.aggregator == "device" or moves:
         kinds.add("Target")
     if begin.aggregator == "cloud" or moves:
-        kinds.add("Draft")
+        kinds.add("DraftMessage")
     return kinds | {"Switch"} if moves else kinds
 
 
 def keeps_documents(begin: Begin) -> bool:
     """Whether neither a draft nor a distribution of the device's documents leaves it."""
-    return not {"Draft", "Switch"} & sent_by_device(begin)
+    return not {"DraftMessage", "Switch"} & sent_by_device(begin)
 
 
 @pytest.mark.parametrize("kind", SIDES)
 @pytest.mark.parametrize("way", WAYS, ids=name)
-def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: str, way: Asked):
+def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: str, way: AnswerSettings):
     asked = replace(way, limit=40, seed=11, k=1, lookahead=16)
     answer, wire = talk(*SIDES[kind](), asked)
     begin = begin_of(asked)
@@ -244,7 +245,7 @@ def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: 
     assert {type(message).__name__ for message in sent} <= sent_by_device(begin)
     assert texts_found(raw, PRIVATE_TEXT) == []  # of the drafts' texts too: they are sent as ids
     if keeps_documents(begin):
-        assert not any(isinstance(message, Draft | Switch) for message in sent)
+        assert not any(isinstance(message, DraftMessage | Switch) for message in sent)
         assert runs_found(raw, [*sent, *wire.messages("down")], DOCUMENT_IDS) == []
     elif kind == "copying" and len(told(sent)["drafted"]) > 3 * RUN:  # it did come to that
         assert "drafted" in dict(runs_found(raw, sent, DOCUMENT_IDS))
@@ -257,7 +258,8 @@ def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: 
 def test_the_search_finds_text_and_runs_of_tokens():
     """The device's larger weight makes the answer quote its document."""
     device, cloud = copying(PRIVATE_TEXT, 12.0), copying(PUBLIC_TEXT, 0.0)
-    _, wire = talk(device, cloud, Asked(limit=40, temperature=1.0, seed=3, k=1), query=f"Why {PRIVATE_TEXT[30:70]}?")
+    settings = AnswerSettings(limit=40, temperature=1.0, seed=3, k=1)
+    _, wire = talk(device, cloud, settings, query=f"Why {PRIVATE_TEXT[30:70]}?")
     assert texts_found(wire.raw("up"), PRIVATE_TEXT)[0] == PRIVATE_TEXT[30 : 30 + WINDOW]
     assert ("decided", 0) in runs_found(wire.raw("up"), wire.messages("up"), DOCUMENT_IDS)
     run = DOCUMENT_IDS[5 : 5 + RUN]
@@ -270,7 +272,7 @@ def test_the_search_finds_text_and_runs_of_tokens():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("way", WAYS, ids=name)
-def test_with_the_guard_no_run_crosses(way: Asked, seed: int):
+def test_with_the_guard_no_run_crosses(way: AnswerSettings, seed: int):
     """Sides that copy, of unlike weights: the answer begins to quote sooner or later, or the drafts do."""
     coins = np.random.default_rng([seed, len(name(way))])
     guard = Guard([DOCUMENT_IDS], RUN)

@@ -19,14 +19,14 @@ from scipy.stats import chisquare
 from waiting import PATIENCE
 
 from ondevice.network.link import Link
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.device import Device
 
 N, TEXTS = 3, 30  # tokens of a text, texts of an answer
 AT_ONCE = 6
 CLOUD = dict(seed=1, log_weight=1.5, period=N)
 ALIKE = 1e-4  # a p-value above which the distribution is the expected one
-ASKED = Asked(limit=N * TEXTS, temperature=1.0, lookahead=6)
+ASKED = AnswerSettings(limit=N * TEXTS, temperature=1.0, lookahead=6)
 WAYS = {
     "the device aggregates": ASKED,
     "the cloud aggregates": replace(ASKED, aggregator="cloud"),
@@ -41,7 +41,7 @@ def device_node() -> TableNode:
     return TableNode(2, period=N)
 
 
-def ask_all(cloud: CloudProcess, asked: Asked, count: int, seed: int, cuts: int) -> list[Answer]:
+def ask_all(cloud: CloudProcess, asked: AnswerSettings, count: int, seed: int, cuts: int) -> list[Answer]:
     """So many answers over links of random delay, each with a seed of its own.
 
     cuts: so many connections of each answer are cut, at a byte that every answer comes to.

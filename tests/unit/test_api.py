@@ -27,6 +27,16 @@ def imported(text: str) -> set[str]:
     return names
 
 
+def test_no_public_class_name_stands_for_two_things():
+    """Whoever reads `Draft` in one package should not meet another one in the next."""
+    rooms: dict[str, list[str]] = {}
+    for path in sorted((assets.ROOT / "lib").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                rooms.setdefault(node.name, []).append(path.relative_to(assets.ROOT / "lib").as_posix())
+    assert {name: files for name, files in rooms.items() if len(files) > 1} == {}
+
+
 def test_pages_import_only_what_is_public():
     """docs/extend.md alone shows what may change: it is for those who change the library."""
     pages = [assets.ROOT / "README.md", *(assets.ROOT / "docs").glob("*.md")]

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from waiting import PATIENCE, until
 
-from ondevice_papers.dragon.messages import VERSION, Draft, End, Hello, Message, Target
+from ondevice_papers.dragon.messages import VERSION, DraftMessage, End, Hello, Message, Target
 from ondevice_programs.pair import link as link_module
 from ondevice_programs.pair.link import CloudLink
 from ondevice_programs.pair.wire import Connection, Lost, Refused, Unheard, connect, listening
 
 HELLO = Hello(VERSION, "base", "m", "t", 8)
-LARGE = Draft("s", 0, 0, 1, bytes(range(256)) * 64, -1.0)
+LARGE = DraftMessage("s", 0, 0, 1, bytes(range(256)) * 64, -1.0)
 MESSAGES: list[Message] = [*(Target("s", 0, i, i, True) for i in range(50)), LARGE]
 
 

@@ -9,7 +9,7 @@ from ondevice_papers.dragon import codec, messages
 from ondevice_papers.dragon.messages import (
     Begin,
     Cited,
-    Draft,
+    DraftMessage,
     End,
     Failure,
     Hello,
@@ -23,7 +23,7 @@ from ondevice_papers.dragon.messages import (
 )
 from ondevice_programs.pair import wire
 
-DRAFT = Draft("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
+DRAFT = DraftMessage("s1", 3, 41, 151_643, b"\x00\x10\x00\x00\x80", -2.5, 0.02)
 BEGIN = Begin("s1", 7, "shared", 4, "What does it return?", 100, "device")
 EVERY = [
     BEGIN,
@@ -36,7 +36,7 @@ EVERY = [
     Sources("s1", (Cited("a/b.txt", 3, 0.25),), -1.5),
 ]
 NO_MESSAGE = f"No message of version {messages.VERSION}"
-ANY_FLOAT = {(Draft, 6), (Sources, 3)}  # fields that take whole numbers below 0 as well
+ANY_FLOAT = {(DraftMessage, 6), (Sources, 3)}  # fields that take whole numbers below 0 as well
 
 
 def test_every_bound_keeps_a_message_within_a_frame():
@@ -81,8 +81,8 @@ def test_what_is_no_message_is_refused(body, said):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Draft("s", 0, 0, 1, b"", float("inf")),
-        lambda: Draft("\ud800", 0, 0, 1, b"", 0.0),
+        lambda: DraftMessage("s", 0, 0, 1, b"", float("inf")),
+        lambda: DraftMessage("\ud800", 0, 0, 1, b"", 0.0),
         lambda: ["end", "s", 1, 2],
     ],
 )

@@ -13,7 +13,7 @@ from tiny import random_model
 
 from ondevice.causal_lm import CausalLM
 from ondevice_papers.dragon import decisions
-from ondevice_papers.dragon.messages import Begin, Draft, Message, Resume, Target
+from ondevice_papers.dragon.messages import Begin, DraftMessage, Message, Resume, Target
 from ondevice_papers.dragon.side import Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.decoder import Decoder
@@ -63,7 +63,7 @@ def test_a_rejected_draft_and_what_follows_it_are_a_run_too(token: int):
         assert (player.failure is not None) == (token == 14)
 
     sent = guarded(False, work)
-    assert [one.token for one in sent if isinstance(one, Draft)] == [12, 13, *([] if token == 14 else [token])]
+    assert [one.token for one in sent if isinstance(one, DraftMessage)] == [12, 13, *([] if token == 14 else [token])]
 
 
 def test_a_target_that_ends_a_run_does_not_leave():
@@ -71,7 +71,7 @@ def test_a_target_that_ends_a_run_does_not_leave():
         player.send = sent.append
         for position, token in enumerate((12, 13, 14)):
             draft(token)
-            player.received(Draft("s", position, position, 9))
+            player.received(DraftMessage("s", position, position, 9))
 
     assert [message.token for message in guarded(True, work)] == [12, 13]  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ import pytest
 
 from ondevice import assets
 from ondevice.evidence import born, sidecars
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_studies.dragon import pair, record, study
 from ondevice_studies.dragon.pair import AS_MANY, CRCG, DRAGON, ON_CLOUD, SW, TW
 from ondevice_studies.dragon.questions import HOLDERS, questions
@@ -24,7 +24,7 @@ from ondevice_studies.dragon.record import IMPOSED
      (ON_CLOUD, "both", {"mode": "cloud-only"}), (CRCG, "alone", {}), (AS_MANY, "alone", {"k": 6})],
 )  # fmt: skip
 def test_what_is_asked_of_which_device(name: str, how: str, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    asked = Asked(k=3, limit=5, temperature=0.0, seed=7)
+    asked = AnswerSettings(k=3, limit=5, temperature=0.0, seed=7)
     monkeypatch.setattr(pair, "alone", lambda device, query, options: ("alone", options))
     device = SimpleNamespace(answer=lambda query, options: ("both", options))
     assert pair.method(name, asked)(device, "q") == (how, replace(asked, **changed))  # type: ignore[arg-type]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ondevice_papers.dragon.side import Decode, Done, Draft, Emit, RollBack, Send, Side, Switch, Target
+from ondevice_papers.dragon.side import Decode, Done, DraftMessage, Emit, RollBack, Send, Side, Switch, Target
 from ondevice_studies.dragon.simulator import World, independent, regimes, replayed, simulate
 
 
-def even(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+def even(local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
     """The target of position i is 10 i."""
     return 10 * position, local.token == 10 * position, remote.token == 10 * position
 
@@ -18,8 +18,8 @@ def side(**fields) -> Side:
     return Side("s", even, **{"aggregates": True, "max_new_tokens": 9, **fields})
 
 
-def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> Draft:
-    return Draft("s", epoch, position, token, pace=pace)
+def draft(epoch: int, position: int, token: int, pace: float = 1.0) -> DraftMessage:
+    return DraftMessage("s", epoch, position, token, pace=pace)
 
 
 # One side
@@ -40,7 +40,7 @@ def test_a_session_by_hand_on_the_side_that_does_not():
 @pytest.mark.parametrize(
     ("aggregates", "message", "said"),
     [
-        (True, Draft("other", 0, 0, 0), "'other'"),
+        (True, DraftMessage("other", 0, 0, 0), "'other'"),
         (True, draft(0, 1, 0), "0, 0"),
         (True, Target("s", 0, 0, 0, True), "aggregates"),
         (False, Target("s", 0, 1, 0, True), "aggregate"),

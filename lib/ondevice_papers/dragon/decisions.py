@@ -11,7 +11,7 @@ from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, target
 from ondevice_papers.dragon.messages import Begin
 from ondevice_papers.dragon.scheduler import Greedy, Lagging, Scheduler
-from ondevice_papers.dragon.side import Decide, Draft
+from ondevice_papers.dragon.side import Decide, DraftMessage
 from ondevice_papers.dragon.speculative_aggregation import (
     Stream,
     aggregate,
@@ -48,7 +48,9 @@ def drafts(begin: Begin, stream: Stream) -> Choose:
     return partial(draft, begin, stream)
 
 
-def decide(begin: Begin, local: Draft, remote: Draft, position: int, prior: Floats) -> tuple[int, bool, bool]:
+def decide(
+    begin: Begin, local: DraftMessage, remote: DraftMessage, position: int, prior: Floats
+) -> tuple[int, bool, bool]:
     """The target token, and whether the local and the remote draft are accepted.
 
     The target is made of both sides' distributions as a receiver fills them in, so that it is the same on either side.
@@ -81,7 +83,7 @@ def decision(
     distribution.
     """
 
-    def checked(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+    def checked(local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
         try:
             return decide(begin, local, remote, position, priors[position])
         except ValueError as error:

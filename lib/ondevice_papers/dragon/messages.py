@@ -102,7 +102,7 @@ class Begin(_Message, frozen=True):
     rtt: Natural = 0.0
 
 
-class Draft(_Message, frozen=True):
+class DraftMessage(_Message, frozen=True, tag="draft"):
     """A token that the sender drafted at `position`, counted from the answer's first token, 0.
 
     epoch: how many of the sender's drafts were rejected before, so that stale ones are told. distribution: what the
@@ -143,7 +143,7 @@ class Switch(_Message, frozen=True):
     session: Name
     epoch: Count
     position: Count
-    drafts: Annotated[tuple[Draft, ...], Meta(max_length=1024)] = ()
+    drafts: Annotated[tuple[DraftMessage, ...], Meta(max_length=1024)] = ()
     profile: Annotated[tuple[float, ...], Meta(max_length=64)] = ()
 
 
@@ -186,7 +186,7 @@ class Sources(_Message, frozen=True):
     log_weight: float
 
 
-Message = Begin | Draft | Target | Switch | Resume | End | Failure | Sources
+Message = Begin | DraftMessage | Target | Switch | Resume | End | Failure | Sources
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _HELLO = msgspec.msgpack.Decoder(Hello)

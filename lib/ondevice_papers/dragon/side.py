@@ -13,7 +13,7 @@ exactly one side aggregates or one Switch is under way.
 
 Token-wise aggregation (DRDG/TW, the paper's VDRAG) is lookahead 1: no side drafts past an undecided token.
 
-Its three messages, Draft, Target and Switch, are those of the wire, which keeps their order, as TCP does.
+Its three messages, DraftMessage, Target and Switch, are those of the wire, which keeps their order, as TCP does.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ondevice_papers.dragon.messages import Draft, Switch, Target
+from ondevice_papers.dragon.messages import DraftMessage, Switch, Target
 from ondevice_papers.dragon.scheduler import Scheduler
 
-Message = Draft | Target | Switch
+Message = DraftMessage | Target | Switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Done:
 
 
 Action = Send | Decode | RollBack | Emit | Done
-Decide = Callable[[Draft, Draft, int], tuple[int, bool, bool]]
+Decide = Callable[[DraftMessage, DraftMessage, int], tuple[int, bool, bool]]
 
 
 # What a side does
@@ -86,7 +86,7 @@ def draft_on(side: Side, now: float, actions: list[Action]) -> None:
         actions.append(Decode(side.epoch, side.next, last))
 
 
-def queue(side: Side, now: float, draft: Draft) -> None:
+def queue(side: Side, now: float, draft: DraftMessage) -> None:
     """Keep the other side's draft if it is valid and new. A former epoch's follows a rejected token: dropped."""
     expected = len(side.tokens) + len(side.peer)
     if not side.aggregates or draft.epoch < side.peer_epoch or draft.position < expected:
@@ -169,7 +169,7 @@ class Rules(NamedTuple):
     """What a side does on what comes: the functions above, or an experiment's."""
 
     draft_on: Callable[[Side, float, list[Action]], None] = draft_on
-    queue: Callable[[Side, float, Draft], None] = queue
+    queue: Callable[[Side, float, DraftMessage], None] = queue
     settle: Callable[[Side, float, list[Action]], None] = settle
     follow: Callable[[Side, Target, list[Action]], None] = follow
     take_over: Callable[[Side, float, Switch, list[Action]], None] = take_over
@@ -219,8 +219,8 @@ class Side:
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self.tokens: list[int] = []
         self.epoch = self.peer_epoch = 0
-        self.own: deque[Draft] = deque()  # undecided, from position len(tokens) on
-        self.peer: deque[Draft] = deque()  # the same of the other side; empty where this side does not aggregate
+        self.own: deque[DraftMessage] = deque()  # undecided, from position len(tokens) on
+        self.peer: deque[DraftMessage] = deque()  # the same of the other side; empty where this side does not aggregate
         self.next = 0  # the position to decode next, or being decoded
         self.began: float | None = None  # when that decode began; None: none runs
         self.rejected: float | None = None  # when the other side's draft was, until it is drafted anew
@@ -245,7 +245,7 @@ class Side:
         pace = now - self.began
         self.began = None
         self.scheduler.drafted(position, pace)
-        draft = Draft(self.session, epoch, position, token, distribution, log_weight, pace)
+        draft = DraftMessage(self.session, epoch, position, token, distribution, log_weight, pace)
         self.own.append(draft)
         self.next += 1
         actions: list[Action] = []
@@ -286,7 +286,7 @@ class Side:
         if self.done or self.alone:
             return actions
         repeated = isinstance(message, Switch) and message.position == self.took_over_at
-        if isinstance(message, Draft):
+        if isinstance(message, DraftMessage):
             self.rules.queue(self, now, message)
             self.rules.settle(self, now, actions)
         elif repeated or message.position < len(self.tokens):

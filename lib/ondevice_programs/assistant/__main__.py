@@ -27,7 +27,7 @@ with commands.loading("ondevice-assistant", "notebooks"):
     from ondevice_programs.assistant.sides import MODEL, Sides
     from ondevice_programs.assistant.systems import SYSTEMS
     from ondevice_programs.pair import library, terminal
-    from ondevice_programs.pair.answer import Asked
+    from ondevice_programs.pair.answer import AnswerSettings
     from ondevice_programs.pair.cloud import Cloud
     from ondevice_programs.pair.device import Device
     from ondevice_programs.pair.passages import Splitter
@@ -91,7 +91,7 @@ def _ask(options: argparse.Namespace) -> None:
             )
         tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
         device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
-        settings = Asked(temperature=0.0, lookahead=32, limit=options.limit)
+        settings = AnswerSettings(temperature=0.0, lookahead=32, limit=options.limit)
         budget = options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)
         for question in options.question or map(str.strip, sys.stdin):
@@ -99,7 +99,7 @@ def _ask(options: argparse.Namespace) -> None:
                 _answer(device, account, question, settings)
 
 
-def _answer(device: Device, account: Account, question: str, settings: Asked) -> None:
+def _answer(device: Device, account: Account, question: str, settings: AnswerSettings) -> None:
     """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
     tokenizer = device.node.tokenizer
     tokens = len(tokenizer(question, verbose=False).input_ids)  # no warning of a long one

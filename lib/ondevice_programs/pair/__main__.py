@@ -30,7 +30,7 @@ with commands.loading("ondevice-pair", "pair"):
     from ondevice_papers.dragon import codec
     from ondevice_papers.dragon.messages import Mode, Moves, Side
     from ondevice_programs.pair import documents, library, relevance, terminal
-    from ondevice_programs.pair.answer import Asked, request
+    from ondevice_programs.pair.answer import AnswerSettings, request
     from ondevice_programs.pair.cloud import Cloud, Limits
     from ondevice_programs.pair.device import Device
     from ondevice_programs.pair.guard import LENGTH, Guard
@@ -112,7 +112,7 @@ def run_device(options: argparse.Namespace) -> None:
     """Answer one query, or each line of standard input."""
     host, port = options.connect
     tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
-    settings = Asked(
+    settings = AnswerSettings(
         options.k,
         options.limit,
         options.mode,
@@ -141,7 +141,7 @@ def run_device(options: argparse.Namespace) -> None:
                 _answer(device, query, settings, options.json)
 
 
-def _answer(device: Device, query: str, settings: Asked, as_json: bool) -> None:
+def _answer(device: Device, query: str, settings: AnswerSettings, as_json: bool) -> None:
     tokenizer = device.node.tokenizer
     device.node.require_room(query, settings.limit)
     if as_json:

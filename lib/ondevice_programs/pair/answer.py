@@ -10,11 +10,11 @@ import msgspec
 
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats, share
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, Mode, Moves, Side
+from ondevice_papers.dragon.messages import Begin, Cited, DraftMessage, Mode, Moves, Side
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerSettings:
     """How an answer is made; the names are those of `messages.Begin`. By default it is greedy: temperature 0.
 
     seed None: a new one for each answer.
@@ -64,7 +64,7 @@ class Answer:
     connections: int = 0
     rtt: float | None = None
     text: str = ""
-    evidence: dict[int, tuple[Draft, Draft, Floats]] = field(default_factory=dict, repr=False)
+    evidence: dict[int, tuple[DraftMessage, DraftMessage, Floats]] = field(default_factory=dict, repr=False)
 
     @property
     def ttft(self) -> float:
@@ -94,7 +94,7 @@ class Answer:
         return shares
 
 
-def request(query: str, settings: Asked) -> Begin:
+def request(query: str, settings: AnswerSettings) -> Begin:
     """The request of a new session. Raises ValueError on one that cannot be."""
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
     if not query.strip():

@@ -11,7 +11,7 @@ import msgspec
 
 from ondevice_papers.dragon import decisions
 from ondevice_papers.dragon.aggregation import Floats, share
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Message, Resume, Sources, Target
+from ondevice_papers.dragon.messages import Begin, Cited, DraftMessage, End, Failure, Message, Resume, Sources, Target
 from ondevice_papers.dragon.scheduler import Profiler
 from ondevice_papers.dragon.side import Decide, Rules, Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
@@ -42,7 +42,7 @@ class Asker(Protocol):
     rules: Rules | None
 
 
-class Asking:
+class LiveAnswer:
     """One answer on its way, in the device's loop."""
 
     def __init__(
@@ -214,7 +214,7 @@ class Asking:
         link.join(self.begin.session).put_nowait((_ENDED, 0))
 
     def _counted(self, decide: Decide, priors: Mapping[int, Floats]) -> Decide:
-        def counted(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+        def counted(local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
             token, kept_local, kept_remote = decide(local, remote, position)
             for counts, kept in ((self.answer.device, kept_local), (self.answer.cloud, kept_remote)):
                 counts[0] += 1
@@ -283,8 +283,8 @@ class Asking:
         """DRDG/SW: both sides generate alone, then the distributions of each position are mixed."""
         begin = self.begin
         priors = dict[int, Floats]()
-        own_drafts = list[tuple[Draft, Floats]]()
-        cloud_drafts = list[Draft]()
+        own_drafts = list[tuple[DraftMessage, Floats]]()
+        cloud_drafts = list[DraftMessage]()
         decide = self._counted(self.device.decision(begin, priors), priors)
         player: Player = self._played(
             self._alone([]),
@@ -327,12 +327,12 @@ class Asking:
             message = await self._next(link, self._known)
         return message
 
-    async def _draft(self, link: CloudLink, expected: int, beside: Player | None = None) -> Draft | None:
+    async def _draft(self, link: CloudLink, expected: int, beside: Player | None = None) -> DraftMessage | None:
         """The cloud's next draft; None where there are no more."""
         message = await self._received(link, beside)
         if isinstance(message, End):
             return None
-        if not isinstance(message, Draft) or message.position != expected or expected >= self.begin.limit:
+        if not isinstance(message, DraftMessage) or message.position != expected or expected >= self.begin.limit:
             raise Lost(f"a {type(message).__name__} came in the place of draft {expected}")
         return message
 
@@ -378,7 +378,7 @@ class Asking:
                 self.answer.readable = max(self.answer.readable, message.position + 1)
 
 
-def _undecided(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+def _undecided(local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
     raise AssertionError("A side by itself aggregates nothing.")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ondevice_papers.dragon import decisions
 from ondevice_papers.dragon.aggregation import Floats
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, End, Failure, Message, Resume, Sources
+from ondevice_papers.dragon.messages import Begin, Cited, DraftMessage, End, Failure, Message, Resume, Sources
 from ondevice_papers.dragon.side import Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair import wire
@@ -151,11 +151,11 @@ class Cloud:
             alone=begin.mode in ("cloud-only", "sequence-wise"),
             scheduler=decisions.mover(begin, begin.rtt),
         )
-        held: list[Draft] = []
+        held: list[DraftMessage] = []
 
         def emitted(position: int, token: int) -> None:
             if begin.mode == "cloud-only":  # each token as it is drawn
-                connection.send(Draft(begin.session, 0, position, token))
+                connection.send(DraftMessage(begin.session, 0, position, token))
 
         def retrieved(cited: list[Cited]) -> None:
             assert player.decoder is not None
@@ -178,7 +178,7 @@ class Cloud:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _watch(self, session: _Session, held: list[Draft]) -> None:
+    async def _watch(self, session: _Session, held: list[DraftMessage]) -> None:
         """Until it has ended, or cannot go on. What was generated alone is sent here, where it was held back."""
         player = session.player
         begin = session.begin

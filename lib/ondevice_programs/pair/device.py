@@ -14,8 +14,8 @@ from ondevice_papers.dragon.aggregation import Floats
 from ondevice_papers.dragon.messages import Begin
 from ondevice_papers.dragon.side import Decide, Rules
 from ondevice_programs.pair import wire
-from ondevice_programs.pair.answer import Answer, Asked, request
-from ondevice_programs.pair.asking import Asking, OnDrafts, OnToken
+from ondevice_programs.pair.answer import Answer, AnswerSettings, request
+from ondevice_programs.pair.asking import LiveAnswer, OnDrafts, OnToken
 from ondevice_programs.pair.guard import Guard
 from ondevice_programs.pair.link import CloudLink
 from ondevice_programs.pair.node import Node
@@ -58,7 +58,7 @@ class Device:
     def answer(
         self,
         query: str,
-        settings: Asked | None = None,
+        settings: AnswerSettings | None = None,
         on_token: OnToken | None = None,
         on_drafts: OnDrafts | None = None,
     ) -> Answer:
@@ -73,7 +73,7 @@ class Device:
     async def ask(
         self,
         query: str,
-        settings: Asked | None = None,
+        settings: AnswerSettings | None = None,
         on_token: OnToken | None = None,
         on_drafts: OnDrafts | None = None,
     ) -> Answer:
@@ -127,9 +127,9 @@ class Device:
         )
 
     async def _ask(
-        self, query: str, settings: Asked | None, on_token: OnToken | None, on_drafts: OnDrafts | None
+        self, query: str, settings: AnswerSettings | None, on_token: OnToken | None, on_drafts: OnDrafts | None
     ) -> Answer:
-        session = Asking(self, request(query, settings or Asked()), on_token, on_drafts)
+        session = LiveAnswer(self, request(query, settings or AnswerSettings()), on_token, on_drafts)
         try:
             await session.run()
         finally:

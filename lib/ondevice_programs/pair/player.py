@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ondevice_papers.dragon import decisions
 from ondevice_papers.dragon.aggregation import Floats
-from ondevice_papers.dragon.messages import Begin, Cited, Draft, Message, Resume, Switch, Target
+from ondevice_papers.dragon.messages import Begin, Cited, DraftMessage, Message, Resume, Switch, Target
 from ondevice_papers.dragon.side import Action, Decode, Done, Emit, RollBack, Send, Side
 from ondevice_papers.dragon.speculative_aggregation import Stream
 from ondevice_programs.pair.decoder import Decoder
@@ -40,7 +40,7 @@ class Player:
         priors: dict[int, Floats],
         *,
         emitted: Callable[[int, int], None] = lambda *_: None,
-        drew: Callable[[Draft], None] = lambda _: None,
+        drew: Callable[[DraftMessage], None] = lambda _: None,
         changed: Callable[[], None] = lambda: None,
         retrieved: Callable[[list[Cited]], None] = lambda _: None,
         guard: Guard | None = None,
@@ -107,7 +107,7 @@ class Player:
 
     def received(self, message: Message) -> None:
         """A message of the session. Raises ValueError on one that no peer of this kind sends."""
-        if not isinstance(message, Draft | Target | Switch):
+        if not isinstance(message, DraftMessage | Target | Switch):
             raise ValueError(f"A {type(message).__name__} has no place in a session that runs.")
         self.progress = self._loop.time()
         try:
@@ -168,7 +168,7 @@ class Player:
         if drafted.prior is not None:
             self.priors[order.position] = drafted.prior
         what = order.epoch, order.position, drafted.token, drafted.distribution, drafted.log_weight
-        self.drew(Draft(machine.session, *what, pace=now - (machine.began or now)))
+        self.drew(DraftMessage(machine.session, *what, pace=now - (machine.began or now)))
         try:
             self._act(machine.drafted(now, *what))
         except ValueError as error:  # the peer's draft, which is only looked at now
@@ -212,7 +212,7 @@ class Player:
             text = machine.tokens
         else:
             drafts = message.drafts if isinstance(message, Switch) else (message,)
-            new = {draft.position: draft.token for draft in drafts if isinstance(draft, Draft)}
+            new = {draft.position: draft.token for draft in drafts if isinstance(draft, DraftMessage)}
             text = machine.tokens + [draft.token for draft in machine.own]
         targets = self._told[True]
         drafted = self._told[False]

@@ -25,7 +25,7 @@ USED = {ON_DEVICE: ("device",), ON_CLOUD: ("cloud",), NONE: ("device",)}  # side
 
 
 @dataclass(frozen=True)
-class Step:
+class AggregatedPosition:
     """A position at which both sides, or one, have their next distributions.
 
     p: by side, [V] what drafts are drawn from. told: [V] what the other side takes for it. log_weight: log h. sizes:
@@ -42,17 +42,19 @@ class Step:
 
 def step(
     sides: Mapping[str, Decoder], cap: int | None = codec.CAP, filled: Callable[..., Floats] = codec.filled
-) -> Step:
+) -> AggregatedPosition:
     """What the sides tell each other at their next position. cap None: no codec. filled: of `codec`, or another."""
     whole = {name: np.exp(decoder.next_distribution()) for name, decoder in sides.items()}
     weights = {name: decoder.log_weight for name, decoder in sides.items()}
     prior = np.asarray(sides["device" if "device" in sides else "cloud"].prior)
     if cap is None:
-        return Step(whole, whole, weights, dict.fromkeys(sides, 0), whole, prior)
+        return AggregatedPosition(whole, whole, weights, dict.fromkeys(sides, 0), whole, prior)
     coded = {name: codec.encode(p, cap, sides[name].prior) for name, p in whole.items()}
     p = {name: codec.decode(payload, len(prior)) for name, payload in coded.items()}
     received = {name: filled(payload, prior) for name, payload in coded.items()}
-    return Step(p, received, weights, {name: len(payload) for name, payload in coded.items()}, whole, prior)
+    return AggregatedPosition(
+        p, received, weights, {name: len(payload) for name, payload in coded.items()}, whole, prior
+    )
 
 
 def answer(
@@ -107,7 +109,7 @@ def answers(
 def greedily(
     sides: Mapping[str, Decoder], method: str, *, target: Callable[..., Floats] = target,
     filled: Callable[..., Floats] = codec.filled,
-) -> Iterator[tuple[Step, Floats]]:  # fmt: skip
+) -> Iterator[tuple[AggregatedPosition, Floats]]:  # fmt: skip
     """A method's next step and distribution [V], whose likeliest token is committed, until the end token."""
     while not any(decoder.ended for decoder in sides.values()):
         now = step(sides, codec.CAP if method == DRAGON else None, filled)
@@ -122,7 +124,7 @@ def greedily(
 
 
 def accepted(
-    now: Step, mixed: Floats, token: int, acceptance: Callable[..., float] = acceptance
+    now: AggregatedPosition, mixed: Floats, token: int, acceptance: Callable[..., float] = acceptance
 ) -> list[dict[str, Any]]:
     """A row a side: eta, tv, lost, bytes and the acceptance of its draft by each rule.
 

@@ -30,7 +30,7 @@ from ondevice.retrieval import SparseIndex
 from ondevice_papers.dragon import codec
 from ondevice_papers.dragon.aggregation import Floats
 from ondevice_papers.dragon.decisions import Choose, decision, drafts
-from ondevice_papers.dragon.messages import Begin, Draft, Mode
+from ondevice_papers.dragon.messages import Begin, DraftMessage, Mode
 from ondevice_papers.dragon.speculative_aggregation import Stream, choose, gumbels
 from ondevice_programs.pair.decoder import Decoder
 from ondevice_programs.pair.node import WEIGHT_TEMPERATURE, Node
@@ -98,13 +98,13 @@ def transcript(
     return Transcript(np.array(tokens), p_device, p_cloud, prior, np.array(accepted), indices, seed)
 
 
-def _draft(begin: Begin, decoder: Decoder, draw: Choose) -> Draft:
+def _draft(begin: Begin, decoder: Decoder, draw: Choose) -> DraftMessage:
     """A side's next one, drawn from its distribution as the other side reads it."""
     p = np.exp(decoder.next_distribution())
     payload = codec.encode(p, begin.cap, decoder.prior)
     with np.errstate(divide="ignore"):
         token = draw(decoder.position, np.log(codec.decode(payload, len(p))))
-    return Draft(begin.session, 0, decoder.position, token, payload, decoder.log_weight)
+    return DraftMessage(begin.session, 0, decoder.position, token, payload, decoder.log_weight)
 
 
 # The candidates

@@ -25,7 +25,7 @@ from ondevice.retrieval import embedder
 from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import Mode
 from ondevice_programs.pair import library, relevance
-from ondevice_programs.pair.answer import Answer, Asked
+from ondevice_programs.pair.answer import Answer, AnswerSettings
 from ondevice_programs.pair.device import Device
 from ondevice_programs.pair.node import Node, template_of
 from ondevice_programs.reranker import Reranker
@@ -36,7 +36,9 @@ MODES: dict[str, Mode] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "clou
 BASE = 0.002  # seconds of the paper's network without added delay (section 7.2)
 BASE_JITTER = 0.006  # seconds on top of it at most
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
-GREEDY = Asked(temperature=0.0, lookahead=32, limit=20)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
+GREEDY = AnswerSettings(
+    temperature=0.0, lookahead=32, limit=20
+)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
 Method = Callable[[Device, str], Answer]
 
 
@@ -50,13 +52,13 @@ class Paces:
     cloud_prefill: float = 0.0
 
 
-def alone(device: Device, query: str, options: Asked = GREEDY) -> Answer:
+def alone(device: Device, query: str, options: AnswerSettings = GREEDY) -> Answer:
     """CRCG on the device: it by itself, at its pace."""
     with Device(device.node, pace=device.pace, prefill=device.prefill) as single:
         return single.answer(query, options)
 
 
-def method(name: str, options: Asked = GREEDY) -> Method:
+def method(name: str, options: AnswerSettings = GREEDY) -> Method:
     """How a method answers. All are greedy; all documents of both sides are used, but by CRCG."""
     if name in (CRCG, AS_MANY):
         how = replace(options, k=options.k if name == CRCG else 2 * options.k)

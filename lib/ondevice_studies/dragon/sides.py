@@ -61,7 +61,7 @@ def texts(split: Split, public: int = PUBLIC) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class SideAnswers:
     """Greedy tokens by method, and log h of each side."""
 
     tokens: Mapping[str, list[int]]
@@ -75,7 +75,7 @@ class Answers:
 
 def answers(
     nodes: Mapping[str, Node], queries: Sequence[str], methods: Sequence[str], k: int = 2, limit: int = 24
-) -> list[Answers]:
+) -> list[SideAnswers]:
     """Greedy answers to some questions at once, in lockstep: a forward takes a token of each.
 
     methods: of `lockstep.METHODS`, DRAGON and the two sides alone.
@@ -89,7 +89,7 @@ def answers(
         for by_method, (answer, *_) in zip(tokens, lockstep.answers(used, method, limit), strict=True):
             by_method[method] = answer
     weights = [{side: decoder.log_weight for side, decoder in sides.items()} for sides in pairs]
-    return [Answers(answer, weight) for answer, weight in zip(tokens, weights, strict=True)]
+    return [SideAnswers(answer, weight) for answer, weight in zip(tokens, weights, strict=True)]
 
 
 def groups(questions: Sequence[SideQuestion], size: int) -> Iterator[Sequence[SideQuestion]]:

@@ -16,7 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from ondevice.network.link import PERFECT, Line, Link
 from ondevice_papers.dragon.scheduler import Scheduler
-from ondevice_papers.dragon.side import Action, Decide, Decode, Draft, Emit, Message, Rules, Send, Side, Switch, Target
+from ondevice_papers.dragon.side import (
+    Action,
+    Decide,
+    Decode,
+    DraftMessage,
+    Emit,
+    Message,
+    Rules,
+    Send,
+    Side,
+    Switch,
+    Target,
+)
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -235,7 +247,7 @@ class _Simulation:
 def _flags(accepted: list[list[bool]], side: int) -> Decide:
     """The aggregation rule of a side. Position i has the target 2 i; drafts that are not accepted are 2 i + 1."""
 
-    def decide(local: Draft, remote: Draft, position: int) -> tuple[int, bool, bool]:
+    def decide(local: DraftMessage, remote: DraftMessage, position: int) -> tuple[int, bool, bool]:
         flags = accepted[position]
         return 2 * position, flags[side], flags[1 - side]
 
@@ -244,7 +256,7 @@ def _flags(accepted: list[list[bool]], side: int) -> Decide:
 
 def size(message: Message) -> int:
     """Bytes of a message on the wire, with distributions as large as they may be."""
-    if isinstance(message, Draft):
+    if isinstance(message, DraftMessage):
         return HEADER + DISTRIBUTION
     return HEADER + sum(map(size, message.drafts)) if isinstance(message, Switch) else HEADER
 

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from ondevice.evidence import born, mean
-from ondevice_studies.speculation.nested import joined, resample_models
+from ondevice_studies.diaa.study import pooled
+from ondevice_studies.speculation.nested import resample_models
 
 
 def answered(second: dict[int, int]) -> pd.DataFrame:
@@ -18,8 +19,8 @@ def answered(second: dict[int, int]) -> pd.DataFrame:
 
 def width(table: pd.DataFrame) -> tuple[float, int]:
     """Width of the interval of the mean over both models, and n."""
-    sample = joined(resample_models(table, "value"))
-    estimate = sample.estimate(sample["x"].mean(axis=1))
+    samples = list(resample_models(table, "value").values())
+    estimate = pooled(samples, np.concatenate([sample["x"] for sample in samples], axis=1).mean(axis=1))
     return estimate.high - estimate.low, estimate.n
 
 
@@ -38,11 +39,11 @@ def test_an_interval_of_few_prompts_is_as_wide_as_that_of_resampled():
 
 
 def test_of_some_tasks_only_their_prompts_count():
-    table = answered({prompt: prompt + 15 for prompt in range(30)})
-    other = born(table.assign(task="summary"), "recorded")
-    sample = joined(resample_models(born(pd.concat([table, other]), "recorded"), "value"))
-    assert sample.tasks == ["a rag", "a summary", "b rag", "b summary"] and sample.n == 90
-    assert [sample.only(columns).n for columns in ([0], [0, 2], [1, 2])] == [30, 45, 60]
+    table = answered({prompt: prompt for prompt in range(30)})
+    other = table[table["request"] < 12].assign(task="summary")
+    sample = resample_models(born(pd.concat([table, other]), "recorded"), "value")["a"]
+    assert sample.tasks == ["rag", "summary"] and sample.n == 42
+    assert [sample.only(columns).n for columns in ([0], [1], [0, 1])] == [30, 12, 42]
 
 
 def test_a_draw_without_any_of_a_models_prompts_takes_all_of_them():

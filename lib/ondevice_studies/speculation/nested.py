@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,17 +86,3 @@ def resample_models(
         )
         for model, wide in models.items()
     }
-
-
-def joined(samples: Mapping[str, OfPrompts]) -> OfPrompts:
-    """One sample of all models, which have the same names; its tasks are pairs `model task`."""
-    parts = list(samples.values())
-    prompts = tuple(labels for part in parts for labels in part.prompts)
-    return replace(
-        parts[0],
-        tasks=[f"{model} {task}" for model, part in samples.items() for task in part.tasks],
-        values=np.concatenate([part.values for part in parts], axis=1),
-        n=distinct(prompts),
-        fewest=min(part.fewest for part in parts),
-        prompts=prompts,
-    )

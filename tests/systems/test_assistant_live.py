@@ -119,6 +119,14 @@ def test_without_dragon_no_cloud_is_started_or_asked(
     assert said.out.strip() and "Nothing left this device." in said.err
 
 
+def test_a_long_question_is_announced_before_it_is_read(here: Path, capsys: pytest.CaptureFixture[str]):
+    """Two thousand words take most of a minute, in which nothing else is said."""
+    assert called(*BOTH, *QUICK, QUESTION + " please" * 300) == 0
+    assert "Reading a question of 3" in capsys.readouterr().err
+    assert called(*BOTH, *QUICK, QUESTION) == 0
+    assert "Reading a question" not in capsys.readouterr().err
+
+
 def test_a_cloud_that_is_not_there_leaves_the_device_alone(here: Path, capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as opened:
         closed = opened.getsockname()[1]

@@ -35,6 +35,7 @@ with commands.loading("ondevice-assistant", "notebooks"):
     from ondevice_programs.pair.wire import Lost, Refused, client_tls, server_tls
 
 _PROGRAM = "ondevice-assistant"
+_LONG = 256  # tokens of a question that takes seconds to read, which a line announces
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -103,6 +104,8 @@ def _answer(device: Device, account: Account, question: str, settings: AnswerSet
     """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
     tokenizer = device.node.tokenizer
     tokens = len(tokenizer(question, verbose=False).input_ids)  # no warning of a long one
+    if tokens > _LONG:
+        print(f"Reading a question of {tokens} tokens ...", file=sys.stderr, flush=True)
     number = account.arrive(tokens)
     held = account.start(number, tokens)
     account.forget(number + 1)

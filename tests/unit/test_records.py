@@ -12,7 +12,7 @@ import pytest
 from ondevice import assets
 from ondevice.corpus import reading
 from ondevice.evidence import Recorder, RecordError, agreement, kind_of, load, machines, records, sidecars, stale, times
-from ondevice.evidence.checks import Again, check, noted, some
+from ondevice.evidence.checks import Again, check, noted, some, standing
 from ondevice.evidence.code import code_hash
 from ondevice.evidence.exhibits import name_of
 
@@ -114,11 +114,12 @@ def test_a_record_of_other_code_is_checked_by_a_part_of_it(home, monkeypatch):
     path = recorded()
     made = json.loads(path.with_suffix(".json").read_text())
     resealed(path, {**made, "code": "reached-earlier", "seal": ""})
-    assert "other code" in stale("tiny")[0]
+    assert "other code" in stale("tiny")[0] and standing()["other"] == 1
     again = Again([code_hash], KEYS, some(["request"], 2), lambda drawn: drawn.copy(), ["tokens"], margin="margin")
     assert check("tiny", "answers", again).agree == 2
     assert noted("tiny")["answers"]["program"] == made["program"]
     assert stale("tiny") == ["1 of 1 records checked: today's code made some rows again, the same"]
+    assert standing() == {"today": 0, "checked": 1, "times": 0, "other": 0}
     monkeypatch.setattr(sidecars, "code", lambda program: "reached-later")
     assert "other code" in stale("tiny")[0]
 

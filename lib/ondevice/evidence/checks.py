@@ -88,6 +88,23 @@ def is_today(origin: Mapping[str, Any]) -> bool:
     return bool(origin["code"] == sidecars.code(origin["program"]))
 
 
+def standing() -> dict[str, int]:
+    """How many records stand how: of today's code, checked against it, times of a machine, or of other code."""
+    counts = {"today": 0, "checked": 0, "times": 0, "other": 0}
+    for file, entry in records.manifest().items():
+        paper, name = file.partition("/")[0], Path(file).stem
+        if "rows" not in entry:
+            continue
+        note = noted(paper).get(name)
+        if is_today(records.sidecar(paper, name)):
+            counts["today"] += 1
+        elif note and is_today(note):
+            counts["checked"] += 1
+        else:
+            counts["times" if "." in name else "other"] += 1
+    return counts
+
+
 def stale(paper: str) -> list[str]:
     """What speaks against a paper's records, a line for each kind with the names of those that it holds for.
 

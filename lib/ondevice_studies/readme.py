@@ -107,8 +107,8 @@ def records() -> str:
     counts = checks.standing()
     return wrapped(
         f"Of {sum(counts.values())} records today's code made {counts['today']}, and made a part of "
-        f"{counts['checked']} again, the same. {counts['times']} hold a machine's times, made by other code: these are not compared. "
-        f"{counts['other']} others are of other code."
+        f"{counts['checked']} again, the same. {counts['times']} hold a machine's times, made by other code: these are "
+        f"not compared. {counts['other']} others are of other code."
     )
 
 

@@ -139,7 +139,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
-TAGS = st.sampled_from([one.__name__.lower() for one in messages.Message.__args__])
+TAGS = st.sampled_from([one.__struct_config__.tag for one in messages.Message.__args__])
 
 
 @given(MESSAGES)

@@ -225,13 +225,13 @@ def sent_by_device(begin: Begin) -> set[str]:
     if begin.aggregator == "device" or moves:
         kinds.add("Target")
     if begin.aggregator == "cloud" or moves:
-        kinds.add("DraftMessage")
+        kinds.add("Draft")
     return kinds | {"Switch"} if moves else kinds
 
 
 def keeps_documents(begin: Begin) -> bool:
     """Whether neither a draft nor a distribution of the device's documents leaves it."""
-    return not {"DraftMessage", "Switch"} & sent_by_device(begin)
+    return not {"Draft", "Switch"} & sent_by_device(begin)
 
 
 @pytest.mark.parametrize("kind", SIDES)
@@ -242,7 +242,7 @@ def test_the_device_sends_what_its_way_needs_and_nothing_of_its_documents(kind: 
     begin = begin_of(asked)
     sent, raw = wire.messages("up"), wire.raw("up") + wire.raw("down")
 
-    assert {type(message).__name__ for message in sent} <= sent_by_device(begin)
+    assert {message.kind for message in sent} <= sent_by_device(begin)
     assert texts_found(raw, PRIVATE_TEXT) == []  # of the drafts' texts too: they are sent as ids
     if keeps_documents(begin):
         assert not any(isinstance(message, DraftMessage | Switch) for message in sent)

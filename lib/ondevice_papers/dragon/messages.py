@@ -45,6 +45,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
                 if not isfinite(number):
                     raise ValueError(f"{name} takes finite numbers, not {number}.")
 
+    @property
+    def kind(self) -> str:
+        """What it is, in a word."""
+        return type(self).__name__.removesuffix("Message")
+
 
 @cache
 def _numbers(kind: type[_Message]) -> tuple[str, ...]:
@@ -198,7 +203,7 @@ def encode(message: Message | Hello) -> bytes:
     try:
         body = _ENCODER.encode(message)
     except (OverflowError, TypeError, UnicodeError) as error:
-        raise ValueError(f"A {type(message).__name__} cannot be sent: {error}") from None
+        raise ValueError(f"A {message.kind} cannot be sent: {error}") from None
     (hello if isinstance(message, Hello) else decode)(body)
     return body
 

@@ -333,7 +333,7 @@ class LiveAnswer:
         if isinstance(message, End):
             return None
         if not isinstance(message, DraftMessage) or message.position != expected or expected >= self.begin.limit:
-            raise Lost(f"a {type(message).__name__} came in the place of draft {expected}")
+            raise Lost(f"a {message.kind} came in the place of draft {expected}")
         return message
 
     # What all of them do
@@ -371,9 +371,8 @@ class LiveAnswer:
         """To the cloud, and into the account."""
         if self.connection is not None:
             size = self.connection.send(message)
-            kind = type(message).__name__
             self.answer.sent += size
-            self.answer.left[kind] = self.answer.left.get(kind, 0) + size
+            self.answer.left[message.kind] = self.answer.left.get(message.kind, 0) + size
             if isinstance(message, Target):
                 self.answer.readable = max(self.answer.readable, message.position + 1)
 

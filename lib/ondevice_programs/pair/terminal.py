@@ -25,7 +25,7 @@ FUNCTION_WORDS = frozenset(_EVERYWHERE.split())
 _KINDS = {  # of messages, in words
     "Begin": "the question",
     "Target": "decided tokens",
-    "DraftMessage": "drafts with their distributions",
+    "Draft": "drafts with their distributions",
     "Switch": "the aggregator's moves, with drafts",
     "Resume": "resumptions",
     "End": "the end",

@@ -71,7 +71,7 @@ class _Recorder(_Simulation):
         begin = time - self.paces[side][what.position] if decode else self.now
         ends = (SIDES[side], "") if decode else (SIDES[1 - side], SIDES[side])
         bar = dict(
-            what=type(what).__name__.lower(),
+            what="decode" if isinstance(what, Decode) else what.kind.lower(),
             side=ends[0],
             to=ends[1],
             position=what.position,

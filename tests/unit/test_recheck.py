@@ -17,7 +17,7 @@ RECORDS = [
 ]
 WHOLE = {  # what takes all of it, or hours
     ("grating", "probes"), ("sdnpu", "compiled"), ("sdnpu", "emulated"), ("sdnpu", "smollm2-cosines"),
-    ("sdnpu", "smollm2-contexts"),
+    ("sdnpu", "smollm2-contexts"), ("grating", "smollm2-probes"),
 }  # fmt: skip
 
 

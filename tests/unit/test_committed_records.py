@@ -61,7 +61,6 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "grating/probes": ([], ["model"], ["layer"]),
     "grating/scores": (["set", "split"], ["model"], ["pool"]),
     "grating/scores-validation": (["set"], ["model"], ["pool"]),
-    "grating/smollm2-probes": ([], ["model"], ["layer"]),
     "sdnpu/curves": (["model"], ["part"], ["rows"]),
     "sdnpu/memory": ([], ["model", "context"], ["arm"]),
     "sdnpu/smollm2-own": ([], ["weights", "arithmetic", "method"], ["request"]),

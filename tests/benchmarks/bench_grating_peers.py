@@ -48,10 +48,10 @@ Logits = Callable[[str, list[str]], np.ndarray]  # of a query and N documents: [
 
 
 def keep(folder: Path, split: str, count: int) -> None:
-    """The first pools of documentation questions of a split, so that no other process has to search for them."""
-    from ondevice_studies.grating.questions import QUESTIONS, pools
+    """The first pools of `notes and pages` of a split, so that no other process has to search for them."""
+    from ondevice_studies.grating.sets import NOTES, pools
 
-    rows = [(one.query, one.documents, one.relevant.tolist()) for one in pools(QUESTIONS, split)[:count]]
+    rows = [(one.query, one.documents, one.relevant.tolist()) for one in pools(NOTES, split)[:count]]
     (folder / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
 
 
@@ -167,8 +167,8 @@ def ours(way: str, model: str) -> Logits:
     made: Any = Reranker(model, calibration=False, memory_budget=150 if way == SMALL else None,
                          mode="order" if way == PRUNED else "set", activation_fn=torch.nn.Identity())  # fmt: skip
     if way == PRUNED:
-        scores, settings = (evidence.load("grating", name) for name in ("scores", "calibrated"))
-        rule = study.rule_of(scores, settings, model, study.QUESTIONS, K, study.MARGIN)
+        settings = evidence.load("grating", "calibrated")
+        rule = study.rule_of(study.recorded(), settings, model, study.NOTES, K, study.MARGIN)
         made._rule = lambda k: rule
 
     def logits(query: str, texts: list[str]) -> np.ndarray:

@@ -126,7 +126,7 @@ assert answer.tolist() == plain[0, ids.shape[1] :].tolist()
 fast = speculative(mixture(), budget=32)
 shorter = loaded.model.generate(ids, max_new_tokens=60, custom_generate=fast)
 assert shorter.tolist() == plain[:, : ids.shape[1] + 60].tolist()
-assert len(probes.load("pydocs-reranker").weights) == 11
+assert len(probes.load("smollm2-reranker").weights) == 29
 assert not ondevice.__file__.startswith({str(ROOT)!r})
 heavy = ("matplotlib", "pandas", "pyarrow", "scipy", "sklearn")
 assert not [name for name in heavy if importlib.util.find_spec(name)]

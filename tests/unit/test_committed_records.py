@@ -53,13 +53,14 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "dragon/lockstep": (["question"], ["side"], ["position"]),
     "dragon/temperatures": ([], ["temperature"], ["window"]),
     "dragon/windows": ([], ["method", "documents", "cap"], ["window"]),
-    "grating/calibrated": (["model"], ["set", "k"], ["rule"]),
+    "grating/calibrated": (["model", "set"], ["k"], ["rule"]),
     "grating/curves": ([], ["model", "k"], ["threshold", "pool"]),
     "grating/larger": ([], ["method", "rule", "k"], ["round"]),
     "grating/latency": (["documents", "tokens"], ["method", "rule", "k"], ["round"]),
     "grating/layers": ([], ["tokens", "round"], ["active"]),
-    "grating/probes": ([], ["model"], ["layer"]),
-    "grating/scores": (["set", "split"], ["model"], ["pool"]),
+    "grating/smollm2-probes": ([], ["model"], ["layer"]),
+    "grating/scores-applications": (["set"], ["model"], ["pool"]),
+    "grating/scores-test": (["set"], ["model"], ["pool"]),
     "grating/scores-validation": (["set"], ["model"], ["pool"]),
     "sdnpu/curves": (["model"], ["part"], ["rows"]),
     "sdnpu/memory": ([], ["model", "context"], ["arm"]),
@@ -84,7 +85,7 @@ UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's paramet
     "dragon/membership": lambda given: len(SIDED) * given["questions of a holder"],
     "dragon/temperatures": lambda given: given["windows"],
     "dragon/windows": lambda given: given["windows"],
-    "grating/calibrated": lambda given: len(grating.CALIBRATED) + 2,  # agents' tasks, which left
+    "grating/calibrated": lambda given: len(grating.CALIBRATED),
     "sdnpu/smollm2-own": lambda given: len(sdnpu.OWN),
     "sdnpu/whole": lambda given: given["rounds"] * 2 * len(timing.TASKS),  # warm and cold
 }

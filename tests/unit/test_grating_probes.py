@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tiny import random_reranker, reranker_config, word_tokenizer
@@ -20,7 +19,7 @@ from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted, scaled
 from ondevice_papers.grating.weights import InMemory
 from ondevice_programs.reranker import Reranker
-from ondevice_studies.grating import record
+from ondevice_studies.grating import scoring
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -133,16 +132,15 @@ def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(
         Reranker(folder, probes=some(layers=LAYERS + 1))
 
 
-def test_shipped_probes_are_those_of_the_record_by_model_and_in_the_order_of_layers() -> None:
-    rows = [{"model": model, "layer": layer, "weights": np.full(4, layer), "intercept": size}
-            for model, size in (("a", 1.0), ("b", 2.0)) for layer in (3, 1, 2)]  # fmt: skip
-    arrays = record.shipped(pd.DataFrame(rows))
-    assert (arrays["b.weights"][:, 0].tolist(), arrays["b.intercepts"].tolist()) == ([1, 2, 3], [2, 2, 2])
-    recorded = evidence.load("grating", "probes")
+def test_shipped_probes_are_those_of_the_record_in_the_order_of_layers() -> None:
+    recorded = evidence.load("grating", scoring.PROBES)
     for model, own in recorded.groupby("model"):
         loaded = probes.load(model)
         assert own["layer"].tolist() == list(range(1, len(own) + 1))
         assert np.array_equal(loaded.weights, np.stack(own["weights"].to_list()))
         assert np.array_equal(loaded.intercepts, own["intercept"])
-    with pytest.raises(ValueError, match=r" c.*pydocs-reranker, pydocs-reranker-deep"):
+        assert {key: array.tolist() for key, array in scoring.shipped(model).items()} == {
+            f"{model}.weights": loaded.weights.tolist(), f"{model}.intercepts": loaded.intercepts.tolist(),
+        }  # fmt: skip
+    with pytest.raises(ValueError, match=r" c.*smollm2-reranker"):
         probes.load("c")

@@ -112,7 +112,7 @@ def long_text() -> str:
     return "".join(source[start : start + 500] + mixed for start in range(0, len(source), 500))[:40_000]
 
 
-@pytest.mark.parametrize("spec", ["minilm-reranker", "pydocs-reranker"])
+@pytest.mark.parametrize("spec", ["minilm-reranker", "documentation-tokenizer"])
 @pytest.mark.parametrize(("longest", "side"), [(20, "right"), (1000, "right"), (20, "left"), (600, "left")])
 def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int, side: reading.Side) -> None:
     tokenizer = AutoTokenizer.from_pretrained(assets.data("models", spec), truncation_side=side)
@@ -129,7 +129,7 @@ def test_a_pairs_kept_tokens_are_those_of_the_whole_text(spec: str, longest: int
 
 @pytest.mark.parametrize("longest", [230, 900])
 def test_a_prompts_kept_tokens_are_those_of_the_whole_text(longest: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "pydocs-reranker"))
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "documentation-tokenizer"))
     documents = [long_text()[start:] for start in range(0, 30_000, 9000)] + ["", "short"]
     found = encode(qwen(tokenizer, longest, "Do it"), ["Größe?"] * len(documents), documents)
     start, end = (tokenizer(text)["input_ids"] for text in (PREFIX, SUFFIX))
@@ -155,7 +155,7 @@ def test_little_of_a_huge_text_is_given_to_the_tokenizer(form: Any, text: str, m
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("most", [1, 7, 300])
 def test_a_document_is_cut_to_its_own_number_of_tokens(most: int, side: reading.Side) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "pydocs-reranker"))
+    tokenizer = AutoTokenizer.from_pretrained(assets.data("models", "documentation-tokenizer"))
     for document in (long_text()[:9000], long_text()[700:1500], "東京🙂🏽" * 9, "short", ""):
         form = TextPair(tokenizer, 512, side=side, document_tokens=most)
         (text,) = [pair.document for pair in reading._pairs(form, ["a query"], [document])]

@@ -29,7 +29,7 @@ from ondevice_programs.reranker import Receipt, Reranker
 from ondevice_programs.reranker.calibration import FILE
 from ondevice_programs.reranker.folder import prepare
 
-BUNDLED = ("minilm-reranker", "pydocs-reranker", "pydocs-reranker-deep")
+BUNDLED = ("minilm-reranker", "smollm2-reranker")
 PAIRS = [["How is a file opened?", "open\nOpen a file and return its stream."], ["Sort a list", "os.path.join joins"]]
 TEXT = "yes no what is alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi"
 WORDS = TEXT.split()

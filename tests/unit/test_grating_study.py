@@ -12,11 +12,12 @@ import pytest
 from ondevice.evidence import born, kind_of, load
 from ondevice_papers.grating.margins import CHANCES
 from ondevice_papers.grating.pools import measure
-from ondevice_studies.grating import live, questions, study, values
+from ondevice_studies.grating import live, study, values
 from ondevice_studies.grating.claims import CLAIMS
 from ondevice_studies.grating.full_size import HF, OFFLOAD, OURS
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS, RAG
-from ondevice_studies.grating.study import BASE, ENCODER, HIGH, LOW, MARGIN, PROBED, UNPRUNED
+from ondevice_studies.grating.scoring import DEEP, ENCODER
+from ondevice_studies.grating.sets import NOTES, PARAGRAPHS, RAG
+from ondevice_studies.grating.study import HIGH, LOW, MARGIN, PROBED, UNPRUNED
 
 LAYERS, N = 4, 6
 EVERY = (np.inf, 1.0, 0.1, 0.001)
@@ -38,15 +39,15 @@ def scored(model: str, set_: str, split: str, pools: int, settled: bool, seed: i
     return rows
 
 
-def record(settled: bool, model: str = BASE, pools: int = 110) -> pd.DataFrame:
-    rows = [row for set_ in (QUESTIONS, CLOZE, RAG) for split, count in (("validation", pools), ("test", 5))
+def record(settled: bool, model: str = DEEP, pools: int = 110) -> pd.DataFrame:
+    rows = [row for set_ in (NOTES, PARAGRAPHS, RAG) for split, count in (("validation", pools), ("test", 5))
             for row in scored(model, set_, split, count, settled)]  # fmt: skip
     return born(pd.DataFrame(rows), "recorded")
 
 
-def table(settings: dict[str, float], model: str = BASE, k: int = 1) -> pd.DataFrame:
+def table(settings: dict[str, float], model: str = DEEP, k: int = 1) -> pd.DataFrame:
     """As the record `calibrated` has them."""
-    rows = [{"model": model, "set": QUESTIONS, "k": k, "rule": rule, "setting": one} for rule, one in settings.items()]
+    rows = [{"model": model, "set": NOTES, "k": k, "rule": rule, "setting": one} for rule, one in settings.items()]
     return pd.DataFrame(rows)
 
 
@@ -55,24 +56,24 @@ def table(settings: dict[str, float], model: str = BASE, k: int = 1) -> pd.DataF
 
 def test_what_is_judged_are_test_pools():
     scores = record(settled=False)
-    assert [pool.name for pool in study.pools_of(scores, BASE, CLOZE)] == [f"test {number}" for number in range(5)]
-    assert {pool.split for pool in study.pools_of(scores, BASE, CLOZE)} == {"test"}
-    found = study.outcomes(scores, table({LOW: 0.1}), [BASE], [QUESTIONS], [1], [LOW])
+    assert [pool.name for pool in study.pools_of(scores, DEEP, PARAGRAPHS)] == [f"test {number}" for number in range(5)]
+    assert {pool.split for pool in study.pools_of(scores, DEEP, PARAGRAPHS)} == {"test"}
+    found = study.outcomes(scores, table({LOW: 0.1}), [DEEP], [NOTES], [1], [LOW])
     assert found["name"].tolist() == [f"test {number}" for number in range(5)]
-    few = study.outcomes(scores, table({LOW: 0.1}), [BASE], [QUESTIONS], [1], [LOW], some=[3, 1])
+    few = study.outcomes(scores, table({LOW: 0.1}), [DEEP], [NOTES], [1], [LOW], some=[3, 1])
     assert few["name"].tolist() == ["test 3", "test 1"] and few["pool"].tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("set_", [QUESTIONS, CLOZE])
+@pytest.mark.parametrize("set_", [NOTES, PARAGRAPHS])
 def test_the_recorded_pools_of_both_splits_are_apart_and_curves_are_of_test_pools(set_: str):
-    scores, curves = load("grating", "scores"), load("grating", "curves")
+    scores, curves = study.recorded(), load("grating", "curves")
     for model in study.MODELS:
         valid, test = (study.pools_of(scores, model, set_, split) for split in ("validation", "test"))
         assert not {pool.name for pool in valid} & {pool.name for pool in test}
         assert {pool.split for pool in valid} == {"validation"} and {pool.split for pool in test} == {"test"}
         judged = scores.query("model == @model and set == @set_ and split == 'test'")
         assert [pool.name for pool in test] == judged["name"].tolist()
-        drawn = curves.query("model == @model and k == 5 and threshold == inf") if set_ == QUESTIONS else ()
+        drawn = curves.query("model == @model and k == 5 and threshold == inf") if set_ == NOTES else ()
         assert not len(drawn) or drawn["full"].tolist() == measure(test, 5, None)["full"].tolist()
 
 
@@ -82,30 +83,37 @@ def test_the_recorded_pools_of_both_splits_are_apart_and_curves_are_of_test_pool
 @pytest.mark.parametrize("settled", [True, False])
 def test_rules_are_as_aggressive_as_validation_pools_allow(settled: bool):
     scores = record(settled)
-    rows = {row["rule"]: row for row in study.calibrated(scores, BASE, QUESTIONS, 1, every=EVERY)}
+    rows = {row["rule"]: row for row in study.calibrated(scores, DEEP, NOTES, 1, every=EVERY)}
     assert list(rows) == [LOW, HIGH, MARGIN, PROBED] and rows[MARGIN]["n"] == 165 and rows[LOW]["n"] == 110
     assert rows[LOW]["setting"] == rows[HIGH]["setting"] and (rows[LOW]["setting"] == EVERY[-1]) == settled
     assert rows[PROBED]["setting"] == CHANCES[-1] and (rows[MARGIN]["setting"] == CHANCES[-1]) == settled
     assert all(rows[name]["p_value"] <= 0.05 for name in (MARGIN, PROBED))
-    found = study.outcomes(scores, pd.DataFrame(rows.values()), [BASE], [QUESTIONS], [1])
+    found = study.outcomes(scores, pd.DataFrame(rows.values()), [DEEP], [NOTES], [1])
     assert (found["overlap"] == 1).all() and (found["precision"] == found["full"]).all()
     saved = found.groupby("rule")["saved"].mean()
     assert saved[PROBED] > 0.5 and (saved[[LOW, HIGH, MARGIN]] > 0.5).all() == settled
     assert len(found) == 4 * 5 and kind_of(found) == "recorded"
 
 
+def test_where_no_model_is_precise_no_threshold_is_calibrated_for_precision():
+    rows = study.calibrated(record(settled=True), DEEP, PARAGRAPHS, 1, every=EVERY)
+    assert [row["rule"] for row in rows] == [HIGH, MARGIN, PROBED]
+    found = study.outcomes(record(settled=True), pd.DataFrame(rows), [DEEP], [PARAGRAPHS], [1])
+    assert set(found["rule"]) == {HIGH, MARGIN, PROBED}
+
+
 def test_a_chance_of_0_prunes_nothing_and_a_rule_that_is_missing_is_refused():
     scores = record(settled=True, pools=10)
-    found = study.outcomes(scores, table({MARGIN: 0.0, LOW: 0.001}), [BASE], [QUESTIONS], [1], [MARGIN, LOW])
+    found = study.outcomes(scores, table({MARGIN: 0.0, LOW: 0.001}), [DEEP], [NOTES], [1], [MARGIN, LOW])
     assert found.groupby("rule")["saved"].min()[LOW] > 0.5 and found.groupby("rule")["saved"].max()[MARGIN] == 0
-    with pytest.raises(ValueError, match=f"{HIGH} .*{BASE} .*{QUESTIONS} .* 1"):
-        study.rule_of(scores, table({LOW: 0.001}), BASE, QUESTIONS, 1, HIGH)
+    with pytest.raises(ValueError, match=f"{HIGH} .*{DEEP} .*{NOTES} .* 1"):
+        study.rule_of(scores, table({LOW: 0.001}), DEEP, NOTES, 1, HIGH)
 
 
 def test_an_encoder_has_no_probes_and_nothing_is_pruned_where_all_are_kept():
     scores = record(settled=True, model=ENCODER, pools=10)
     settings = table({LOW: 0.001, HIGH: 0.1, MARGIN: 0}, ENCODER, N)
-    found = study.outcomes(scores, settings, [ENCODER], [QUESTIONS], [N], some=[0, 1])
+    found = study.outcomes(scores, settings, [ENCODER], [NOTES], [N], some=[0, 1])
     assert set(found["rule"]) == {LOW, HIGH, MARGIN}
     assert set(found["saved"]) == {0} and set(found["kept"].map(sum)) == {N}
 
@@ -140,28 +148,17 @@ def test_seconds_of_every_round_stand_beside_each_other():
 @pytest.mark.long
 def test_it_is_scored_live_as_the_record_has_it():
     name = "minilm-reranker"
-    (pool,) = live.scored(name, QUESTIONS, [1])
-    recorded = study.pools_of(load("grating", "scores"), name, QUESTIONS)[1]
+    (pool,) = live.scored(name, NOTES, [1])
+    recorded = study.pools_of(study.recorded(), name, NOTES)[1]
     assert pool.name == recorded.name and (pool.relevant == recorded.relevant).all()
     assert np.abs(pool.scores - recorded.scores).max() < 1e-3
-
-
-@pytest.mark.long  # embeds the passages of the test split
-@pytest.mark.parametrize("set_", [QUESTIONS, CLOZE])
-def test_what_search_returns_is_recorded(set_):
-    recorded, searched = questions.as_recorded(set_), list(questions.evaluated(set_, "test"))
-    assert len(recorded) == len(searched) > 0
-    for first, second in zip(recorded, searched, strict=True):
-        assert vars(first).keys() == vars(second).keys()
-        for name, value in vars(first).items():
-            assert np.array_equal(value, vars(second)[name]), name
 
 
 # Applications
 
 
 def test_the_half_that_a_threshold_was_found_on_is_not_pruned_by_it(monkeypatch):
-    pools = study.pools_of(record(settled=True, pools=4), BASE, RAG)
+    pools = study.pools_of(record(settled=True, pools=4), DEEP, RAG)
     order = iter(range(len(pools)))
 
     def decided(pool, k, how, thresholds):  # the mean precision of a half tells which pools are in it
@@ -177,7 +174,7 @@ def test_the_half_that_a_threshold_was_found_on_is_not_pruned_by_it(monkeypatch)
         return every[len(searched) % len(every)]
 
     monkeypatch.setattr(study, "_decided", decided)
-    rows = study.halved(record(settled=True, pools=4), [BASE], RAG, 2, study.Mechanism(lowest=lowest), every=EVERY)
+    rows = study.halved(record(settled=True, pools=4), [DEEP], RAG, 2, study.Mechanism(lowest=lowest), every=EVERY)
     assert len(searched) == study.HALVINGS
     for turn, of_half in enumerate(searched):
         rest = rows.iloc[turn * (len(pools) // 2) :][: len(pools) // 2]
@@ -191,8 +188,8 @@ def test_the_half_that_a_threshold_was_found_on_is_not_pruned_by_it(monkeypatch)
 def timed_cells(names: list[str], rule: str = LOW) -> list[values.Cell]:
     """Of pools about these documents: pruning takes 5 to 8 of 10 seconds, and loses every other pool."""
     seconds = 5.0 + np.arange(len(names)) % 4
-    rows = {"model": BASE, "set": CLOZE, "k": 1, "rule": rule, "name": names, "pool": range(len(names)), "full": 1.0,
-            "precision": np.arange(len(names)) % 2, OURS: [np.array([x]) for x in seconds]}  # fmt: skip
+    rows = {"model": DEEP, "set": NOTES, "k": 1, "rule": rule, "name": names, "pool": range(len(names)), "full": 1.0,
+            "overlap": 0.75, "precision": np.arange(len(names)) % 2, OURS: [np.array([x]) for x in seconds]}
     others = {UNPRUNED: 10.5, HF: 10.0, OFFLOAD: 14.0}
     rows |= {method: [np.array([taken])] * len(names) for method, taken in others.items()}
     return values.cells(born(pd.DataFrame(rows), "recorded"))
@@ -201,14 +198,14 @@ def timed_cells(names: list[str], rule: str = LOW) -> list[values.Cell]:
 def test_questions_on_one_document_are_drawn_together():
     (apart,), (shared,) = timed_cells(list("abcdefgh")), timed_cells(list("aabbccdd"))
     assert (apart.lost.n, apart.lost.drawn, shared.lost.n, shared.lost.drawn) == (8, "pools", 4, "documents")
-    assert apart.lost.value == shared.lost.value == 50
+    assert apart.lost.value == shared.lost.value == 50 and apart.missed.value == 25
     assert apart.lost.low < 50 == shared.lost.low  # each document has a pool that is lost and one that is not
 
 
 def test_the_clock_s_rounds_are_in_the_interval():
     names = list("abcdefgh")
-    rows = {"model": BASE, "set": CLOZE, "k": 1, "rule": LOW, "name": names, "pool": range(8), "full": 1.0,
-            "precision": 1.0}  # fmt: skip
+    rows = {"model": DEEP, "set": PARAGRAPHS, "k": 1, "rule": LOW, "name": names, "pool": range(8), "full": 1.0,
+            "precision": 1.0, "overlap": 1.0}  # fmt: skip
     widths = []
     for slow in (5.0, 8.0):
         taken = {OURS: [np.array([5.0, slow])] * 8, HF: [np.array([10.0, 10.0])] * 8}

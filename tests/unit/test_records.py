@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -122,6 +123,7 @@ def test_a_record_of_other_code_is_checked_by_a_part_of_it(home, monkeypatch):
     assert standing() == {"today": 0, "checked": 1, "times": 0, "other": 0}
     monkeypatch.setattr(sidecars, "code", lambda program: "reached-later")
     assert "other code" in stale("tiny")[0]
+    assert standing() == {"today": 0, "checked": 0, "times": 0, "other": 1}  # the note is void
 
 
 def test_a_record_that_differs_has_no_note(home):
@@ -131,6 +133,10 @@ def test_a_record_that_differs_has_no_note(home):
     near = Again([code_hash], KEYS, some(["request"], 2), lambda drawn: drawn.assign(margin=0.05), ["margin"],
                  tolerance=0.1)  # fmt: skip
     assert check("tiny", "answers", near).agree == 2 and set(noted("tiny")) == {"answers"}
+    by_name = replace(near, make=lambda drawn: drawn.assign(margin=0.05, tokens=drawn["tokens"] + 0.05),
+                      columns=["margin", "tokens"], tolerance={"margin": 0.1})  # fmt: skip
+    assert len(check("tiny", "answers", by_name).differing) == 2  # of tokens, which it does not name
+    assert check("tiny", "answers", near).agree == 2
     check("tiny", "answers", again)
     assert noted("tiny") == {}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """That of the rerankers which were trained on the documentation."""
+    """Trained on the documentation."""
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast.from_pretrained(assets.data("models", "pydocs-reranker"))
+    return PreTrainedTokenizerFast.from_pretrained(assets.data("models", "documentation-tokenizer"))

@@ -36,9 +36,8 @@ MODES: dict[str, Mode] = {TW: "token-wise", SW: "sequence-wise", ON_CLOUD: "clou
 BASE = 0.002  # seconds of the paper's network without added delay (section 7.2)
 BASE_JITTER = 0.006  # seconds on top of it at most
 WIFI = 100e6 / 8  # bytes a second, each way (section 7.5)
-GREEDY = AnswerSettings(
-    temperature=0.0, lookahead=32, limit=20
-)  # a round trip of 310 ms at 13 ms a token takes 24 drafts
+# A round trip of 310 ms at 13 ms a token takes 24 drafts.
+GREEDY = AnswerSettings(temperature=0.0, lookahead=32, limit=20)
 Method = Callable[[Device, str], Answer]
 
 

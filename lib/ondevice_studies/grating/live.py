@@ -25,7 +25,7 @@ from ondevice_papers.grating.window import WeightWindow
 from ondevice_programs.reranker import loading
 from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.reading import Form, encode
-from ondevice_studies.grating.questions import RankingQuestion, pools
+from ondevice_studies.grating.sets import QueryPool, pools
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def opened(
         yield Engine(architecture, weights, states=states, run_layer=run_layer, select=select), form
 
 
-def pairs(form: Form, question: RankingQuestion) -> list[Row]:
+def pairs(form: Form, question: QueryPool) -> list[Row]:
     """A question's pairs with its candidates."""
     return encode(form, [question.query] * len(question.documents), question.documents).rows
 

@@ -1,13 +1,10 @@
 """What GRATING's verdicts rest on: `make record PAPER=grating` makes all of it; it goes on where it was stopped.
 
 One record at a time: `python -m ondevice_studies.record grating --only NAME`. Without a clock and in float32, so the
-same on every machine but for rounding: `scores` (of all pools after every layer, by each bundled reranker's own head
-and by linear probes), `probes` (those that the scores are of), `calibrated` (a rule for each model, set and K),
-`curves` (Figure 10), `firsts` (the embedder's first candidates) and `candidates` (all of them, by their places among
-the passages of the test split).
+same on every machine but for rounding: `scores-validation`, `scores-test`, `scores-applications` and `smollm2-probes`
+of `scoring`, `calibrated` (a rule for each model, set and K) and `curves` (Figure 10).
 Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
 `memory` (16 bits), `limits` (seconds under a hard limit of memory) and `larger` (both, of 4 billion parameters).
-In parts, on sets without the documentation of packages: `scores-*` of `scoring`, which verdicts do not rest on yet.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,15 +21,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
-from ondevice import assets, evidence, models, retrieval
-from ondevice.corpus.pairs import Row, is_causal, reader, rows
+from ondevice import evidence, retrieval
+from ondevice.corpus.pairs import Row
 from ondevice.evidence import Again, Recorder, some
-from ondevice.retrieval.layer_scores import scores_of
-from ondevice.retrieval.texts import digest
-from ondevice_papers.grating import probes, thresholds
+from ondevice_papers.grating import thresholds
 from ondevice_programs.reranker.folder import prepare
 from ondevice_studies.grating import full_size, scoring, study
 from ondevice_studies.grating.full_size import (
@@ -47,130 +39,18 @@ from ondevice_studies.grating.full_size import (
     WHOLE_LAYERS,
     WINDOW,
 )
-from ondevice_studies.grating.questions import (
-    CALIBRATION,
-    CLOZE,
-    QUESTIONS,
-    SPLITS,
-    RankingQuestion,
-    evaluated,
-    of_kind,
-    passages,
-    pools,
-)
-from ondevice_studies.grating.study import DECODERS, MODELS
-
-K = 5  # around whose boundary probes are to be right
-FITTED = list(product((QUESTIONS, CLOZE), (CALIBRATION, "validation")))  # what probes are fitted on
-
-
-@torch.inference_mode()
-def read(loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
-    """A pool's scores [L, N] float32 after every layer, by transformers in the precision of the loaded model, and the
-    states [L - 1, N, d] float16 that a decoder's head is put on, but for the last ones; of an encoder none."""
-    pairs = rows(reader(loaded.model, loaded.tokenizer), question.query, question.documents)
-    order = sorted(range(len(pairs)), key=lambda index: len(pairs[index].ids))  # `scores_of` leaves such an order be
-    back = np.argsort(order)
-    kept = list[Tensor]()
-
-    def keep(_: Any, given: tuple[Tensor, ...]) -> None:
-        if given[0].ndim == 2:  # the model itself norms [n, tokens, d]
-            kept.append(given[0].half())
-
-    decoder: Any = loaded.model.model if is_causal(loaded.model) else None
-    with decoder.norm.register_forward_pre_hook(keep) if decoder else contextlib.nullcontext():
-        scores = scores_of(loaded.model, [pairs[index] for index in order])[:, back].numpy()
-    below = len(scores) - 1
-    groups = [torch.stack(kept[start : start + below]) for start in range(0, len(kept), below)]
-    return scores, torch.cat(groups, 1)[:, back].numpy() if groups else np.empty(0, np.float16)
-
-
-def kept_read(folder: Path, loaded: models.Loaded, question: RankingQuestion) -> tuple[np.ndarray, np.ndarray]:
-    """`read`, from the folder where it is there: a deep model reads all pools for hours."""
-    path = folder / f"{digest([question.set, question.query, *question.documents])}.npz"
-    if not path.is_file():
-        scores, states = read(loaded, question)
-        with assets.writing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, scores=scores, states=states)
-    with np.load(path) as stored:
-        return stored["scores"], stored["states"]
-
-
-def score_row(
-    name: str, number: int, question: RankingQuestion, scores: np.ndarray, probed: np.ndarray
-) -> dict[str, Any]:
-    """A row of `scores`. scores: [L, N]. probed: [L - 1, N] or empty."""
-    return {
-        "model": name, "set": question.set, "split": question.split, "pool": number, "name": question.name,
-        "query_sha": digest([question.query])[:12], "candidates_sha": digest(question.documents)[:12],
-        "relevant": question.relevant.astype(np.int8), "layers": scores.shape[0], "n": scores.shape[1],
-        "scores": scores.astype(np.float32).ravel(), "probed": probed.astype(np.float32).ravel(),
-    }  # fmt: skip
-
-
-def asks(name: str, set_: str) -> bool:
-    """Whether a model is asked a set: the applications the decoders alone."""
-    return set_ in (QUESTIONS, CLOZE) or name in DECODERS
-
-
-def model_rows(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """All rows of a model: of `scores`, and of `probes` where it has some.
-
-    Pools that probes are fitted on have scores of probes that were fitted on others of them. folder: keeps what was
-    read, to go on with.
-    """
-    loaded = models.load(name)
-    folder.mkdir(exist_ok=True)
-    probed = name in DECODERS
-    fitting = [(number, question) for split in FITTED for number, question in enumerate(pools(*split))]
-    others = [
-        (number, question)
-        for set_, splits in SPLITS.items()
-        for split in splits
-        if (set_, split) not in FITTED and asks(name, set_)
-        for number, question in enumerate(pools(set_, split))
-    ]
-    first = [kept_read(folder, loaded, question) for _, question in tqdm(fitting, f"{name}, validation")]
-    empty, fitted, crossed = np.empty(0, np.float32), None, None
-    if probed:
-        states = [below for _, below in first]
-        final = [scores[-1] for scores, _ in first]
-        fitted = probes.rounded(probes.fit(states, final, K))
-        crossed = probes.cross_fitted(states, final, K)
-    score_rows = [
-        score_row(name, *pool, scores, empty if crossed is None else crossed[index])
-        for index, (pool, (scores, _)) in enumerate(zip(fitting, first, strict=True))
-    ]
-    del first
-    for number, question in tqdm(others, f"{name}, other sets"):
-        scores, below = kept_read(folder, loaded, question)
-        by_probes = probes.predicted(fitted, below) if fitted else empty
-        score_rows.append(score_row(name, number, question, scores, by_probes))
-    layers = zip(fitted.weights, fitted.intercepts, strict=True) if fitted else ()
-    return score_rows, [
-        {"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
-        for layer, (weights, intercept) in enumerate(layers, 1)
-    ]
-
-
-def shipped(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """The record `probes` as rerankers load it: weights [L - 1, d] and intercepts [L - 1] of each model."""
-    arrays: dict[str, np.ndarray] = {}
-    for model, layers in table.sort_values("layer").groupby("model"):
-        arrays[f"{model}.weights"] = np.stack(layers["weights"].to_list())
-        arrays[f"{model}.intercepts"] = layers["intercept"].to_numpy(np.float32)
-    return arrays
-
+from ondevice_studies.grating.scoring import DEEP, MODELS
+from ondevice_studies.grating.sets import NOTES, RAG, TEST, pools
 
 # Pruning, from the scores
 
 
-CALIBRATED = list(product(MODELS, (QUESTIONS, CLOZE), study.KS))
+CALIBRATED = list(product(MODELS, study.SETS, study.KS))
 
 
 def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]:
-    """Of `curves`: documentation questions of the test split at every threshold."""
-    pools_ = study.pools_of(scores, model, QUESTIONS)
+    """Of `curves`: test pools of `notes and pages` at every threshold."""
+    pools_ = study.pools_of(scores, model, NOTES)
     curve = thresholds.curve(pools_, k)
     return [
         {"model": model, "k": k, "threshold": threshold, "pool": number}
@@ -178,26 +58,6 @@ def curve_rows(scores: pd.DataFrame, model: str, k: int) -> list[dict[str, Any]]
         for row, threshold in enumerate(thresholds.THRESHOLDS)
         for number in range(len(pools_))
     ]
-
-
-def first_rows(set_: str) -> list[dict[str, Any]]:
-    """Of `firsts`: whether the candidate nearest to the query by the embedder is relevant."""
-    return [
-        {"set": set_, "pool": number, "relevant": bool(pool.relevant[pool.cosine.argmax()])}
-        for number, pool in enumerate(of_kind(set_, "test"))
-    ]
-
-
-def candidate_rows(set_: str) -> list[dict[str, Any]]:
-    """Of `candidates`: the questions of the test split, with what search found."""
-    positions = {text: position for position, text in reversed(list(enumerate(passages("test"))))}
-    return [
-        {"set": set_, "pool": number, "name": question.name, "query": question.query, "answer": question.answer,
-         "candidates": np.array([positions[text] for text in question.documents], np.int32),
-         "candidates_sha": digest(question.documents)[:12], "relevant": question.relevant.astype(np.int8),
-         "ranks": question.ranks.astype(np.int8)}
-        for number, question in enumerate(evaluated(set_, "test"))
-    ]  # fmt: skip
 
 
 # Seconds and memory at full size
@@ -213,12 +73,12 @@ FILLED = 1  # layers of ours, or batches of transformers, after which memory doe
 
 @dataclass(frozen=True)
 class Way:
-    """A method, and what drives it: a calibrated rule for K of one model's documentation questions, or nothing."""
+    """A method, and what drives it: a calibrated rule for K of one model's `notes and pages`, or nothing."""
 
     method: str
     rule: str = ""
     k: int = 10
-    model: str = study.DEEP
+    model: str = DEEP
 
 
 WAYS = {
@@ -232,17 +92,15 @@ WAYS = {
 
 
 def searched() -> Callable[[Sequence[Row]], object]:
-    """Keyword search of all passages of the test split."""
-    questions = pools(QUESTIONS, "test")
+    """Keyword search of the candidates of all questions of `RAG`."""
+    questions = pools(RAG, TEST)
     index = retrieval.sparse_index(list(dict.fromkeys(text for question in questions for text in question.documents)))
     return lambda given: index.search([questions[0].query], 10)
 
 
 def decided() -> pd.DataFrame:
-    """What rules decide on documentation questions, by which candidates are driven."""
-    scores = evidence.load("grating", "scores")
-    settings = evidence.load("grating", "calibrated")
-    return study.outcomes(scores, settings, [study.DEEP], [QUESTIONS], study.KS)
+    """What rules decide on test pools of `notes and pages`, by which candidates are driven."""
+    return study.outcomes(study.recorded(), evidence.load("grating", "calibrated"), [DEEP], [NOTES], study.KS)
 
 
 def driving(outcomes: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
@@ -251,8 +109,8 @@ def driving(outcomes: pd.DataFrame, way: Way, documents: int, turn: int, depth: 
         return np.full(documents, depth)
     of_rule = (outcomes["model"] == way.model) & (outcomes["rule"] == way.rule) & (outcomes["k"] == way.k)
     rows = outcomes[of_rule]
-    count = documents // 20
-    layer = np.concatenate(rows["layer"].iloc[(7 * turn + 1) * count : (7 * turn + 2) * count].to_list())
+    pools_ = (np.arange(documents // 20) + (7 * turn + 1) * (documents // 20)) % len(rows)
+    layer = np.concatenate(rows["layer"].iloc[pools_].to_list())
     return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
 
 
@@ -378,30 +236,18 @@ def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> d
 
 # The recording
 
-# By record without a clock, what makes its rows.
-FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "scores": (model_rows,),
-    "probes": (model_rows,),
-    "calibrated": (study.calibrated,),
-    "curves": (curve_rows,),
-    "firsts": (first_rows,),
-    "candidates": (candidate_rows,),
-}
+# By record of rules, what makes its rows.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {"calibrated": (study.calibrated,), "curves": (curve_rows,)}
 
 
 def recorder(name: str) -> Recorder:
-    """Of one record."""
-    settings = {"sets": {set_: list(splits) for set_, splits in SPLITS.items()}, "probes": {"k": K}}
+    """Of one record of rules, seconds or memory."""
     threads = torch.get_num_threads()
     fast = {"shape": full_size.SHAPE, "dtype": str(full_size.native()), "threads": threads}
     small = {"shape": full_size.SHAPE, "dtype": "torch.bfloat16", "threads": threads}
     keys: dict[str, tuple[list[str], dict[str, Any], Sequence[str]]] = {
-        "scores": (["model", "set", "split", "pool"], settings, MODELS),
-        "probes": (["model", "layer"], settings, DECODERS),
         "calibrated": (["model", "set", "k"], {"overlap": study.OVERLAP, "point": study.POINT}, MODELS),
         "curves": (["model", "k"], {"thresholds": list(thresholds.THRESHOLDS[1:])}, MODELS),
-        "firsts": (["set"], {}, ()),
-        "candidates": (["set"], {}, ()),
         "latency": (["documents", "tokens", "round", "method", "rule", "k"], fast, ()),
         "layers": (["tokens", "round", "active"], fast, ()),
         "memory": (["method", "documents", "tokens", "run"], small, ()),
@@ -416,59 +262,23 @@ def again(name: str) -> Again | None:
     """How a part of a record is made again; None of this machine's times, and of the probes, which all pools make."""
     if name == scoring.PROBES or name.startswith("scores-"):
         return scoring.rereading(name)
-    if name == "scores":
-        unit, columns, tolerance = ["model", "set", "split", "pool"], ["scores"], 2e-4
-        return Again(FUNCTIONS[name], unit, some(unit, 3), _scores_again, columns, tolerance)
-    if name in ("calibrated", "curves"):
-        unit = ["model", "set", "k", "rule"] if name == "calibrated" else ["model", "k", "threshold", "pool"]
-        columns = ["setting", "n"] if name == "calibrated" else ["saved", "precision", "overlap"]
-        return Again(FUNCTIONS[name], unit, some(unit[: unit.index("k") + 1], 1), _rules_again(name), columns, 1e-9)
-    rows_of = {"firsts": first_rows, "candidates": candidate_rows}.get(name)
-    if rows_of is None:
+    if name not in FUNCTIONS:
         return None
 
     def make(rows: pd.DataFrame) -> pd.DataFrame:
-        return pd.DataFrame(rows_of(rows["set"].iloc[0]))
-
-    columns = ["relevant"] if name == "firsts" else ["candidates_sha"]
-    return Again(FUNCTIONS[name], ["set", "pool"], some(["set"], 1), make, columns)
-
-
-def _scores_again(rows: pd.DataFrame) -> pd.DataFrame:
-    made = []
-    row: Any
-    for row in rows.itertuples():
-        question = pools(row.set, row.split)[row.pool]
-        scores = read(models.load(row.model), question)[0].astype(np.float32).ravel()
-        made.append((row.model, row.set, row.split, row.pool, scores))
-    return pd.DataFrame(made, columns=["model", "set", "split", "pool", "scores"])
-
-
-def _rules_again(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    def make(rows: pd.DataFrame) -> pd.DataFrame:
-        scores, of_row = evidence.load("grating", "scores"), rows.iloc[0]
+        scores, of_row = study.recorded(), rows.iloc[0]
         if name == "calibrated":
             return pd.DataFrame(study.calibrated(scores, of_row["model"], of_row["set"], of_row["k"]))
         return pd.DataFrame(curve_rows(scores, of_row["model"], of_row["k"]))
 
-    return make
-
-
-def record_scores(kept: Recorder, fitted: Recorder) -> None:
-    """scores and probes, a model at a time."""
-    for name in MODELS:
-        if name not in {unit[0] for unit in kept.done}:
-            scores, probed = model_rows(name, kept.parts / name)
-            if probed:  # before the scores, whose presence says that a model is done
-                fitted.add(probed)
-                fitted.checkpoint()
-            kept.add(scores)
-            kept.checkpoint()
+    unit = ["model", "set", "k", "rule"] if name == "calibrated" else ["model", "k", "threshold", "pool"]
+    columns = ["setting", "n"] if name == "calibrated" else ["saved", "precision", "overlap"]
+    return Again(FUNCTIONS[name], unit, some(unit[: unit.index("k") + 1], 1), make, columns, 1e-9)
 
 
 def record_rules(kept: Recorder, curves: Recorder) -> None:
-    """calibrated and curves, from the record `scores`."""
-    scores = evidence.load("grating", "scores")
+    """calibrated and curves, from the records of scores."""
+    scores = study.recorded()
     for model, set_, k in CALIBRATED:
         if (model, set_, k) not in kept.done:
             kept.add(study.calibrated(scores, model, set_, k))
@@ -478,17 +288,8 @@ def record_rules(kept: Recorder, curves: Recorder) -> None:
             curves.add(curve_rows(scores, model, k))
 
 
-def record_sets(rows_of: Callable[[str], list[dict[str, Any]]], kept: Recorder) -> None:
-    """firsts or candidates; seconds, but for the vectors of all passages the first time."""
-    for set_ in sorted({QUESTIONS, CLOZE} - {unit[0] for unit in kept.done}):
-        kept.add(rows_of(set_))
-
-
 RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
-    "scores": (record_scores, ["scores", "probes"]),
     "rules": (record_rules, ["calibrated", "curves"]),
-    "firsts": (partial(record_sets, first_rows), ["firsts"]),
-    "candidates": (partial(record_sets, candidate_rows), ["candidates"]),
     "latency": (record_latency, ["latency", "layers"]),
     "memory": (record_memory, ["memory"]),
     "limits": (record_limits, ["limits"]),
@@ -500,7 +301,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command; a record is written once nothing of it is missing, and gone on with where it was stopped."""
     parser = argparse.ArgumentParser(prog="make record PAPER=grating", description=__doc__)
     of_parts = {f"scores-{part}": part for part in scoring.PARTS}
-    parser.add_argument("--only", nargs="+", default=list(RECORDS), choices=[*RECORDS, *of_parts])
+    every = [*of_parts, *RECORDS]
+    parser.add_argument("--only", nargs="+", default=every, choices=every)
     parser.add_argument("--share", default="1/1", help="i/n: this process reads every n-th pool of scores-*")
     options = parser.parse_args(argv)
     share, shares = map(int, options.share.split("/"))
@@ -512,8 +314,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         recorders = list(map(recorder, names))
         make(*recorders)
         print(*(kept.finish() for kept in recorders if kept.done), sep="\n")
-        if "probes" in names:
-            models.save_arrays("probes", shipped(evidence.load("grating", "probes")))
 
 
 if __name__ == "__main__":

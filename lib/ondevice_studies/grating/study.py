@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ondevice import evidence
 from ondevice.evidence import derived
 from ondevice.evidence.resampling import DRAWS, Resampled, resample
-from ondevice.retrieval.pools import CALIBRATION
 from ondevice_papers.grating import margins
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import Pool, measured, replay, sweep, validation
 from ondevice_papers.grating.pruning import PoolOutcome, Rule, cluster_rule, select
 from ondevice_papers.grating.thresholds import THRESHOLDS, curve, lowest
+from ondevice_studies.grating import scoring
 from ondevice_studies.grating.full_size import depths
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS
+from ondevice_studies.grating.sets import NOTES, PARAGRAPHS, TEST, VALIDATION
 
-BASE, DEEP, ENCODER = "pydocs-reranker", "pydocs-reranker-deep", "minilm-reranker"
-MODELS = (BASE, DEEP, ENCODER)
-DECODERS = (BASE, DEEP)
+SETS = (NOTES, PARAGRAPHS)  # with validation pools
+DECODERS = scoring.PROBED
 KS = (1, 5, 10)
+KEPT = 5  # paragraphs that are kept of a long context; the paper keeps 10 of 20
 LOW, HIGH, MARGIN, PROBED = "low", "high", "margin", "margin, probes"
 RULES = (LOW, HIGH, MARGIN, PROBED)
 OVERLAP, POINT = 0.98, 0.01  # what `high` and the margins keep of the full model's top K; what `low` loses of Precision
@@ -43,7 +43,14 @@ UNPRUNED = "GRATING without pruning"
 NO_RERANKER, FIRST = "no reranker", "the first ones, unranked"
 
 
-def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", probed: bool = False) -> list[Pool]:
+@cache
+def recorded() -> pd.DataFrame:
+    """The scores of all pools after every layer, as `scoring` recorded them in parts."""
+    parts = [evidence.load("grating", f"scores-{part}") for part in scoring.PARTS]
+    return derived(pd.concat(parts, ignore_index=True), *parts)
+
+
+def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = TEST, probed: bool = False) -> list[Pool]:
     """Recorded pools, in their order. probed: with the probes' scores after every layer but the last."""
     chosen = scores[(scores["model"] == model) & (scores["set"] == set_) & (scores["split"] == split)]
     pools = []
@@ -59,6 +66,11 @@ def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = "test", p
 # Calibration
 
 
+def rules_of(model: str, set_: str) -> tuple[str, ...]:
+    """Those that are calibrated. Probes are a decoder's; on `paragraphs` no model is so precise that it could lose."""
+    return tuple(rule for rule in RULES if (rule != LOW or set_ == NOTES) and (rule != PROBED or model in DECODERS))
+
+
 def calibrated(
     scores: pd.DataFrame, model: str, set_: str, k: int, every: Sequence[float] = THRESHOLDS
 ) -> list[dict[str, Any]]:
@@ -67,25 +79,26 @@ def calibrated(
     set_: the validation pools. `low` keeps Precision@K within a point of the full model's, `high` keeps 98 % of its top
     K, both by the paper's rule and with no promise; the margins are certified.
     """
-    valid = validation(pools_of(scores, model, set_, "validation"))
+    valid = validation(pools_of(scores, model, set_, VALIDATION))
     curves = curve(valid, k, thresholds=every)
     means = {name: values.mean(1) for name, values in curves.items()}
-    rows = [
-        (LOW, lowest(every, means["precision"].tolist(), means["full"][0] - POINT), np.nan, len(valid)),
-        (HIGH, lowest(every, means["overlap"].tolist(), OVERLAP), np.nan, len(valid)),
-    ]
-    for name in (MARGIN, PROBED) if model in DECODERS else (MARGIN,):
-        used = certifying(scores, model, name == PROBED)
-        certified = margins.certify(used, k, OVERLAP)
-        rows.append((name, certified.chance, certified.p_value, certified.tested))
-    columns = ("rule", "setting", "p_value", "n")
-    return [{"model": model, "set": set_, "k": k, **dict(zip(columns, row, strict=True))} for row in rows]
+    targets = {LOW: ("precision", means["full"][0] - POINT), HIGH: ("overlap", OVERLAP)}
+    rows = []
+    for rule in rules_of(model, set_):
+        if rule in targets:
+            quantity, target = targets[rule]
+            setting, p_value, n = lowest(every, means[quantity].tolist(), target), np.nan, len(valid)
+        else:
+            certified = margins.certify(certifying(scores, model, rule == PROBED), k, OVERLAP)
+            setting, p_value, n = certified.chance, certified.p_value, certified.tested
+        row = {"rule": rule, "setting": setting, "p_value": p_value, "n": n}
+        rows.append({"model": model, "set": set_, "k": k} | row)
+    return rows
 
 
 def certifying(scores: pd.DataFrame, model: str, probed: bool) -> list[Pool]:
-    """Pools of both sets that margins are fitted and certified on: 125 questions alone could not promise 98 %."""
-    sets = product((QUESTIONS, CLOZE), (CALIBRATION, "validation"))
-    return [pool for name, split in sets for pool in pools_of(scores, model, name, split, probed)]
+    """Pools of both sets that margins are fitted and certified on: those of one alone could not promise 98 %."""
+    return [pool for set_ in SETS for pool in pools_of(scores, model, set_, VALIDATION, probed)]
 
 
 @dataclass(frozen=True)
@@ -139,12 +152,12 @@ def outcomes(
     """
     rows = []
     for model, set_, k, rule in ((m, s, k, r) for m in models for s in sets for k in ks for r in rules):
-        if rule == PROBED and model not in DECODERS:
+        if rule not in rules_of(model, set_):
             continue
         pruning = rule_of(scores, settings, model, set_, k, rule, how)
-        recorded = pools_of(scores, model, set_, "test", rule == PROBED)
-        for number in some or range(len(recorded)):
-            pool = recorded[number]
+        pools = pools_of(scores, model, set_, TEST, rule == PROBED)
+        for number in some or range(len(pools)):
+            pool = pools[number]
             outcome = replay(pool, k, pruning if k < len(pool.relevant) else None, select=how.select)
             rows.append({
                 "model": model, "set": set_, "k": k, "rule": rule, "pool": number, "name": pool.name,

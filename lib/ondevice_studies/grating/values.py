@@ -20,8 +20,9 @@ from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
 from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
-from ondevice_studies.grating.questions import CLOZE, QUESTIONS
-from ondevice_studies.grating.study import DECODERS, DEEP, FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
+from ondevice_studies.grating.scoring import DEEP
+from ondevice_studies.grating.sets import NOTES, RAG
+from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
 
 PAPER_RULES = (LOW, HIGH)
 Pair = tuple[Estimate, Estimate]
@@ -59,6 +60,11 @@ class Cell:
         loss = self.means.estimate(self.loss)
         return loss if self.loss.any() or not loss.n else replace(loss, high=100 * (1 - 0.05 ** (1 / loss.n)))
 
+    @property
+    def missed(self) -> Estimate:
+        """Percent of the full model's top K that was not kept."""
+        return self.means.estimate(100 * (1 - self.means["overlap"][:, 0]))
+
     def by(self, ours: str) -> Cell:
         """The cell with another method in GRATING's place."""
         return self if ours == OURS else replace(self, ours=ours, loss=0 * self.loss)
@@ -69,7 +75,7 @@ def cells(outcomes: pd.DataFrame, seed: int = 0) -> list[Cell]:
     methods = [name for name in (OURS, UNPRUNED, HF, OFFLOAD, NO_RERANKER, FIRST) if name in outcomes]
     cells_ = []
     for key, rows in outcomes.groupby(["model", "set", "k", "rule"], sort=False):
-        means = study.means(derived(rows, outcomes), {"precision": "precision", "full": "full"}, seed)
+        means = study.means(derived(rows, outcomes), {name: name for name in ("precision", "full", "overlap")}, seed)
         names = pd.factorize(rows["name"])[0]
         seconds = {}
         for method in methods:
@@ -140,20 +146,20 @@ def higher_threshold(cells: Sequence[Cell], settings: pd.DataFrame, ours: str = 
 
 def driving(cells: Sequence[Cell], rule: str) -> Cell:
     """The cell whose recorded pools drove whole runs."""
-    return next(cell for cell in cells if cell.key == (DEEP, QUESTIONS, 10, rule))
+    return next(cell for cell in cells if cell.key == (DEEP, NOTES, 10, rule))
 
 
 # Scores (Figures 2 and 10)
 
 
 def exits(scores: pd.DataFrame, models: Sequence[str], ks: Sequence[int]) -> pd.DataFrame:
-    """What a fixed exit does to test questions: all candidates leave after a layer, whatever their scores.
+    """What a fixed exit does to `notes and pages`: all candidates leave after a layer, whatever their scores.
 
     The columns of `curves`, the layer in the threshold's place.
     """
     rows = []
     for model, k in product(models, ks):
-        for number, pool in enumerate(study.pools_of(scores, model, QUESTIONS)):
+        for number, pool in enumerate(study.pools_of(scores, model, NOTES)):
             most = min(k, int(pool.relevant.sum()))
             for layer, values in enumerate(pool.scores, 1):
                 precision = pool.relevant[ranking(values)[:k]].sum() / most
@@ -214,21 +220,18 @@ def settled(agreement: pd.DataFrame, level: float = 0.8) -> Estimate:
     return Estimate(ends[0], min(ends), max(ends), int(agreement["pools"].min()), kind_of(agreement), "pools")
 
 
-def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate, ...]:
-    """Percent of Precision@1 that rerankers gain on the embedder, mean over rerankers, of each set.
+def over_embedder(scores: pd.DataFrame) -> tuple[Estimate, ...]:
+    """Percent of Precision@1 that rerankers gain on the embedder, mean over rerankers, of `notes and pages` and `RAG`.
 
-    firsts: set, pool, relevant (the embedder's first candidate of a pool).
+    scores: as recorded, with `nearest`: the embedder's first candidate is relevant.
     """
     gains = []
-    for set_ in (QUESTIONS, CLOZE):
-        embedder = firsts.loc[firsts["set"] == set_].sort_values("pool")["relevant"].to_numpy(float)
-        ours = np.mean(
-            [
-                [pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
-                for model in study.MODELS
-            ],
-            axis=0,
-        )
+    for set_ in (NOTES, RAG):
+        of_models = [scores.query("model == @model and set == @set_ and split == 'test'") for model in study.MODELS]
+        embedder = of_models[0]["nearest"].to_numpy(float)
+        firsts = [[pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
+                  for model in study.MODELS]  # fmt: skip
+        ours = np.mean(firsts, axis=0)
 
         def gain(drawn: NDArray[np.int64], ours: Floats = ours, embedder: Floats = embedder) -> float:
             return float(100 * (ours[drawn].mean() / embedder[drawn].mean() - 1))
@@ -240,26 +243,29 @@ def over_embedder(scores: pd.DataFrame, firsts: pd.DataFrame) -> tuple[Estimate,
 # Applications
 
 
-def application(cells: Sequence[Cell], models: Sequence[str] = DECODERS, ours: str = OURS) -> Pair:
-    """(saved of HF's latency, loss) with the model that saves most. cells: of one application."""
-    of_models = [cell.by(ours) for cell in cells if cell.key[0] in models]
-    return max(of_models, key=lambda cell: cell.saved(HF)[0]).pair(HF)
+def of_decoder(cells: Sequence[Cell], ours: str = OURS) -> Cell:
+    """Of an application's cells that of `DEEP`, which stands for the paper's decoders. ours: the method judged."""
+    return next(cell for cell in cells if cell.key[0] == DEEP).by(ours)
+
+
+def application(cells: Sequence[Cell], ours: str = OURS) -> Pair:
+    """(saved of HF's latency, loss) with the decoder. cells: of one application."""
+    return of_decoder(cells, ours).pair(HF)
 
 
 def least_saved(rag: Sequence[Cell], context: Sequence[Cell], ours: str = OURS) -> Pair:
-    """(saved of HF's latency, loss), of the applications, each with its better model, where least is saved."""
-    pairs = [application(cells, ours=ours) for cells in (rag, context)]
-    return min(pairs, key=lambda pair: pair[0].value)
+    """(saved of HF's latency, loss) of the application in which the decoder saves least."""
+    return min((application(cells, ours) for cells in (rag, context)), key=lambda pair: pair[0].value)
 
 
 def most_lost(rag: Sequence[Cell]) -> Estimate:
-    """The greater loss of Precision@10 of the two decoders, in points."""
+    """The greater loss of Precision@10 of the two rerankers, in points."""
     return max((cell.lost for cell in rag), key=lambda loss: loss.value)
 
 
 def read_less(context: Sequence[Cell], ours: str = OURS) -> Estimate:
-    """Percent of the end-to-end latency without a reranker that selection saves on long contexts, with `BASE`."""
-    return next(cell for cell in context if cell.key[0] == study.BASE).by(ours).pair(NO_RERANKER)[0]
+    """Percent of the end-to-end latency without a reranker that selection saves on long contexts, with the decoder."""
+    return of_decoder(context, ours).pair(NO_RERANKER)[0]
 
 
 def share_of_stage(stages: pd.DataFrame, column: str, index: int = -1) -> Estimate:

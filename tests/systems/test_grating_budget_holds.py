@@ -18,9 +18,9 @@ CASES: dict[str, dict[str, Any]] = {
     "500 short texts": {"model": "minilm-reranker", "budget": 80, "texts": 500, "longest": 60},
     "chunks of many shapes": {"model": "minilm-reranker", "budget": 80, "texts": 200, "longest": 868},
     "5 MB of text": {"model": "minilm-reranker", "budget": 100, "texts": 3, "longest": 800, "huge": True},
-    "long texts": {"model": "pydocs-reranker", "budget": 110, "texts": 40, "longest": 2000, "threads": 2},
-    "a pruned pool": {"model": "pydocs-reranker-deep", "budget": 150, "texts": 200, "longest": 300, "threshold": 0.3,
-                      "calls": 3},
+    "long texts": {"model": "smollm2-reranker", "budget": 150, "texts": 12, "longest": 2000, "threads": 2},
+    "a pruned pool": {"model": "smollm2-reranker", "budget": 150, "texts": 60, "longest": 300, "threshold": 0.3,
+                      "calls": 2},
 }  # fmt: skip
 
 

@@ -42,7 +42,8 @@ IN_MEMORY = "GRATING's engine, weights in memory"
 STEPS = ("baseline", "pruning", "chunked execution", "sliding window", "embedding cache")
 BASELINE, ONE_BATCH, CHUNKS, WINDOW, CACHE = STEPS  # of Figure 16, each with those before it
 SHAPE = "qwen3-reranker-0.6b"
-BATCH = 4  # rows of a forward of transformers; with 20 at a time the temporaries are five times as many
+HF_8, HF_20 = "HF, 8 rows at once", "HF, 20 rows at once"
+BATCHES = {HF: 4, OFFLOAD: 4, BASELINE: 4, HF_8: 8, HF_20: 20}  # rows of a forward of transformers
 MMAP = 1 << 16  # bytes: malloc's setting with which accelerate's offload holds least
 MB = 1_000_000
 Score = Callable[[Sequence[Row]], object]
@@ -114,10 +115,11 @@ def offloaded(folder: Path) -> Any:
     return model
 
 
-def by_transformers(folder: Path, model: Any, batches: int | None = None) -> Score:
+def by_transformers(folder: Path, model: Any, size: int, batches: int | None = None) -> Score:
     """Batches of like lengths through its own forward, without what a reranker needs not: a cache, other logits.
 
-    batches: how many of them, for memory: one takes what all do, as all rows of the table are read first.
+    size: rows of a batch. batches: how many of them, for memory: one takes what all do, as all rows of the table are
+    read first.
     """
     shape = architecture(folder)
 
@@ -126,8 +128,8 @@ def by_transformers(folder: Path, model: Any, batches: int | None = None) -> Sco
         scores = []
         for row in given:  # the rows of the table that all batches touch
             model.model.embed_tokens(torch.tensor(row.ids))
-        for start in range(0, len(given) if batches is None else batches * BATCH, BATCH):
-            batch = PaddedRows(given[start : start + BATCH])
+        for start in range(0, len(given) if batches is None else batches * size, size):
+            batch = PaddedRows(given[start : start + size])
             ids = torch.zeros(batch.real.shape, dtype=torch.int64)
             ids[batch.real] = batch.ids
             hidden = model.model(input_ids=ids, attention_mask=batch.real.long(), use_cache=False).last_hidden_state
@@ -146,8 +148,9 @@ def scorer(
     """A method with its weights loaded, as far as it loads them before it is asked."""
     shape = architecture(folder)
     options: dict[str, Any] = {} if runs is None else {"select": driven(runs)}
-    if method in (HF, BASELINE, OFFLOAD):
-        yield by_transformers(folder, offloaded(folder) if method == OFFLOAD else network(folder), batches)
+    if method in BATCHES:
+        model = offloaded(folder) if method == OFFLOAD else network(folder)
+        yield by_transformers(folder, model, BATCHES[method], batches)
     elif method in (ONE_BATCH, CHUNKS, IN_MEMORY):
         model = network(folder)
         if runs is not None:  # a pass that ends early reads not all of what a whole one does
@@ -246,7 +249,7 @@ def _environment(job: Trial) -> dict[str, str]:
 def _measure(job: Trial) -> None:
     torch.set_num_threads(job.threads)
     folder = Path(job.folder)
-    if job.method in (HF, BASELINE, OFFLOAD):
+    if job.method in BATCHES:
         import accelerate  # noqa: F401
     given = rows(architecture(folder), job.documents, job.tokens)
     for dtype in (torch.float32, torch.bfloat16):

@@ -33,6 +33,8 @@ from ondevice_studies.grating.full_size import (
     CACHE,
     CHUNKS,
     HF,
+    HF_8,
+    HF_20,
     OFFLOAD,
     ONE_BATCH,
     OURS,
@@ -190,11 +192,13 @@ def record_larger(kept: Recorder) -> None:
 
 def record_memory(kept: Recorder) -> None:
     """memory: each run in a process of its own. Forms whose peak alone counts end after the first layer, whose peak is
-    that of all, or after the first batch of four rows, once all documents' rows of the table were read."""
+    that of all, or after the first batch of four rows, once all documents' rows of the table were read. Transformers'
+    peak depends on the rows of a batch: three sizes."""
     folder = prepare(f"random:{full_size.SHAPE}", torch.bfloat16)
     jobs = [(HF, 1, 32, False), (OURS, 20, SHORT, False), (HF, 20, SHORT, False), (OURS, 20, LONG, False),
             (HF, 20, LONG, False), (OFFLOAD, 20, SHORT, True), (OFFLOAD, 20, LONG, True),
             (WHOLE_LAYERS, 20, SHORT, True), (WHOLE_LAYERS, 20, LONG, True), (OURS, 60, LONG, True),
+            (HF_8, 20, LONG, False), (HF_20, 20, LONG, False),
             *((step, 60, LONG, True) for step in (ONE_BATCH, CHUNKS, WINDOW, CACHE))]  # fmt: skip
     for run, (method, documents, tokens, cut) in product(range(3), jobs):
         if (method, documents, tokens, run) not in kept.done:

@@ -19,7 +19,7 @@ from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
-from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
+from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, HF_8, HF_20, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
 from ondevice_studies.grating.scoring import DEEP
 from ondevice_studies.grating.sets import NOTES, RAG
 from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
@@ -324,9 +324,19 @@ def memory_saved(memory: pd.DataFrame, method: str, tokens: int = 500, column: s
     return both(lambda name: 100 * (1 - over(memory, method, HF, tokens, name)), memory, column)
 
 
-def memory_added(memory: pd.DataFrame, method: str) -> Estimate:
+def memory_added(memory: pd.DataFrame, method: str, base: str = HF) -> Estimate:
     """Percent of transformers' resident memory by which a method takes more."""
-    return of_runs(100 * (over(memory, method, HF) - 1), memory)
+    return of_runs(100 * (over(memory, method, base) - 1), memory)
+
+
+def added_to_each(memory: pd.DataFrame, method: str, percent: bool) -> tuple[Estimate, ...]:
+    """What a method takes more than transformers with batches of 4, 8 and 20 rows: percent of its memory, or MB.
+
+    The paper does not say how many rows its baseline takes at once, and its temporaries grow with them.
+    """
+    if percent:
+        return tuple(memory_added(memory, method, base) for base in (HF, HF_8, HF_20))
+    return tuple(peak_less(memory, method, base)[0] for base in (HF, HF_8, HF_20))
 
 
 def overheads(memory: pd.DataFrame, chunks: str = CHUNKS) -> Pair:

@@ -163,12 +163,13 @@ def ours(way: str, model: str) -> Logits:
     from ondevice import evidence
     from ondevice_programs.reranker import Reranker
     from ondevice_studies.grating import study
+    from ondevice_studies.grating.sets import NOTES
 
     made: Any = Reranker(model, calibration=False, memory_budget=150 if way == SMALL else None,
                          mode="order" if way == PRUNED else "set", activation_fn=torch.nn.Identity())  # fmt: skip
     if way == PRUNED:
         settings = evidence.load("grating", "calibrated")
-        rule = study.rule_of(study.recorded(), settings, model, study.NOTES, K, study.MARGIN)
+        rule = study.rule_of(study.recorded(), settings, model, NOTES, K, study.MARGIN)
         made._rule = lambda k: rule
 
     def logits(query: str, texts: list[str]) -> np.ndarray:

@@ -15,7 +15,7 @@ from ondevice_papers.grating.pools import measure
 from ondevice_studies.grating import live, study, values
 from ondevice_studies.grating.claims import CLAIMS
 from ondevice_studies.grating.full_size import HF, OFFLOAD, OURS
-from ondevice_studies.grating.scoring import DEEP, ENCODER
+from ondevice_studies.grating.scoring import DEEP, ENCODER, MODELS
 from ondevice_studies.grating.sets import NOTES, PARAGRAPHS, RAG
 from ondevice_studies.grating.study import HIGH, LOW, MARGIN, PROBED, UNPRUNED
 
@@ -67,7 +67,7 @@ def test_what_is_judged_are_test_pools():
 @pytest.mark.parametrize("set_", [NOTES, PARAGRAPHS])
 def test_the_recorded_pools_of_both_splits_are_apart_and_curves_are_of_test_pools(set_: str):
     scores, curves = study.recorded(), load("grating", "curves")
-    for model in study.MODELS:
+    for model in MODELS:
         valid, test = (study.pools_of(scores, model, set_, split) for split in ("validation", "test"))
         assert not {pool.name for pool in valid} & {pool.name for pool in test}
         assert {pool.split for pool in valid} == {"validation"} and {pool.split for pool in test} == {"test"}
@@ -189,7 +189,8 @@ def timed_cells(names: list[str], rule: str = LOW) -> list[values.Cell]:
     """Of pools about these documents: pruning takes 5 to 8 of 10 seconds, and loses every other pool."""
     seconds = 5.0 + np.arange(len(names)) % 4
     rows = {"model": DEEP, "set": NOTES, "k": 1, "rule": rule, "name": names, "pool": range(len(names)), "full": 1.0,
-            "overlap": 0.75, "precision": np.arange(len(names)) % 2, OURS: [np.array([x]) for x in seconds]}
+            "overlap": 0.75, "saved": 0.4, "precision": np.arange(len(names)) % 2}
+    rows |= {OURS: [np.array([x]) for x in seconds]}
     others = {UNPRUNED: 10.5, HF: 10.0, OFFLOAD: 14.0}
     rows |= {method: [np.array([taken])] * len(names) for method, taken in others.items()}
     return values.cells(born(pd.DataFrame(rows), "recorded"))
@@ -205,7 +206,7 @@ def test_questions_on_one_document_are_drawn_together():
 def test_the_clock_s_rounds_are_in_the_interval():
     names = list("abcdefgh")
     rows = {"model": DEEP, "set": PARAGRAPHS, "k": 1, "rule": LOW, "name": names, "pool": range(8), "full": 1.0,
-            "precision": 1.0, "overlap": 1.0}  # fmt: skip
+            "precision": 1.0, "overlap": 1.0, "saved": 0.5}  # fmt: skip
     widths = []
     for slow in (5.0, 8.0):
         taken = {OURS: [np.array([5.0, slow])] * 8, HF: [np.array([10.0, 10.0])] * 8}
@@ -222,6 +223,15 @@ def test_the_null_of_a_saving_is_ranking_without_pruning():
     assert [part.value for part in ours] == pytest.approx([35, 50])
     assert [part.value for part in null] == pytest.approx([-5, 0]) and null[0].interval == (-5, -5)
     assert [part.value for part in CLAIMS["grating-c15"].values({"cells": cells})] == [1, 0]
+
+
+def test_a_loss_counts_with_the_work_that_it_saves():
+    cells = timed_cells(list("abcdefgh"))
+    (lost, work), (_, idle) = CLAIMS["grating-c03"].values({"cells": cells})
+    assert (lost.value, work.value, idle.value) == (50, pytest.approx(40), 0)
+    assert kind_of([lost, work]) == "replayed"
+    rule = CLAIMS["grating-c03"].rule
+    assert [rule.verdict(pair) for pair in ((0, 40), (0, 0), (5, 40))] == ["reproduced", "contradicted", "contradicted"]
 
 
 def test_memory_is_a_range_of_runs_of_both_kinds():

@@ -20,7 +20,7 @@ from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
 from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, HF_8, HF_20, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
-from ondevice_studies.grating.scoring import DEEP
+from ondevice_studies.grating.scoring import DEEP, MODELS
 from ondevice_studies.grating.sets import NOTES, RAG
 from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
 
@@ -55,15 +55,24 @@ class Cell:
     @property
     def lost(self) -> Estimate:
         """The loss. Where no pool lost anything, its interval ends where 95 of 100 draws of so many would show some."""
+        loss = self.replayed(self.loss)
         if self.ours != OURS:
-            return exact(0, self.means.kind)
-        loss = self.means.estimate(self.loss)
+            return exact(0, loss.kind)
         return loss if self.loss.any() or not loss.n else replace(loss, high=100 * (1 - 0.05 ** (1 / loss.n)))
+
+    @property
+    def work(self) -> Floats:
+        """Percent of the layer-candidates that were not computed."""
+        return 100 * self.means["saved"][:, 0] * (self.ours == OURS)
 
     @property
     def missed(self) -> Estimate:
         """Percent of the full model's top K that was not kept."""
-        return self.means.estimate(100 * (1 - self.means["overlap"][:, 0]))
+        return self.replayed(100 * (1 - self.means["overlap"][:, 0]))
+
+    def replayed(self, draws: Floats) -> Estimate:
+        """Of what decisions do to recorded scores, without a clock."""
+        return replace(self.means.estimate(draws), kind="replayed")
 
     def by(self, ours: str) -> Cell:
         """The cell with another method in GRATING's place."""
@@ -75,7 +84,8 @@ def cells(outcomes: pd.DataFrame, seed: int = 0) -> list[Cell]:
     methods = [name for name in (OURS, UNPRUNED, HF, OFFLOAD, NO_RERANKER, FIRST) if name in outcomes]
     cells_ = []
     for key, rows in outcomes.groupby(["model", "set", "k", "rule"], sort=False):
-        means = study.means(derived(rows, outcomes), {name: name for name in ("precision", "full", "overlap")}, seed)
+        quantities = {name: name for name in ("precision", "full", "overlap", "saved")}
+        means = study.means(derived(rows, outcomes), quantities, seed)
         names = pd.factorize(rows["name"])[0]
         seconds = {}
         for method in methods:
@@ -115,9 +125,13 @@ def grouped(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     yield from by_key.values()
 
 
-def greatest_loss(cells: Sequence[Cell]) -> Estimate:
-    """Of Precision@K, in points, over the paper's two rules."""
-    return max(of_paper(cells), key=lambda cell: cell.loss[0]).lost
+def loss_and_work(cells: Sequence[Cell]) -> Pair:
+    """(greatest loss of Precision@K in points, percent of the work that is saved, the cells' mean).
+
+    Who prunes nothing loses nothing; so a small loss counts with what it buys.
+    """
+    greatest = max(cells, key=lambda cell: cell.loss[0]).lost
+    return greatest, cells[0].replayed(np.mean([cell.work for cell in cells], axis=0))
 
 
 def hardest(cells: Sequence[Cell], k: int, ours: str = OURS) -> Pair:
@@ -227,10 +241,10 @@ def over_embedder(scores: pd.DataFrame) -> tuple[Estimate, ...]:
     """
     gains = []
     for set_ in (NOTES, RAG):
-        of_models = [scores.query("model == @model and set == @set_ and split == 'test'") for model in study.MODELS]
+        of_models = [scores.query("model == @model and set == @set_ and split == 'test'") for model in MODELS]
         embedder = of_models[0]["nearest"].to_numpy(float)
         firsts = [[pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
-                  for model in study.MODELS]  # fmt: skip
+                  for model in MODELS]  # fmt: skip
         ours = np.mean(firsts, axis=0)
 
         def gain(drawn: NDArray[np.int64], ours: Floats = ours, embedder: Floats = embedder) -> float:
@@ -256,11 +270,6 @@ def application(cells: Sequence[Cell], ours: str = OURS) -> Pair:
 def least_saved(rag: Sequence[Cell], context: Sequence[Cell], ours: str = OURS) -> Pair:
     """(saved of HF's latency, loss) of the application in which the decoder saves least."""
     return min((application(cells, ours) for cells in (rag, context)), key=lambda pair: pair[0].value)
-
-
-def most_lost(rag: Sequence[Cell]) -> Estimate:
-    """The greater loss of Precision@10 of the two rerankers, in points."""
-    return max((cell.lost for cell in rag), key=lambda loss: loss.value)
 
 
 def read_less(context: Sequence[Cell], ours: str = OURS) -> Estimate:

@@ -227,9 +227,12 @@ def test_the_null_of_a_saving_is_ranking_without_pruning():
 
 def test_a_loss_counts_with_the_work_that_it_saves():
     cells = timed_cells(list("abcdefgh"))
-    (lost, work), (_, idle) = CLAIMS["grating-c03"].values({"cells": cells})
-    assert (lost.value, work.value, idle.value) == (50, pytest.approx(40), 0)
-    assert kind_of([lost, work]) == "replayed"
+    layers = [(layer, 1 - layer / 4, layer / 4) for layer in range(1, 5)]  # of four: saved, and the precision then
+    rows = [(DEEP, 1, layer, pool, saved, right) for layer, saved, right in layers for pool in range(8)]
+    fixed = pd.DataFrame(rows, columns=["model", "k", "threshold", "pool", "saved", "precision"])
+    (lost, work), (lost_by_all, work_of_all) = CLAIMS["grating-c03"].values({"cells": cells, "fixed": fixed})
+    assert (lost.value, work.value) == (50, pytest.approx(40)) and kind_of([lost, work]) == "replayed"
+    assert (lost_by_all.value, work_of_all.value) == (50, 50)  # after two layers: at 40 % no later exit saves as much
     rule = CLAIMS["grating-c03"].rule
     assert [rule.verdict(pair) for pair in ((0, 40), (0, 0), (5, 40))] == ["reproduced", "contradicted", "contradicted"]
 

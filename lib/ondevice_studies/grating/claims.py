@@ -37,7 +37,8 @@ from ondevice_studies.grating.study import FIRST, LOW, UNPRUNED
 VALUES: dict[str, Judged] = {
     "grating-c01": judged(partial(values.largest, against=OFFLOAD), ours=UNPRUNED),
     "grating-c03": judged(
-        lambda cells, ours=OURS: values.loss_and_work(values.of_paper(cells, ours=ours)), ours=UNPRUNED
+        lambda cells, fixed, at_once=False: values.loss_and_work(values.of_paper(cells), fixed if at_once else None),
+        at_once=True,
     ),
     "grating-c04": judged(values.least_saved, ours=UNPRUNED),
     "grating-c08": judged(partial(values.share_of_stage, column="latency_ms"), index=1),
@@ -54,7 +55,9 @@ VALUES: dict[str, Judged] = {
     "grating-c23": judged(values.lowest_at_once, ours=OFFLOAD),
     "grating-c25": judged(lambda rag, ours=OURS: values.application(rag, ours), ours=UNPRUNED),
     "grating-c27": judged(partial(values.memory_saved, method=OURS, column="mean_mb"), method=OFFLOAD),
-    "grating-c28": judged(lambda rag, ours=OURS: values.loss_and_work([cell.by(ours) for cell in rag]), ours=UNPRUNED),
+    "grating-c28": judged(
+        lambda rag, fixed_rag, at_once=False: values.loss_and_work(rag, fixed_rag if at_once else None), at_once=True
+    ),
     "grating-c32": judged(partial(values.memory_saved, method=OURS, tokens=128), method=OFFLOAD),
     "grating-c33": judged(lambda context, ours=OURS: values.application(context, ours), ours=UNPRUNED),
     "grating-c34": judged(values.read_less, ours=FIRST),

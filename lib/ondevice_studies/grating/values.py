@@ -125,13 +125,29 @@ def grouped(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     yield from by_key.values()
 
 
-def loss_and_work(cells: Sequence[Cell]) -> Pair:
+def loss_and_work(cells: Sequence[Cell], fixed: pd.DataFrame | None = None, seed: int = 0) -> Pair:
     """(greatest loss of Precision@K in points, percent of the work that is saved, the cells' mean).
 
-    Who prunes nothing loses nothing; so a small loss counts with what it buys.
+    Who prunes nothing loses nothing; so a small loss counts with what it buys. fixed: of `exits`; then all candidates
+    of a cell leave after the last layer that saves at least as much as the rule does.
     """
-    greatest = max(cells, key=lambda cell: cell.loss[0]).lost
-    return greatest, cells[0].replayed(np.mean([cell.work for cell in cells], axis=0))
+    losses, works = [cell.loss for cell in cells], [cell.work for cell in cells]
+    if fixed is not None:
+        after = [_exit(fixed, cell) for cell in cells]
+        losses = [study.weights(len(lost), seed) @ lost for lost, _ in after]
+        works = [np.full_like(losses[0], saved) for _, saved in after]
+    greatest = int(np.argmax([loss[0] for loss in losses]))
+    lost = cells[greatest].lost if fixed is None else cells[greatest].replayed(losses[greatest])
+    return lost, cells[0].replayed(np.mean(works, axis=0))
+
+
+def _exit(fixed: pd.DataFrame, cell: Cell) -> tuple[Floats, float]:
+    """([pools] points lost, percent saved) where all leave after the last layer that saves as much as a cell does."""
+    model, _, k, _ = cell.key
+    by_layer = fixed[(fixed["model"] == model) & (fixed["k"] == k)].pivot(index="threshold", columns="pool")
+    precision, saved = by_layer["precision"].to_numpy(), 100 * by_layer["saved"].to_numpy()[:, 0]
+    layer = max(int((saved >= cell.work[0] - 1e-9).sum()) - 1, 0)
+    return 100 * (precision[-1] - precision[layer]), float(saved[layer])
 
 
 def hardest(cells: Sequence[Cell], k: int, ours: str = OURS) -> Pair:
@@ -166,14 +182,14 @@ def driving(cells: Sequence[Cell], rule: str) -> Cell:
 # Scores (Figures 2 and 10)
 
 
-def exits(scores: pd.DataFrame, models: Sequence[str], ks: Sequence[int]) -> pd.DataFrame:
-    """What a fixed exit does to `notes and pages`: all candidates leave after a layer, whatever their scores.
+def exits(scores: pd.DataFrame, models: Sequence[str], ks: Sequence[int], set_: str = NOTES) -> pd.DataFrame:
+    """What a fixed exit does to test pools of a set: all candidates leave after a layer, whatever their scores.
 
     The columns of `curves`, the layer in the threshold's place.
     """
     rows = []
     for model, k in product(models, ks):
-        for number, pool in enumerate(study.pools_of(scores, model, NOTES)):
+        for number, pool in enumerate(study.pools_of(scores, model, set_)):
             most = min(k, int(pool.relevant.sum()))
             for layer, values in enumerate(pool.scores, 1):
                 precision = pool.relevant[ranking(values)[:k]].sum() / most

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from tiny import random_reranker, reranker_config
 
 from ondevice.meters import limit
 from ondevice_studies.grating import full_size, record
@@ -31,6 +33,22 @@ def test_each_candidate_runs_through_its_layers_whatever_it_scores():
     assert (found.active.tolist(), found.layer.tolist()) == ([4, 3, 2, 2], runs.tolist())
     assert found.saved == pytest.approx(1 - 11 / 20)
     assert np.array_equal(~np.isnan(found.history), np.arange(1, 6)[:, None] <= runs)
+
+
+def test_transformers_scores_the_same_whatever_the_size_of_its_batches(tmp_path: Path):
+    """Those of our engine, too, with weights in memory and all rows in one batch."""
+    random_reranker(
+        reranker_config("Qwen3ForCausalLM", "qwen3", num_key_value_heads=2, head_dim=8), torch.float32
+    ).save_pretrained(tmp_path)
+    given = full_size.rows(full_size.architecture(tmp_path), 20, 9)
+    scores = {}
+    for method in (full_size.HF, full_size.HF_8, full_size.HF_20, full_size.ONE_BATCH):
+        with full_size.scorer(tmp_path, method) as score:
+            result = score(given)
+        scores[method] = getattr(result, "outcome", SimpleNamespace(history=[result])).history[-1]
+    assert np.ptp(scores[full_size.HF]) > 0.1
+    for other in scores.values():
+        assert np.allclose(other, scores[full_size.HF], atol=1e-4)
 
 
 # A hard limit

@@ -9,15 +9,13 @@ from itertools import chain, islice
 import numpy as np
 
 from ondevice import corpus, retrieval
-from ondevice.corpus import Document, Query, wikitext
+from ondevice.corpus import Query, wikitext
 from ondevice.corpus.modules import held_out, modules
 from ondevice.corpus.prompts import pick
 from ondevice.retrieval import Embedder
 from ondevice.retrieval.collection import Collection
 
 CANDIDATES = 20
-CALIBRATION = "calibration"  # a split of its own, of documents of the train split in held-out modules
-_CALIBRATING = 3_200  # of these documents, about as many as another split's whole
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,10 @@ def candidate_pools(
 
 
 def for_evaluation(split: str) -> Evaluation:
-    """Pools over all passages of a split; the queries are about its documents in held-out modules.
-
-    split: of the corpus, or CALIBRATION, for which no reranker was trained either.
-    """
+    """Pools over all passages of a split of the corpus; the queries are about its documents in held-out modules."""
     module_of = modules_of_all()
-    documents: Sequence[Document] = corpus.documents("train" if split == CALIBRATION else split)
-    held_out_documents = [d for d in documents if held_out(module_of[d.name])]
-    if split == CALIBRATION:
-        drawn = sorted(held_out_documents, key=lambda document: pick(document.name, CALIBRATION, 2**62))
-        documents = held_out_documents = sorted(drawn[:_CALIBRATING], key=lambda document: document.name)
+    documents = corpus.documents(split)
+    held_out_documents = [document for document in documents if held_out(module_of[document.name])]
     collection = Collection.from_documents(documents, corpus.tokenizer())
     queries = [query for query in corpus.queries(held_out_documents) if collection.relevant(query)]
     return Evaluation(evaluation_pools(collection, queries, retrieval.embedder()), len(queries))

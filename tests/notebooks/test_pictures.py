@@ -12,7 +12,7 @@ from ondevice.run import Layout
 LAYOUT = Layout()
 WIDEST = 7.2  # inches
 DOTS = 150  # an inch, of an exhibit
-WITHOUT_CAPTIONS = {"disco", "dragon", "grating"}  # notebooks that are not mended yet: this list shrinks
+WITHOUT_CAPTIONS = {"disco", "dragon"}  # notebooks that are not mended yet: this list shrinks
 TOO_WIDE = {
     "disco/algorithm_2_waits",
     "disco/algorithm_3_threshold",
@@ -26,11 +26,6 @@ TOO_WIDE = {
     "dragon/fig_07_per_token_latency",
     "dragon/fig_09_scheduling",
     "dragon/fig_10_pipeline",
-    "grating/beyond_01_saved_work",
-    "grating/fig_02_score_evolution",
-    "grating/fig_08_latency_precision_a",
-    "grating/fig_08_latency_precision_b",
-    "grating/fig_10_trade_off",
 }  # as published before they were mended: this list shrinks
 WORDS = {"xlabel", "ylabel", "title", "label", "labels", "words"}  # arguments that are drawn
 GREEK = re.compile(r"(?<![\\\w])(alpha|beta|gamma|delta|epsilon|eta|lambda|mu|sigma|tau|theta|phi|rho)(?![\w'])", re.I)

@@ -115,18 +115,23 @@ class Mechanism:
 OURS = Mechanism()
 
 
-def rule_of(
-    scores: pd.DataFrame, settings: pd.DataFrame, model: str, set_: str, k: int, rule: str, how: Mechanism = OURS
-) -> Rule | None:
-    """A calibrated rule for pools of a set; None prunes nothing.
+def setting_of(settings: pd.DataFrame, model: str, set_: str, k: int, rule: str) -> float:
+    """A calibrated rule's threshold or chance. settings: rows of `calibrated`.
 
-    settings: rows of `calibrated`. Raises ValueError where it was not calibrated.
+    Raises ValueError where it was not calibrated.
     """
     row = settings[(settings["model"] == model) & (settings["set"] == set_) & (settings["k"] == k)]
     row = row[row["rule"] == rule]
     if len(row) != 1:
         raise ValueError(f"There is no rule {rule} of {model} for {set_} and K = {k}.")
-    setting = float(row["setting"].iloc[0])
+    return float(row["setting"].iloc[0])
+
+
+def rule_of(
+    scores: pd.DataFrame, settings: pd.DataFrame, model: str, set_: str, k: int, rule: str, how: Mechanism = OURS
+) -> Rule | None:
+    """A calibrated rule for pools of a set; None prunes nothing. settings, errors: as of `setting_of`."""
+    setting = setting_of(settings, model, set_, k, rule)
     if rule in (LOW, HIGH):
         return how.cluster_rule(setting)
     if not setting:
@@ -151,14 +156,17 @@ def outcomes(
     some: numbers of pools; none for all.
     """
     rows = []
+    made: dict[tuple[Any, ...], Rule | None] = {}  # those of a model and K: margins are the same for both sets
     for model, set_, k, rule in ((m, s, k, r) for m in models for s in sets for k in ks for r in rules):
         if rule not in rules_of(model, set_):
             continue
-        pruning = rule_of(scores, settings, model, set_, k, rule, how)
+        about = model, k, rule, setting_of(settings, model, set_, k, rule)
+        if about not in made:
+            made[about] = rule_of(scores, settings, model, set_, k, rule, how)
         pools = pools_of(scores, model, set_, TEST, rule == PROBED)
         for number in some or range(len(pools)):
             pool = pools[number]
-            outcome = replay(pool, k, pruning if k < len(pool.relevant) else None, select=how.select)
+            outcome = replay(pool, k, made[about] if k < len(pool.relevant) else None, select=how.select)
             rows.append({
                 "model": model, "set": set_, "k": k, "rule": rule, "pool": number, "name": pool.name,
                 **vars(measured(pool, k, outcome)), "layer": outcome.layer, "kept": outcome.kept,

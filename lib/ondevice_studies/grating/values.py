@@ -19,7 +19,7 @@ from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
-from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, HF_8, HF_20, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
+from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
 from ondevice_studies.grating.scoring import DEEP, MODELS
 from ondevice_studies.grating.sets import NOTES, RAG
 from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
@@ -349,19 +349,9 @@ def memory_saved(memory: pd.DataFrame, method: str, tokens: int = 500, column: s
     return both(lambda name: 100 * (1 - over(memory, method, HF, tokens, name)), memory, column)
 
 
-def memory_added(memory: pd.DataFrame, method: str, base: str = HF) -> Estimate:
+def memory_added(memory: pd.DataFrame, method: str) -> Estimate:
     """Percent of transformers' resident memory by which a method takes more."""
-    return of_runs(100 * (over(memory, method, base) - 1), memory)
-
-
-def added_to_each(memory: pd.DataFrame, method: str, percent: bool) -> tuple[Estimate, ...]:
-    """What a method takes more than transformers with batches of 4, 8 and 20 rows: percent of its memory, or MB.
-
-    The paper does not say how many rows its baseline takes at once, and its temporaries grow with them.
-    """
-    if percent:
-        return tuple(memory_added(memory, method, base) for base in (HF, HF_8, HF_20))
-    return tuple(peak_less(memory, method, base)[0] for base in (HF, HF_8, HF_20))
+    return of_runs(100 * (over(memory, method, HF) - 1), memory)
 
 
 def overheads(memory: pd.DataFrame, chunks: str = CHUNKS) -> Pair:
@@ -376,13 +366,6 @@ def seconds(latency: pd.DataFrame, method: str, documents: int, rule: str = "") 
     """By round, of rows of 128 tokens. latency: one machine's."""
     rows = latency[(latency["documents"] == documents) & (latency["tokens"] == 128) & (latency["rule"] == rule)]
     return rows[rows["method"] == method].sort_values("round")["seconds"].astype(float).tolist()
-
-
-def ablation_saved(latency: pd.DataFrame, cells: Sequence[Cell], method: str) -> Pair:
-    """(percent of the ablation's baseline that a step saves, loss of precision in points), at the lower threshold."""
-    part = ratio(seconds(latency, method, 60, LOW), seconds(latency, BASELINE, 60), latency, drawn="rounds")
-    value, highest, lowest = (100 * (1 - end) for end in (part.value, *part.interval))
-    return replace(part, value=value, low=lowest, high=highest), driving(cells, LOW).lost
 
 
 def latency_added(latency: pd.DataFrame, method: str, before: str, rule: str = LOW) -> Estimate:

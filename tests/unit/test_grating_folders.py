@@ -201,3 +201,8 @@ def test_no_random_folder_scores_otherwise_in_silence(tmp_path: Path) -> None:
             outcomes["alike"] += 1
             assert alike(ours, theirs), f"{words}: {ours}, not {theirs}"
     assert outcomes["alike"] >= 10 and outcomes["refused"] >= 10, outcomes
+
+
+def test_the_name_of_a_reranker_that_left_says_what_takes_its_place() -> None:
+    with pytest.raises(ValueError, match=r"'pydocs-reranker-deep' is no longer .*smollm2-reranker takes its place"):
+        Reranker("pydocs-reranker-deep")

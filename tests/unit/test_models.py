@@ -275,8 +275,6 @@ def test_an_unknown_spec_lists_what_exists(bundle):
         models.load("./nowhere")
     with pytest.raises(ValueError, match=r"no longer part.*smollm2-135m-instruct takes its place"):
         models.load("pydocs-lm-small")
-    with pytest.raises(ValueError, match="smollm2-reranker takes its place"):
-        models.load("pydocs-reranker-deep")
 
 
 def hub_at(address: str, tmp_path, monkeypatch) -> None:

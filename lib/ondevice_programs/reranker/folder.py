@@ -28,6 +28,7 @@ from ondevice_papers.grating.checkpoint import Checkpoint
 from ondevice_programs.reranker import settings
 
 _RANDOM = "random:"
+_LEFT = ("pydocs-reranker", "pydocs-reranker-deep")  # rerankers that old commands may still name
 _OF_GGUF = "a GGUF file scores by a recipe if it is a causal language model's; else name the folder with safetensors"
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja"]  # of a hub model
 
@@ -64,6 +65,8 @@ def folders(
     cache_folder: of a hub model. Raises as `models.load` does, and ValueError or FileNotFoundError on a folder whose
     weights cannot be streamed, or that sets what is not applied here.
     """
+    if spec in _LEFT:
+        raise ValueError(f"The reranker {spec!r} is no longer part of this repository; smollm2-reranker takes its place.")
     if spec.startswith(_RANDOM):
         return _alone(_loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16))
     name, _, at = spec.partition("@")

@@ -21,7 +21,7 @@ from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
 from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
 from ondevice_studies.grating.scoring import DEEP, MODELS
-from ondevice_studies.grating.sets import NOTES, RAG
+from ondevice_studies.grating.sets import NOTES, RAG, TEST
 from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
 
 PAPER_RULES = (LOW, HIGH)
@@ -257,8 +257,8 @@ def over_embedder(scores: pd.DataFrame) -> tuple[Estimate, ...]:
     """
     gains = []
     for set_ in (NOTES, RAG):
-        of_models = [scores.query("model == @model and set == @set_ and split == 'test'") for model in MODELS]
-        embedder = of_models[0]["nearest"].to_numpy(float)
+        of_set = scores[(scores["set"] == set_) & (scores["split"] == TEST)]
+        embedder = of_set.loc[of_set["model"] == MODELS[0], "nearest"].to_numpy(float)
         firsts = [[pool.relevant[pool.scores[-1].argmax()] for pool in study.pools_of(scores, model, set_)]
                   for model in MODELS]  # fmt: skip
         ours = np.mean(firsts, axis=0)

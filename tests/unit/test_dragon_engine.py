@@ -144,13 +144,15 @@ def held(engine: ModelThread) -> threading.Event:
 
 def run(*sessions: tuple[str, dict[str, Any]], count: int = 6, rows: int = 96) -> tuple[Model, list[Session]]:
     """All of them at once, until they are done and the engine's thread is gone."""
+    before = threading.enumerate()  # other tests of this process may have left an engine at work
     model, engine = Model(), ModelThread(rows)
     hold = held(engine)
     made = [Session(engine, Decoder(model, name, **options), count) for name, options in sessions]
     hold.set()
     wait_for(lambda: all(session.done for session in made))
     wait_for(lambda: engine._thread is None)
-    wait_for(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))  # it has still to end
+    own = {thread for thread in threading.enumerate() if thread.name == "engine"}.difference(before)
+    wait_for(lambda: not any(thread.is_alive() for thread in own))  # it has still to end
     return model, made
 
 

@@ -143,8 +143,8 @@ FINDINGS = (
         "{0} percent in the application that saves least",
         _SHAPE,
         "untested",
-        "The paper's seconds are of hardware that is not here. On this machine what the paper's rule saves cannot be told "
-        "from nothing.",
+        "The paper's seconds are of hardware that is not here. On this machine what the paper's rule saves cannot be "
+        "told from nothing.",
     ),
 )
 

@@ -204,5 +204,5 @@ def test_no_random_folder_scores_otherwise_in_silence(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_reranker_that_left_says_what_takes_its_place() -> None:
-    with pytest.raises(ValueError, match=r"'pydocs-reranker-deep' is no longer .*smollm2-reranker takes its place"):
+    with pytest.raises(ValueError, match=r"'pydocs-reranker-deep' has left .*smollm2-reranker takes its place"):
         Reranker("pydocs-reranker-deep")

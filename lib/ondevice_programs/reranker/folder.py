@@ -66,7 +66,7 @@ def folders(
     weights cannot be streamed, or that sets what is not applied here.
     """
     if spec in _LEFT:
-        raise ValueError(f"The reranker {spec!r} is no longer part of this repository; smollm2-reranker takes its place.")
+        raise ValueError(f"The reranker {spec!r} has left this repository; smollm2-reranker takes its place.")
     if spec.startswith(_RANDOM):
         return _alone(_loaded(spec, spec.replace(":", "-"), dtype or torch.bfloat16))
     name, _, at = spec.partition("@")

@@ -19,7 +19,7 @@ CURVES, SPEED, MEMORY, ROUTER = "Cost curves", "Speed-ups by method", "Memory", 
 SHAPE = "random:qwen2.5-0.5b"
 FEWEST = 4  # samples that an interval is drawn from
 _WHOLE = f"model == '{models.SMOLLM2}' and not cold"
-_RANKED = "documents == 20 and tokens == 128 and rule == ''"  # pruned runs depend on whose decisions drive them
+_RANKED = "documents == 20 and tokens == 128 and k == 10"
 # Without the methods that were given three tokens: the time of a prefill is most of theirs.
 _RACE = "pace == 'unpaced' and not method.str.contains('Cloud|as many documents') and delay_ms =="
 _LARGEST = "n == 100000 and policy =="

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ondevice.evidence import kind_of
+from ondevice.evidence import derived, kind_of
 from ondevice.evidence.exhibits import compact_png
 
 # Okabe-Ito: told apart by readers with any kind of colour vision.
@@ -170,8 +170,12 @@ def panel(
 ) -> tuple[Figure, Axes]:  # fmt: skip
     """One panel with its legend, kind and caption: (figure, axes).
 
-    draw: `lines`, `bars` or `points`. labels: of both axes. words, origin: of the caption.
+    draw: `lines`, `bars` or `points`. labels: of both axes. words, origin: of the caption. A table with the versions of
+    an edited notebook is drawn with both of them.
     """
+    table, by, looks = versions(table, by)
+    if looks:
+        style = {name: value for name, value in style.items() if name != "label"} | {"looks": looks}
     figure, axes = panels(1, 1, width=width, height=height)
     axis = axes[0, 0]
     (draw or lines)(axis, table, x, y, by, **style)
@@ -274,6 +278,23 @@ def looks_of(labels: Sequence[Any], looks: Looks | None = None) -> list[dict[str
     free = [number for number, name in enumerate(CYCLE) if COLOURS[name] not in taken] or range(len(CYCLE))
     numbers = count()
     return [look(0) | style if "color" in style else look(free[next(numbers) % len(free)]) | style for style in own]
+
+
+def versions(table: pd.DataFrame, by: str) -> tuple[pd.DataFrame, str, Looks]:
+    """A table with a column `version` as what `lines`, `bars` and `points` draw: (table, by, looks).
+
+    Versions of a series have its colour; all but the last are pale, and broken as lines. Other tables stay.
+    """
+    if "version" not in table:
+        return table, by, {}
+    names = order(table[by]) if by else [""]
+    looks: dict[str, Mapping[str, Any]] = {}
+    for name, style in zip(names, looks_of(names), strict=True):
+        for version in order(table["version"]):
+            pale = {} if version == table["version"].iloc[-1] else dict(ls="--", alpha=0.45)
+            looks[f"{name}, {version}" if by else version] = style | pale
+    series = table[by].astype(str) + ", " + table["version"] if by else table["version"]
+    return derived(table.assign(series=series), table), "series", looks
 
 
 def bar_positions(groups: int, number: int, count: int, width: float = 0.8) -> np.ndarray:

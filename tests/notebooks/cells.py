@@ -34,9 +34,11 @@ class Notebook:
         for name in names:
             printed = io.StringIO()
             self.before.setdefault(name, dict(state))
+            text = (texts or self.texts)[name]
+            state["In"] = [*state.get("In", ()), text]  # as a kernel has it
             try:
                 with contextlib.redirect_stdout(printed):
-                    exec(compile((texts or self.texts)[name], name, "exec", dont_inherit=True), state)
+                    exec(compile(text, name, "exec", dont_inherit=True), state)
             except Exception as error:
                 return said | {name: f"{printed.getvalue()}{type(error).__name__}: {error}"}
             finally:

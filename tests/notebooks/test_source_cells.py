@@ -1,6 +1,8 @@
 """Source cells: their text is the library's, their free names are its objects, and filling spares what was edited."""
 
+import ast
 import json
+import re
 
 import nbformat
 import pytest
@@ -8,6 +10,7 @@ from edits import EDITS
 from sources import free_names, problems
 
 from ondevice.run import Layout
+from ondevice.run.edits import Edits, definitions, followed
 from ondevice.run.sources import HASH, SourceError, definition, digest, fill, main
 
 LIBRARY = '''"""A module."""
@@ -142,3 +145,23 @@ def test_what_an_edit_replaces_stands_once_in_its_cell(paper):
     """The long tests run the edits; this shows at once where a cell has moved on."""
     cells = {cell["id"]: cell.source for cell in nbformat.read(Layout().notebook(paper), 4).cells}
     assert [edit for edit in EDITS[paper] if cells[edit.cell].count(edit.old) != 1] == []
+
+
+# Source definitions that no display shows beside the library's: a recorded sample or a table shows an edit of theirs.
+ALONE = {
+    "diaa": set(),
+    "disco": {"components", "migrated", "scenario"},
+    "grating": {"Resident", "WeightWindow", "chunks", "run_layer", "scaled"},
+    "sdnpu": {"_spent", "best_shapes", "forward", "optimum", "per_token", "scheduling_instance"},
+}
+
+
+@pytest.mark.parametrize("paper", ALONE)
+def test_an_edit_of_a_source_cell_is_shown_beside_the_library_s(paper):
+    notebook = json.loads(Layout().notebook(paper).read_text())
+    texts = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    calls = [node for text in texts for node in ast.walk(ast.parse(re.sub("(?m)^[%!].*", "", text)))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == "edits.both"]  # fmt: skip
+    written = definitions(texts)
+    shown = set().union(*(followed(written, call.args[0].id) for call in calls))
+    assert set(Edits(paper).names) - shown == ALONE[paper]

@@ -46,12 +46,7 @@ def around_boundary(labels: NDArray[np.int64], scores: Floats, slots: int) -> Ve
     return np.sign(boundary - labels).astype(np.int8)
 
 
-def cluster_rule(
-    threshold: float,
-    dispersion: Callable[[Floats], float] = dispersion,
-    kmeans: Callable[[Floats, int], NDArray[np.int64]] = kmeans,
-    around_boundary: Callable[[NDArray[np.int64], Floats, int], Verdicts] = around_boundary,
-) -> Rule:
+def cluster_rule(threshold: float) -> Rule:
     """The paper's rule: cluster as soon as the dispersion exceeds the threshold, and decide around the K-th place."""
 
     def verdicts(history: Floats, slots: int) -> Verdicts:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ondevice.corpus.pairs import Row
 from ondevice.evidence import born, derived, mean
 from ondevice.retrieval.texts import digest
+from ondevice.run.edits import compared
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.embedding_cache import EmbeddingCache
 from ondevice_papers.grating.engine import Engine, RunLayer, Select, States, run_layer
@@ -66,6 +67,15 @@ def means(
         estimate = mean([float(value) for value in values], kind, drawn="pools")
         rows.append((*labels, estimate.value, estimate.low, estimate.high))
     return derived(pd.DataFrame(rows, columns=[*names, "value", "low", "high"]), kind)
+
+
+def beside(both: Mapping[str, Mapping[tuple[Any, ...], Any]], names: Sequence[str], kind: Any) -> pd.DataFrame:
+    """`means` of a display, and of an edit of it (`Edits.both`) with the paired difference."""
+    return compared(
+        both,
+        lambda samples: means(samples, names, kind),
+        lambda shipped, yours: mean((np.asarray(yours, float) - shipped).tolist(), kind, drawn="pools"),
+    )
 
 
 def scored(spec: str, set_: str, numbers: Iterable[int]) -> list[Pool]:

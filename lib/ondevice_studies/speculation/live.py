@@ -23,6 +23,7 @@ from torch import Tensor
 from ondevice import evidence
 from ondevice.causal_lm import CausalLM
 from ondevice.causal_lm.loops import loop_start
+from ondevice.run.edits import compared
 from ondevice.speculation.draft import EMPTY, Draft
 from ondevice.speculation.drafter import Drafter, Verified
 from ondevice.speculation.loop import PREFILL_CHUNK, Generation, generate, greedy
@@ -237,10 +238,48 @@ def summarised(
     return evidence.derived(pd.DataFrame(rows), *samples.values())
 
 
-def covered(ranks: Mapping[str, pd.DataFrame], by: str, firsts: Sequence[int], seed: int = 0) -> pd.DataFrame:
-    """The share of next tokens among the first k: `by`, k, value, low, high. ranks: of `coverage`, by name."""
-    hits = {(name, k): table.assign(hit=table["rank"] <= k) for name, table in ranks.items() for k in firsts}
-    return summarised(hits, [by, "k"], "hit", seed=seed)
+def beside(
+    both: Mapping[str, Mapping[tuple[Any, ...], pd.DataFrame]],
+    names: Sequence[str],
+    column: str,
+    over: str = "",
+    seed: int = 0,
+) -> pd.DataFrame:
+    """`summarised` of a display, and of an edit of it (`Edits.both`) with the paired difference."""
+    return compared(
+        both,
+        lambda samples: summarised(samples, names, column, over, seed),
+        lambda shipped, yours: difference(shipped, yours, column, over, seed),
+    )
+
+
+def difference(
+    shipped: pd.DataFrame, yours: pd.DataFrame, column: str, over: str = "", seed: int = 0
+) -> evidence.Estimate:
+    """`per_answer` of the second table less that of the first one, from the same drawn answers."""
+    sums = [
+        table.assign(_over=table[over] if over else 1.0).groupby("name")[[column, "_over"]].sum().astype(float)
+        for table in (shipped, yours)
+    ]
+    answers = sums[0].index.intersection(sums[1].index)
+    first, second = (part.loc[answers].to_numpy() for part in sums)
+
+    def less(rows: np.ndarray) -> float:
+        before, after = first[rows].sum(axis=0), second[rows].sum(axis=0)
+        return float(after[0] / after[1] - before[0] / before[1])
+
+    return evidence.resampled(less, len(answers), (shipped, yours), seed=seed, drawn="answers")
+
+
+def covered(
+    both: Mapping[str, Mapping[str, pd.DataFrame]], by: str, firsts: Sequence[int], seed: int = 0
+) -> pd.DataFrame:
+    """The share of next tokens among the first k: `by`, k, value, low, high. both: by version ranks, by name."""
+    hits = {
+        version: {(name, k): table.assign(hit=table["rank"] <= k) for name, table in ranks.items() for k in firsts}
+        for version, ranks in both.items()
+    }
+    return beside(hits, [by, "k"], "hit", seed=seed)
 
 
 class Watched(Drafter):

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny import random_model
+from tiny import random_model, word_tokenizer
 
-from ondevice import corpus
+from ondevice import prompts
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.bundled import mixture
@@ -117,12 +117,13 @@ def test_every_source_of_a_mixture_has_its_name_and_chance():
     assert by_name["logits: last token, newest"][2:] == [1, 1, 1]
 
 
-def test_a_warm_up_text_has_as_many_tokens_as_are_asked_for(monkeypatch):
-    text = "Return the mean of the array elements along the axis {n}, as float64, or nan where there are none."
-    documents = [corpus.Document(f"toy.f{n}", "toy", "function", "(x)", text.format(n=n), "") for n in range(60)]
-    monkeypatch.setattr(corpus, "documents", lambda split: tuple(documents))
-    text = diaa_live.warm_up_text(corpus.tokenizer(), 700)
-    assert text.shape == (700,) and text.dtype == np.int64 and len(set(text.tolist())) > 50
+def test_a_warm_up_text_is_of_prompts_of_every_task_that_are_not_asked():
+    tokenizer = word_tokenizer(" ".join(prompt.text for prompt in prompts.own("validation")))
+    text = diaa_live.warm_up_text(tokenizer, 700)
+    assert text.shape == (700,) and text.dtype == np.int64
+    read = tokenizer.decode(text).split()
+    first = [prompt.text.split()[0] for prompt in prompts.own("validation")[::6]]
+    assert len(first) == len(prompts.TASKS) and set(first[:3]) <= set(read)
 
 
 @pytest.mark.parametrize("count", [1, 3])

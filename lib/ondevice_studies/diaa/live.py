@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from ondevice import corpus, evidence
+from ondevice import evidence, prompts
 from ondevice.speculation import Draft, Drafter, Verified
 from ondevice.speculation.largest import Likeliest
 from ondevice.speculation.mixture import Mixture
@@ -30,7 +30,6 @@ SOURCES = (  # of a mixture without stores, in the order of its weights
     "behind siblings",
     "recent candidates",
 )
-_WINDOW = 256  # tokens of a document in a warm-up text
 
 
 class FromTables(Drafter):
@@ -70,15 +69,15 @@ def coverage(tables: Tables, answers: Sequence[live.PlainAnswer], update: Update
 
 
 def warm_up_text(tokenizer: PreTrainedTokenizerBase, tokens: int) -> NDArray[np.int64]:
-    """[tokens] ids of a text to warm up tables: the beginnings of train documents from all over the corpus."""
-    documents = corpus.documents("train")
-    stride = max(1, len(documents) * _WINDOW // (2 * tokens))
-    text: list[int] = []
-    for document in (document for offset in range(stride) for document in documents[offset::stride]):
-        text += tokenizer(document.text, verbose=False, add_special_tokens=False).input_ids[:_WINDOW]
-        if len(text) >= tokens:
-            break
-    return np.array(text[:tokens], np.int64)
+    """At most so many ids of a text to warm up tables: the repository's prompts for fitting, a task after the other.
+
+    No notebook asks these prompts.
+    """
+    others = prompts.own("validation")
+    of_task = len(others) // len(prompts.TASKS)
+    text = [prompt.text for number in range(of_task) for prompt in others[number::of_task]]
+    ids = [tokenizer(one, verbose=False, add_special_tokens=False).input_ids for one in text]
+    return np.concatenate(ids)[:tokens].astype(np.int64)
 
 
 def by_source(drafter: Mixture, answers: Sequence[live.PlainAnswer]) -> tuple[pd.DataFrame, NDArray[np.float64]]:

@@ -214,9 +214,15 @@ def first_token_over_load(loads: pd.DataFrame) -> tuple[Estimate, ...]:
     return tuple(evidence.mean(max(ratios[cache], key=np.median), loads, drawn="turns") for cache in ("cold", "warm"))
 
 
-def worst_of_moved(bound: pd.DataFrame, column: str, worst: Callable[[pd.Series], float] = min) -> Estimate:
-    """The worst of a column of `quality.bound` over cells in which over half of the answers change hands."""
-    return quality.extreme(evidence.derived(bound[bound["changed"] > 0.5], bound), column, worst)
+def worst_of_moved(
+    bound: pd.DataFrame, column: str, worst: Callable[[pd.Series], float] = min
+) -> tuple[Estimate, Estimate]:
+    """(worst of a column of `quality.bound`, least share of answers that change hands), of cells in which over half do.
+
+    Who hands nothing over keeps the quality, so it counts with what was handed over.
+    """
+    moved = evidence.derived(bound[bound["changed"] > 0.5], bound)
+    return quality.extreme(moved, column, worst), evidence.exact(moved["changed"].min(), moved)
 
 
 _LLAMA = "service == 'LLaMA' and constrained == 'device'"

@@ -3,7 +3,7 @@
 Two rerankers stand for the paper's five: `smollm2-reranker`, 30 layers, for the decoders, `minilm-reranker` for the
 encoder. No decoder here was trained with a head on each layer, as MiniCPM was. Their decisions drive the full shape of
 Qwen3-Reranker-0.6B with random weights on a CPU, whose seconds and memory are judged; int8 and GPUs are left out. A
-saving of the microbenchmarks is judged as a pair with the precision that it costs (c01, c12 to c14), on pools
+saving of the microbenchmarks is judged as a pair with the precision that it costs (c01, c12 to c14, c37, c46), on pools
 of `notes and pages`: see `scoring`, where that was settled.
 RAG and long contexts have no validation pools: the paper's rule is calibrated on half of their pools, for Precision@K
 within a point, and judged on the other half, in twelve halvings.
@@ -62,12 +62,16 @@ VALUES: dict[str, Judged] = {
     "grating-c33": judged(lambda context, ours=OURS: values.application(context, ours), ours=UNPRUNED),
     "grating-c34": judged(values.read_less, ours=FIRST),
     "grating-c36": judged(partial(values.peak_less, method=HF, less=OURS, unit=2**30), less=OFFLOAD),
+    "grating-c37": judged(partial(values.ablation_saved, method=ONE_BATCH)),
+    "grating-c38": judged(partial(values.added_to_each, method=ONE_BATCH, percent=True)),
+    "grating-c39": judged(partial(values.added_to_each, method=ONE_BATCH, percent=False)),
     "grating-c40": judged(values.overheads, chunks=ONE_BATCH),
     "grating-c41": judged(partial(values.memory_saved, method=WINDOW), method=OFFLOAD),
     "grating-c42": judged(lambda latency: values.latency_added(latency, WINDOW, CHUNKS)),
     "grating-c43": judged(partial(values.peak_mib, method=CACHE), method=WINDOW),
     "grating-c44": judged(lambda latency: values.latency_added(latency, CACHE, WINDOW)),
     "grating-c45": judged(partial(values.memory_saved, method=CACHE), method=OFFLOAD),
+    "grating-c46": judged(partial(values.ablation_saved, method=CACHE)),
     "grating-c47": judged(
         lambda latency: tuple(values.latency_added(latency, WHOLE_LAYERS, IN_MEMORY, rule) for rule in ("", LOW))
     ),

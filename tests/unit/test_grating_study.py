@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from ondevice.evidence import born, kind_of, load
+from ondevice_papers.grating import margins
 from ondevice_papers.grating.margins import CHANCES
 from ondevice_papers.grating.pools import measure
-from ondevice_studies.grating import live, study, values
+from ondevice_studies.grating import live, scoring, study, values
 from ondevice_studies.grating.claims import CLAIMS
 from ondevice_studies.grating.full_size import HF, OFFLOAD, OURS
 from ondevice_studies.grating.scoring import DEEP, ENCODER, MODELS
@@ -30,7 +31,7 @@ def scored(model: str, set_: str, split: str, pools: int, settled: bool, seed: i
     for number in range(pools):
         final = rng.permutation(N) * 2.0 - 5
         history = np.tile(final, (LAYERS, 1))
-        probed = history[:-1].flatten() if model in study.DECODERS else np.empty(0)
+        probed = history[:-1].flatten() if model in scoring.PROBED else np.empty(0)
         if not settled:
             history[:-1] = rng.permuted(history[:-1], axis=1)
         rows.append({"model": model, "set": set_, "split": split, "pool": number, "name": f"{split} {number}",
@@ -116,6 +117,24 @@ def test_an_encoder_has_no_probes_and_nothing_is_pruned_where_all_are_kept():
     found = study.outcomes(scores, settings, [ENCODER], [NOTES], [N], some=[0, 1])
     assert set(found["rule"]) == {LOW, HIGH, MARGIN}
     assert set(found["saved"]) == {0} and set(found["kept"].map(sum)) == {N}
+
+
+def test_margins_are_fitted_for_each_k():
+    fitted = []
+
+    def fit(pools, k):
+        fitted.append(k)
+        return margins.fit(pools, k)
+
+    settings = pd.concat([table({MARGIN: 0.01}, k=k) for k in (1, 2)])
+    study.outcomes(record(settled=False), settings, [DEEP], [NOTES], [1, 2], [MARGIN], study.Mechanism(fit=fit))
+    assert fitted == [1, 2]
+
+
+def test_what_rerankers_gain_is_over_the_embedder_s_first_candidate():
+    scores = pd.concat([record(settled=True, model=name, pools=1) for name in MODELS]).assign(nearest=0.8)
+    for gain in values.over_embedder(born(scores, "recorded")):
+        assert (gain.value, gain.n) == (pytest.approx(25), 5)
 
 
 # Seconds
@@ -215,6 +234,14 @@ def test_the_clock_s_rounds_are_in_the_interval():
         widths.append(saved.high - saved.low)
         assert saved.value == pytest.approx(100 - 5 * (5 + slow))
     assert widths == pytest.approx([0, 30])
+
+
+def test_a_loss_of_a_point_is_at_most_a_point():
+    rows = {"model": DEEP, "set": NOTES, "k": 1, "rule": LOW, "name": list("ab"), "pool": range(2), "overlap": 1.0,
+            "saved": 0.5, "full": 0.95, "precision": 0.94, HF: [np.array([2.0])] * 2}
+    one_point, none = (values.cells(born(pd.DataFrame(rows | {OURS: [np.array([taken])] * 2} | more), "recorded"))[0]
+                       for taken, more in ((1.0, {}), (1.5, {"precision": 0.95})))  # fmt: skip
+    assert values.best([one_point, none], HF) is one_point
 
 
 def test_the_null_of_a_saving_is_ranking_without_pruning():

@@ -4,7 +4,8 @@ One record a part: `scores-validation`, of pools that rules and probes are fitte
 then `scores-test` and `scores-applications`. Several processes share the reading of a part, and what was read is kept
 on disk. It is in float32 and without a clock, so the same on every machine but for rounding.
 
-Fixed before anything was recorded: rules, bounds and nulls of data/paper/claims.csv stay as they are. `paragraphs` and
+Fixed before anything was recorded: rules, bounds and nulls of data/paper/claims.csv stay as they are (the log of rules
+has what was changed later, of claims c03, c28, c38 and c39, with the reasons). `paragraphs` and
 `notes and pages` take the place of documentation questions and inverse cloze; thresholds and margins are chosen and
 certified on their validation pools, verdicts are of test pools. `smollm2-reranker` stands for the paper's decoders and
 drives whole runs; it is judged with `minilm-reranker` where a claim is over models. Claim c24 is of a decoder that was

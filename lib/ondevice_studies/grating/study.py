@@ -29,7 +29,6 @@ from ondevice_studies.grating.full_size import depths
 from ondevice_studies.grating.sets import NOTES, PARAGRAPHS, TEST, VALIDATION
 
 SETS = (NOTES, PARAGRAPHS)  # with validation pools
-DECODERS = scoring.PROBED
 KS = (1, 5, 10)
 KEPT = 5  # paragraphs that are kept of a long context; the paper keeps 10 of 20
 LOW, HIGH, MARGIN, PROBED = "low", "high", "margin", "margin, probes"
@@ -68,7 +67,9 @@ def pools_of(scores: pd.DataFrame, model: str, set_: str, split: str = TEST, pro
 
 def rules_of(model: str, set_: str) -> tuple[str, ...]:
     """Those that are calibrated. Probes are a decoder's; on `paragraphs` no model is so precise that it could lose."""
-    return tuple(rule for rule in RULES if (rule != LOW or set_ == NOTES) and (rule != PROBED or model in DECODERS))
+    return tuple(
+        rule for rule in RULES if (rule != LOW or set_ == NOTES) and (rule != PROBED or model in scoring.PROBED)
+    )
 
 
 def calibrated(

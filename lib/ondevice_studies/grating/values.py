@@ -19,7 +19,18 @@ from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.pools import kendall
 from ondevice_papers.grating.pruning import ranking
 from ondevice_studies.grating import study
-from ondevice_studies.grating.full_size import BASELINE, CHUNKS, HF, OFFLOAD, ONE_BATCH, OURS, SHAPE, STEPS
+from ondevice_studies.grating.full_size import (
+    BASELINE,
+    CHUNKS,
+    HF,
+    HF_8,
+    HF_20,
+    OFFLOAD,
+    ONE_BATCH,
+    OURS,
+    SHAPE,
+    STEPS,
+)
 from ondevice_studies.grating.scoring import DEEP, MODELS
 from ondevice_studies.grating.sets import NOTES, RAG, TEST
 from ondevice_studies.grating.study import FIRST, HIGH, LOW, NO_RERANKER, UNPRUNED
@@ -93,7 +104,7 @@ def cells(outcomes: pd.DataFrame, seed: int = 0) -> list[Cell]:
             of_pools = np.stack([of_rows[names == number].mean(axis=0) for number in range(names.max() + 1)])
             drawn = study.weights(len(of_pools), seed) @ of_pools
             seconds[method] = (drawn * study.weights(of_pools.shape[1], seed + 1)).sum(axis=1)
-        loss = 100 * (means["full"] - means["precision"])[:, 0]
+        loss = (100 * (means["full"] - means["precision"])[:, 0]).round(9)  # 100 * (0.95 - 0.94) is one point
         cells_.append(Cell(cast(Any, key), seconds, loss, means))
     return cells_
 
@@ -349,9 +360,19 @@ def memory_saved(memory: pd.DataFrame, method: str, tokens: int = 500, column: s
     return both(lambda name: 100 * (1 - over(memory, method, HF, tokens, name)), memory, column)
 
 
-def memory_added(memory: pd.DataFrame, method: str) -> Estimate:
-    """Percent of transformers' resident memory by which a method takes more."""
-    return of_runs(100 * (over(memory, method, HF) - 1), memory)
+def memory_added(memory: pd.DataFrame, method: str, base: str = HF) -> Estimate:
+    """Percent of transformers' resident memory by which a method takes more. base: with what batches."""
+    return of_runs(100 * (over(memory, method, base) - 1), memory)
+
+
+def added_to_each(memory: pd.DataFrame, method: str, percent: bool) -> tuple[Estimate, ...]:
+    """What a method takes more than transformers with batches of 4, 8 and 20 rows: percent of its memory, or MB.
+
+    The paper does not say how many rows its baseline takes at once, and its temporaries grow with them.
+    """
+    if percent:
+        return tuple(memory_added(memory, method, base) for base in (HF, HF_8, HF_20))
+    return tuple(peak_less(memory, method, base)[0] for base in (HF, HF_8, HF_20))
 
 
 def overheads(memory: pd.DataFrame, chunks: str = CHUNKS) -> Pair:
@@ -366,6 +387,13 @@ def seconds(latency: pd.DataFrame, method: str, documents: int, rule: str = "") 
     """By round, of rows of 128 tokens. latency: one machine's."""
     rows = latency[(latency["documents"] == documents) & (latency["tokens"] == 128) & (latency["rule"] == rule)]
     return rows[rows["method"] == method].sort_values("round")["seconds"].astype(float).tolist()
+
+
+def ablation_saved(latency: pd.DataFrame, cells: Sequence[Cell], method: str) -> Pair:
+    """(percent of the ablation's baseline that a step saves, loss of precision in points), at the lower threshold."""
+    part = ratio(seconds(latency, method, 60, LOW), seconds(latency, BASELINE, 60), latency, drawn="rounds")
+    value, highest, lowest = (100 * (1 - end) for end in (part.value, *part.interval))
+    return replace(part, value=value, low=lowest, high=highest), driving(cells, LOW).lost
 
 
 def latency_added(latency: pd.DataFrame, method: str, before: str, rule: str = LOW) -> Estimate:

@@ -12,21 +12,6 @@ from ondevice.run import Layout
 LAYOUT = Layout()
 WIDEST = 7.2  # inches
 DOTS = 150  # an inch, of an exhibit
-WITHOUT_CAPTIONS = {"disco", "dragon"}  # notebooks that are not mended yet: this list shrinks
-TOO_WIDE = {
-    "disco/algorithm_2_waits",
-    "disco/algorithm_3_threshold",
-    "disco/beyond_00_race",
-    "disco/beyond_01_mean_tail_plane",
-    "disco/fig_02_ttft_over_time",
-    "disco/fig_04_migration",
-    "disco/table_02_tail_reduction",
-    "dragon/fig_04_pipelines",
-    "dragon/fig_05_speedup",
-    "dragon/fig_07_per_token_latency",
-    "dragon/fig_09_scheduling",
-    "dragon/fig_10_pipeline",
-}  # as published before they were mended: this list shrinks
 WORDS = {"xlabel", "ylabel", "title", "label", "labels", "words"}  # arguments that are drawn
 GREEK = re.compile(r"(?<![\\\w])(alpha|beta|gamma|delta|epsilon|eta|lambda|mu|sigma|tau|theta|phi|rho)(?![\w'])", re.I)
 
@@ -61,10 +46,7 @@ def cells(paper: str) -> dict[str, str]:
 @pytest.mark.parametrize("paper", LAYOUT.papers())
 def test_every_saved_figure_has_a_caption_with_its_origin_and_greek_letters(paper):
     named = {cell: lacks for cell, source in cells(paper).items() if (lacks := faults(source))}
-    if paper in WITHOUT_CAPTIONS:
-        assert named, f"{paper} is mended: strike it from WITHOUT_CAPTIONS"
-    else:
-        assert named == {}
+    assert named == {}
 
 
 CAPTION = 'plotting.caption(figure, "What to see.", plotting.Origin("a", "b", "3 runs"))\n'
@@ -96,5 +78,4 @@ def width(path) -> float:
 
 def test_no_published_figure_is_too_wide():
     wide = {f"{path.parent.name}/{path.stem}" for path in LAYOUT.figures.glob("*/*.png") if width(path) > WIDEST + 0.01}
-    assert sorted(wide - TOO_WIDE) == []
-    assert sorted(TOO_WIDE - wide) == [], "these are mended: strike them from TOO_WIDE"
+    assert sorted(wide) == []

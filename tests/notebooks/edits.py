@@ -93,7 +93,7 @@ DRAGON = [
     Edit("drafting", "ahead >= side.lookahead", "ahead >= 1", "figure-4"),
     Edit("settling", "if not kept_remote:", "if kept_remote:", "figure-4"),
     Edit("committing", "if not accepted:", "if accepted:", "figure-4"),
-    Edit("taking-over", "deque(switch.drafts)", "deque()", "figure-9-again"),
+    Edit("taking-over", "deque(switch.drafts)", "deque()", "oracle-shown"),
     Edit("numbers", ".random(count)", ".random(count) ** 9", "deciding-shown"),
     Edit("deciding", "int(sample(p, uniforms(begin.seed, stream, position, 1)[0]))", "int(p.argmin())",
          "deciding-shown"),
@@ -103,7 +103,7 @@ DRAGON = [
     Edit("plan", "cost = rejected_b * lag", "cost = 0 * lag", "oracle-shown"),
     Edit("attack", "(1 - ETA) * p_cloud + ETA * p_candidate", "p_cloud", "attack-again"),
     Edit("windows-live", "weights[:, None] + read", "0 * weights[:, None] + read", "windows-again"),
-    Edit("oracle-steps", "now = max(state.decided, drafted[side], ", "now = max(state.decided, ", "figure-9-again"),
+    Edit("oracle-steps", "now = max(state.decided, drafted[side], ", "now = max(state.decided, ", "oracle-shown"),
     Edit("oracle", "(i - 1, state.trail)", "(i, state.trail)", "oracle-shown"),
 ]  # fmt: skip
 

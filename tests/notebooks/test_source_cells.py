@@ -145,6 +145,7 @@ def test_what_an_edit_replaces_stands_once_in_its_cell(paper):
     """The long tests run the edits; this shows at once where a cell has moved on."""
     cells = {cell["id"]: cell.source for cell in nbformat.read(Layout().notebook(paper), 4).cells}
     assert [edit for edit in EDITS[paper] if cells[edit.cell].count(edit.old) != 1] == []
+    assert [edit for edit in EDITS[paper] if edit.shown and edit.shown not in cells] == []
 
 
 # Source definitions that no display shows beside the library's: a recorded sample or a table shows an edit of theirs.

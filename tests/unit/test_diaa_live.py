@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import random_model, word_tokenizer
 
-from ondevice import prompts
+from ondevice import evidence, prompts
 from ondevice.causal_lm import CausalLM
 from ondevice.speculation import Draft, Drafter, generate
 from ondevice.speculation.bundled import mixture
@@ -105,6 +105,20 @@ def test_summaries_draw_whole_answers_and_count_nodes():
     rows.attrs["kind"] = "measured"
     estimate = live.per_answer(rows, "x", over="y")
     assert estimate.value == 2 and estimate.n == 2 and estimate.low <= 1.5 <= 2.5 <= estimate.high
+
+
+def test_an_edit_s_difference_is_its_value_less_the_shipped_one_over_the_same_answers(capsys):
+    """Ratios of sums: 4 of 8 accepted before, 6 of 8 after; an answer that only one version has counts in neither."""
+    names = ["a", "b"]
+    rows = {"name": [*names, "c"], "accepted": [1, 3, 9], "drafted": [4, 4, 9]}
+    before = evidence.born(pd.DataFrame(rows), "measured")
+    after = evidence.born(pd.DataFrame({"name": names, "accepted": [2, 4], "drafted": [4, 4]}), "measured")
+    assert live.difference(before, after, "accepted", "drafted").value == pytest.approx(0.25)
+    assert live.difference(before, after, "accepted").value == pytest.approx(1.0)
+    both = {"shipped": {("DIAA",): before[:2]}, "your edit": {("DIAA",): after}}
+    table = live.beside(both, ["method"], "accepted", "drafted")
+    assert dict(zip(table["version"], table["value"], strict=True)) == {"shipped": 0.5, "your edit": 0.75}
+    assert "your edit less shipped, at most: +0.25" in capsys.readouterr().out
 
 
 def test_every_source_of_a_mixture_has_its_name_and_chance():

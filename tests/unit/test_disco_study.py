@@ -51,6 +51,20 @@ def test_a_policy_that_spends_more_than_its_budget_is_not_compared():
         study.sweep(["GPT"], some, [0.05, 0.2], study.policies(lengths), play, lengths, (2, 50), seed)
 
 
+def test_users_in_one_slow_spell_of_a_server_are_no_sign_of_overspending():
+    """Few requests in bursts: what holds to its budget is never refused, what races on all of them is."""
+    lengths, some = traces.lengths(), next(iter(DEVICES.values()))
+
+    def spendthrift(side, server, device, b):
+        return {"mine": replace(study.policies(lengths, names=["race"])(side, server, device, 1.0)["race"], budget=b)}
+
+    asked = (["replicate-70b"], some, lengths, [0.1, 0.3])
+    with pytest.raises(ValueError, match=r"'mine' has the device read 1\.00 of the tokens at a budget of 0\.1\."):
+        study.users(*asked, spendthrift, play, [1.0], (1, 50), 0)
+    for seed in range(10):  # all requests of a burst fall into one spell
+        study.users(*asked, study.policies(lengths, names=["DiSCo", "Stoch"]), play, [1.0], (1, 50), seed)
+
+
 def test_the_sweeps_p99_is_a_ttft_that_occurred():
     drawn = Requests.draw((2, 500), traces.lengths(), traces.server("GPT"), np.random.default_rng(0))
     made = study.policies(traces.lengths())("device", traces.server("GPT"), DEVICES["Pixel 7 Pro, Bloom-560M"], 0.3)
@@ -104,6 +118,15 @@ def test_the_correlation_is_over_prompts_and_its_null_has_the_lengths_of_others(
     assert ours.value > 0.9 and abs(null.value) < 0.4
     alone = evidence.derived(alpaca.iloc[:30], alpaca)
     assert ours.interval == pytest.approx(CLAIMS["disco-c19"].values({"alpaca": alone})[0].interval)
+
+
+def test_answers_that_change_hands_are_judged_by_the_worst_cell_and_the_mean_share():
+    cells = {"over_weaker": [0.1, -0.2, 0.0], "outside": [-0.1, 0.2, 0.0], "over_device": [0.3, 0.1, 0.2]}
+    ends = {f"{name}{suffix}": values for name, values in cells.items() for suffix in ("", "_low", "_high")}
+    bound = evidence.born(pd.DataFrame({**ends, "n": 200, "changed": [1.0, 0.6, 0.2]}), "recorded")
+    for claim, worst in (("disco-c27", -0.2), ("disco-c30", 0.2), ("disco-c31", 0.1)):
+        value, share = CLAIMS[claim].values({"bound": bound})[0]
+        assert (value.value, value.n, share.value) == (worst, 200, pytest.approx(0.6))
 
 
 def test_hand_overs_are_judged_by_bill_and_the_null_is_another_one():

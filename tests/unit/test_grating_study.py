@@ -176,6 +176,13 @@ def test_it_is_scored_live_as_the_record_has_it():
 # Applications
 
 
+def test_an_edit_s_difference_is_paired_and_its_value_less_the_shipped_one(capsys: pytest.CaptureFixture[str]):
+    both = {"shipped": {("low",): [0.1, 0.5, 0.3]}, "your edit": {("low",): [0.0, 0.4, 0.2]}}
+    shown = live.beside(both, ["rule"], "recorded")
+    assert dict(zip(shown["version"], shown["value"].round(6), strict=True)) == {"shipped": 0.3, "your edit": 0.2}
+    assert "your edit less shipped, at most: -0.1 [-0.1, -0.1]" in capsys.readouterr().out
+
+
 def test_the_half_that_a_threshold_was_found_on_is_not_pruned_by_it(monkeypatch):
     pools = study.pools_of(record(settled=True, pools=4), DEEP, RAG)
     order = iter(range(len(pools)))

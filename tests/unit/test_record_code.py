@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from ondevice import assets
 from ondevice.evidence import sidecars
 from ondevice.evidence.code import code_hash
 
@@ -121,3 +123,14 @@ def test_what_is_not_there_has_no_hash_and_makes_no_record(library: Path):
     assert code_hash(library, "lab.maker:rows+lab.gone") == ""
     with pytest.raises(ValueError, match=r"ondevice\.gone"):
         sidecars.made_by({}, ["ondevice.gone:rows"])
+
+
+def test_every_recorder_names_the_functions_that_make_its_rows():
+    """Without them all of its module counts, and a record is of other code at the next edit beside it."""
+    unnamed = []
+    for path in (assets.ROOT / "lib" / "ondevice_studies").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if called == "Recorder" and "functions" not in {word.arg for word in node.keywords}:
+                unnamed.append(f"{path.stem}:{node.lineno}")
+    assert unnamed == []

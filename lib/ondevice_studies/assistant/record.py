@@ -244,7 +244,8 @@ def record_answers(share: int, shares: int) -> None:
 def record_here(name: str) -> None:
     """costs, memory or live, of this machine."""
     keys = {"costs": ["round", "name", "size"], "memory": ["systems", "run"], "live": ["systems", "delay", "question"]}
-    recorder = Recorder("assistant", name, keys[name], {}, MODELS, machine=machine_name())
+    functions: dict[str, Callable[..., Any]] = {"costs": costs, "memory": remembered, "live": live}
+    recorder = Recorder("assistant", name, keys[name], {}, MODELS, machine=machine_name(), functions=[functions[name]])
     if name == "costs":
         by_kind = nodes()
         makers = drafters(by_kind[False]["device"].lm.vocabulary)

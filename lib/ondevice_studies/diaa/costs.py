@@ -118,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 options.models,
                 machine=machine_name(),
                 began=began,
+                functions=[curves],
             )
             recorder.add(pd.concat(tables, ignore_index=True))
             recorder.finish()

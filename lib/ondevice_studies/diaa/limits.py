@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()
     began = time.monotonic()
     given = "diaa", "limits", KEYS, {"minutes at most": minutes}, [models.SMOLLM2]
-    recorder = Recorder(*given, machine=machine_name(), began=began)
+    recorder = Recorder(*given, machine=machine_name(), began=began, functions=[measured])
     for threads in (1, 2):
         recorder.add(measured(models.SMOLLM2, threads, time.monotonic() + 60 * minutes))
     print(recorder.finish(), flush=True)

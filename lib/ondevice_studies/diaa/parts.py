@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.models,
         machine=machine_name(),
         began=time.monotonic(),
+        functions=[record],
     )
     for model in options.models:
         record(Workbench(model), recorder)

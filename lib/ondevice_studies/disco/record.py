@@ -161,7 +161,7 @@ def record_device() -> Path:
         "seed": 0,
         "parts": {part: [lengths.tolist(), tokens] for part, (lengths, tokens) in parts.items()},
     }
-    kept = _of_this_machine("device", ["model", "part", "turn"], parameters, PROBED)
+    kept = _of_this_machine("device", device_probe.measure, ["model", "part", "turn"], parameters, PROBED)
     probed = {spec: engine(device_probe.load(spec), threads=1) for spec in PROBED}
     for turn in range(TURNS["device"]):
         for spec, model in probed.items():
@@ -176,7 +176,7 @@ def record_device() -> Path:
 def record_cold_start() -> Path:
     """cold_start.<machine>.csv: a row a load, shapes and cache states in turn."""
     parameters = {"turns": TURNS["cold_start"], "threads": 1, "dtype": "bfloat16"}
-    kept = _of_this_machine("cold_start", ["turn"], parameters)
+    kept = _of_this_machine("cold_start", cold_start.loads, ["turn"], parameters)
     with cold_start.written(cold_start.SHAPES) as paths:
         for turn in range(TURNS["cold_start"]):
             if (turn,) not in kept.done:
@@ -188,15 +188,15 @@ def record_cold_start() -> Path:
 def record_policy_times() -> Path:
     """policy_times.<machine>.csv: what choosing a policy takes by the number of samples (Figure 9)."""
     parameters = {"sizes": POLICY_SIZES, "repeats": POLICY_REPEATS, "seed": 0, "threads": 1}
-    kept = _of_this_machine("policy_times", ["n", "policy", "what", "turn"], parameters)
+    kept = _of_this_machine("policy_times", study.policy_times, ["n", "policy", "what", "turn"], parameters)
     kept.add(study.policy_times(POLICY_SIZES, POLICY_REPEATS, 0))
     return kept.finish()
 
 
 def _of_this_machine(
-    name: str, keys: list[str], parameters: Mapping[str, object], specs: Sequence[str] = ()
+    name: str, made_by: Callable[..., Any], keys: list[str], parameters: Mapping[str, object], specs: Sequence[str] = ()
 ) -> Recorder:
-    return Recorder("disco", name, keys, parameters, specs, machine=machine_name())
+    return Recorder("disco", name, keys, parameters, specs, machine=machine_name(), functions=[made_by])
 
 
 PARTS: dict[str, Callable[[], Path]] = {

@@ -101,12 +101,12 @@ def _played(
     budgets: Iterable[float],
     policies: Policies,
     play: Play,
-    independent: bool = True,
+    independent: Requests | None = None,
 ) -> pd.DataFrame:
     """The same requests under every policy, constraint and budget, a row a run.
 
-    independent: requests, so their share of the tokens shows whether a policy overspends. Requests in one slow spell of
-    a server are not: a policy that holds to its budget may let all of few of them start.
+    independent: the same requests at independent times of the server, if `drawn`'s are not. Their share of the tokens
+    shows whether a policy overspends; in one slow spell a policy that holds to its budget may start all of few.
     """
     rows = []
     for side in SIDES:
@@ -118,8 +118,9 @@ def _played(
                         f"the {side} is to be held to {b:g}."
                     )
                 raced = play(policy, drawn, device)
-                if independent and _overspends(drawn.prompt, raced.ran(side), b):
-                    share = (drawn.prompt * raced.ran(side)).sum() / drawn.prompt.sum()
+                ran = (raced if independent is None else play(policy, independent, device)).ran(side)
+                if _overspends(drawn.prompt, ran, b):
+                    share = (drawn.prompt * ran).sum() / drawn.prompt.sum()
                     raise ValueError(
                         f"The policy {name!r} has the {side} read {share:.2f} of the tokens at a budget of {b:g}."
                     )
@@ -290,18 +291,20 @@ def users(
     """Figure 5: users who ask in bursts meet a server whose slow spells last, a TTFT each 30 s like the series'.
 
     gaps: mean seconds between requests of each user, least active first; their burstiness is measured. shape: (runs,
-    requests). Columns: user, gap_s, service, constrained, budget, policy, run, mean_s, p99_s, std_s.
+    requests). Columns: user, gap_s, service, constrained, budget, policy, run, mean_s, p99_s, std_s. Raises ValueError
+    as `sweep`.
     """
     rows = []
     for service in series:
         server = traces.measured(service)
         for user, gap in enumerate(gaps):
             rng = np.random.default_rng([seed, user, len(service)])
-            drawn = Requests.draw(shape, lengths, server, rng)
+            independent = Requests.draw(shape, lengths, server, rng)
+            drawn = replace(independent, server_ttft=independent.server_ttft.copy())
             for run in range(shape[0]):
                 at = (np.cumsum(traces.arrival_gaps(user, gap, shape[1], rng)) / 30).astype(int)
                 drawn.server_ttft[run] = traces.ttft_like(service, int(min(at[-1], 20_000)) + 1, rng)[at % 20_001]
-            played = _played(drawn, server, device, budgets, policies, play, independent=False)
+            played = _played(drawn, server, device, budgets, policies, play, independent)
             rows.append(played.assign(user=user, gap_s=gap, service=service))
     return born(pd.concat(rows, ignore_index=True), "simulated")
 

@@ -240,8 +240,17 @@ def used(folder: Path, method: str, documents: int, tokens: int, cut: bool) -> d
 
 # The recording
 
-# By record of rules, what makes its rows.
-FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {"calibrated": (study.calibrated,), "curves": (curve_rows,)}
+RULES = ("calibrated", "curves")
+# What makes the rows of a record.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "calibrated": (study.calibrated,),
+    "curves": (curve_rows,),
+    "latency": (Methods, decided, driving, searched),
+    "layers": (Methods,),
+    "memory": (used,),
+    "limits": (full_size.limited,),
+    "larger": (Methods, decided, driving, used),
+}
 
 
 def recorder(name: str) -> Recorder:
@@ -258,15 +267,15 @@ def recorder(name: str) -> Recorder:
         "limits": (["method", "limit_mb", "round"], small, ()),
         "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
     }
-    machine = "" if name in FUNCTIONS else evidence.machine_name()
-    return Recorder("grating", name, *keys[name], machine=machine, functions=FUNCTIONS.get(name, ()))
+    machine = "" if name in RULES else evidence.machine_name()
+    return Recorder("grating", name, *keys[name], machine=machine, functions=FUNCTIONS[name])
 
 
 def again(name: str) -> Again | None:
     """How a part of a record is made again; None of this machine's times, and of the probes, which all pools make."""
     if name == scoring.PROBES or name.startswith("scores-"):
         return scoring.rereading(name)
-    if name not in FUNCTIONS:
+    if name not in RULES:
         return None
 
     def make(rows: pd.DataFrame) -> pd.DataFrame:

@@ -42,7 +42,8 @@ def larger() -> str:
 def compiled() -> None:
     """Each block's two graphs in one binary, which has the weights once, and in a binary each."""
     specs = (SMOLLM2, larger())
-    recorder = Recorder("sdnpu", "compiled", ["model", "part"], {"context": CONTEXT, "soc": htp.SOC}, specs)
+    parameters = {"context": CONTEXT, "soc": htp.SOC}
+    recorder = Recorder("sdnpu", "compiled", ["model", "part"], parameters, specs, functions=[compiled])
     for spec in specs:
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "graphs"
@@ -66,7 +67,7 @@ def emulated() -> None:
     """A row per token of a text: whether the emulator's likeliest next token is the model's, both losses, seconds."""
     spec = SMOLLM2
     parameters = {"context": CONTEXT, "tokens": TOKENS, "soc": htp.SOC}
-    recorder = Recorder("sdnpu", "emulated", ["model"], parameters, [spec])
+    recorder = Recorder("sdnpu", "emulated", ["model"], parameters, [spec], functions=[emulated])
     loaded = models.load(spec)
     documents = corpus.documents("test")[FIRST : FIRST + 200]
     text = "\n\n".join(document.text for document in documents)

@@ -67,9 +67,10 @@ def exported(spec: str, context: int = CONTEXT) -> Path:
     return folder
 
 
-def recorder(name: str, keys: Sequence[str], *specs: str, **parameters: Any) -> Recorder:
-    """Of this machine's times. specs: of the models."""
-    return Recorder("sdnpu", name, keys, {"weights": WEIGHTS, **parameters}, specs, machine=machine_name())
+def recorder(name: str, made_by: Callable[..., Any], keys: Sequence[str], *specs: str, **parameters: Any) -> Recorder:
+    """Of this machine's times. made_by: what makes the rows. specs: of the models."""
+    parameters = {"weights": WEIGHTS, **parameters}
+    return Recorder("sdnpu", name, keys, parameters, specs, machine=machine_name(), functions=[made_by])
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
@@ -83,7 +84,7 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 def curves(spec: str) -> None:
     """A forward of all layers and the head on static graphs of so many rows, in turns."""
-    kept = recorder("curves", ["model", "part"], spec, rows=ROWS, cached=CACHED, turns=TURNS)
+    kept = recorder("curves", curves, ["model", "part"], spec, rows=ROWS, cached=CACHED, turns=TURNS)
     if (spec, "static") not in kept.done:
         loaded = models.load(spec)
         forwards = [static_forward(loaded, count) for count in ROWS]
@@ -118,8 +119,8 @@ def static_forward(loaded: models.Loaded, rows: int) -> Callable[[], Any]:
 def switch(spec: str) -> None:
     """Every way of switching, each time in a process of its own, in an order that rotates."""
     keys = ["model", "tokens", "cold", "memory", "way", "round"]
-    kept = recorder("switching", keys, spec, rounds=ROUNDS, spare=SPARE)
-    planned = recorder("profiles", ["model", "cold"], spec)
+    kept = recorder("switching", switch, keys, spec, rounds=ROUNDS, spare=SPARE)
+    planned = recorder("profiles", profiled, ["model", "cold"], spec)
     ways = [(1.0, way) for way in RULES] + [(SPARE, "naive"), (SPARE, "ours")]
     folder = apart(exported, spec)
     profiles = {cold: apart(profiled, folder, cold) for cold in (False, True)}
@@ -238,7 +239,8 @@ def whole(spec: str) -> None:
 
     Each request begins with new drafters. same: whether an arm's answer is plain decoding's on static graphs.
     """
-    kept = recorder("whole", ["model", "cold", "task", "round"], spec, rounds=ROUNDS, arms=list(ARMS), session=SESSION)
+    keys = ["model", "cold", "task", "round"]
+    kept = recorder("whole", whole, keys, spec, rounds=ROUNDS, arms=list(ARMS), session=SESSION)
     bench = Bench(spec)
     lm = engine(bench.loaded, threads=1, weights=WEIGHTS)
     built = static_graphs.opened(exported(spec, SESSION))
@@ -278,7 +280,7 @@ def memory(spec: str) -> None:
 
     A forked one would use again what the recorder has given back, and so seem to take less.
     """
-    kept = recorder("memory", ["model", "context", "arm"], spec, tokens=32)
+    kept = recorder("memory", memory, ["model", "context", "arm"], spec, tokens=32)
     profile = apart(profiled, apart(exported, spec), False)
     for context, arm in product((256, *PROMPTS), MEMORY_ARMS):
         if (spec, context, arm) not in kept.done:
@@ -303,7 +305,7 @@ def peak(spec: str, context: int, arm: str, profile: switching.Profile) -> float
 
 def costs(spec: str, chunk: int = 256, repeats: int = 15) -> None:
     """Calibration of a chunk of prompt, ms per token, on logits drawn at random: values do not change the time."""
-    kept = recorder("costs", ["vocabulary"], chunk=chunk, repeats=repeats)
+    kept = recorder("costs", costs, ["vocabulary"], chunk=chunk, repeats=repeats)
     random = torch.Generator().manual_seed(0)
     for vocabulary in (8192, 49_152, 151_936):
         logits = 3 * torch.randn(chunk, vocabulary, generator=random)

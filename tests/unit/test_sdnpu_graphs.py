@@ -72,7 +72,13 @@ def test_the_folder_says_what_its_logits_are_worth(folder, loaded):
     wrong = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
     other = loaded_model().model
     other.load_state_dict({name: weight + 0.05 * torch.randn_like(weight) for name, weight in wrong.items()})
-    assert exporting.comparison(folder, other, TEXTS[0][:64])["argmax_agreement"] < 0.9
+    assert exporting.comparison(folder, other, TEXTS, 64, 224)["argmax_agreement"] < 0.9
+
+
+def test_so_many_tokens_are_compared_as_are_asked_for(folder, loaded):
+    """They are of several texts, each read by itself and as far as the context goes."""
+    for asked, read in ((1, 1), (100, 100), (150, 150), (999, 400)):
+        assert exporting.comparison(folder, loaded.model, TEXTS, asked, 100)["tokens"] == read
 
 
 @pytest.mark.parametrize("rule", [None, "keep both", "synchronous", "naive", "greedy (paper)", "ours"])

@@ -1,5 +1,6 @@
 """The model of the paper's phones: what it gives back of tables that follow it, and of the paper's own."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -31,6 +32,15 @@ def test_a_table_that_follows_the_model_is_foretold():
 def test_a_figure_that_contradicts_the_table_pulls_the_fit_off_it():
     table = npu.fitted(made(20.0), ACCEPTED, {"Figure 6": 600.0})
     assert table.loc[table["held_out"], "error"].abs().max() > npu.CLOSE
+
+
+def test_what_a_row_admits_by_itself_is_an_interval_around_what_made_it():
+    row = made(20.0).loc[npu.HELD_OUT]
+    forward = 20.0 * npu.shapes.shape(npu.SIZES[npu.HELD_OUT]).parameters / 1e9
+    least, greatest = npu.admitted(row, ACCEPTED)
+    assert 0.5 * forward < least < forward < greatest < 2 * forward
+    assert npu.admitted(row * (1, 0.2, 1, 1, 1), ACCEPTED) != (least, greatest)
+    assert all(map(np.isnan, npu.admitted(row * (1, 5, 1, 1, 1), ACCEPTED)))  # hidden switching may not cost more
 
 
 @pytest.mark.parametrize("figures", [{}, {"Figure 5": 672.0, "Figure 6": 182.4}])

@@ -46,6 +46,26 @@ def cells(times: NDArray[np.float64], accepted: float, gain: float, per_token: C
     return row
 
 
+def admitted(row: pd.Series, accepted: tuple[float, float]) -> tuple[float, float]:
+    """The least and the greatest F with which some P and s bring all printed cells of a row within CLOSE.
+
+    Neither P nor s is negative. row: of Table 3, ms per token. accepted: tokens per pass of SAM and of sd.npu. NaN
+    where there is none.
+    """
+    fits = []
+    for forward in np.arange(0.5, row.max() * accepted[1], 0.5):
+        # What a cell leaves for P, or for P + s where switching is not hidden: [least, greatest].
+        left: dict[bool, list[tuple[float, float]]] = {False: [(0.0, np.inf)], True: [(0.0, np.inf)]}
+        for column, (speculates, hidden) in COLUMNS.items():
+            tokens = accepted[column == "Ours"] if speculates else 1.0
+            spent = (forward + (DRAFTING if speculates else 0.0)) / tokens
+            left[hidden].append(((1 - CLOSE) * row[column] - spent, (1 + CLOSE) * row[column] - spent))
+        ends = {hidden: (max(low for low, _ in both), min(high for _, high in both)) for hidden, both in left.items()}
+        if ends[True][0] <= min(ends[True][1], ends[False][1]) and ends[False][0] <= ends[False][1]:
+            fits.append(float(forward))
+    return (fits[0], fits[-1]) if fits else (np.nan, np.nan)
+
+
 def fitted(
     table_3: pd.DataFrame,
     accepted: tuple[float, float],

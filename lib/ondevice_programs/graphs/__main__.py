@@ -91,7 +91,7 @@ def compiled(options: argparse.Namespace) -> int:
     options.folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder.parent, prefix=f".{options.folder.name}-") as scratch:
         new = Path(scratch) / "new"
-        for part, *sizes in htp.both_ways(options.graphs, facts, new, options.soc):
+        for part, *sizes in htp.both_ways(options.graphs, facts, new, str(options.soc)):
             row = np.array(sizes) / 1e6
             print(f"{part:8}{row[0, 0]:10.1f}{row[1, 0]:10.1f}{row[0, 1]:10.1f}{row[1, 1]:10.1f}", flush=True)
             sums += row
@@ -175,7 +175,7 @@ def _parser() -> commands.Parser:
         "--texts",
         type=commands.existing,
         metavar="FILE",
-        help="as the model will read them: ranges and logits are taken from them (default: documentation)",
+        help="as the model will read them: ranges and logits are taken from them (default: prompts of this package)",
     )
     add("--weights", choices=("float32", "8bit", "4bit"), default="float32", help="of target cpu; htp has 8 bits")
     add("--cache-bits", type=int, choices=(8, 16), default=16, help="of the HTP's keys and values")
@@ -187,14 +187,21 @@ def _parser() -> commands.Parser:
         type=commands.whole(),
         default=-1,
         metavar="N",
-        help="tokens whose logits are compared with the model's (default: 512, on the HTP's emulator 32)",
+        help=f"tokens, {exporting.READ} at most, whose logits are compared with the model's (default: 512, on the "
+        "HTP's emulator 32)",
     )
     example = "ondevice-graphs compile GRAPHS BINARIES"
     compiler = programs.add_parser("compile", help="have Qualcomm's compiler take a folder's graphs", example=example)
     add = compiler.add_argument
     add("graphs", type=Path, help="a folder that was exported with --target htp")
     add("folder", type=commands.writable, help="to write the binaries to, which must not be there yet")
-    add("--soc", default=htp.SOC, metavar="MODEL", help="Qualcomm's number of the chip; 57 is Snapdragon 8 Gen 3")
+    add(
+        "--soc",
+        type=commands.count,
+        default=int(htp.SOC),
+        metavar="MODEL",
+        help="Qualcomm's number of the chip; 57 is Snapdragon 8 Gen 3",
+    )
     example = 'ondevice-graphs generate GRAPHS --prompt "def mean(values):"'
     answer = programs.add_parser("generate", help="answer a prompt on exported graphs", example=example)
     add = answer.add_argument

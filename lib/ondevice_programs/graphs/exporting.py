@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 import torch
 from onnx.external_data_helper import set_external_data
+from torch.nn import functional
 
-from ondevice import corpus
+from ondevice import prompts
 from ondevice.causal_lm import drawing
 from ondevice.causal_lm.drawing import Weights
 from ondevice.models import Loaded
@@ -49,12 +50,13 @@ def export(
 ) -> dict[str, Any]:
     """Write a model's graphs into a new folder, whole or not at all; returns the folder's facts.
 
-    texts: token ids; the HTP's ranges are those that the model has on them, and its logits are compared on the first.
+    texts: token ids. The HTP's ranges are those that the model has on them, but for the last where there are several:
+        on that its logits are compared. On the CPU they are compared on the first.
     context: tokens that a session may have. blocks: into which the layers are dealt, at most as many as there are.
     large, small: rows of the two graphs of each block. weights: of target cpu. cache_bits: of the HTP's keys, values.
     compared: tokens whose logits are compared with the model's; by default 512 on the CPU, 32 in the HTP's emulator.
-    Raises ValueError for a model that cannot be drawn, numbers that do not fit and a folder that is there, htp.Refused
-    where the HTP's compiler does not take a graph, and OSError where the folder cannot be written.
+    Raises ValueError for a model that cannot be drawn, numbers that do not fit and a folder that is there,
+    htp.CompilerRefused where the HTP's compiler does not take a graph, and OSError where the folder cannot be written.
     """
     config = loaded.config
     form: Weights = "8bit" if target == "htp" else weights
@@ -64,7 +66,7 @@ def export(
     check(loaded, folder, context, blocks, large, small)
     if (count := sum(map(len, texts))) < FEWEST:
         raise ValueError(f"The texts have {count} tokens; ranges and logits take at least {FEWEST}.")
-    noted = htp.noted(loaded.model, texts, cache_bits) if target == "htp" else None
+    noted = htp.noted(loaded.model, texts[:-1] or texts, cache_bits) if target == "htp" else None
     embedding: Any = structure.get_input_embeddings()
     parts = np.array_split(np.arange(config.num_hidden_layers), blocks)
     capacity = context + small  # a draft lies behind a full context
@@ -106,7 +108,9 @@ def export(
         tokens = COMPARED[target] if compared < 0 else compared
         (new / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         if tokens:
-            facts["compared"] = comparison(new, loaded.model, list(texts[0][: min(tokens, context)]))
+            facts["compared"] = comparison(
+                new, loaded.model, texts[::-1] if noted else texts, min(tokens, READ), context
+            )
             (new / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         if folder.is_dir():
             folder.rmdir()  # it is empty
@@ -115,10 +119,10 @@ def export(
 
 
 def texts(loaded: Loaded, path: Path | None = None) -> list[list[int]]:
-    """Windows of `FEWEST` token ids, `READ` in all: of a text file, or spread over documentation in the package."""
+    """Windows of `FEWEST` token ids, `READ` in all: from a file's start, or spread over the package's own prompts."""
     if path is None:
-        documents = corpus.documents("validation")[:200]
-        ids = loaded.tokenizer("\n\n".join(document.docstring for document in documents), verbose=False)["input_ids"]
+        own = "\n\n".join(prompt.text for prompt in prompts.own("validation"))
+        ids = loaded.tokenizer(own, verbose=False)["input_ids"]
         starts = np.linspace(0, max(0, len(ids) - FEWEST), READ // FEWEST).astype(int).tolist()
     else:
         ids = loaded.tokenizer(path.read_text(encoding="utf-8"), verbose=False)["input_ids"]
@@ -126,25 +130,37 @@ def texts(loaded: Loaded, path: Path | None = None) -> list[list[int]]:
     return [ids[start : start + FEWEST] for start in starts]
 
 
-def comparison(folder: Path, model: Any, ids: Sequence[int]) -> dict[str, float]:
-    """Logits of exported graphs, in the target's arithmetic, beside the float32 model's.
+def comparison(folder: Path, model: Any, texts: Sequence[Sequence[int]], most: int, context: int) -> dict[str, float]:
+    """Logits of exported graphs, in the target's arithmetic, beside the float32 model's: on the first `most` tokens.
 
-    argmax_agreement: share of the tokens whose likeliest next token is the same. loss, model_loss: per token, in nats.
+    Each text is read by itself, up to the context. tokens: that were read. argmax_agreement: share of them whose
+    likeliest next token is the same. loss, model_loss: per token, in nats. greatest_difference: of two logits, in
+    standard deviations of the model's behind the same text.
     """
-    ours = static_graphs.read(static_graphs.opened(folder), ids)
-    with torch.inference_mode():
-        right = model(torch.tensor([list(ids)])).logits[0]
-    following = torch.tensor(ids[1:])
-
-    def loss(logits: torch.Tensor) -> float:
-        return float(torch.nn.functional.cross_entropy(logits[:-1].float(), following)) if len(following) else 0.0
-
+    built = static_graphs.opened(folder)
+    tokens, same, followed, greatest = 0, 0, 0, 0.0
+    losses = np.zeros(2)
+    for text in texts:
+        ids = list(text[: min(most - tokens, context)])
+        if not ids:
+            break
+        ours = static_graphs.read(built, ids)
+        with torch.inference_mode():
+            right = model(torch.tensor([ids])).logits[0]
+        following = torch.tensor(ids[1:], dtype=torch.long)
+        for number, logits in enumerate((ours, right)):
+            losses[number] += float(functional.cross_entropy(logits[:-1].float(), following, reduction="sum"))
+        tokens += len(ids)
+        followed += len(following)
+        same += int((ours.argmax(-1) == right.argmax(-1)).sum())
+        greatest = max(greatest, float((ours - right).abs().max() / right.std()))
+    loss, model_loss = (losses / max(1, followed)).tolist()
     return {
-        "tokens": len(ids),
-        "argmax_agreement": float((ours.argmax(-1) == right.argmax(-1)).float().mean()),
-        "loss": loss(ours),
-        "model_loss": loss(right),
-        "greatest_difference": float((ours - right).abs().max() / right.std()),  # in standard deviations of the logits
+        "tokens": tokens,
+        "argmax_agreement": same / tokens,
+        "loss": loss,
+        "model_loss": model_loss,
+        "greatest_difference": greatest,
     }
 
 

@@ -88,14 +88,17 @@ def _devices() -> tuple[Any, Any]:
 def session(path: Path, soc: str = SOC, entries: Mapping[str, str] | None = None, **provided: str) -> Any:
     """A session of a graph that is compiled for the HTP and, on x86-64, runs in its emulator; no node is left out.
 
-    entries: of the session's configuration. provided: options of the compiler. Raises Refused where the compiler does
-    not take all of the graph, with its first reason, and ModuleNotFoundError without the package.
+    entries: of the session's configuration. provided: options of the compiler. Raises CompilerRefused where the
+    compiler does not take all of the graph, with its first reason, OSError where its binary cannot be written, and
+    ModuleNotFoundError without the package.
     """
     whole = {"session.disable_cpu_ep_fallback": "1"}
     _devices()
     try:
         return _session(path, whole | dict(entries or {}), soc_model=soc, **provided)
     except Exception as error:  # the runtime's errors have no common class of their own
+        if "Failed to write" in str(error):
+            raise OSError(f"The binary of {path.name} cannot be written: is the disk full?") from None
         raise CompilerRefused(f"The HTP's compiler refuses {path.name}: {_reason(path, str(error))}") from None
 
 

@@ -233,8 +233,8 @@ def load(path: Path, target: str = "cpu") -> Graph:
     """A graph from its file, that runs on one thread, the calling one; it has run once, so that its memory is there.
 
     Weights lie in pages of their own and activations in an arena that all graphs share, so that a graph that is let go
-    gives its memory back. Raises FileNotFoundError, for a file that is damaged or truncated ValueError, and htp.Refused
-    where the HTP's compiler does not take the graph.
+    gives its memory back. Raises FileNotFoundError, for a file that is damaged or truncated ValueError, and
+    htp.CompilerRefused where the HTP's compiler does not take the graph.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no graph {path.name} in {path.parent}: export it first.")

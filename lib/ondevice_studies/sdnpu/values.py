@@ -10,7 +10,7 @@ rates: tokens per pass (`study.accepted`). static: rows, seconds of one model's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,11 +34,9 @@ def speedups(requests: Resampled, other: str, ours: str = "sd.npu") -> Pair:
     return requests.estimate(over.min(axis=1)), requests.estimate(over.max(axis=1))
 
 
-def switching_gains(requests: Resampled, greedy: str = "+G") -> Pair:
-    """(plain, with SAM) synchronous over greedy switching, whole requests. greedy: or "+G naive"."""
-    plain = requests["NPU vanilla"] / requests[f"NPU {greedy}"]
-    sam = requests["NPU-SAM"] / requests[f"NPU-SAM {greedy}"]
-    return requests.estimate(plain.mean(axis=1)), requests.estimate(sam.mean(axis=1))
+def switching_gains(summarized: Resampled, greedy: str = "+G") -> Pair:
+    """(plain, with SAM) synchronous over greedy switching, summaries. greedy: or "+G naive"."""
+    return _over(summarized, "NPU vanilla", f"NPU {greedy}"), _over(summarized, "NPU-SAM", f"NPU-SAM {greedy}")
 
 
 def switching_saved(summarized: Resampled, greedy: str = "+G") -> Estimate:
@@ -202,9 +200,18 @@ def row_alone(static: pd.DataFrame, flat: bool = False) -> Estimate:
     return Estimate(value, low, high, int(static["n"].min()), kind_of(static), "turns")
 
 
-def decoding_by_line(line: Line) -> float:
+def decoding(line: Line) -> float:
     """ms per token on a graph of 32 rows at 4.2 tokens per pass. line: ms of a forward of so many rows."""
     return float(line(32)) / 4.2
+
+
+def by_lines(of_line: Callable[[Line], float], lines: Sequence[Line]) -> Estimate:
+    """A number that follows from a forward's time by its rows: by the first line, its interval by all of them.
+
+    The paper's figures contradict each other, and which of its lines holds is not known.
+    """
+    values = [of_line(line) for line in lines]
+    return Estimate(values[0], min(values), max(values), len(values), "analytic", "lines")
 
 
 def weights_gb(weights: pd.DataFrame, column: str = "weights_gb", bits: float = 16) -> float:

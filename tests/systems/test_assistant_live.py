@@ -76,7 +76,7 @@ def called(*words: str) -> int:
 
 
 def test_on_one_machine_an_answer_streams_with_sources_of_both_sides(folder: Path):
-    process = start(folder, "--private", "notes", "--public", "docs", *FAST, "--patience", "60", QUESTION)
+    process = start(folder, "--private", "notes", "--public", "docs", *FAST, "--patience", "60", SHORT)
     first = os.read(process.stdout.fileno(), 2**16)
     rest, note = process.communicate(timeout=240)
     note = note.decode()
@@ -104,6 +104,7 @@ def test_on_two_machines_the_budget_chooses_and_no_private_text_leaves(folder: P
     assert code == 0 and len(text.decode().splitlines()) >= 2, note
     assert "alone" in first and "budget" in first
     assert "(cloud, " in second and "Left this device: " in second and "alone" not in second
+    assert "Alone from token 4: the answer began to quote this device's documents." in second
     assert QUESTION.encode() in raw and SHORT.encode() not in raw
     assert texts_found(raw, QUESTION) and not texts_found(raw, HELD) and b"notes.md" not in raw
 

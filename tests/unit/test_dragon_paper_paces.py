@@ -7,6 +7,7 @@ import pytest
 
 from ondevice.evidence import born
 from ondevice_studies.dragon import pair, printed, study
+from ondevice_studies.dragon.answers import ROUTER
 from ondevice_studies.dragon.pair import BASE, BASE_JITTER, CRCG, DRAGON, SW, TW
 from ondevice_studies.dragon.paper_paces import at_the_papers
 from ondevice_studies.dragon.record import DELAYS, IMPOSED, LEAST
@@ -16,13 +17,15 @@ PACE, CLOUD_PACE = (1000 * seconds for seconds in printed.alone()[:2])  # ms
 JITTER = 1000 * BASE_JITTER
 
 
-def tokens(cloud: str, device: str = "", holder: str = "cloud", name: str = "q1 cloud") -> pd.DataFrame:
-    """A recorded answer; cloud, device: a letter a token, y where the side's draft is the token."""
+def tokens(
+    cloud: str, device: str = "", holder: str = "cloud", name: str = "q1 cloud", eta: float = 0.2
+) -> pd.DataFrame:
+    """A recorded answer; cloud, device: a letter a token, y where the side's draft is the token. eta: the device's."""
     sides = {"cloud": cloud, "device": device or "y" * len(cloud)}
     rows = [(name, holder, position, side, float(letter == "y")) for side, letters in sides.items()
             for position, letter in enumerate(letters)]  # fmt: skip
     table = pd.DataFrame(rows, columns=["question", "holder", "position", "side", "greedy"])
-    return born(table, "recorded")
+    return born(table.assign(eta=table["side"].map({"device": eta, "cloud": 1 - eta})), "recorded")
 
 
 def milliseconds(table: pd.DataFrame, method: str, delay: int) -> float:
@@ -53,6 +56,14 @@ def test_sequence_wise_waits_for_one_message_alone():
     assert milliseconds(table, SW, 300) == pytest.approx(PACE)  # the cloud has written and sent all of it long before
     arrives = (n - 1) * CLOUD_PACE + 240 + 1000 * BASE + n * (HEADER + DISTRIBUTION) / pair.WIFI * 1000
     assert arrives < (n - 1) * PACE
+
+
+def test_the_router_has_the_side_of_the_larger_weight_answer_alone():
+    on_cloud, on_device = (at_the_papers(tokens("n" * 16, eta=eta)) for eta in (0.49, 0.5))
+    assert milliseconds(on_device, ROUTER, 300) == pytest.approx(PACE)
+    delay = (milliseconds(on_cloud, ROUTER, 300) - CLOUD_PACE) * 15
+    assert 240 <= delay <= 360 + 1000 * BASE + JITTER  # one way, once
+    assert milliseconds(on_cloud, ROUTER, 0) == pytest.approx(CLOUD_PACE, abs=(1000 * BASE + JITTER) / 15)
 
 
 def test_short_answers_are_left_out_and_long_ones_cut():

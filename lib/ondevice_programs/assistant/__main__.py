@@ -1,7 +1,8 @@
 """An assistant for two folders: public pages in a cloud process, a private folder on this device, one answer.
 
 Hybrid search and GRATING's reranker pick passages on both sides, DRAGON mixes the sides' next tokens, and DIAA's and
-sd.npu's drafters guess ahead. The question and the answer's tokens leave the device, and no private page.
+sd.npu's drafters guess ahead. The question and the answer's tokens leave the device; before four tokens in a row of a
+private page would, the device goes on alone.
 --budget limits the share of the questions' tokens that the cloud reads (DiSCo); --without DRAGON uses no cloud.
 On two machines the cloud has --public FOLDER --serve HOST:PORT, and the device --private FOLDER --connect
 HOST:PORT. Beyond loopback both want TLS (--certificate, --key, --authority).
@@ -91,7 +92,7 @@ def _ask(options: argparse.Namespace) -> None:
                 cloud(options.public, "--memory", f"{options.memory}", "--model", options.model, *words)
             )
         tls = client_tls(options.authority, options.certificate, options.key) if options.authority else None
-        device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience))
+        device = stack.enter_context(Device(node, host, port, tls=tls, patience=options.patience, guard=node.guard()))
         settings = AnswerSettings(temperature=0.0, lookahead=32, limit=options.limit)
         budget = options.budget
         account = Account(1.0 if "DiSCo" in options.without else budget)

@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -33,7 +32,7 @@ with commands.loading("ondevice-pair", "pair"):
     from ondevice_programs.pair.answer import AnswerSettings, request
     from ondevice_programs.pair.cloud import Cloud, Limits
     from ondevice_programs.pair.device import Device
-    from ondevice_programs.pair.guard import LENGTH, Guard
+    from ondevice_programs.pair.guard import LENGTH
     from ondevice_programs.pair.node import PLAIN, WEIGHT_TEMPERATURE, Node, template_of
     from ondevice_programs.pair.wire import Lost, Refused, Unheard, client_tls, server_tls
     from ondevice_programs.reranker import Reranker
@@ -128,7 +127,7 @@ def run_device(options: argparse.Namespace) -> None:
     request("standard input" if options.query is None else options.query, settings)  # told before models are loaded
     node = _node(options)
     private = options.documents != library.CORPUS  # which is public
-    guard = Guard(map(_ids(node), node.documents.texts), options.guard) if options.guard and private else None
+    guard = node.guard(options.guard) if options.guard and private else None
     with Device(node, host, port, tls=tls, patience=options.patience, guard=guard, **_paces(options)) as device:
         try:
             device.connect()
@@ -154,11 +153,6 @@ def _answer(device: Device, query: str, settings: AnswerSettings, as_json: bool)
     stream.end()
     for note in terminal.notes(answer, tokenizer, terminal.texts_used(answer, device.node.documents)):
         print(note, file=sys.stderr, flush=True)
-
-
-def _ids(node: Node) -> Callable[[str], list[int]]:
-    """A text's ids."""
-    return lambda text: list(node.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
 def _paces(options: argparse.Namespace) -> dict[str, Any]:

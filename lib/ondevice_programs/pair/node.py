@@ -20,6 +20,7 @@ from ondevice_papers.dragon.kv_store import KVStore
 from ondevice_papers.dragon.messages import VERSION, Cited, Hello
 from ondevice_programs.pair.decoder import Decoder, RowStore, Template
 from ondevice_programs.pair.engine import ModelThread
+from ondevice_programs.pair.guard import LENGTH, Guard
 from ondevice_programs.pair.prefixes import Prefixes
 
 if TYPE_CHECKING:
@@ -145,6 +146,11 @@ class Node:
         """Every id after which nothing follows: the tokenizer's, and those that the model's settings name."""
         settings = getattr(self.lm.model, "generation_config", None)
         return models.end_ids(self.tokenizer, self.lm.model.config, settings)
+
+    def guard(self, length: int = LENGTH) -> Guard:
+        """What stops runs of `length` tokens of this side's documents from leaving."""
+        texts = (self.tokenizer(text, add_special_tokens=False, verbose=False) for text in self.documents.texts)
+        return Guard((list(text.input_ids) for text in texts), length)
 
     def decoder(self, query: str, k: int, temperature: float = 1.0) -> tuple[Decoder, list[Cited]]:
         """A decoder of the k best documents for the query, and what they are, where they have sources.

@@ -72,7 +72,7 @@ DISCO = [
     Edit("migration", "generated - shown >=", "generated >=", exhibits=MIGRATED | {"fig_04_migration"}),
     Edit("stream", "paced(generated, pace), np.nan", "paced(generated, 2 * pace), np.nan",
          exhibits=frozenset({"fig_04_migration"})),
-    Edit("prices", "1 - server.cdf(samples)", "server.cdf(samples)", exhibits=BEST),
+    Edit("prices", "use(middle) <= b else", "use(middle) <= b / 2 else", exhibits=BEST),
     Edit("mean-optimal", "left = b - (mass", "left = -(mass", exhibits=BEST - {"beyond_03_learned_figure"}),
     Edit("survived", "right=seconds[~seen]", "right=2 * seconds[~seen]", exhibits=LEARNED | {"beyond_00_censored"}),
     Edit("account", "self.slack[index] -= tokens", "self.slack[index] -= 2 * tokens", exhibits=LEARNED),

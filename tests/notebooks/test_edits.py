@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cells import Notebook
-from edits import ASSISTANT, EDITS, SHORT, notebook
+from edits import ASSISTANT, EDITS, SHORT, Edit, notebook
 
 from ondevice import evidence
 from ondevice.run.edits import SHIPPED, YOURS
@@ -149,7 +149,7 @@ def test_an_unedited_repeat_moves_none(book):
 
 # What runs a record's sample again says that the algorithm was edited
 SAMPLED = {
-    "dragon": [EDITS["dragon"][0]._replace(shown="answers-again")],
+    "dragon": [Edit("mixture", "eta_local * p_local +", "1 - eta_local * p_local -", "answers-again")],
     "grating": [edit for edit in EDITS["grating"] if edit.shown == "live-again"],
     "sdnpu": [edit._replace(shown="again") for edit in EDITS["sdnpu"] if edit.cell == "pooled"],
 }

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from transformers import AutoTokenizer
-from waiting import until, wait_for
+from waiting import PATIENCE, until, wait_for
 
 from ondevice import assets, models
 from ondevice.network.listening import listener
@@ -68,10 +68,12 @@ def port(saved: str) -> Iterator[int]:
         except urllib.error.URLError:
             return False
 
-    wait_for(there)
-    yield number
-    running.terminate()
-    running.wait(20)
+    try:
+        wait_for(there, 4 * PATIENCE)  # its imports alone take most of a minute beside other work
+        yield number
+    finally:
+        running.terminate()
+        running.wait(20)
 
 
 @pytest.fixture(scope="module")

@@ -341,7 +341,7 @@ def test_a_starved_cloud_is_left_alone_and_used_again_when_it_is_back(mode: str)
 
 def test_answers_share_a_connection_and_stream():
     async def run() -> None:
-        async with Cloud(TableNode(1, 0.3, delay=0.001), **QUICK).listening() as port:  # drafts wait for the cloud's
+        async with Cloud(TableNode(1, 0.3, delay=0.02), **QUICK).listening() as port:  # drafts wait for the cloud's
             with Device(TableNode(2), port=port, **QUICK) as device:
                 connections: set[Connection | None] = set()
                 for _ in range(5):

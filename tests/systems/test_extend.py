@@ -71,7 +71,7 @@ def test_a_policy_is_a_function_and_a_line(copy: Path) -> None:
     function = blocks("A dispatch policy", "python")[0]
     path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{function}", encoding="utf-8")
     study = copy / "lib" / "ondevice_studies" / "disco" / "study.py"
-    inserted(study, "makers: dict[str, Callable[[Side, Latency, Device, float], DispatchPolicy]] = {\n",
+    inserted(study, "makers: dict[str, Callable[[Side, Latency, DeviceSpeed, float], DispatchPolicy]] = {\n",
              blocks("A dispatch policy", "")[0])  # fmt: skip
     compared = """
 from ondevice_papers.disco.distributions import DEVICES

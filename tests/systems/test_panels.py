@@ -13,15 +13,15 @@ from ondevice.assets import ROOT
 PAPERS = {  # cells that the panel's needs, code in place of others, an edit, and where the sliders are and go
     "disco": (
         "parameters checked imports setup device-constrained",
-        'expected, live = racing.expected, {"waits": "simulated"}',
+        'expected, live = races.expected, {"waits": "simulated"}',
         ("left = b - alpha", "left = (b - alpha) / 2"),
         ("waited", {"b": 0.3, "alpha": 0.15}, {"b": 0.35, "alpha": 0.2}),
     ),
     "grating": (
-        "parameters checked imports setup dispersion clustering boundary selection replay",
+        "parameters checked imports setup dispersion clustering boundary boundary-shown selection replay selection-shown",
         "",
         ("p.std()", "p.std(ddof=1)"),
-        ("pruned", {"threshold": 0.4, "K": 5}, {"threshold": 0.6, "K": 10}),
+        ("at_threshold", {"threshold": 0.4, "K": 5}, {"threshold": 0.6, "K": 10}),
     ),
 }
 

@@ -225,6 +225,8 @@ def test_commands_in_a_line_of_text_exist(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
     for target in re.findall(r"`make ([\w-]+)", text):
         assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), target
+    if path.name == "CHANGELOG.md":  # what a line says has left need not be there
+        text = re.sub(r"^- .* ha(s|ve) left .*$", "", text, flags=re.M)
     for module in re.findall(r"`(?:python -m )?(ondevice(?:\.\w+)+)", text):
         moved = path.name == "CHANGELOG.md" and module in HOMES
         assert moved or importlib.util.find_spec(module), module
@@ -240,5 +242,7 @@ def test_links_lead_to_files_and_headings(path):
             if aim.suffix == ".ipynb":
                 cells = nbformat.reads(text, as_version=4).cells
                 text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-            headings = [one.replace(" ", "-") for one in re.findall(r"^#+ (.*)$", text, re.M)]
-            assert unquote(anchor) in headings + [one.lower() for one in headings], anchor
+            headings = re.findall(r"^#+ (.*)$", text, re.M)
+            by_jupyter = [one.replace(" ", "-") for one in headings]
+            by_github = [re.sub(r"[^\w\- ]", "", one).replace(" ", "-").lower() for one in headings]
+            assert unquote(anchor) in by_jupyter + by_github, anchor

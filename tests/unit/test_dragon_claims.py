@@ -86,10 +86,9 @@ def test_gains_by_hand_and_their_intervals():
 
 
 def paces(ours: float, at_300: float, right: float) -> Tables:
-    """Milliseconds a token: DRAGON's at 0 and 300 ms, the device's 100, token-wise's 300, sequence-wise's 200, a router's
-    90 and 105.
+    """Milliseconds a token: DRAGON's at 0 and 300 ms, the device's 100, token-wise's 300, sequence-wise's 200.
 
-    right: DRAGON's share of right answers, where the device has 0.4 and a router 0.5.
+    A router has 90 and 105. right: DRAGON's share of right answers, where the device has 0.4 and a router 0.5.
     """
     imposed = {f"{DRAGON} 0": ours, f"{DRAGON} 300": at_300, f"{TW} 300": 300, f"{SW} 300": 200}
     imposed |= {f"{CRCG} {delay}": 100 for delay in (0, 300)} | {f"{ROUTER} 0": 90, f"{ROUTER} 300": 105}

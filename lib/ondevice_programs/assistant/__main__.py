@@ -103,6 +103,7 @@ def _ask(options: argparse.Namespace) -> None:
 
 def _answer(device: Device, account: Account, question: str, settings: AnswerSettings) -> None:
     """One answer, streamed, with its sources; the cloud takes part where DiSCo's account holds the question."""
+    device.node.require_room(question, settings.limit)
     tokenizer = device.node.tokenizer
     tokens = len(tokenizer(question, verbose=False).input_ids)  # no warning of a long one
     if tokens > _LONG:

@@ -18,7 +18,8 @@ PAPERS = {  # cells that the panel's needs, code in place of others, an edit, an
         ("waited", {"b": 0.3, "alpha": 0.15}, {"b": 0.35, "alpha": 0.2}),
     ),
     "grating": (
-        "parameters checked imports setup dispersion clustering boundary boundary-shown selection replay selection-shown",
+        "parameters checked imports setup dispersion clustering boundary boundary-shown selection replay "
+        "selection-shown",
         "",
         ("p.std()", "p.std(ddof=1)"),
         ("at_threshold", {"threshold": 0.4, "K": 5}, {"threshold": 0.6, "K": 10}),

@@ -53,6 +53,16 @@ def test_an_account_holds_for_every_prefix_whoever_starts_when(b, steps):
             account.forget(number)
 
 
+@pytest.mark.parametrize(
+    ("side", "ttft"), [("server", {"device": 1.0, "server": 0.1}), ("device", {"device": 0.1, "server": 1.0})]
+)
+def test_a_budget_is_used_where_all_prompts_have_one_length(side, ttft):
+    """At one price all of them are worth a start, or none: the dearer one alone left nine tenths of a budget unused."""
+    seconds = {name: np.full(400, value) for name, value in ttft.items()}
+    raced, _ = in_time(Dispatcher(side, 0.1), 2.0 * np.arange(400), np.full(400, 100), seconds)
+    assert 0.075 <= raced.ran(side).mean() <= 0.1
+
+
 def test_a_start_that_is_given_back_can_be_had_again():
     account = Account(0.5)
     number = account.arrive(100)

@@ -66,13 +66,17 @@ class Account:
             self.first += 1
 
 
+def reserve(b: float, prompt: float) -> float:
+    """Tokens kept for starts that are promised to requests whose server may turn out slow: 4 + 20 b mean prompts."""
+    return (4 + 20 * b) * prompt
+
+
 def rate(b: float, free: float, prompt: float, waiting: bool) -> float:
     """The share of tokens that the price is set for: b, and a surplus spent over HORIZON prompts of mean length.
 
-    free: tokens not spent, not pledged. waiting: whether starts are promised to requests whose server may turn out
-    slow; a reserve of 4 + 20 b prompts pays for them.
+    free: tokens not spent, not pledged. waiting: whether starts are promised, for which `reserve` is kept.
     """
-    return b + (free - waiting * (4 + 20 * b) * prompt) / (HORIZON * prompt)
+    return b + (free - waiting * reserve(b, prompt)) / (HORIZON * prompt)
 
 
 def choose(
@@ -145,7 +149,8 @@ class Dispatcher:
         else:
             ttft = optimal.choices(self.traffic.server, np.array([device_at + device_free_in]), "server")[2][0]
         free = self.account.slack[-1] - self._pledged
-        choice = self._choose(ttft, self._share, tokens, self.price, free, self._spare)
+        price = self._prices[free < tokens + self._reserve]  # equal prompts are all worth it, or none, at one price
+        choice = self._choose(ttft, self._share, tokens, price, free, self._spare)
         pledged = tokens * float(self._share[choice])
         order = Order(number, tokens, {self.constrained: float(self._waits[choice]), self.other: 0.0}, pledged)
         self._pledged += pledged
@@ -157,10 +162,11 @@ class Dispatcher:
         waiting = self.constrained == "device"
         self._prompt = float(tokens.mean())
         self._spare = 5 * self.budget * self._prompt * waiting
+        self._reserve = reserve(self.budget, self._prompt) if waiting else self._prompt  # for counts that are corrected
         choices = optimal.choices(self.traffic.server, self.traffic.device_ttft(tokens), self.constrained)
         self._waits, self._share, _ = choices
         target = self._rate(self.budget, self.account.slack[-1] - self._pledged, self._prompt, waiting)
-        self.price = optimal.prices(choices, tokens, tokens / tokens.sum(), target, 1e-2)[1]
+        self._prices = optimal.prices(choices, tokens, tokens / tokens.sum(), target, 1e-2)  # (low, high)
 
     def start(self, order: Order, side: Side, tokens: int) -> bool:
         """Ask before every start of a side (race, fallback, migration), on a prompt and prefix of `tokens` together.

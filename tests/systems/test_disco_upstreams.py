@@ -163,6 +163,23 @@ def test_a_count_that_leaves_the_prefix_out_is_never_negative(tmp_path: Path) ->
     assert asyncio.run(work()) == {"prompt_tokens": 0, "completion_tokens": 7, "total_tokens": 7}
 
 
+@pytest.mark.parametrize(
+    ("limits", "prompt", "output", "credible"),
+    [
+        ({"max_tokens": 20}, 9, 20, True), ({"max_tokens": 20}, 9, 10**9, False), ({"max_tokens": 20}, 0, 2, False),
+        ({}, 9, 10**5, True), ({}, 9, 10**9, False),  # without a limit some may be hidden
+    ],
+)  # fmt: skip
+def test_a_count_that_no_answer_can_have_is_not_paid_for(
+    tmp_path: Path, limits: Any, prompt: int, output: int, credible: bool
+) -> None:
+    """A billion tokens of an answer of at most twenty spent all of max_budget; a prompt of none opened the budget."""
+    told, priced = usage(prompt_tokens=prompt, completion_tokens=output), {"output_cost_per_token": 1.0}
+    ((_, _, body),), _ = asked(tmp_path, lambda _: [*ANSWER, told, DONE], limits, on_device=priced)
+    story = json.loads(body)["disco"]
+    assert (story["estimated"], story["cost"]) == (not credible, output if credible else 2)
+
+
 def test_an_infinite_logprob_is_null_in_the_whole_answer(tmp_path: Path) -> None:
     """sgl-project/sglang#5984: -inf is no JSON, and a reply that holds it is written by nobody."""
     message = '{"role": "assistant", "content": "An answer"}'

@@ -96,6 +96,11 @@ class Delivery:
         return self._parts[length - 1].end if length else 0
 
     @property
+    def size(self) -> int:
+        """Bytes of all that came: no tokenizer makes more tokens of it."""
+        return sum(len(f"{part.text}{part.raw or ''}".encode("utf-8", "surrogatepass")) for part in self._parts)
+
+    @property
     def ends_in_space(self) -> bool:
         return bool(self._parts) and self._parts[-1].text[-1:].isspace()
 

@@ -45,5 +45,6 @@ async def _answer(endpoint: Endpoint, prefix: str) -> tuple[str, int | None]:
 
     finish = await endpoint.source.ask(REQUEST, prefix, LIMITS, hear)
     prompt = finish.usage.prompt_tokens if finish.usage else None
-    endpoint.spent += endpoint.cost(prompt or REQUEST.tokens + count_tokens(prefix), len(texts))
+    counted = min(prompt or REQUEST.tokens + count_tokens(prefix), int(REQUEST.most_tokens))
+    endpoint.spent += endpoint.cost(counted, len(texts))
     return "".join(texts), prompt

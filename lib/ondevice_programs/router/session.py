@@ -29,6 +29,7 @@ Role = Literal["race", "fallback", "retry", "migration"]
 # cancelled: the user left or the deadline passed.
 Outcome = Literal["served", "migrated", "lost", "failed", "cancelled"]
 SPENT = "its token budget is spent"
+HIDDEN_TOKENS = 1 << 17  # of what a model thinks and does not show, at most
 PATIENCE_S = 30.0  # of silence, before a first or a further token
 SUMMARY_FIELDS = ("side", "role", "outcome", "cost", "estimated", "ttft")
 # Errors that reach the client as an endpoint said them, those first that tell most about what to do.
@@ -190,13 +191,17 @@ class RoutedRequest:
         self._end()
 
     def _credible(self, attempt: Attempt, finish: Finish) -> Finish:
-        """Without counts that the prompt cannot have, which would be charged to the budget of others."""
-        usage = finish.usage
-        most = self._request.most_tokens + len(self.out.text().encode("utf-8", "replace"))
-        if usage is None or usage.prompt_tokens <= most:
+        """Without counts that the prompt or the answer cannot have, which others' budget and money would pay for.
+
+        An endpoint that ignores the limit of an answer may well have given a longer one.
+        """
+        usage, size = finish.usage, self.out.size
+        limit = min(attempt.endpoint.limits(self._request).values(), default=size + HIDDEN_TOKENS)
+        prompt, output = self._request.most_tokens + size, max(size, self._request.answers * limit)
+        if usage is None or (1 <= usage.prompt_tokens <= prompt and usage.output_tokens <= output):
             return finish
-        base = attempt.endpoint.deployment.litellm_params.api_base
-        log.warning("%s counted %d tokens of a prompt that has fewer; they are estimated", base, usage.prompt_tokens)
+        base, counts = attempt.endpoint.deployment.litellm_params.api_base, (usage.prompt_tokens, usage.output_tokens)
+        log.warning("%s counted %d tokens of a prompt and %d of its answer; both are estimated", base, *counts)
         return replace(finish, usage=None)
 
     def _failed(self, attempt: Attempt, error: EndpointError) -> None:

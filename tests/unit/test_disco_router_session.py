@@ -257,6 +257,18 @@ def test_a_device_may_take_the_time_that_a_long_prompt_is_known_to_take(see: Any
     assert (("cut", "device", 30.0) in dispatcher.told) == (not served)  # what a deadline cuts off is learned, too
 
 
+TOOLED = {"streamed": False, "options": {"tools": [{"type": "function"}]}}
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(TOOLED, 300.0), ({}, 30.0)])
+def test_a_silent_side_leaves_the_other_one_time_to_answer(see: Any, asked: Any, seconds: float) -> None:
+    """A whole answer had no limit but the deadline of all."""
+    dispatcher = Told(DEVICE_FIRST, constrained="server")
+    seen = see(Scripted([NEVER]), Scripted(), dispatcher, asked, constrained="server", num_retries=2)
+    assert seen.outcomes == [("device", "race", "failed"), ("server", "fallback", "served")]
+    assert seen.error is None and seen.times[0] == pytest.approx(seconds + 0.1)
+
+
 class Counting(Scripted):
     """Counts a prompt's tokens in its own way: 1.3 of ours, with 1,100 for an image and 900 for tools."""
 

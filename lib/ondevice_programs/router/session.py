@@ -345,13 +345,15 @@ class RoutedRequest:
         return True
 
     def _silent_until(self, attempt: Attempt) -> float | None:
-        """When silence from now on is a failure; None for a whole answer, which has no first token.
+        """When silence from now on is a failure; None for a whole answer of an endpoint with a timeout of its own.
 
-        Where no limit is named, a device that reads a long prompt has twice the time that it is known to take for it.
+        Another whole answer, which has no first token, has half of the time of all. Where no limit is named, a device
+        that reads a long prompt has twice the time that it is known to take for it.
         """
+        parameters = attempt.endpoint.deployment.litellm_params
         if self._request.whole:
-            return None
-        named = attempt.endpoint.deployment.litellm_params.stream_timeout or self._settings.stream_timeout
+            return None if parameters.timeout else self._loop.time() + self._settings.timeout / 2
+        named = parameters.stream_timeout or self._settings.stream_timeout
         patience = named or PATIENCE_S
         if not named and attempt.ttft is None and attempt.side == "device":
             expected = self._setup.dispatcher.traffic.device_ttft(self._request.tokens + attempt.prefix)

@@ -261,12 +261,19 @@ TOOLED = {"streamed": False, "options": {"tools": [{"type": "function"}]}}
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(TOOLED, 300.0), ({}, 30.0)])
-def test_a_silent_side_leaves_the_other_one_time_to_answer(see: Any, asked: Any, seconds: float) -> None:
-    """A whole answer had no limit but the deadline of all."""
-    dispatcher = Told(DEVICE_FIRST, constrained="server")
-    seen = see(Scripted([NEVER]), Scripted(), dispatcher, asked, constrained="server", num_retries=2)
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_silent_side_leaves_the_other_one_time_to_answer(see: Any, asked: Any, seconds: float, spent: bool) -> None:
+    """A whole answer had no limit but the deadline of all; a side over its budget waited for all tries of the other."""
+    settings = {"constrained": "server", "over_budget": "fallback", "num_retries": 2}
+    dispatcher = Told(DEVICE_FIRST, tokens=0 if spent else NEVER, constrained="server")
+    seen = see(Scripted([NEVER]), Scripted(), dispatcher, asked, **settings)
     assert seen.outcomes == [("device", "race", "failed"), ("server", "fallback", "served")]
     assert seen.error is None and seen.times[0] == pytest.approx(seconds + 0.1)
+
+
+def test_a_side_that_failed_is_asked_again_before_one_that_was_silent(see: Any) -> None:
+    seen = see(Scripted([NEVER]), Scripted(fault=(0, 0)), Told(DEVICE_FIRST), num_retries=2)
+    assert seen.outcomes[2:] == [("server", "retry", "served")] and seen.times[0] == pytest.approx(30.2)
 
 
 class Counting(Scripted):

@@ -317,7 +317,10 @@ class RoutedRequest:
                 self._recover()
 
     def _recover(self) -> None:
-        """With nothing running, ask a side that has not failed, then one that may be asked again, or end."""
+        """With nothing running, ask a side that has not failed, then one that may be asked again, or end.
+
+        One that was silent is asked again at last.
+        """
         if len(self.out) == self._request.max_tokens:  # all its tokens for certain: a packet is at least one
             self.finish = Finish("length")
             self._end()
@@ -326,21 +329,19 @@ class RoutedRequest:
             untried = [side for side in SIDES if side not in self._failures]
             if untried:
                 self._launch(untried[0], "fallback")
-            elif any(map(self._retry, SIDES)):
+            elif any(self._retry(side) for side in SIDES if self._failures[side].status != 504):
                 pass
             elif self._failures[constrained].message == SPENT and self._settings.over_budget == "fallback":
                 self._overspends = True
                 del self._failures[constrained]  # it is asked in the next turn
-            else:
+            elif not any(map(self._retry, SIDES)):
                 self._end(_no_endpoint(self._failures))
 
     def _retry(self, side: Side) -> bool:
         """Ask a side that failed once more, if it may be."""
-        if not self._retries[side]:
+        if not self._retries[side] or not self._launch(side, "retry", retrying=True):
             return False
         self._retries[side] -= 1
-        if not self._launch(side, "retry", retrying=True):
-            return False
         del self._failures[side]
         return True
 

@@ -283,6 +283,32 @@ def test_what_an_answer_names_besides_its_text_is_in_the_whole_answer(tmp_path: 
     assert message == {"role": "assistant", "content": "An answer", "annotations": sources}
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_message_in_a_stream_is_the_answer(tmp_path: Path, streamed: bool) -> None:
+    """It gave an empty answer of status 200."""
+    message = {"index": 0, "message": {"role": "assistant", "content": "An answer"}, "finish_reason": "stop"}
+    lines = [f"data: {json.dumps({'choices': [message]})}", DONE]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: lines, {"stream": streamed})
+    assert '"content": "An answer"' in body.replace('":"', '": "') and "error" not in body
+
+
+def test_calls_that_nobody_asked_for_are_in_the_whole_answer(tmp_path: Path) -> None:
+    """An endpoint with tools of its own: the reason was tool_calls, and there were none."""
+    pieces: list[Any] = [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "find", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"q": '}},
+        {"index": 0, "function": {"arguments": "1}"}},
+        {"index": 1, "id": "b", "type": "function", "function": {"name": "tell", "arguments": "{}"}},
+    ]
+    lines = [*(chunk(tool_calls=[piece]) for piece in pieces), chunk(reason="tool_calls"), DONE]
+    ((_, _, body),), _ = asked(tmp_path, lambda _: lines, {})
+    calls = json.loads(body)["choices"][0]["message"]["tool_calls"]
+    assert [(call["id"], *call["function"].values()) for call in calls] == [
+        ("a", "find", '{"q": 1}'),
+        ("b", "tell", "{}"),
+    ]
+
+
 def test_of_many_requests_at_once_max_budget_admits_only_what_it_holds(tmp_path: Path) -> None:
     """BerriAI/litellm#34732."""
     priced = {"output_cost_per_token": 1.0, "max_budget": 25.0}

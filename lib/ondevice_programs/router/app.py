@@ -8,7 +8,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
@@ -225,6 +225,8 @@ class _Answer(Response):
                 message[name] = joined(values)
             elif values and all(isinstance(value, list) for value in values):
                 message[name] = [*chain(*values)]
+        if calls := _calls(chain(*(delta.get("tool_calls") or () for delta in deltas))):
+            message["tool_calls"] = calls
         choice = {"index": 0, "logprobs": None, "finish_reason": self._finish_reason, "message": message}
         others = {name: value for part in parts for name, value in part.others.items()}
         return self._head | {"choices": [choice], "usage": self._usage()} | others | {"disco": self._story()}
@@ -274,6 +276,16 @@ class _Answer(Response):
         if self._request.uncounted:
             numbers["uncounted"] = self._request.uncounted
         log.info("%s status=%s waits=%s %s", self._call, status, waits, json.dumps(numbers))
+
+
+def _calls(pieces: Iterable[Json]) -> list[Json]:
+    """Tool calls that came in pieces: those of one index are of one call, whose arguments follow each other."""
+    calls: dict[int, Json] = {}
+    for piece in pieces:
+        function = piece.get("function") or {}
+        call = calls.setdefault(piece.pop("index", len(calls)), piece | {"function": function | {"arguments": ""}})
+        call["function"]["arguments"] += function.get("arguments") or ""
+    return [*calls.values()]
 
 
 async def _left(receive: Receive) -> None:

@@ -328,8 +328,13 @@ def _whole(body: bytes, on_event: OnEvent) -> Finish:
 
 
 def _delta(choice: Json) -> tuple[int, str, bool, str | None]:
-    """(index, text, whether it holds more than text, reason to have ended) of a choice. TypeError on odd ones."""
-    delta = choice.get("delta") or {}
+    """(index, text, whether it holds more than text, reason to have ended) of a choice. TypeError on odd ones.
+
+    Its `message`, as some endpoints call it in a stream as well, is its `delta` from here on.
+    """
+    if choice.get("delta") is None:
+        choice["delta"] = choice.pop("message", None) or {}
+    delta = choice["delta"]
     text, reason, index = delta.get("content") or "", choice.get("finish_reason"), choice.get("index") or 0
     if not isinstance(text, str) or type(index) is not int:
         raise TypeError

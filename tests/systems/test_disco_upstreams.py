@@ -122,6 +122,27 @@ def test_what_a_chunk_says_beside_its_text_reaches_the_caller(tmp_path: Path, st
     assert not any("service_tier" in chunk for chunk in chunks)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_a_chunk_without_text_says_reaches_the_caller(tmp_path: Path, streamed: bool) -> None:
+    sources = {"citations": ["https://a", "https://b"]}
+    last = f"data: {json.dumps(json.loads(ANSWER[-1][6:]) | sources)}"
+    ((_, _, body),), _ = asked(tmp_path, lambda _: [*ANSWER[:-1], last, DONE], {"stream": streamed})
+    told = json.loads(body.splitlines()[-4][6:] if streamed else body)
+    assert told["citations"] == sources["citations"] and told["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+def test_all_chunks_of_a_stream_are_of_one_answer(tmp_path: Path, more: Any) -> None:
+    """What was thought had the endpoint's id, created and model, and what was said the router's."""
+    named = {"id": "up-1", "created": 5, "model": "phone-7b"}
+    lines = [f"data: {json.dumps(named | json.loads(it[6:]))}" for it in (chunk(reasoning="Let me"), *ANSWER)]
+    body = {"stream": True, "stream_options": {"include_usage": True}} | more
+    ((_, _, text),), _ = asked(tmp_path, lambda _: [*lines, DONE], body)
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    (told,) = {tuple(chunk[name] for name in named) for chunk in chunks}
+    assert told[0] != "up-1" and told[2] == "m" and len(chunks) > 4
+
+
 def test_of_several_models_one_has_to_be_named(tmp_path: Path) -> None:
     upstream = Upstream(lambda _: [*ANSWER, DONE], ["small", "large"])
 
@@ -268,10 +289,11 @@ def test_an_endpoint_may_give_fewer_choices_than_asked_for(tmp_path: Path) -> No
 
 def test_logprobs_and_the_number_of_a_choice_are_streamed_with_their_reason(tmp_path: Path) -> None:
     """BerriAI/litellm#10686 and #5236."""
-    weighed = {"choices": [{"index": 1, "delta": {}, "logprobs": {"content": []}, "finish_reason": "length"}]}
+    weighed: Any = {"choices": [{"index": 1, "delta": {}, "logprobs": {"content": []}, "finish_reason": "length"}]}
     lines = [chunk("one", "stop", 0), chunk("two", index=1), f"data: {json.dumps(weighed)}", DONE]
     ((_, _, body),), _ = asked(tmp_path, lambda _: lines, {"n": 2, "stream": True, "logprobs": True})
-    assert [line for line in body.splitlines() if line] == lines
+    chunks = [json.loads(line[6:])["choices"] for line in body.splitlines() if line.startswith("data: {")]
+    assert chunks == [json.loads(line[6:])["choices"] for line in lines[:-1]] and body.endswith(f"{DONE}\n\n")
 
 
 def test_what_an_answer_names_besides_its_text_is_in_the_whole_answer(tmp_path: Path) -> None:

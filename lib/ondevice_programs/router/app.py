@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ondevice_papers.disco.policy import NEVER, SIDES
 from ondevice_programs.router.delivery import Part, joined
-from ondevice_programs.router.endpoints import EndpointError
+from ondevice_programs.router.endpoints import EndpointError, Finish
 from ondevice_programs.router.request import BadRequest, ChatRequest, Json, parse, read
 from ondevice_programs.router.router import Router
 from ondevice_programs.router.session import StreamError
@@ -192,7 +192,7 @@ class _Answer(Response):
             async for part in self._session.out.read():
                 seam = f": {part.seam} to the {part.side}\n\n" if part.seam else ""
                 if part.raw:
-                    chunk = f"data: {json.dumps(part.raw)}"
+                    chunk = f"data: {json.dumps(part.raw | self._head)}"
                 else:
                     others = f", {json.dumps(part.others)[1:-1]}" if part.others else ""
                     chunk = f"{head}{json.dumps(part.text)}}}}}]{others}}}"
@@ -204,13 +204,13 @@ class _Answer(Response):
             yield f"data: {json.dumps(_error_body(str(error), error.status or 502))}\n\n"
             return
         if not pinned:
-            end: Json = {"index": 0, "delta": {}, "finish_reason": self._finish_reason}
-            yield self._event([end], disco=self._story())
+            end: Json = {"index": 0, "delta": {}, "finish_reason": self._finish.reason}
+            yield self._event([end], **self._finish.others, disco=self._story())
         if (self._request.options.get("stream_options") or {}).get("include_usage"):
             yield self._event([], usage=self._usage(), disco=self._story())
         yield "data: [DONE]\n\n"
 
-    def _event(self, choices: list[Json], **fields: Any) -> str:
+    def _event(self, choices: list[Json], /, **fields: Any) -> str:
         return f"data: {json.dumps(self._head | {'choices': choices} | fields)}\n\n"
 
     def _whole(self, parts: list[Part]) -> Json:
@@ -227,13 +227,14 @@ class _Answer(Response):
                 message[name] = [*chain(*values)]
         if calls := _calls(chain(*(delta.get("tool_calls") or () for delta in deltas))):
             message["tool_calls"] = calls
-        choice = {"index": 0, "logprobs": None, "finish_reason": self._finish_reason, "message": message}
-        others = {name: value for part in parts for name, value in part.others.items()}
+        choice = {"index": 0, "logprobs": None, "finish_reason": self._finish.reason, "message": message}
+        others = {name: value for part in parts for name, value in part.others.items()} | self._finish.others
         return self._head | {"choices": [choice], "usage": self._usage()} | others | {"disco": self._story()}
 
     @property
-    def _finish_reason(self) -> str | None:
-        return self._session.finish.reason if self._session.finish else None
+    def _finish(self) -> Finish:
+        assert self._session.finish is not None  # without an error, the answer is complete
+        return self._session.finish
 
     def _extra_headers(self) -> list[tuple[bytes, bytes]]:
         """What is known when the headers go out; of a stream, the rest follows in its last chunk."""

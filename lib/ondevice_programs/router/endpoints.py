@@ -56,10 +56,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Finish:
-    """The answer is complete."""
+    """The answer is complete. others: as of an `AnswerChunk`, the newest of all its chunks."""
 
     reason: str
     usage: Usage | None = None
+    others: Json = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -292,11 +293,15 @@ class _EventReader:
         self._begun |= {index for index, text, extra, reason in deltas if text or extra or reason}
         reasons = {index: reason for index, _, _, reason in deltas if reason}
         text = "".join(text for _, text, _, _ in deltas)
-        self._finish = Finish(next(iter(reasons.values()), self._finish.reason), usage or self._finish.usage)
+        others = {name: value for name, value in chunk.items() if name not in MEMBERS and value is not None}
+        self._finish = Finish(
+            next(iter(reasons.values()), self._finish.reason),
+            usage or self._finish.usage,
+            self._finish.others | others,
+        )
         if any(extra for _, _, extra, _ in deltas) or (self._verbatim and (text or reasons)):
             self._on_event(AnswerChunk(text, chunk))
         elif text:
-            others = {name: value for name, value in chunk.items() if name not in MEMBERS and value is not None}
             self._on_event(AnswerChunk(text, None, others))
         if reasons:
             self._running -= reasons.keys()

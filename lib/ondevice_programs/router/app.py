@@ -271,7 +271,7 @@ class _Answer(Response):
         seconds = time.perf_counter() - self._arrived
         ttft = session.heard - self._arrived if session.heard else None
         status = 200 if session.error is None else getattr(session.error, "status", 500)
-        self._router.metrics.request(self._request, session, status, ttft, seconds)
+        self._router.metrics.request(session, status)
         waits = "/".join(f"{session.order.waits.get(side, NEVER):.3g}" for side in SIDES)
         numbers: Json = {"ttft": ttft, "seconds": seconds, "usage": self._usage()} | self._story()
         if self._request.uncounted:

@@ -144,6 +144,5 @@ class Router:
         log.info("%s: can continue an answer: %s", endpoint.deployment.address, endpoint.can_continue)
 
     def _seen(self, attempt: Attempt) -> None:
-        self.metrics.attempt(attempt)
         if attempt.outcome == "served":
             self._probe(attempt.endpoint)

@@ -143,15 +143,16 @@ def test_all_chunks_of_a_stream_are_of_one_answer(tmp_path: Path, more: Any) -> 
     assert told[0] != "up-1" and told[2] == "m" and len(chunks) > 4
 
 
-def test_of_several_models_one_has_to_be_named(tmp_path: Path) -> None:
+def test_of_several_models_one_has_to_be_named_by_the_file_or_by_the_caller(tmp_path: Path) -> None:
     upstream = Upstream(lambda _: [*ANSWER, DONE], ["small", "large"])
 
-    async def work() -> Any:
-        async with asking(tmp_path, upstream, on_device={"model": None}) as ask:
-            return await ask()
+    async def work() -> list[Any]:
+        async with asking(tmp_path, upstream, on_device={"model": None}, named={"name": None}) as ask:
+            return [await ask(), await ask(model="other"), await ask(model="large")]
 
-    status, _, body = asyncio.run(work())
-    assert status != 200 and "has 2 models, such as small; name the one" in body and not upstream.bodies
+    *refused, served = asyncio.run(work())
+    assert all(status != 200 and "has 2 models, such as small; name the one" in body for status, _, body in refused)
+    assert served[0] == 200 and [body["model"] for body in upstream.bodies] == ["large"]
 
 
 @pytest.mark.parametrize("count", [10**9, 10**5, True])

@@ -54,7 +54,7 @@ def create_app(router: Router) -> Starlette:
         request = parse(*read(await _body(http)))
         served(request.model or own)
         headers = {"x-request-id": http.headers.get("x-request-id") or uuid.uuid4().hex}
-        return _Answer(router, replace(request, headers=headers, model=own), arrived)
+        return _Answer(router, replace(request, headers=headers, model=request.model or own), arrived)
 
     async def bare(_: HttpRequest) -> Response:
         raise BadRequest("Bare completions are not served here: ask /v1/chat/completions.", status=404)

@@ -84,7 +84,7 @@ class EndpointClient:
     """Streams answers from one endpoint over one pool of connections that are kept open between requests."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._model, self._base = deployment.model, deployment.litellm_params.api_base
+        self._base = deployment.litellm_params.api_base
         self._headers = {
             "content-type": "application/json",
             "accept": "text/event-stream",
@@ -93,7 +93,7 @@ class EndpointClient:
         if deployment.litellm_params.api_key:
             self._headers["authorization"] = f"Bearer {deployment.litellm_params.api_key}"
         self._tells_usage = deployment.model_info.stream_options  # until it refuses the question
-        self._lists_models = self._model is None  # until it has been asked for them
+        self._models = [deployment.model] if deployment.model else None  # None until it has been asked for them
 
     async def ask(self, request: ChatRequest, prefix: str, limits: Mapping[str, int], on_event: OnEvent) -> Finish:
         """Stream the answer that follows `prefix`, of at most `limits` tokens; EndpointError if it breaks off.
@@ -101,8 +101,12 @@ class EndpointClient:
         on_event gets each chunk as it comes, then a Finish once the answer is complete; the Finish that is returned
         a little later also holds the usage. An endpoint that refuses `stream_options` is asked without, then and later.
         """
-        if self._lists_models:
-            await self._look_up()
+        if self._models is None:
+            self._models = await self._listed()
+        models = self._models or []
+        if len(models) > 1 and request.model not in models:
+            message = f"{self._base}: it has {len(models)} models, such as {models[0]}; name the one to ask for"
+            raise EndpointError(message, reached=False)
         tells_usage = self._tells_usage  # other requests may find out meanwhile
         try:
             return await self._ask(request, prefix, limits, on_event)
@@ -136,24 +140,20 @@ class EndpointClient:
             error.message = f"{self._base}: {error}"
             raise
 
-    async def _look_up(self) -> None:
-        """Ask for the only model that it lists. One that has no list, or an empty one, is asked for no model by name.
+    async def _listed(self) -> list[str] | None:
+        """The models that it lists. One that has no list, or an empty one, is asked for no model by name.
 
-        Any other answer, as of a server that still loads its model, settles nothing: the next request looks once more.
+        Any other answer, as of a server that still loads its model, is None: the next request looks once more.
         """
         url = f"{self._base}/models"
         try:
             async with asyncio.timeout(LISTING_S), self._once.get(url, headers=self._headers) as response:
                 listed = _json(await response.content.read(LONGEST_LINE))
             if response.status != 404 and (response.status != 200 or listed is None):
-                return
-            names = [str(entry["id"]) for entry in (listed or {}).get("data") or []]
+                return None
+            return [str(entry["id"]) for entry in (listed or {}).get("data") or []]
         except (aiohttp.ClientError, OSError, TypeError, KeyError):
-            return  # the answer's request says what is wrong
-        if len(names) > 1:
-            message = f"{self._base}: it has {len(names)} models, such as {names[0]}; name the one to ask for"
-            raise EndpointError(message, reached=False)
-        self._model, self._lists_models = next(iter(names), None), False
+            return None  # the answer's request says what is wrong
 
     async def alive(self) -> bool:
         """Whether it answers GET /models."""
@@ -175,13 +175,15 @@ class EndpointClient:
         """
         own = request.texts or {name: _dumped(value) for name, value in request.options.items() if value is not None}
         messages = own.get("messages") or _dumped(request.messages)
-        decided: Json = {**limits, "stream": not request.whole} | ({"model": self._model} if self._model else {})
+        models = self._models or []
+        model = request.model if request.model in models else next(iter(models), None)
+        decided: Json = {**limits, "stream": not request.whole} | ({"model": model} if model else {})
         if not request.whole and self._tells_usage:
             decided["stream_options"] = {**(request.options.get("stream_options") or {}), "include_usage": True}
         if prefix:
             messages = f"{messages[:-1]}, {_dumped({'role': 'assistant', 'content': prefix})}]"
             decided |= {"continue_final_message": True, "add_generation_prompt": False}
-        unsent = {"stream_options"} if self._model else {"stream_options", "model"}
+        unsent = {"stream_options"} if model else {"stream_options", "model"}
         body = {name: text for name, text in own.items() if name not in unsent}
         return body | {name: _dumped(value) for name, value in decided.items()} | {"messages": messages}
 

@@ -162,6 +162,11 @@ def test_the_spent_side_is_left_out_and_named_when_the_other_fails(see: Any) -> 
     assert seen.texts == WHOLE and seen.outcomes == [("server", "race", "served")]
     seen = see(Scripted(), Scripted(fault=(0, 0)), Told(NOW, tokens=0))
     assert seen.error.status == 429 and "token budget is spent" in str(seen.error)
+    long = EndpointError("HTTP 400: too long", 400, {"error": {"message": "too long", "code": "context_length"}})
+    seen = see(Scripted(), Scripted(fault=(0, 0), error=long), Told(NOW, tokens=0))
+    told = seen.error.body["error"]
+    assert (seen.error.status, told["code"]) == (400, "context_length")
+    assert "too long" in told["message"] and "token budget is spent" in told["message"]
 
 
 def test_a_device_that_serves_one_at_a_time_is_waited_for_and_its_queue_is_not_its_speed(tmp_path: Path) -> None:

@@ -408,6 +408,14 @@ class RoutedRequest:
             self._setup.dispatcher.correct(self.order, counted[0], len(charged))
 
 
+def _told(body: Json | None, message: str) -> Json | None:
+    """An endpoint's own words, unless a spent budget kept the other one from answering: then all reasons."""
+    if not body or SPENT not in message:
+        return body
+    detail = body.get("error")
+    return body | {"error": (detail if isinstance(detail, dict) else {}) | {"message": message}}
+
+
 def _no_endpoint(failures: Mapping[Side, EndpointError]) -> StreamError:
     """One error for all failures: what an endpoint said to the client where that helps, else all reasons."""
     reasons = "; ".join(f"{side}: {error}" for side, error in failures.items())
@@ -415,7 +423,7 @@ def _no_endpoint(failures: Mapping[Side, EndpointError]) -> StreamError:
     for status in PASSED_ON:
         for error in failures.values():
             if error.status == status and (error.body or status != 400):
-                return StreamError(message, status, error.body, error.retry_after)
+                return StreamError(message, status, _told(error.body, message), error.retry_after)
     pauses = [error.retry_after for error in failures.values() if error.retry_after]
     status = 400 if {error.status for error in failures.values()} == {400} else 502
     return StreamError(message, status, retry_after=min(pauses, default=None))

@@ -189,6 +189,20 @@ def test_both_sides_of_a_command_line_answer_to_one_name(tmp_path: Path, monkeyp
     assert names == [None, "large", "mine"]
 
 
+def test_a_variable_overrides_the_file_and_a_flag_overrides_it(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = []
+    monkeypatch.setattr(program, "create_app", lambda it: settings.append(it.config.router_settings) or Starlette())
+    monkeypatch.setenv("ONDEVICE_ROUTER_BUDGET", "0.5")
+    monkeypatch.setenv("ONDEVICE_ROUTER_STATE", "none")
+    line = ["serve", "--config", str(written(lambda _: None))]
+    for more in ([], ["--budget", "0"]):
+        program.build_router(program._parser().parse_args([*line, *more]))
+    assert [(it.budget, it.state, it.migration) for it in settings] == [(0.5, "none", "no"), (0.0, "none", "no")]
+    monkeypatch.setenv("ONDEVICE_ROUTER_BUDGET", "half")
+    with pytest.raises(ValueError, match=r"router_settings\.budget"):
+        program.build_router(program._parser().parse_args(line))
+
+
 def test_a_budget_of_money_begins_anew_after_its_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr("time.time", lambda: now)

@@ -2,7 +2,8 @@
 
 With `serve --budget`, the constrained side (`serve --constrained`) has at every moment read at most that share of all
 input tokens; without it there is no limit. With `serve --pace` and prices, an answer may move to the cheaper side in
-mid-stream, unless `serve --migration no`. Beyond loopback callers need a key (`serve --key`).
+mid-stream, unless `serve --migration no`. Beyond loopback callers need a key (`serve --key`). A variable such as
+ONDEVICE_ROUTER_BUDGET stands for the flag.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import socket
 from typing import Any
 
@@ -53,9 +55,9 @@ class _Server(uvicorn.Server):
 def build_router(options: argparse.Namespace) -> ASGIApp:
     """The router that a command line describes, with the file that it names. Raises ValueError with one sentence."""
     flags = {name: value for name, value in vars(options).items() if value is not None}
-    raw: dict[str, Any] = {
-        "router_settings": {name: value for name, value in flags.items() if name in config.Settings.model_fields}
-    }
+    variables = {name: os.environ.get(f"ONDEVICE_ROUTER_{name.upper()}") for name in config.Settings.model_fields}
+    settings = {name: flags.get(name, value or None) for name, value in variables.items()}
+    raw: dict[str, Any] = {"router_settings": {name: value for name, value in settings.items() if value is not None}}
     if options.key:
         raw["general_settings"] = {"master_key": f"os.environ/{options.key}"}
     if options.config is None:

@@ -169,25 +169,6 @@ def test_the_spent_side_is_left_out_and_named_when_the_other_fails(see: Any) -> 
     assert "too long" in told["message"] and "token budget is spent" in told["message"]
 
 
-def test_a_device_that_serves_one_at_a_time_is_waited_for_and_its_queue_is_not_its_speed(tmp_path: Path) -> None:
-    dispatcher, device = Told(DEVICE_FIRST), Scripted([1.0, 1.0, 2.0], tbt=0.0)
-    entries = deployment("device"), deployment("server")
-    config = configured(tmp_path, *entries, device_serves_one=True)
-    router = Router(config, lambda it: device if it.model_info.side == "device" else Scripted(), dispatcher)
-
-    async def work() -> None:
-        request = ChatRequest(messages=tuple(MESSAGES), limits={"max_tokens": 3})
-        await read(router, request)
-        second = asyncio.create_task(read(router, request))
-        await asyncio.sleep(0.25)
-        await asyncio.gather(second, read(router, request))
-
-    virtually(work())
-    assert [what[2] for what in dispatcher.told if what[0] == "arrive"] == pytest.approx([0.0, 0.0, 0.75])
-    firsts = [what[2] for what in dispatcher.told if what[0] == "first"]
-    assert firsts == pytest.approx([1.0, 1.0, 1.25])  # two seconds less what it waited behind the second
-
-
 # Pacing and migration
 
 

@@ -146,7 +146,6 @@ class Settings(_Strict):
     num_retries: Count = Field(default=2, description="more tries of each side in a request")
     allowed_fails: Count = Field(default=3, description="failures in a row without a rest")
     cooldown_time: Cost = Field(default=5.0, description="seconds of a rest after more")
-    device_serves_one: bool = Field(default=False, description="whether the device has one request at a time")
     state: Literal["none"] | Path | None = Field(
         default=None, description="folder of what is learned, or none (default: the user's)"
     )

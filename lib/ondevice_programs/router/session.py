@@ -47,10 +47,10 @@ class StreamError(EndpointError):
 class Attempt:
     """One start of one side. base: packets of the answer that it was given as a prefix, of `prefix` tokens.
 
-    progress: when it last gave something, or ended. worst: the most it can cost. queued: seconds that it is expected to
-    wait behind others for a device that serves one at a time. ttft: seconds to its first token. usage, cost, estimated:
-    once it has an outcome; tokens as the endpoint counted them, else the whole prompt and what was received. refunded:
-    whether its tokens were given back to the budget, as nothing was processed. silence: the limit of it while it runs.
+    progress: when it last gave something, or ended. worst: the most it can cost. ttft: seconds to its first token.
+    usage, cost, estimated: once it has an outcome; tokens as the endpoint counted them, else the whole prompt and what
+    was received. refunded: whether its tokens were given back to the budget, as nothing was processed. silence: the
+    limit of it while it runs.
     """
 
     side: Side
@@ -61,7 +61,6 @@ class Attempt:
     started: float
     progress: float
     worst: float
-    queued: float
     usage: Usage
     ttft: float | None = None
     outcome: Outcome | None = None
@@ -93,11 +92,6 @@ class Setup:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def device_free_in(self) -> float:
-        """Seconds until a device that serves one at a time is free; 0 for one that serves many at once."""
-        now = asyncio.get_running_loop().time()
-        return self.endpoints["device"].free_in(now) if self.settings.device_serves_one else 0.0
-
 
 class RoutedRequest:
     """One request. `out` carries its packets; all else is complete once `out` is closed."""
@@ -112,7 +106,7 @@ class RoutedRequest:
         self.over_budget = False  # whether the constrained side was asked though its budget is spent
         self._setup, self._settings, self._request = setup, setup.settings, request
         self._loop = asyncio.get_running_loop()
-        self.order = setup.dispatcher.arrive(request.tokens, setup.device_free_in())
+        self.order = setup.dispatcher.arrive(request.tokens)
         self._attempts: list[Attempt] = []  # those that run
         self._timers: list[asyncio.TimerHandle] = []
         self._failures: dict[Side, EndpointError] = {}
@@ -169,7 +163,7 @@ class RoutedRequest:
         if attempt.ttft is None:
             attempt.ttft = attempt.progress - attempt.started
             if not attempt.prefix and not self._request.whole:
-                self._setup.dispatcher.first_token(self.order, attempt.side, max(0.0, attempt.ttft - attempt.queued))
+                self._setup.dispatcher.first_token(self.order, attempt.side, attempt.ttft)
             self._take_over(attempt)
         attempt.usage = Usage(attempt.usage.prompt_tokens, attempt.usage.output_tokens + tokens_of(piece.text))
         self._plain = self._plain and piece.raw is None
@@ -230,10 +224,9 @@ class RoutedRequest:
             return False
         now = self._loop.time()
         worst = endpoint.worst(self._request, tokens)
-        queued = self._setup.device_free_in() if side == "device" else 0.0
         base, prefix = len(self.out), self.out.tokens
-        attempt = Attempt(side, role, endpoint, base, prefix, now, now, worst, queued, Usage(tokens, 0))
-        endpoint.started(now, worst)
+        attempt = Attempt(side, role, endpoint, base, prefix, now, now, worst, Usage(tokens, 0))
+        endpoint.started(worst)
         self._attempts.append(attempt)
         attempt.task = self._loop.create_task(self._run(attempt, self.out.text()))
         self._setup.keep(attempt.task)
@@ -358,14 +351,13 @@ class RoutedRequest:
         patience = named or PATIENCE_S
         if not named and attempt.ttft is None and attempt.side == "device":
             expected = self._setup.dispatcher.traffic.device_ttft(self._request.tokens + attempt.prefix)
-            patience = max(patience, attempt.queued + 2 * float(expected))
+            patience = max(patience, 2 * float(expected))
         return self._loop.time() + patience
 
     def _cut_off(self, attempt: Attempt) -> None:
         """Learn that a first token takes longer than an attempt was given for it."""
         if attempt.ttft is None and not attempt.prefix and not self._request.whole:
-            waited = self._loop.time() - attempt.started - attempt.queued
-            self._setup.dispatcher.cut_off(self.order, attempt.side, max(0.0, waited))
+            self._setup.dispatcher.cut_off(self.order, attempt.side, self._loop.time() - attempt.started)
 
     def _close(
         self, attempt: Attempt, outcome: Outcome, usage: Usage | None = None, error: EndpointError | None = None
@@ -375,14 +367,14 @@ class RoutedRequest:
         self._attempts.remove(attempt)
         if attempt.task is not None:
             attempt.task.cancel()
-        now = attempt.progress = self._loop.time()
+        attempt.progress = self._loop.time()
         if outcome not in ("served", "failed"):
             self._cut_off(attempt)
         if outcome == "served" or (outcome != "failed" and attempt.ttft is not None):
             attempt.endpoint.succeeded()
         attempt.usage = usage or (Usage(0, 0) if attempt.refunded else attempt.usage)
         attempt.cost = attempt.endpoint.cost(attempt.usage.prompt_tokens, attempt.usage.output_tokens)
-        attempt.endpoint.ended(now, attempt.worst, attempt.cost)
+        attempt.endpoint.ended(attempt.worst, attempt.cost)
         self.entries.append(attempt)
         self._setup.seen(attempt)
 

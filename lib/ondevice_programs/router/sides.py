@@ -13,7 +13,6 @@ from ondevice_programs.router.request import ChatRequest
 
 AT_FAULT = {400, 404, 413, 415, 422}  # of these statuses the request is the cause, not the endpoint
 FINAL = AT_FAULT | {401, 403, 501}  # asking the same endpoint again cannot help
-NEWEST = 0.2  # weight of the newest observation in a decaying mean
 
 
 @dataclass(eq=False)
@@ -22,8 +21,7 @@ class Endpoint:
 
     spent, reserved: money; spent is of the period of max_budget that ends at `renewed_at`.
 
-    can_continue: None until it has been probed. running: requests there now. service: a decaying mean of the seconds
-    that one takes, if they are served one by one; the one being served is so since `since`.
+    can_continue: None until it has been probed.
     """
 
     deployment: Deployment
@@ -36,9 +34,6 @@ class Endpoint:
     resting_until: float = 0.0
     refuses: EndpointError | None = None  # until it rests no more, as its Retry-After said
     fine: bool = False
-    running: int = 0
-    since: float = 0.0
-    service: float = 0.0
 
     def cost(self, prompt: int, output: int) -> float:
         """Of so many tokens."""
@@ -56,23 +51,14 @@ class Endpoint:
             return request.limits
         return {"max_tokens": self.deployment.model_info.max_output_tokens}
 
-    def started(self, now: float, worst: float) -> None:
+    def started(self, worst: float) -> None:
         """A request went there, which costs `worst` at most."""
-        self.since = self.since if self.running else now
-        self.running += 1
         self.reserved += worst
 
-    def ended(self, now: float, worst: float, cost: float) -> None:
+    def ended(self, worst: float, cost: float) -> None:
         """It is over and has cost so much."""
-        self.service += NEWEST * (now - self.since - self.service) if self.service else now - self.since
-        self.since = now
-        self.running -= 1
         self.reserved -= worst
         self.spent += cost
-
-    def free_in(self, now: float) -> float:
-        """Seconds until one that serves one by one has done what it was asked."""
-        return max(0.0, self.running * self.service - (now - self.since)) if self.running else 0.0
 
     def succeeded(self) -> None:
         """It rests no more."""

@@ -59,6 +59,14 @@ def test_only_who_finishes_the_word_continues(
     assert asyncio.run(probe.can_continue(router.endpoints["device"])) is continues
 
 
+def test_a_count_that_no_prompt_can_have_is_not_paid_for(tmp_path: Path) -> None:
+    priced = deployment("device", can_continue="probe", input_cost_per_token=1.0)
+    says = Says(REST, probe.WORD, (10**9, 20))
+    router = Router(configured(tmp_path, priced, deployment("server")), lambda _: says, Told())
+    assert asyncio.run(probe.can_continue(router.endpoints["device"])) is True
+    assert router.endpoints["device"].spent < 1e5
+
+
 def test_an_endpoint_that_was_down_at_the_start_is_probed_on_first_use(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(create_replay()) as url:

@@ -481,12 +481,12 @@ def test_both_commands_answer_and_are_interrupted(served):
     cloud, port, folder = served
     common = ["--connect", f"127.0.0.1:{port}", "--part", "2/2", "--query", "What does a bird do?"]
     common += ["--patience", "60"]  # two seconds, the default, are too few on a busy machine
-    slow = start("device", folder, *common, "--limit", "500", "--pace-ms", "3000", "--k", "1")
     device = start("device", folder, *common, "--limit", "6", "--temperature", "0", "--k", "1")
     text, note = device.communicate(timeout=600)
     assert device.returncode == 0, note
     assert text.strip() and "alone" not in note and "Drafts accepted: device" in note
     assert "(device, " in note and "(cloud, " in note and "Left this device: " in note
+    slow = start("device", folder, *common, "--limit", "500", "--pace-ms", "3000", "--k", "1")
     while not psutil.Process(slow.pid).net_connections("tcp"):  # until it answers
         assert slow.poll() is None
         time.sleep(0.1)

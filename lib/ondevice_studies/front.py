@@ -117,7 +117,7 @@ FINDINGS = (
         _SHAPE,
         "trend",
         "It needs far less resident memory. Most of the difference is file pages, which a system can drop. "
-        "Of other memory it takes about as much as transformers. Under a hard limit that leaves no room for all weights "
+        "Of other memory it takes about as much as transformers. Under a hard limit without room for all weights "
         "it ranks as fast as without one, and transformers take half as long again.",
     ),
 )

@@ -122,6 +122,17 @@ def test_a_bad_end_is_a_failure(endings, paper, reason):
     assert outcome.job.log.is_file() and outcome.job.record() is None
 
 
+def test_a_notebooks_setup_that_refuses_a_parameter_is_one_sentence_and_bad_input(layout, capsys):
+    text = "raise ValueError(f'There are rates of 1 and 2, not of {rate}.')"
+    write_notebook(layout, "good", text)
+    notebook = nbformat.read(layout.notebook("good"), as_version=4)
+    notebook.cells[1].id = "setup"
+    nbformat.write(notebook, layout.notebook("good"))
+    assert main(["good"], layout) == 2
+    told = capsys.readouterr().out.splitlines()
+    assert "good: refused: There are rates of 1 and 2, not of 0.5." in told and "Traceback" not in str(told)
+
+
 @pytest.mark.gate
 def test_a_finished_run_is_not_repeated(layout, capsys):
     assert main(["--jobs", "2"], layout) == 0

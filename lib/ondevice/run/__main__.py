@@ -22,7 +22,7 @@ with commands.loading("ondevice-run", "notebooks"):  # which the processes that 
 
 
 def main(arguments: Sequence[str], layout: Layout | None = None) -> int:
-    """Exit code: 0 when every run succeeded, 1 when one failed, 2 for bad input, 130 after an interrupt."""
+    """Exit code: 0 when every run succeeded, 1 when one failed, 2 for bad input alone, 130 after an interrupt."""
     try:
         with commands.refusing("ondevice-run"):
             return _publish(arguments[1:], layout) if arguments[:1] == ["publish"] else _run(arguments, layout)
@@ -71,7 +71,8 @@ def _run(arguments: Sequence[str], layout: Layout | None) -> int:
         return 0
     outcomes = run_all(jobs, workers=options.jobs, force=options.force)
     print(report(outcomes))
-    return int(any(outcome.status == "failed" for outcome in outcomes))
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    return int(bool(failed)) * (2 if all(outcome.refused for outcome in failed) else 1)
 
 
 def _not_of_this_layout(jobs: Sequence[Job]) -> list[str]:

@@ -24,6 +24,8 @@ from ondevice.run.parameters import THREAD_VARIABLES
 _POLL = 0.2  # seconds between two looks at a running process
 _GRACE = 3.0  # seconds that an interrupted notebook has to clean up
 _INTERRUPTED = "interrupted"
+_REFUSED = "refused: "
+_CHECKS = ("checked", "setup")  # a notebook's first cells, which refuse parameters that cannot be
 # Kernels that start at once can draw the same port: one dies before it answers, and no cell has run.
 _DEAD_KERNEL = b"Kernel died before replying to kernel_info"
 
@@ -37,6 +39,11 @@ class Outcome:
     seconds: float = 0.0
     reason: str = ""
     exhibits: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the notebook's first cells refused its parameters."""
+        return self.reason.startswith(_REFUSED)
 
 
 def execute(job: Job, fresh: bool = False) -> Outcome:
@@ -124,10 +131,18 @@ def _papermill(job: Job, lock: IO[str]) -> str:
         )
         try:
             reason = _wait(job, lambda: process.poll() is not None, "it ran")
-            return reason or (f"papermill ended with exit code {process.returncode}" if process.returncode else "")
+            ended = f"papermill ended with exit code {process.returncode}" if process.returncode else ""
+            return reason or (ended and (_refusal(job) or ended))
         finally:
             if process.poll() is None:
                 _end(process)
+
+
+def _refusal(job: Job) -> str:
+    """The sentence with which one of the notebook's first cells refused its parameters, or nothing."""
+    cells = (read_record(job.part / "output.ipynb") or {}).get("cells", [])
+    errors = [(cell["id"], output) for cell in cells for output in cell.get("outputs", []) if "evalue" in output]
+    return next((f"{_REFUSED}{error['evalue']}" for name, error in errors if name in _CHECKS), "")
 
 
 def _environment(job: Job) -> dict[str, str]:

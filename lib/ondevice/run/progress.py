@@ -103,6 +103,8 @@ def _exhibits(outcome: Outcome) -> str:
 
 def _failure(outcome: Outcome) -> str:
     job = outcome.job
+    if outcome.refused:
+        return f"{job.name}: {outcome.reason}"
     log = job.log.read_text(encoding="utf-8", errors="replace").splitlines() if job.log.is_file() else []
     lines = [f"  | {line}" for line in log[-_LOG_LINES:]]
     return "\n".join([f"{job.name}: FAILED, {outcome.reason}. Log: {job.layout.relative(job.log)}", *lines])

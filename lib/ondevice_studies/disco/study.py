@@ -37,9 +37,8 @@ STALL = 0.5  # seconds by which a gap exceeds the pace
 
 
 def of_machine(times: pd.DataFrame, machine: str) -> pd.DataFrame:
-    """The rows of one machine in recorded times, or of the first that there is."""
-    recorded = times["machine"]
-    return evidence.derived(times[recorded == (machine if machine in set(recorded) else recorded.iloc[0])], times)
+    """The rows of one machine in recorded times."""
+    return evidence.derived(times[times["machine"] == machine], times)
 
 
 # Dispatch

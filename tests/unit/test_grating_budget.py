@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -99,6 +100,13 @@ def test_the_smallest_budget_works_and_one_less_does_not(model: Model, lengths: 
     assert found.slots == 2 and found.chunk >= max(lengths) and found.total <= least * MB
     with pytest.raises(ValueError, match=f" {least} MB"):
         plan(model, lengths, least - 1)
+
+
+def test_a_budget_is_at_least_what_opening_took(model: Model) -> None:
+    opened = replace(model, opening=200 * MB)
+    with pytest.raises(ValueError, match="200 MB"):
+        plan(opened, [40], 199)
+    assert plan(opened, [40], 200) == plan(model, [40], 200)
 
 
 @pytest.mark.parametrize("lengths", [[40] * 500, [5] * 5000, [3, 700, 7] * 40], ids=len)

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -25,7 +26,7 @@ from ondevice import assets, models
 from ondevice_papers.grating import margins
 from ondevice_papers.grating import probes as fitting
 from ondevice_papers.grating.probes import Probes
-from ondevice_programs.reranker import Receipt, Reranker
+from ondevice_programs.reranker import Receipt, Reranker, loading
 from ondevice_programs.reranker.calibration import FILE
 from ondevice_programs.reranker.folder import prepare
 
@@ -184,6 +185,25 @@ def test_prompts_are_instructions_where_a_model_reads_one(place: Callable[..., P
 
 
 # Memory, threads, files
+
+
+def test_what_is_taken_for_a_moment_while_a_model_is_opened_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = loading.tokenizer
+
+    def wasteful(*arguments: Any) -> Any:
+        taken = np.ones(10_000_000)
+        time.sleep(0.05)
+        del taken
+        return opened(*arguments)
+
+    monkeypatch.setattr(loading, "tokenizer", wasteful)
+    with pytest.raises(ValueError, match=r"70 MB .* (8\d|9\d) MB"):
+        Reranker(folder, memory_budget=70)
+    with Reranker(folder, memory_budget=120) as reranker:
+        reranker.rank(QUERY, DOCUMENTS)
+        assert 80 <= receipt(reranker).peak_mb <= 120
 
 
 def test_the_smallest_budget_gives_the_same_scores(folder: Path) -> None:

@@ -7,9 +7,11 @@ temporaries counts the tensors that transformers' layers hold at once; what the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,12 +60,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Model:
-    """What a plan has to know of a model. fixed: bytes taken already, such as the tokenizer's."""
+    """What a plan has to know of a model.
+
+    fixed: bytes taken already, such as the tokenizer's. opening: most that were taken at once while it was opened.
+    """
 
     name: str
     checkpoint: Checkpoint
     architecture: Architecture
     fixed: int = 0
+    opening: int = 0
 
 
 def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
@@ -85,9 +91,10 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
         return option(2, min(most, vocabulary), chunks[0], False)
     limit = budget * MB
     best = min((option(2, fewest, longest, offload) for offload in (False, True)), key=lambda smallest: smallest.total)
-    if best.total > limit:
+    needed = max(best.total, model.opening)
+    if needed > limit:
         request = f"{len(lengths)} candidates of up to {longest} tokens with {model.name}"
-        least = f"the smallest budget that works is {math.ceil(best.total / MB)} MB"
+        least = f"the smallest budget that works is {math.ceil(needed / MB)} MB"
         raise ValueError(f"{budget:g} MB of memory are too few for {request}: {least}.")
     best = _first([option(2, fewest, chunk, best.offload) for chunk in chunks], limit, best)
     row = best.parts["embedding"] // best.embedding_rows
@@ -163,6 +170,24 @@ def anonymous() -> int:
     except OSError:
         return 0
     return sum(1024 * int(words[words.index(name) + 1]) for name in ("RssAnon:", "RssShmem:") if name in words)
+
+
+@contextlib.contextmanager
+def highest() -> Iterator[list[int]]:
+    """[1] bytes: the most that `anonymous` gave so far, as a thread asks for it every two milliseconds."""
+    most, done = [anonymous()], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.002):
+            most[0] = max(most[0], anonymous())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
 
 
 @cache

@@ -24,7 +24,7 @@ class Receipt:
     layer_seconds: of each layer, waiting included. embedding_seconds: before the first layer. stalled_seconds: of all,
     waited for the disk. read_bytes: of weights. rows_cached, rows_read: embedding rows. tokens: of all pairs, as they
     were read. truncated: documents that lost a part. peak_mb: most memory that the process had grown by since the
-    reranker was made, seen between layers. plan_mb: what was planned, by what it is for.
+    constructor began, seen in it and between layers. plan_mb: what was planned, by what it is for.
     """
 
     candidates: int

@@ -34,7 +34,7 @@ from ondevice_programs.reranker.arguments import is_number
 from ondevice_programs.reranker.calibration import Calibration
 from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
-from ondevice_programs.reranker.memory_plan import MB, Model, Plan, anonymous, few_arenas, plan
+from ondevice_programs.reranker.memory_plan import MB, Model, Plan, anonymous, few_arenas, highest, plan
 from ondevice_programs.reranker.reading import Form, Side, encode, require_text
 from ondevice_programs.reranker.receipts import Receipt, counters, receipt_of, summed
 
@@ -90,11 +90,12 @@ class Reranker:
         self.truncate = truncate
         if self.budget is not None:
             few_arenas()
-        opened = folders(self.spec, dtype, revision, token, local_files_only, cache_folder)
-        checkpoint = Checkpoint.open(opened.weights)
-        config = loading.configuration(self.spec, opened.weights)
-        self.tokenizer = loading.tokenizer(self.spec, opened.tokenizer)
-        self.scoring = loading.scoring(self.spec, opened.settings, config, self.tokenizer, recipe)
+        with highest() as most:  # reading a tokenizer takes three times what is left of it
+            opened = folders(self.spec, dtype, revision, token, local_files_only, cache_folder)
+            checkpoint = Checkpoint.open(opened.weights)
+            config = loading.configuration(self.spec, opened.weights)
+            self.tokenizer = loading.tokenizer(self.spec, opened.tokenizer)
+            self.scoring = loading.scoring(self.spec, opened.settings, config, self.tokenizer, recipe)
         self.prompts = {**self.scoring.prompts, **(prompts or {})}
         self.default_prompt_name = default_prompt_name or self.scoring.default
         self._prompt(None, self.default_prompt_name)
@@ -110,7 +111,8 @@ class Reranker:
             _forget_pages(folder)
         trim()  # a quarter of what reading a tokenizer takes is not needed afterwards
         self._baseline = baseline
-        self._model = Model(self.spec, checkpoint, self.architecture, max(0, anonymous() - baseline))
+        taken = (max(0, size - baseline) for size in (anonymous(), *most))
+        self._model = Model(self.spec, checkpoint, self.architecture, *taken)
         plan(self._model, [1], self.budget)  # a budget that is too small for anything is refused at once
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -482,7 +484,8 @@ class Reranker:
         rule = None if k is None or k >= len(documents) else self._rule(k, form)
         done = engine.score(read.rows, k, rule, exact_order=self.mode == "order")
         counted = [now - then for now, then in zip(counters(weights), before, strict=True)]
-        self.receipt = receipt_of(done, counted, read, chosen, (peak - self._baseline) / MB)
+        peak = max(peak - self._baseline, self._model.opening)
+        self.receipt = receipt_of(done, counted, read, chosen, peak / MB)
         return done
 
     def _form(

@@ -40,7 +40,8 @@ def test_growth_and_cached_weights_are_within_the_budget(case: str) -> None:
     files = sorted(prepare(of["model"]).glob("*.safetensors"))
     found = ranked(of, files)
     if of["budget"] < 80 and "refused" in found.result:
-        return
+        of["budget"] = int(found.result["refused"].split()[-2])
+        found = ranked(of, files)
     assert "refused" not in found.result
     grown = found.peak("anonymous", "shared") / 1e6
     planned = sum(found.result["plan"].values())

@@ -35,6 +35,7 @@ SIZES = (CHUNK, CHUNK // 2, CHUNK // 4)  # tokens of a chunk that are tried
 _ROWS = 256  # embedding rows at least
 _SCRATCH = 2 * MB  # bytes of a thread's attention blocks and products
 _LIBRARIES = 16 * MB  # buffers that torch's libraries make on first use, threads, and Python's objects of a run
+_APART = 4 * MB  # what `fixed` and `opening` of one model differ by between processes, at most, where measured
 _HOLES = 0.5  # of a chunk's tensors: heap that is free and of no use before it is given back, at most, where measured
 
 
@@ -77,7 +78,7 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
 
     In this order, as far as it goes: what must be (two units, one row a chunk, hidden states in a file if they are less
     there), chunks of 512 tokens, a tenth of the embedding rows, hidden states in memory, all units.
-    Raises ValueError on a budget that is too small, naming the smallest.
+    Raises ValueError on a budget that is too small, naming one that works.
     """
     vocabulary, longest, units = model.architecture.vocabulary, max(lengths), len(_spans(model))
     most = max(_ROWS, int(SHARE * vocabulary))
@@ -94,8 +95,8 @@ def plan(model: Model, lengths: Sequence[int], budget: float | None) -> Plan:
     needed = max(best.total, model.opening)
     if needed > limit:
         request = f"{len(lengths)} candidates of up to {longest} tokens with {model.name}"
-        least = f"the smallest budget that works is {math.ceil(needed / MB)} MB"
-        raise ValueError(f"{budget:g} MB of memory are too few for {request}: {least}.")
+        enough = f"a budget that works is {math.ceil((needed + _APART) / MB)} MB"
+        raise ValueError(f"{budget:g} MB of memory are too few for {request}: {enough}.")
     best = _first([option(2, fewest, chunk, best.offload) for chunk in chunks], limit, best)
     row = best.parts["embedding"] // best.embedding_rows
     rows = best.embedding_rows + max(0, int((limit - best.total) // row))

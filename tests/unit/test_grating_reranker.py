@@ -108,6 +108,8 @@ def receipt(reranker: Reranker) -> Receipt:
     "predict(PAIRS, convert_to_numpy=False)", "predict(PAIRS[0], convert_to_numpy=False)",
     "predict(inputs=PAIRS, batch_size=1, show_progress_bar=False, activation_fn=Identity(), device=None, prompt=None)",
     "predict(sentences=PAIRS, activation_fct=Identity())", "predict(PAIRS, prompt='Python: ', apply_softmax=True)",
+    "predict(PAIRS, activation_fn=torch.tanh, activation_fct=Identity())",
+    "rank('a', ['b', 'c'], activation_fct=Identity(), activation_fn=torch.tanh)",
     "rank('', [], batch_size=8)", "rank('a', ('c', 'c', 'b', 'c'), show_progress_bar=False, device=None)",
     "rank('a', ['b', 'c'], return_documents=True)", "is_singular_input(np.array(PAIRS))", "activation_fn.__class__",
     *(f"rank('a', ['b', 'c', 'd'], top_k={k}, activation_fn=Identity())" for k in (0, 1, 9)),
@@ -131,7 +133,7 @@ def test_bundled_rerankers_score_as_crossencoder_does(spec: str) -> None:
     ("predict(['a', 'b', 'c'])", "Input 0"), ("predict([{'query': 'a', 'document': 'b'}])", "Input 0"),
     ("predict(PAIRS, prompt_name='other')", "'other'"), ("rank('a', 'text')", "documents"),
     ("rank('a', ['b'], top_k=-1)", "top_k"), ("rank('a', ['b'], top_k=True)", "top_k"),
-    ("rank(None, ['b'])", "Query 0"), ("rank('a', ['b', None])", "Document 1"),
+    ("predict(5)", "type int"), ("rank(None, ['b'])", "Query 0"), ("rank('a', ['b', None])", "Document 1"),
     ("predict([['a', 'b'], ['a', '\\ud800']])", "Document 1 .*surrogate"),
 ])  # fmt: skip
 def test_a_call_that_makes_no_sense_is_refused(call: str, words: str, ours: Reranker) -> None:
@@ -151,6 +153,15 @@ def test_a_call_that_makes_no_sense_is_refused(call: str, words: str, ours: Rera
 def test_options_that_make_no_sense_are_refused_at_once(options: dict[str, Any], words: str, folder: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         Reranker(folder, **options)
+
+
+def test_an_unknown_recipe_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(assets.CACHE_VARIABLE, str(tmp_path))
+    with pytest.raises(ValueError, match="no recipe 'other'"):
+        Reranker(models.SMOLLM2, recipe="other")
+    assert not any(tmp_path.iterdir())
 
 
 def test_options_of_crossencoder_that_ask_for_nothing_else_are_taken(folder: Path) -> None:

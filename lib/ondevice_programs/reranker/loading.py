@@ -105,8 +105,6 @@ def scoring(
     marked = getattr(config, shapes.MARK, False)  # random weights, for time and memory, with a tokenizer of bytes
     recipe = "qwen3-reranker" if marked and causal and recipe is None else recipe
     if recipe is not None:
-        if recipe not in RECIPES:
-            raise ValueError(f"There is no recipe {recipe!r}; there are {', '.join(RECIPES)}.")
         if not causal:
             raise ValueError(f"A recipe is for a causal language model, which {spec} is not.")
         words = RECIPES[recipe].answers

@@ -35,7 +35,7 @@ from ondevice_programs.reranker.calibration import Calibration
 from ondevice_programs.reranker.folder import folders
 from ondevice_programs.reranker.loading import Activation
 from ondevice_programs.reranker.memory_plan import MB, Model, Plan, anonymous, few_arenas, highest, plan
-from ondevice_programs.reranker.reading import Form, Side, encode, require_text
+from ondevice_programs.reranker.reading import RECIPES, Form, Side, encode, require_text
 from ondevice_programs.reranker.receipts import Receipt, counters, receipt_of, summed
 
 Mode = Literal["set", "order"]
@@ -82,6 +82,8 @@ class Reranker:
             raise ValueError("Code that comes with a model is not run: trust_remote_code is False here.")
         if num_labels not in (None, 1):
             raise ValueError(f"A reranker gives one score a pair, not {num_labels}.")
+        if recipe not in (None, *RECIPES):
+            raise ValueError(f"There is no recipe {recipe!r}; there are {', '.join(RECIPES)}.")
         if mode not in ("set", "order"):
             raise ValueError(f"The mode is set or order, not {mode!r}.")
         if threshold is not None and not (is_number(Real, threshold) and threshold >= 0):
@@ -177,10 +179,13 @@ class Reranker:
         One pair gives one score; none give an empty array, tensor or list. Any number of pairs goes through the model
         in segments, so that their hidden states take no more memory than one segment's. The receipt sums them up.
         """
-        activation_fn = ignored.pop("activation_fct", activation_fn)
+        former = ignored.pop("activation_fct", None)
         arguments.require_known(ignored, device)
         given: Any = inputs if sentences is None else sentences
-        given = given.tolist() if isinstance(given, np.ndarray) else given if isinstance(given, str) else list(given)
+        given = given.tolist() if isinstance(given, np.ndarray) else given
+        if not isinstance(given, Iterable):
+            raise ValueError(f"Pairs of a query and a document are scored, not a value of type {type(given).__name__}.")
+        given = given if isinstance(given, str) else list(given)
         single = self.is_singular_input(given)
         pairs = [arguments.pair_of(number, pair) for number, pair in enumerate([given] if single else given)]
         queries, documents = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -192,7 +197,7 @@ class Reranker:
                 receipts += [self.receipt] if self.receipt else []
             self.receipt = summed(receipts)
         together = torch.tensor(np.concatenate([np.empty(0), *logits]), dtype=torch.float32)
-        activated = (activation_fn or self.activation_fn)(together)
+        activated = (activation_fn or former or self.activation_fn)(together)
         scores = activated[0] if single else activated
         if convert_to_tensor or (single and not convert_to_numpy):
             return scores
@@ -214,7 +219,7 @@ class Reranker:
         for these documents, and damaged weights; OSError where a disk fails or is full. It can be called again after
         any of these.
         """
-        activation_fn = ignored.pop("activation_fct", activation_fn)
+        former = ignored.pop("activation_fct", None)
         arguments.require_known(ignored, device)
         for name in ("convert_to_numpy", "convert_to_tensor", "apply_softmax", "num_workers"):
             if name in ignored:
@@ -231,7 +236,8 @@ class Reranker:
         with self._turn:
             outcome = self._run([query] * len(texts), texts, k, form, self.probes).outcome
         order = outcome.chosen
-        activated = (activation_fn or self.activation_fn)(torch.from_numpy(outcome.score[order]).float()).tolist()
+        activate = activation_fn or former or self.activation_fn
+        activated = activate(torch.from_numpy(outcome.score[order]).float()).tolist()
         return [
             {"corpus_id": index, "score": score} | ({"text": texts[index]} if return_documents else {})
             for index, score in zip(order.tolist(), activated, strict=True)

@@ -32,7 +32,7 @@ from ondevice.evidence.sidecars import UNKNOWN
 _PARTS = {
     "disco --parts": "policy_times device cold_start",
     "sdnpu --parts": "costs memory curves switching whole",
-    "grating --only": "memory latency limits larger",
+    "grating --only": "memory latency limits",
     "assistant --only": "memory costs live",
     "dragon --only": "latency",
 }

@@ -57,7 +57,6 @@ GRIDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "dragon/windows": ([], ["method", "documents", "cap"], ["window"]),
     "grating/calibrated": (["model", "set"], ["k"], ["rule"]),
     "grating/curves": ([], ["model", "k"], ["threshold", "pool"]),
-    "grating/larger": ([], ["method", "rule", "k"], ["round"]),
     "grating/latency": (["documents", "tokens"], ["method", "rule", "k"], ["round"]),
     "grating/layers": ([], ["tokens", "round"], ["active"]),
     "grating/scores-applications": (["set"], ["model"], ["pool"]),

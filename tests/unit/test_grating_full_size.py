@@ -89,6 +89,6 @@ def test_seconds_under_a_limit_that_nobody_can_set_are_left_out(
     monkeypatch.setattr(full_size, "limited", refused)
     monkeypatch.setattr(record, "prepare", lambda *_: tmp_path)
     monkeypatch.setattr(record, "recorder", lambda _: SimpleNamespace(done=set(), finish=lambda: behind.append("bad")))
-    monkeypatch.setitem(record.RECORDS, "larger", (lambda _: behind.append("larger"), ["larger"]))
-    record.main(["--only", "limits", "larger"])
-    assert behind == ["larger"] and "no control groups" in capsys.readouterr().err
+    monkeypatch.setitem(record.RECORDS, "memory", (lambda _: behind.append("memory"), ["memory"]))
+    record.main(["--only", "limits", "memory"])
+    assert behind == ["memory"] and "no control groups" in capsys.readouterr().err

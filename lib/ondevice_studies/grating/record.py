@@ -4,7 +4,7 @@ One record at a time: `python -m ondevice_studies.record grating --only NAME`. W
 same on every machine but for rounding: `scores-validation`, `scores-test`, `scores-applications` and `smollm2-probes`
 of `scoring`, `calibrated` (a rule for each model, set and K) and `curves` (Figure 10).
 Of this machine, on full-size shapes with random weights: `latency` and `layers` (seconds of whole runs and of a layer),
-`memory` (16 bits), `limits` (seconds under a hard limit of memory) and `larger` (both, of 4 billion parameters).
+`memory` (16 bits) and `limits` (seconds under a hard limit of memory).
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ def decided() -> pd.DataFrame:
     return study.outcomes(study.recorded(), evidence.load("grating", "calibrated"), [DEEP], [NOTES], study.KS)
 
 
-def driving(outcomes: pd.DataFrame, way: Way, documents: int, turn: int, depth: int = study.FULL_LAYERS) -> np.ndarray:
+def driving(outcomes: pd.DataFrame, way: Way, documents: int, turn: int) -> np.ndarray:
     """[N] layers of the full size that candidates go through, as in recorded pools: others in every round."""
     if not way.rule:
-        return np.full(documents, depth)
+        return np.full(documents, study.FULL_LAYERS)
     of_rule = (outcomes["model"] == way.model) & (outcomes["rule"] == way.rule) & (outcomes["k"] == way.k)
     rows = outcomes[of_rule]
     pools_ = (np.arange(documents // 20) + (7 * turn + 1) * (documents // 20)) % len(rows)
     layer = np.concatenate(rows["layer"].iloc[pools_].to_list())
-    return full_size.depths(layer, int(rows["layers"].iloc[0]), depth)
+    return full_size.depths(layer, int(rows["layers"].iloc[0]), study.FULL_LAYERS)
 
 
 class Methods(contextlib.ExitStack):
@@ -169,25 +169,6 @@ def record_latency(kept: Recorder, layers: Recorder) -> None:
                     [{"tokens": tokens, "round": turn, "active": active, "seconds": float(np.median(done.seconds[1:]))}]
                 )
                 layers.checkpoint()
-
-
-LARGER = "qwen3-reranker-4b"
-LARGER_LAYERS = 36
-LARGER_WAYS = (Way(HF), Way(OURS), Way(OURS, study.MARGIN, 5), Way(OURS, study.LOW))
-
-
-def record_larger(kept: Recorder) -> None:
-    """larger: seconds and memory of a model of 4 billion parameters, 20 x 128, in 16 bits. Ways in turn."""
-    folder = prepare(f"random:{LARGER}", torch.bfloat16)
-    outcomes = decided()
-    sizes = {method: used(folder, method, 20, SHORT, method == OURS) for method in (HF, OURS)}
-    with Methods(folder) as methods:
-        given = full_size.rows(methods.shape, 20, SHORT)
-        for turn, way in product(range(2), LARGER_WAYS):
-            if (turn, way.method, way.rule, way.k) not in kept.done:
-                row = methods.row(way, given, driving(outcomes, way, 20, turn, LARGER_LAYERS), turn)
-                kept.add([row | {name: sizes[way.method][name] for name in ("rss_mb", "anon_mb")}])
-                kept.checkpoint()
 
 
 def record_memory(kept: Recorder) -> None:
@@ -249,7 +230,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "layers": (Methods,),
     "memory": (used,),
     "limits": (full_size.limited,),
-    "larger": (Methods, decided, driving, used),
 }
 
 
@@ -265,7 +245,6 @@ def recorder(name: str) -> Recorder:
         "layers": (["tokens", "round", "active"], fast, ()),
         "memory": (["method", "documents", "tokens", "run"], small, ()),
         "limits": (["method", "limit_mb", "round"], small, ()),
-        "larger": (["round", "method", "rule", "k"], small | {"shape": LARGER}, ()),
     }
     machine = "" if name in RULES else evidence.machine_name()
     return Recorder("grating", name, *keys[name], machine=machine, functions=FUNCTIONS[name])
@@ -306,7 +285,6 @@ RECORDS: dict[str, tuple[Callable[..., None], list[str]]] = {
     "latency": (record_latency, ["latency", "layers"]),
     "memory": (record_memory, ["memory"]),
     "limits": (record_limits, ["limits"]),
-    "larger": (record_larger, ["larger"]),
 }
 
 

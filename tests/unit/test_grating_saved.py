@@ -16,8 +16,11 @@ import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 from tiny import random_reranker, reranker_config, word_tokenizer
+from transformers import AutoModelForCausalLM
 
+from ondevice import shapes
 from ondevice_programs.reranker import Reranker, arguments
+from ondevice_programs.reranker.reading import encode
 
 WORDS = "alpha beta gamma delta yes no Yes 1 0 query: document: system: judge it please end"
 QUERY = "alpha beta"
@@ -40,11 +43,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def saved(tmp_path: Path) -> Callable[..., Path]:
     """A folder of a random model with a token a word, as transformers saves it."""
 
-    def save(name: str, template: str | None = None) -> Path:
+    def save(name: str, template: str | None = None, kind: str = "qwen3", **values: Any) -> Path:
         tokenizer = word_tokenizer(WORDS, model_max_length=30)
         tokenizer.chat_template = template
-        kind, own = ("bert", {}) if name == ENCODER else ("qwen3", {"num_key_value_heads": 2, "head_dim": 8})
-        config = reranker_config(name, kind, vocab_size=len(tokenizer), num_hidden_layers=3, **own)
+        kind, own = ("bert", {}) if name == ENCODER else (kind, {"num_key_value_heads": 2, "head_dim": 8})
+        sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 3}
+        config = reranker_config(name, kind, **sizes | own | values)
         for part in (random_reranker(config, torch.float32, seed=1), tokenizer):
             part.save_pretrained(tmp_path / "plain")
         return tmp_path / "plain"
@@ -112,17 +116,40 @@ def test_a_logit_score(saved: Callable[..., Path], template: str, true: str, fal
     alike(again(model, folder))
 
 
-@pytest.mark.parametrize("recipe", ["bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"])
+TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 2048}  # fmt: skip
+QWEN = {"attention_dropout": 0.0, "hidden_act": "silu", "max_window_layers": 3, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": True, "use_cache": True,
+        "use_sliding_window": False}  # fmt: skip
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {  # class, and what the publisher's config.json sets beside sizes
+    "bge-reranker-v2-gemma": ("Gemma", {
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "gelu", "hidden_activation": None,
+        "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 10000.0, "use_cache": True}),
+    "mxbai-rerank-v2": ("Qwen2", QWEN),
+    "qwen3-reranker": ("Qwen3", QWEN | {"attention_bias": False, "rope_scaling": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_is_the_users(saved: Callable[..., Path], recipe: str) -> None:
-    folder = edited(saved(LM), "tokenizer_config.json", model_max_length=512)
+    name, values = PUBLISHED[recipe]
+    tokenizer = shapes.byte_tokenizer()  # which transformers' class for a type of model loads as it is
+    tokenizer.add_tokens(["yes", "no", "Yes"])
+    about = {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower(), "vocab_size": len(tokenizer)}
+    folder = saved(f"{name}ForCausalLM", None, name.lower(), vocab_size=len(tokenizer), tie_word_embeddings=True)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(TINY | about | values | {"torch_dtype": "float32"}))
     with pytest.raises(ValueError, match="recipe"):
         Reranker(folder)  # its name says nothing
     with Reranker(folder, recipe=recipe, max_length=4) as ours, pytest.raises(ValueError, match="prompt"):
         ours.predict([[QUERY, "gamma"]])
-    edited(folder, "config.json", max_position_embeddings=512)
-    with Reranker(folder, recipe=recipe) as ours:
-        scores = ours.predict([[QUERY, text] for text in DOCUMENTS])
-        assert np.isfinite(scores).all() and scores.std() > 0
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with Reranker(folder, recipe=recipe, activation_fn=torch.nn.Identity()) as ours, torch.inference_mode():
+        rows = encode(ours._form(None), [QUERY] * len(DOCUMENTS), DOCUMENTS).rows
+        last = [network(torch.tensor([list(row.ids)])).logits[0, -1, list(ours.scoring.answers or ())] for row in rows]
+        right = [float(logits[0] - logits[1:].sum()) for logits in last]
+        assert ours.predict([[QUERY, text] for text in DOCUMENTS]).tolist() == pytest.approx(right, abs=1e-4)
+        assert np.std(right) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "template", "file", "values", "words"), [

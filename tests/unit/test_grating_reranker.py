@@ -19,6 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from tiny import random_reranker, reranker_config, word_tokenizer
 from torch.nn import Identity
 
@@ -128,6 +129,17 @@ def test_bundled_rerankers_score_as_crossencoder_does(spec: str) -> None:
         assert (receipt(reranker).truncated > 0) == (spec == BUNDLED[0])  # the other one's context is 8,192 tokens
 
 
+def test_the_evaluator_of_rerankers_takes_it_as_a_crossencoder(folder: Path) -> None:
+    evaluator = CrossEncoderRerankingEvaluator(
+        [{"query": query, "positive": [DOCUMENTS[place]], "documents": DOCUMENTS}
+         for place, query in enumerate(asked(8))], at_k=3, write_csv=False,
+    )  # fmt: skip
+    with Reranker(folder) as reranker:
+        found = evaluator(reranker)
+    assert found == pytest.approx(evaluator(CrossEncoder(str(folder), device="cpu")))
+    assert 0 < found["ndcg@3"] < 1 and found["map"] != found["base_map"]
+
+
 @pytest.mark.parametrize(("call", "words"), [
     ("predict(PAIRS, batch_size=0)", "batch_size"), ("rank('a', [], odd=1)", "odd"),
     ("predict(['a', 'b', 'c'])", "Input 0"), ("predict([{'query': 'a', 'document': 'b'}])", "Input 0"),
@@ -146,7 +158,7 @@ def test_a_call_that_makes_no_sense_is_refused(call: str, words: str, ours: Rera
     ({"memory_budget": "1MB"}, r"1 MB .* \d+ MB"), ({"threshold": "auto"}, "threshold"), ({"threshold": -1.0}, "-1.0"),
     ({"mode": "best"}, "'best'"), ({"max_length": 0}, "400"), ({"max_length": 401}, "400"),
     ({"device": "cuda"}, "'cuda'"), ({"backend": "onnx"}, "'onnx'"), ({"trust_remote_code": True}, "trust_remote_code"),
-    ({"num_labels": 2}, " 2"), ({"nonsense": 1}, "nonsense"),
+    ({"num_labels": 2}, " 2"), ({"nonsense": 1}, "nonsense"), ({"cache_dir": "here"}, "cache_dir"),
     ({"dtype": torch.int8}, "torch.int8"), ({"model_kwargs": {"device_map": "auto"}}, "device_map"),
     ({"default_prompt_name": "other"}, "'other'"), ({"calibration": "nowhere"}, "'nowhere'"),
 ])  # fmt: skip

@@ -170,7 +170,7 @@ def ours(way: str, model: str) -> Logits:
     if way == PRUNED:
         settings = evidence.load("grating", "calibrated")
         rule = study.rule_of(study.recorded(), settings, model, NOTES, K, study.MARGIN)
-        made._rule = lambda k: rule
+        made._rule = lambda *_: rule
 
     def logits(query: str, texts: list[str]) -> np.ndarray:
         best = made.rank(query, texts, top_k=K if way == PRUNED else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +173,14 @@ def test_it_is_scored_live_as_the_record_has_it():
     recorded = study.pools_of(study.recorded(), name, NOTES)[1]
     assert pool.name == recorded.name and (pool.relevant == recorded.relevant).all()
     assert np.abs(pool.scores - recorded.scores).max() < 1e-3
+
+
+@pytest.mark.long
+def test_the_benchmark_of_peers_ranks_by_the_margin_rule():
+    bench = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "bench_grating_peers.py"))
+    texts = [f"{name}\n{getattr(str, name).__doc__}" for name in dir(str)[-20:]]
+    found = bench["ours"](bench["PRUNED"], ENCODER)("Is it upper case?", texts)
+    assert sorted(found[np.isfinite(found)].tolist()) == list(range(-9, 1))
 
 
 # Applications

@@ -154,7 +154,8 @@ def test_a_call_that_makes_no_sense_is_refused(call: str, words: str, ours: Rera
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"memory_budget": True}, "True"), ({"max_memory": "much"}, "'much'"), ({"memory_budget": float("nan")}, " 0 MB"),
+    ({"memory_budget": True}, "True"), ({"memory_budget": "much"}, "'much'"),
+    ({"memory_budget": float("nan")}, " 0 MB"),
     ({"memory_budget": "1MB"}, r"1 MB .* \d+ MB"), ({"threshold": "auto"}, "threshold"), ({"threshold": -1.0}, "-1.0"),
     ({"mode": "best"}, "'best'"), ({"max_length": 0}, "400"), ({"max_length": 401}, "400"),
     ({"device": "cuda"}, "'cuda'"), ({"backend": "onnx"}, "'onnx'"), ({"trust_remote_code": True}, "trust_remote_code"),

@@ -46,8 +46,8 @@ _PROBE = "Naïve  café:\tf(x) = 3.14; 東京 don't\n"  # whose tokens tell toke
 class Reranker:
     """A cross-encoder whose weights are streamed from its files. Keywords are CrossEncoder's, and these:
 
-    memory_budget (or max_memory): MB of 10^6 bytes, or "150MB": what the process grows by from here on, at most; None
-    is a window of half a layer twice and a tenth of the embedding rows, whatever they take.
+    memory_budget: MB of 10^6 bytes, or "150MB": what the process grows by from here on, at most; None is a window of
+    half a layer twice and a tenth of the embedding rows, whatever they take.
     calibration: the file of `calibrate`; None is the one beside the model, if there is one; False prunes nothing.
     threshold: of the paper's dispersion rule, instead. probes: what scores are made by after every layer but the last.
     mode: "set" accepts and drops early (the paper), so that scores of documents that were decided after different
@@ -61,9 +61,8 @@ class Reranker:
 
     def __init__(
         self, model_name_or_path: str | Path, *, memory_budget: float | str | None = None,
-        max_memory: float | str | None = None, calibration: str | Path | bool | None = None,
-        threshold: float | None = None, probes: Probes | None = None, mode: Mode = "set",
-        max_length: int | None = None, truncate: bool = True, recipe: str | None = None,
+        calibration: str | Path | bool | None = None, threshold: float | None = None, probes: Probes | None = None,
+        mode: Mode = "set", max_length: int | None = None, truncate: bool = True, recipe: str | None = None,
         activation_fn: Activation | None = None, dtype: torch.dtype | None = None, num_labels: int | None = None,
         device: Any = None, backend: str = "torch", revision: str | None = None, token: bool | str | None = None,
         local_files_only: bool = False, cache_folder: str | None = None, trust_remote_code: bool = False,
@@ -73,7 +72,7 @@ class Reranker:
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         self._given = given | others  # what a copy in another process is made of
         baseline = anonymous()
-        self.budget = arguments.megabytes(memory_budget if max_memory is None else max_memory)
+        self.budget = arguments.megabytes(memory_budget)
         dtype = arguments.dtype_of(dtype, model_kwargs)
         arguments.require_known({name: value for name, value in others.items() if value}, device)
         if backend != "torch":

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 from tiny import random_pools
 
-from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, same_decisions, sweep
+from ondevice_papers.grating.pools import Pool, kendall, measure, measured, replay, same_decisions, sweep, validation
 from ondevice_papers.grating.pruning import ACCEPT, DROP, cluster_rule
-from ondevice_papers.grating.thresholds import THRESHOLDS, calibrate, lowest
+from ondevice_papers.grating.thresholds import THRESHOLDS, curve, lowest
 
 INF = np.inf
 
@@ -100,15 +100,13 @@ def test_the_lowest_threshold_is_above_the_first_that_misses(values, threshold):
 def test_a_target_above_the_full_model_is_refused():
     with pytest.raises(ValueError, match=r"0\.4000.*0\.4500"):
         lowest((INF, 1), (0.4, 0.5), 0.45)
-    with pytest.raises(ValueError, match="threshold"):
-        calibrate(drawn(5), 3, 1.01)
 
 
 @pytest.mark.parametrize("exact_order", [False, True])
-def test_a_calibrated_threshold_meets_its_target_on_its_pools_and_the_next_one_does_not(exact_order):
+def test_the_lowest_threshold_meets_its_target_on_its_pools_and_the_next_one_does_not(exact_order):
     pools = drawn(30)
     target = float(measure(pools, 3, None)["precision"].mean()) - 0.02
-    found = calibrate(pools, 3, target, exact_order)
+    found = lowest(THRESHOLDS, curve(pools, 3, exact_order=exact_order)["precision"].mean(1).tolist(), target)
     after = THRESHOLDS[THRESHOLDS.index(found) + 1]
     assert measure(pools, 3, cluster_rule(found), exact_order)["precision"].mean() >= target - 1e-12
     assert measure(pools, 3, cluster_rule(after), exact_order)["precision"].mean() < target
@@ -118,4 +116,4 @@ def test_a_calibrated_threshold_meets_its_target_on_its_pools_and_the_next_one_d
 @pytest.mark.parametrize(("pools", "which"), [(drawn(3) + drawn(1, split="test"), "test"), ([], "none")])
 def test_only_validation_pools_are_calibrated_on(pools, which):
     with pytest.raises(ValueError, match=which):
-        calibrate(pools, 3, 0.1)
+        validation(pools)

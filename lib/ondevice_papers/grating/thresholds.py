@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ondevice_papers.grating.clustering import Floats
-from ondevice_papers.grating.pools import Pool, measured, sweep, validation
+from ondevice_papers.grating.pools import Pool, measured, sweep
 from ondevice_papers.grating.pruning import Rule, cluster_rule
 
 # Falling: infinity never prunes, 0 clusters after every layer.
@@ -43,9 +43,3 @@ def curve(
     ]
     names = ("saved", "precision", "full", "overlap")
     return {name: np.array([[getattr(cell, name) for cell in row] for row in of_pools]).T for name in names}
-
-
-def calibrate(pools: Sequence[Pool], k: int, precision: float, exact_order: bool = False) -> float:
-    """The paper's calibration: the threshold for a mean Precision@K of validation pools with labels, in [0, 1]."""
-    measurements = curve(validation(pools), k, exact_order=exact_order)
-    return lowest(THRESHOLDS, measurements["precision"].mean(1).tolist(), precision)

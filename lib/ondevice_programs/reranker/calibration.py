@@ -15,7 +15,7 @@ from ondevice import assets
 from ondevice_papers.grating.checksums import Checksums
 from ondevice_papers.grating.margins import MarginRule
 from ondevice_papers.grating.probes import Probes
-from ondevice_papers.grating.pruning import Rule, cluster_rule
+from ondevice_papers.grating.pruning import Rule
 
 FILE = "grating.calibration.json"
 
@@ -24,32 +24,27 @@ FILE = "grating.calibration.json"
 class Calibration:
     """A pruning rule for a top K, and what it did on the pools that it was calibrated on.
 
-    kind: "recall" (certified: mean recall of the full model's top K at least `target`, with `confidence`), or
-    "precision" (the paper's threshold for a Precision@K; no promise). mode: "set" or "order", as the reranker's.
-    queries: that certified, or calibrated. truncated: pairs of theirs that were cut, as too long. reached: mean recall
-    or precision on them. saved: share of the layer-candidates. Nothing is pruned where `margins` and `threshold` are
-    both None: nothing could be certified.
+    Certified is a mean recall of the full model's top K of at least `target`, with `confidence`. mode: "set" or
+    "order", as the reranker's. queries: that certified. truncated: pairs of theirs that were cut, as too long. reached:
+    mean recall on them. saved: share of the layer-candidates. Nothing is pruned where `margins` is None: nothing could
+    be certified.
     """
 
     k: int
     mode: str
-    kind: str
     target: float
-    confidence: float | None
+    confidence: float
     queries: int
     reached: float
     saved: float
     truncated: int = 0
     weights: list[list[float]] | None = None
     margins: list[float] | None = None
-    threshold: float | None = None
 
     @property
     def rule(self) -> Rule | None:
         """The pruning rule that was calibrated; None prunes nothing."""
-        if self.weights is not None and self.margins is not None:
-            return MarginRule(np.array(self.weights), np.array(self.margins))
-        return None if self.threshold is None else cluster_rule(self.threshold)
+        return None if self.margins is None else MarginRule(np.array(self.weights), np.array(self.margins))
 
 
 def fingerprint(sums: Checksums) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ondevice.meters import trim
-from ondevice_papers.grating import margins, thresholds
+from ondevice_papers.grating import margins
 from ondevice_papers.grating import probes as fitting
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.checkpoint import Checkpoint, drop_pages
@@ -278,8 +278,6 @@ class Reranker:
         recall: float = 0.98,
         confidence: float = 0.95,
         *,
-        precision: float | None = None,
-        relevant: Sequence[Sequence[int]] | None = None,
         probes: bool = False,
         save: bool | str | Path = True,
     ) -> Calibration:
@@ -287,8 +285,7 @@ class Reranker:
 
         documents: a list of candidates for each query, or one list for all. recall: of the full model's top K, its mean
         over further queries of the kind is at least that in all but a share 1 - confidence of calibrations: certified
-        (`margins`), not hoped for. precision: in its place the paper's: the lowest dispersion threshold with at least
-        that Precision@K on these queries, whose `relevant` places are given; it promises nothing for others.
+        (`margins`), not hoped for.
         probes: fit linear probes on the quarter of the queries that certifies nothing, and score all layers but the
         last by them from now on; they are saved with the rule. Later calls without it keep these probes, and refuse a
         list in which a query that the probes were fitted on would certify: the same list is right, and so is one of new
@@ -300,33 +297,27 @@ class Reranker:
         if not (is_number(Integral, k) and k >= 1):
             raise ValueError(f"k is a whole number from 1 on, not {k!r}.")
         every: Any = [documents] * len(queries) if documents and isinstance(documents[0], str) else documents
-        if len(every) != len(queries) or (relevant is not None and len(relevant) != len(queries)):
-            raise ValueError(f"There are {len(queries)} queries, and candidates or relevant places of another number.")
-        if precision is None:
-            margins.require(round((1 - margins.FITTED) * len(queries)), recall, confidence)
-        elif relevant is None:
-            raise ValueError("A Precision@K needs the relevant places of each query.")
-        elif probes:
-            raise ValueError("Probes go with a certified recall; a Precision@K is of the paper's rule, without them.")
+        if len(every) != len(queries):
+            raise ValueError(f"There are {len(queries)} queries, and lists of candidates for {len(every)}.")
+        margins.require(round((1 - margins.FITTED) * len(queries)), recall, confidence)
         if empty := [number for number, texts in enumerate(every) if not len(texts)]:
             raise ValueError(f"Query {empty[0]} has no candidates.")
         for number, query in enumerate(queries):
             require_text("Query", number, query)
-        if precision is None and not probes and self.probes is not None:
+        if not probes and self.probes is not None:
             _require_unfitted(self.probes, queries)
-        return self._calibrate(queries, every, int(k), (recall, confidence, precision), relevant, probes, save)
+        return self._calibrate(queries, every, int(k), (recall, confidence), probes, save)
 
     def _calibrate(
         self,
         queries: Sequence[str],
         documents: Sequence[Sequence[str]],
         k: int,
-        promise: tuple[float, float, float | None],
-        relevant: Sequence[Sequence[int]] | None,
+        promise: tuple[float, float],
         probes: bool,
         save: bool | str | Path,
     ) -> Calibration:
-        """`calibrate`, of checked arguments. promise: recall, confidence and precision.
+        """`calibrate`, of checked arguments. promise: recall and confidence.
 
         Other threads rank by the earlier rules until all of this is done.
         """
@@ -338,9 +329,8 @@ class Reranker:
         for number in [number for number in range(len(queries)) if number not in histories]:
             histories[number], cut = self._history(queries[number], documents[number], scored_by)
             truncated += cut
-        right = [() if relevant is None else relevant[number] for number in range(len(queries))]
         pools = [
-            Pool(str(number), "validation", histories[number], np.isin(np.arange(len(texts)), right[number]))
+            Pool(str(number), "validation", histories[number], np.zeros(len(texts), bool))
             for number, texts in enumerate(documents)
         ]
         calibrated = replace(_calibrated(pools, k, self.mode, *promise), truncated=truncated)
@@ -591,24 +581,14 @@ def _require_unfitted(probes: Probes, queries: Sequence[str]) -> None:
         )
 
 
-def _calibrated(
-    pools: list[Pool], k: int, mode: str, recall: float, confidence: float, precision: float | None
-) -> Calibration:
+def _calibrated(pools: list[Pool], k: int, mode: str, recall: float, confidence: float) -> Calibration:
     exact = mode == "order"
-    if precision is not None:
-        threshold = thresholds.calibrate(pools, k, precision, exact)
-        measurements = measure(pools, k, cluster_rule(threshold), exact)
-        reached = float(measurements["precision"].mean())
-        saved = float(measurements["saved"].mean())
-        return Calibration(k, mode, "precision", precision, None, len(pools), reached, saved,
-                           threshold=threshold if np.isfinite(threshold) else None)  # fmt: skip
     certified = margins.certify(pools, k, recall, confidence, exact)
     rule = certified.rule
     saved = 0.0 if rule is None else float(measure(pools, k, rule, exact)["saved"].mean())
     return Calibration(
         k,
         mode,
-        "recall",
         recall,
         confidence,
         certified.tested,

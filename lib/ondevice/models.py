@@ -194,7 +194,7 @@ def write_manifest() -> None:
 
 
 def load_arrays(name: str) -> dict[str, NDArray[Any]]:
-    """The weights of a drafter or of probes in data/models/<name>.safetensors, by name, checked by the manifest."""
+    """The weights of a drafter in data/models/<name>.safetensors, by name, checked by the manifest."""
     file = f"{name}.safetensors"
     _require_unchanged(file, _manifest()[file])
     return safetensors.numpy.load_file(_root() / file)

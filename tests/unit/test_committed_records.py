@@ -20,13 +20,11 @@ import pytest
 from ondevice import assets, closure
 from ondevice.evidence import records
 from ondevice.evidence.sidecars import UNKNOWN, code, digest
-from ondevice_papers.grating import probes
 from ondevice_studies.diaa import costs, identity, spec_bench
 from ondevice_studies.dragon.answers import METHODS as METHODS_OF_ALL
 from ondevice_studies.dragon.answers import OF_BOTH
 from ondevice_studies.dragon.questions import HOLDERS as SIDED
 from ondevice_studies.grating import record as grating
-from ondevice_studies.grating import scoring
 from ondevice_studies.sdnpu import spec_bench as sdnpu
 from ondevice_studies.sdnpu import timing
 from ondevice_studies.speculation.plain import SPLIT_ANEW
@@ -86,7 +84,7 @@ UNITS: dict[str, Callable[[dict[str, Any]], int]] = {  # from a record's paramet
     "dragon/temperatures": lambda given: given["windows"],
     "dragon/windows": lambda given: given["windows"],
     "grating/calibrated": lambda given: len(grating.CALIBRATED),
-    "grating/smollm2-probes": lambda given: len(probes.load(scoring.DEEP).weights),
+    "grating/smollm2-probes": lambda given: 29,  # all layers of smollm2-reranker but the last
     "sdnpu/smollm2-own": lambda given: len(sdnpu.OWN),
     "sdnpu/whole": lambda given: given["rounds"] * 2 * len(timing.TASKS),  # warm and cold
 }

@@ -11,15 +11,13 @@ import pytest
 import torch
 from tiny import random_reranker, reranker_config, word_tokenizer
 
-from ondevice import assets, evidence
+from ondevice import assets
 from ondevice.corpus.pairs import Row
-from ondevice_papers.grating import probes
 from ondevice_papers.grating.architectures import Architecture
 from ondevice_papers.grating.engine import Engine
 from ondevice_papers.grating.probes import Probes, cross_fitted, fit, predicted, scaled
 from ondevice_papers.grating.weights import InMemory
 from ondevice_programs.reranker import Reranker
-from ondevice_studies.grating import scoring
 
 LAYERS, WIDTH, N, K = 4, 32, 8, 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -130,17 +128,3 @@ def test_a_reranker_with_probes_prunes_by_them_and_ranks_by_the_head(
         assert pruned.receipt is not None and pruned.receipt.saved > 0
     with pytest.raises(ValueError, match=f"{LAYERS + 1} layers .*{LAYERS} layers"):
         Reranker(folder, probes=some(layers=LAYERS + 1))
-
-
-def test_shipped_probes_are_those_of_the_record_in_the_order_of_layers() -> None:
-    recorded = evidence.load("grating", scoring.PROBES)
-    for model, own in recorded.groupby("model"):
-        loaded = probes.load(model)
-        assert own["layer"].tolist() == list(range(1, len(own) + 1))
-        assert np.array_equal(loaded.weights, np.stack(own["weights"].to_list()))
-        assert np.array_equal(loaded.intercepts, own["intercept"])
-        assert {key: array.tolist() for key, array in scoring.shipped(model).items()} == {
-            f"{model}.weights": loaded.weights.tolist(), f"{model}.intercepts": loaded.intercepts.tolist(),
-        }  # fmt: skip
-    with pytest.raises(ValueError, match=r" c.*smollm2-reranker"):
-        probes.load("c")

@@ -2,7 +2,7 @@
 
 Most rerankers' head was trained for the last layer. A probe is d numbers and an intercept a layer, fitted to predict
 the final score from the state that the head reads. The model stays as it is; at run time a probe costs one product of
-d numbers a candidate. data/models has those of the bundled rerankers.
+d numbers a candidate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ondevice import models
 from ondevice_papers.grating.clustering import Floats
 from ondevice_papers.grating.margins import gaps
 
@@ -55,15 +54,6 @@ class Probes:
     def scores(self, layer: int, states: Tensor) -> Tensor:
         """[n] scores, in float32. states: [n, d] what the head would read after this layer, 1 to L - 1."""
         return scaled(states) @ torch.from_numpy(self.weights[layer - 1]) + float(self.intercepts[layer - 1])
-
-
-def load(model: str) -> Probes:
-    """The probes of a bundled reranker. Raises ValueError where there are none."""
-    arrays = models.load_arrays("probes")
-    if f"{model}.weights" not in arrays:
-        others = sorted(name.removesuffix(".weights") for name in arrays if name.endswith(".weights"))
-        raise ValueError(f"There are no probes of {model}; there are of {', '.join(others)}.")
-    return Probes(arrays[f"{model}.weights"], arrays[f"{model}.intercepts"])
 
 
 def rounded(probes: Probes) -> Probes:

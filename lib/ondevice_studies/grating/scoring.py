@@ -146,13 +146,6 @@ def recorded_probes(name: str) -> Probes | None:
     return Probes(np.stack(layers["weights"].to_list()), layers["intercept"].to_numpy(np.float32))
 
 
-def shipped(name: str) -> dict[str, np.ndarray]:
-    """A model's recorded probes as rerankers load them: weights [L - 1, d] and intercepts [L - 1]."""
-    fitted = recorded_probes(name)
-    assert fitted is not None
-    return {f"{name}.weights": fitted.weights, f"{name}.intercepts": fitted.intercepts}
-
-
 # The records
 
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
@@ -205,9 +198,7 @@ def _record_validation(kept: Recorder, pools: Sequence[tuple[int, QueryPool]], s
                 {"model": name, "layer": layer, "weights": weights, "intercept": float(intercept)}
                 for layer, (weights, intercept) in layers
             ])  # fmt: skip
-    written = [fitted_to.finish(), kept.finish()]
-    models.save_arrays("probes", {key: array for name in PROBED for key, array in shipped(name).items()})
-    return written
+    return [fitted_to.finish(), kept.finish()]
 
 
 def rereading(name: str) -> Again | None:

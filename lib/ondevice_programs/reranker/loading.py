@@ -5,6 +5,7 @@ transformers' modelling code takes 80 MB once it is imported: here, before any b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def scoring(
     if causal and scoring.answers is None:
         raise ValueError(
             f"{spec} is a causal language model, and no file of it says how it scores a pair: name its recipe "
-            f"({', '.join(RECIPES)}), with --recipe in the command ondevice-rerank, or recipe= in Python."
+            f"({_fitting(tokenizer)}), with --recipe in the command ondevice-rerank, or recipe= in Python."
         )
     if scoring.chat:
         scoring.form(tokenizer, 1, None).require_roles()  # type: ignore[attr-defined]
@@ -131,6 +132,16 @@ def _require_class(spec: str, config: PreTrainedConfig, causal: bool) -> None:
     scored = named.endswith(("ForSequenceClassification", "ForCausalLM")) and hasattr(transformers, named)
     if scored and isinstance(built, type) and built.__name__ != named:
         raise ValueError(f"config.json of {spec} names {named}, but its type {config.model_type} has {built.__name__}.")
+
+
+def _fitting(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The recipes whose answers are a token each."""
+    fitting = []
+    for name, recipe in RECIPES.items():
+        with contextlib.suppress(ValueError):
+            answer_ids(tokenizer, recipe.answers)
+            fitting.append(name)
+    return ", ".join(fitting) or f"none of {', '.join(RECIPES)} fits its tokenizer"
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase, scoring: Scoring, causal: bool, kind: str) -> Scoring:

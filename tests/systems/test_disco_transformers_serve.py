@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -36,7 +37,6 @@ pytest.importorskip("fastapi", reason="the extra 'serving' is not installed")
 
 MESSAGES: Any = [{"role": "user", "content": "Explain the class sklearn.cluster.KMeans with all its attributes."}]
 TOKENS = 40
-PACE = 2.0  # tokens per second: a busy machine generates faster, so tokens wait to be read and a migration comes due
 ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
 
 
@@ -85,6 +85,15 @@ def whole(port: int, saved: str) -> str:
     return text
 
 
+@pytest.fixture(scope="module")
+def pace(port: int, saved: str, whole: str) -> float:
+    """Tokens per second, a third of the server's: they wait to be read, and a migration comes due."""
+    began = time.perf_counter()
+    with openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none") as client:
+        client.chat.completions.create(model=saved, **ASKED)
+    return TOKENS / (time.perf_counter() - began) / 3
+
+
 def continuing(port: int, saved: str) -> Starlette:
     """Chat that goes on from a prefix, as `transformers serve` does by /v1/completions only: it writes the prompt."""
     tokenizer: Any = AutoTokenizer.from_pretrained(saved, local_files_only=True)
@@ -114,7 +123,7 @@ def continuing(port: int, saved: str) -> Starlette:
     return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
 
 
-def through(folder: Path, chat: Any, can_continue: Any, model: str) -> tuple[str, Any]:
+def through(folder: Path, chat: Any, can_continue: Any, model: str, pace: float) -> tuple[str, Any]:
     """(text, the last chunk) of one stream that begins at the device, by two names of one server."""
     more = {"can_continue": can_continue, "model": model}
 
@@ -124,7 +133,7 @@ def through(folder: Path, chat: Any, can_continue: Any, model: str) -> tuple[str
                 deployment("device", url, **more),
                 deployment("server", url.replace("127.0.0.1", "localhost"), **more),
             )
-            router = Router(configured(folder, *sides, pace=PACE), dispatcher=Told(DEVICE_FIRST, buffer=4))
+            router = Router(configured(folder, *sides, pace=pace), dispatcher=Told(DEVICE_FIRST, buffer=4))
             async with serving(create_app(router)) as address, client_of(f"{address}/v1") as client:
                 assert await until(lambda: all(end.can_continue is not None for end in router.endpoints.values()))
                 chunks = await client.chat.completions.create(model="m", stream=True, **ASKED)
@@ -135,18 +144,18 @@ def through(folder: Path, chat: Any, can_continue: Any, model: str) -> tuple[str
 
 
 def test_an_answer_moves_from_one_side_to_the_other_and_stays_the_same(
-    tmp_path: Path, port: int, whole: str, saved: str
+    tmp_path: Path, port: int, whole: str, saved: str, pace: float
 ) -> None:
-    text, last = through(tmp_path, serving(continuing(port, saved)), True, saved)
+    text, last = through(tmp_path, serving(continuing(port, saved)), True, saved, pace)
     assert text == whole
     switches = [(switch["side"], switch["role"]) for switch in last.disco["switches"]]
     assert switches == [("device", "race"), ("server", "migration")]
 
 
 def test_its_chat_cannot_continue_which_the_probe_finds_so_it_is_not_spliced(
-    tmp_path: Path, port: int, whole: str, saved: str
+    tmp_path: Path, port: int, whole: str, saved: str, pace: float
 ) -> None:
-    text, last = through(tmp_path, contextlib.nullcontext(f"http://127.0.0.1:{port}"), "probe", saved)
+    text, last = through(tmp_path, contextlib.nullcontext(f"http://127.0.0.1:{port}"), "probe", saved, pace)
     assert text == whole and len(last.disco["switches"]) == 1 and last.disco["estimated"] is False
 
 

@@ -20,7 +20,6 @@ from ondevice_programs.pair.player import Player
 from ondevice_programs.pair.wire import Connection, Lost
 
 _LOG = logging.getLogger(__name__)
-_FORWARD = 2.0  # seconds that the last one may take when the cloud ends
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Cloud:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.to_thread(self.node.engine.wait, _FORWARD)
+            await asyncio.to_thread(self.node.engine.wait)
 
     async def _handle(self, connection: Connection) -> None:
         try:

@@ -104,6 +104,7 @@ class Device:
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
+        self.node.engine.wait()
 
     async def _closed(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

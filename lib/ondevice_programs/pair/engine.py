@@ -64,8 +64,8 @@ class ModelThread:
             self._draftings.append(drafting)
             self._wake()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the thread's end, at most so long: a process that ends in a forward would abort."""
+    def wait(self, seconds: float = 20.0) -> None:
+        """Wait for the thread's end, at most so long: a process that ends in a forward, slow beside others, aborts."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)

@@ -116,7 +116,7 @@ class PaperRun:
         null = rule.null_value if null is None else null
         if rule.null and null is None:
             raise ValueError(f"{claim_id} names a null, {rule.null}, but no value of it.")
-        needed = rule.needs(value) if verdict == "undecided" else None
+        needed = rule.needs(value) if verdict == "undecided" and kind != "analytic" else None  # no sample decides it
         about = rule.quantity if rule.unit != claim.unit or hasattr(value, "__len__") else ""
         remarks = [f"n {needed} would decide"] if needed else []
         if null is not None and _at_least_as_good(rule.verdict(null), verdict):

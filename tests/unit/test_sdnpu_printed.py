@@ -2,7 +2,9 @@
 
 import pytest
 
-from ondevice_studies.sdnpu import printed
+from ondevice.evidence import PaperRun
+from ondevice_studies.sdnpu import printed, values
+from ondevice_studies.sdnpu.claims import CLAIMS
 
 
 def test_the_line_of_figure_6_meets_both_times():
@@ -21,3 +23,12 @@ def test_the_papers_parts_do_not_agree_on_a_forward():
     assert table.loc["Figure 5, decoding at 4.2 tokens per pass", "high"] == pytest.approx(672)
     assert table.loc["Tables 3 and 4, sd.npu", "high"] == pytest.approx(15.08 * 4.21)
     assert table["low"].max() > 10 * table["high"].min()
+
+
+def test_a_claim_on_a_line_of_the_paper_has_an_interval_over_its_lines_and_no_sample_would_decide_it():
+    lines = (printed.figure_6, printed.flat)
+    estimate = values.by_lines(printed.throughput_loss, lines)
+    assert estimate.value == printed.throughput_loss(printed.figure_6) == estimate.low < estimate.high == 87.5
+    judged = PaperRun("sdnpu", {}, CLAIMS)
+    line = judged.judge("sdnpu-c60", CLAIMS["sdnpu-c60"].values({"lines": lines})[0], null=87.5)
+    assert line.startswith("undecided") and "would decide" not in line
